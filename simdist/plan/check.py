@@ -143,6 +143,9 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
             yield from _group_problems(op.group, world_size)
             yield from _update_problems(op, buffers)
             yield from _share_problems(op, buffers)
+        case ops.Optimize() if op.slices:
+            yield from _group_problems(op.shared_by, world_size)
+            yield from _slice_problems(op, buffers)
         case ops.Optimize():
             yield from _update_problems(op, buffers)
             yield from _ratio_problems(op, buffers)
@@ -319,6 +322,20 @@ def _ratio_problems(op: ops.Optimize, buffers: dict[str, Buffer]) -> Iterator[st
     ratios, n_tensors = buffers[op.ratios], _n_tensors(op.params, buffers)
     if ratios.count < n_tensors or ratios.sparse:
         yield f"{op.ratios!r} holds {ratios.count} ratios; there are {n_tensors} tensors, and each takes one"
+
+
+def _slice_problems(op: ops.Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
+    if op.ratios:
+        yield "shares an update with trust ratios, which are of whole tensors; share the ratios instead"
+    if not len(op.params) == len(op.grads) == len(op.slices):
+        yield f"has {len(op.params)} parameters, {len(op.grads)} gradients and {len(op.slices)} slices; write one each"
+    for param, grad, updated in zip(op.params, op.grads, op.slices, strict=False):
+        yield from _shard_problems(buffers[param], buffers[updated], op.shared_by)
+        if buffers[param].tensors is None:
+            yield f"updates {param!r}, which names no tensors"
+        if buffers[grad].count not in (buffers[param].count, buffers[updated].count) or buffers[grad].sparse:
+            whole, one = buffers[param].count, buffers[updated].count
+            yield f"updates with {buffers[grad].count} elements of {grad!r}; {param!r} takes {one}, or all {whole}"
 
 
 def _tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> list[tuple[int, int] | None]:

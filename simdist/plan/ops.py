@@ -145,11 +145,18 @@ class TrustRatios:
 
 @dataclass(frozen=True, slots=True)
 class Optimize:
-    """Update `params` with `grads`; with `ratios`, each tensor's learning rate is multiplied by its trust ratio."""
+    """Update `params` with `grads`; with `ratios`, each tensor's learning rate is multiplied by its trust ratio.
+
+    With `slices`, ranks share the work: member j of each group updates the j-th of `shared_by.size` equal slices of
+    each of `params` and writes it to the one of `slices` in the same place; `params` stay as they were. Each gradient
+    buffer belongs to the parameters in the same place, and holds either that slice or all.
+    """
 
     params: tuple[str, ...]
     grads: tuple[str, ...]
     ratios: str | None = None
+    slices: tuple[str, ...] = ()
+    shared_by: Group = ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +413,7 @@ def writes(op: Op) -> tuple[str, ...]:
         case Forward() | Unpack():
             return op.dsts
         case Optimize():
-            return op.params
+            return op.slices or op.params
         case AllReduce() | Reduce() | Broadcast():
             return (op.buffer,)
         case Select() | Merge():

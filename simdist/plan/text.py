@@ -54,7 +54,8 @@ def _arguments(op: ops.Op) -> str:
         case ops.Backward():
             return f"{', '.join(op.srcs)} -> {op.dst}{', added' if op.adds else ''}"
         case ops.Optimize():
-            return f"{', '.join(op.params)} with {', '.join(op.grads)}{f', {op.ratios}' if op.ratios else ''}"
+            updated = f" -> {', '.join(op.slices)}, shared by {op.shared_by}" if op.slices else ""
+            return f"{', '.join(op.params)} with {', '.join(op.grads)}{f', {op.ratios}' if op.ratios else ''}{updated}"
         case ops.AllReduce():
             return f"{op.buffer}, {op.reduction} over {op.group}{_by(op.algorithm)}{_served(op.servers)}"
         case ops.ReduceScatter():

@@ -18,6 +18,7 @@ place. Unselected values stay with their rank, by the meaning of `Select`. A mer
 that hold it, so each may keep only its share: what divisors make of it must add up to what one of them holds. Thus
 nothing is lost or counted twice. A sparse buffer holds symbols of the dense vector that it stands for, so gathering it
 is summing them.
+Ranks that share an update hold the same parameters when a step begins, and so they must when it ends.
 Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded. So it is of
 a checkpoint that the parameters in it are those that the step leaves behind.
 
@@ -109,18 +110,23 @@ class _Proof:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
         self._sources = sources
+        self._began = self._own  # the parameters at the beginning of a step: own ones, or those that sharers hold alike
         distinct = dict.fromkeys(op for body in plan.bodies for op in body)
         residuals = {op.residual for op in distinct if isinstance(op, ops.Select | ops.Merge)}
         self._params = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
+        updates = [op for op in distinct if isinstance(op, ops.Optimize)]
         self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
         self._asked: tuple[Value | None, bool] = None, False
         self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
         self._saved: list[tuple[int, str, Value]] = []  # position of a `Save` of this step, buffer and contents
         self._n_passes = self._n_declared = 0  # forward passes of this step so far, and in all
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
-        self._n_slices = math.prod(
-            group.size for group in {op.group for op in distinct if isinstance(op, ops.ReduceScatter)}
-        )
+        for group in {op.shared_by for op in updates}:
+            ranks = np.arange(plan.world_size)
+            first = ranks - ranks // group.stride % group.size * group.stride
+            self._began = Weights(self._began.numerators[first])
+        slicing = {op.group for op in distinct if isinstance(op, ops.ReduceScatter)}
+        self._n_slices = math.prod(group.size for group in slicing | {op.shared_by for op in updates})
         bounds = {bound for buffer in plan.buffers if buffer.tensors for bound in buffer.tensors}
         self._atom_of_tensor = {bound: atom for atom, bound in enumerate(sorted(bounds))}
 
@@ -157,7 +163,7 @@ class _Proof:
         return {name: self._initial(name) if name in self._params else aged(value) for name, value in state.items()}
 
     def _initial(self, name: str) -> Value:
-        return self._value(name, {Tag("param"): self._own} if name in self._params else {})
+        return self._value(name, {Tag("param"): self._began} if name in self._params else {})
 
     def _value(self, name: str, weights: dict[Tag, Weights]) -> Value:
         """Return a value in which every atom of a buffer has the same weights."""
@@ -198,6 +204,9 @@ class _Proof:
                 self._demand_used(op.dst, state)
                 state[op.dst] = state[op.src]
                 self._use_batch(op.src, state)
+            case ops.Optimize() if op.slices:
+                for param, grad, updated in zip(op.params, op.grads, op.slices, strict=True):
+                    state[updated] = self._shared_update(op, state[param], state[grad])
             case ops.Optimize():
                 if op.ratios:
                     self._demand_ratios(op, op.ratios, state)
@@ -338,7 +347,7 @@ class _Proof:
     def _is_current(self, value: Value) -> bool:
         """Tell whether a buffer holds its rank's own parameters as they were when the step began."""
         if value is not self._asked[0]:  # every operation of a backward pass asks again
-            self._asked = value, same(value.weights, {Tag("param"): self._own})
+            self._asked = value, same(value.weights, {Tag("param"): self._began})
         return self._asked[1]
 
     def _demand_own(self, kind: str, name: str, srcs: tuple[str, ...], state: State) -> None:
@@ -370,6 +379,29 @@ class _Proof:
             addition = assembled(parts, last - first)
             weights[tag] = weights[tag] + addition if tag in weights else addition
         return Value(state[param].places, weights)
+
+    def _shared_update(self, op: ops.Optimize, params: Value, grads: Value) -> Value:
+        """Return each member's slice of the parameters, to whose weights those of their gradients are added."""
+        own = self._own_slices(op, params)
+        added = grads if grads.places.shape == own.places.shape else self._own_slices(op, grads)
+        if (added.places != own.places).any():
+            raise _BrokenError("the gradients are of other slices than the parameters that they update")
+        tags = own.weights | added.weights
+        return Value(own.places, {tag: self._weights(own, tag) + self._weights(added, tag) for tag in tags})
+
+    def _own_slices(self, op: ops.Optimize, value: Value) -> Value:
+        """Return the j-th slice of the atoms on member j."""
+        shape, n_atoms = op.shared_by.shape(self._plan.world_size), value.places.shape[1]
+        if n_atoms % op.shared_by.size:
+            raise _BrokenError(f"shares {n_atoms} slices over a {op.shared_by}; a buffer is cut once over a group")
+
+        def own(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+            cut = rows.reshape(*shape, op.shared_by.size, -1, rows.shape[-1])  # [block, member, offset, slice, ...]
+            mine = np.stack([cut[:, member, :, member] for member in range(op.shared_by.size)], axis=1)
+            return mine.reshape(len(rows), -1, rows.shape[-1])
+
+        weights = {tag: reduced(own(each.numerators), each.denominator) for tag, each in value.weights.items()}
+        return Value(own(value.places[:, :, None])[:, :, 0], weights)
 
     def _demand_places(self, name: str, value: Value) -> None:
         expected = np.arange(*self._atoms(name))
@@ -409,8 +441,10 @@ class _Proof:
         gradient = self._mean(self._own, declared.gradients)
         passes = [Tag("gradient", micro_batch=number) for number in range(declared.micro_batches)]
         param = dict.fromkeys(passes, self._mean(gradient, declared.parameters))
-        param[Tag("param")] = self._mean(self._own, declared.parameters)
-        expected = {name: dict.fromkeys(passes, gradient) for name in sorted(self._grads & state.keys())}
+        param[Tag("param")] = self._mean(self._began, declared.parameters)
+        updates = [op for op in self._plan.bodies[body] if isinstance(op, ops.Optimize)]
+        whole = {name for op in updates if not op.slices for name in op.grads} if updates else self._grads
+        expected = {name: dict.fromkeys(passes, gradient) for name in sorted(self._grads & whole & state.keys())}
         expected |= dict.fromkeys(self._params, param)
         for name, weights in expected.items():
             problem = self._difference(name, state[name], weights)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Plan, ops
 from simdist.schedules.job import Checkpoint
 
@@ -42,9 +43,15 @@ def _sources(plan: Plan, checkpoint: Checkpoint) -> list[Buffer]:
     """Return the buffers on the device that a checkpoint holds."""
     if isinstance(checkpoint.what, int):
         return [Buffer(_STATE, checkpoint.what, "uint8", initialized=True)]
-    updates = (op for body in plan.bodies for op in body if isinstance(op, ops.Optimize))
+    updates = [op for body in plan.bodies for op in body if isinstance(op, ops.Optimize)]
     params = [plan.buffer(name) for name in dict.fromkeys(name for op in updates for name in op.params)]
     if checkpoint.what == "parameters":
         return params
-    count = sum(buffer.count - buffer.padding for buffer in params)
+    slices = [plan.buffer(name) for name in dict.fromkeys(name for op in updates for name in op.slices)]
+    if slices and checkpoint.by.size > 1:
+        raise PlanError(
+            f"plan {plan.name}: checkpoint.ranks: each rank has a slice of the optimizer's state, and not all write "
+            f"it: write ranks: all, or what: parameters"
+        )
+    count = sum(buffer.count - buffer.padding for buffer in slices or params)
     return [*params, Buffer(MOMENTS, count, params[0].dtype, initialized=True)]

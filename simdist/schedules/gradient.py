@@ -9,7 +9,8 @@ from typing import Literal
 from pydantic import Field
 
 from simdist.errors import PlanError
-from simdist.plan import AllReduce, Body, Buffer, Copy, Group, Op, Plan, Result
+from simdist.plan import AllGather, AllReduce, Body, Buffer, Copy, Group, Op, Plan, ReduceScatter, Result
+from simdist.plan.ops import ALONE
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
@@ -26,11 +27,13 @@ class Exchange:
         finish: Before the update, after the backward pass of all buckets: what runs on the compute stream but waits for
             communication stands here, where it holds up no backward pass.
         buffers: Buffers of the operations beside the bucket.
+        shard: What a shared update takes of it: a rank's slice of the mean; None: the bucket holds all of it.
     """
 
     ops: Body
     finish: Body = ()
     buffers: tuple[Buffer, ...] = ()
+    shard: Buffer | None = None
 
 
 class GradientSchedule(Schedule, abc.ABC):
@@ -53,6 +56,17 @@ class GradientSchedule(Schedule, abc.ABC):
         arXiv 2010.10458 (parallel tensor operator).
     """
 
+    shared_update: bool = False
+    """Every rank updates its slice of the parameters, and keeps the optimizer's state of it only; then slices are
+    gathered. Gradients are reduce-scattered where the schedule has a place for that, so as much is sent as without.
+
+    The slices are those that `n_slices` cuts within a node, or else one for each rank of the world.
+
+    Source:
+        Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054 (stage 1); Xu et al., Automatic Cross-Replica Sharding of
+        Weight Update in Data-Parallel Training, arXiv 2004.13336.
+    """
+
     @abc.abstractmethod
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Say how bucket `number`, which `sent` holds after its backward pass, is averaged in place over the world."""
@@ -73,7 +87,14 @@ class GradientSchedule(Schedule, abc.ABC):
             found.append("has one bucket, the whole gradient: a size of the first bucket has no effect")
         if self.parallel_optimizer and world_size == 1:
             found.append("has one rank, which computes all trust ratios: parallel_optimizer has no effect")
+        if self.shared_update and world_size == 1:
+            found.append("has one rank, which updates everything: shared_update has no effect")
         return found
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what does not fit: an algorithm that does not gather slices of a shared update."""
+        slicing = parts.slicing_problems(self.algorithm) if self.shared_update else []
+        return [*super().problems(world_size, ranks_per_node), *slicing]
 
     def warms_up(self, step: int) -> bool:
         """Tell whether the gradients of `step` are all-reduced instead; by default none are."""
@@ -97,19 +118,25 @@ class GradientSchedule(Schedule, abc.ABC):
             raise PlanError(f"plan {self.name}: {field}: {problem}")
         first_nbytes, nbytes = self.limits()
         buckets = parts.gradient_buckets(job, first_nbytes=first_nbytes, nbytes=nbytes)
-        grads = parts.gradient_buffers(job, buckets, multiple=self.n_slices(job))
+        grads = parts.gradient_buffers(job, buckets, multiple=self._multiple(job))
         sent = [self.sent(grad, job) for grad in grads]
-        exchanges = [self.exchange(buffer, number, job) for number, buffer in enumerate(sent)]
+        exchanges = [
+            self._sharing(self.exchange(buffer, number, job), buffer, job) for number, buffer in enumerate(sent)
+        ]
         end = self._end(job, buckets, sent, exchanges)
         warm = [self._in_wire_type(grad, job) for grad in grads]
-        warm_end = self._end(job, buckets, warm, [self._all_reduce(buffer, job) for buffer in warm])
+        warm_exchanges = [self._sharing(self._all_reduce(buffer, job), buffer, job) for buffer in warm]
+        warm_end = self._end(job, buckets, warm, warm_exchanges)
+        params = tuple(buffer.name for buffer in parts.param_buffers(job, buckets, self._sharers(job)))
 
         @cache
         def body(begins_like: int, warms_up: bool) -> Body:
-            return (*parts.begin_step(job, begins_like, buckets), *(warm_end if warms_up else end))
+            return (*parts.begin_step(job, begins_like, buckets, params), *(warm_end if warms_up else end))
 
         steps = (body(parts.begins_like(job, step), self.warms_up(step)) for step in range(job.n_steps))
         halves = dict.fromkeys((*sent, *(warm if self.warms_up(0) else ())))
+        if self.warms_up(0):
+            exchanges += warm_exchanges
         buffers = self._buffers(job, buckets, tuple(halves), exchanges)
         return Plan.from_steps(
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
@@ -120,12 +147,18 @@ class GradientSchedule(Schedule, abc.ABC):
         if self.parallel_optimizer and optimizer != "lars":
             hint = "write workload.optimizer: lars, or leave it out"
             return [("parallel_optimizer", f"it shares the trust ratios of LARS; the optimizer is {optimizer}: {hint}")]
+        if self.shared_update and optimizer == "lars":
+            hint = "which take norms of whole tensors, and slices have none: write parallel_optimizer: true instead"
+            return [("shared_update", f"LARS has trust ratios, {hint}")]
         return []
 
     @property
     def traits(self) -> str:
-        """Suffix of a default label: compression and the parallel optimizer."""
-        return ("-fp16" if self.compression == "fp16" else "") + ("-pto" if self.parallel_optimizer else "")
+        """Suffix of a default label: compression, and what ranks share."""
+        return "".join(f"-{trait}" for trait, is_chosen in self._chosen_traits().items() if is_chosen)
+
+    def _chosen_traits(self) -> dict[str, bool]:
+        return {"fp16": self.compression == "fp16", "pto": self.parallel_optimizer, "shared": self.shared_update}
 
     def limits(self) -> tuple[int, int]:
         """Return the sizes, in bytes, that close the first bucket and the others."""
@@ -135,6 +168,29 @@ class GradientSchedule(Schedule, abc.ABC):
 
     def _raters(self, job: Job) -> Group:
         return Group(job.world_size if self.parallel_optimizer else 1)
+
+    def _sharers(self, job: Job) -> Group:
+        """Return who shares the update: the slices of the schedule, or the world."""
+        n_slices = self.n_slices(job)
+        return Group(n_slices if n_slices > 1 else job.world_size) if self.shared_update else ALONE
+
+    def _multiple(self, job: Job) -> int:
+        return max(self.n_slices(job), self._sharers(job).size)
+
+    def _sharing(self, exchange: Exchange, sent: Buffer, job: Job) -> Exchange:
+        """Leave slices as they are that sharers of the update need no more of: do not put them together again."""
+        sharers = self._sharers(job)
+        *before, last = exchange.ops
+        if isinstance(last, AllGather) and (last.dst, last.group) == (sent.name, sharers):
+            shard = next(buffer for buffer in exchange.buffers if buffer.name == last.src)
+            return replace(exchange, ops=tuple(before), shard=shard)
+        if isinstance(last, AllReduce) and not before and last.group == sharers != ALONE and last.servers is None:
+            shard = Buffer(
+                sent.name.replace("grad", "shard").replace("half", "shard"), sent.count // sharers.size, sent.dtype
+            )
+            scatter = ReduceScatter(sent.name, shard.name, sharers, algorithm=last.algorithm)
+            return replace(exchange, ops=(scatter,), buffers=(*exchange.buffers, shard), shard=shard)
+        return exchange
 
     def _in_wire_type(self, grad: Buffer, job: Job) -> Buffer:
         """Return the bucket, or the buffer for its copy in the type of what is sent."""
@@ -148,9 +204,13 @@ class GradientSchedule(Schedule, abc.ABC):
         self, job: Job, buckets: Sequence[parts.Bucket], sent: Sequence[Buffer], exchanges: Sequence[Exchange]
     ) -> tuple[Buffer, ...]:
         """Return all buffers: those of training, halves, and those of the exchanges."""
-        training = parts.training_buffers(job, buckets, multiple=self.n_slices(job), raters=self._raters(job))
+        training = parts.training_buffers(
+            job, buckets, multiple=self._multiple(job), raters=self._raters(job), sharers=self._sharers(job)
+        )
         halves = (buffer for buffer in sent if buffer not in training)
-        return (*training, *halves, *(buffer for each in exchanges for buffer in each.buffers))
+        shards = (each.shard for each in exchanges if each.shard and each.shard.dtype != job.dtype)
+        wide = (replace(shard, name=_wide(shard), dtype=job.dtype) for shard in shards)
+        return tuple(dict.fromkeys((*training, *halves, *(each for one in exchanges for each in one.buffers), *wide)))
 
     def _end(
         self, job: Job, buckets: Sequence[parts.Bucket], sent: Sequence[Buffer], exchanges: Sequence[Exchange]
@@ -158,11 +218,24 @@ class GradientSchedule(Schedule, abc.ABC):
         """Return a step from its last backward pass on."""
         ops: list[Op] = []
         finish: list[Op] = []
+        grads: list[str] = []
+        params = tuple(buffer.name for buffer in parts.param_buffers(job, buckets, self._sharers(job)))
         for number, (buffer, exchange) in enumerate(zip(sent, exchanges, strict=True)):
             grad = f"grad.{number}"
             is_copy = buffer.name != grad
-            ops.append(parts.bucket_backward(number, adds=job.micro_batches > 1))
+            ops.append(parts.bucket_backward(number, params, adds=job.micro_batches > 1))
             ops += [*([Copy(grad, buffer.name)] if is_copy else []), *exchange.ops]
-            finish += [*exchange.finish, *([Copy(buffer.name, grad)] if is_copy else [])]
-        update = parts.optimize(job, buckets, raters=self._raters(job), algorithm=self.algorithm)
+            mean, taken = (exchange.shard.name, _wide(exchange.shard)) if exchange.shard else (buffer.name, grad)
+            grads.append(taken if is_copy else mean)
+            finish += [*exchange.finish, *([Copy(mean, taken)] if is_copy else [])]
+        sharers = self._sharers(job)
+        if sharers == ALONE:
+            update = parts.optimize(job, buckets, raters=self._raters(job), algorithm=self.algorithm)
+        else:
+            update = parts.optimize_slices(job, tuple(grads), params, sharers, self.algorithm)
         return (*ops, *finish, *update)
+
+
+def _wide(shard: Buffer) -> str:
+    """Return the name of a slice's copy in the type of the parameters."""
+    return f"{shard.name}.wide"

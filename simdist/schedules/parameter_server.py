@@ -66,6 +66,8 @@ class ParameterServer(GradientSchedule):
             )
         if self.pull != "bucket" and self.placement == "even":
             found.append(("pull", f"{self.pull}: whole tensors are pulled; write placement: tensors, or greedy"))
+        if self.shared_update:
+            found.append(("shared_update", "servers hand whole gradients to all ranks: write sync, or torus"))
         return found
 
     def limits(self) -> tuple[int, int]:

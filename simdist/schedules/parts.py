@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from simdist.plan import Body, Buffer, Group, Op, ops
@@ -10,11 +11,13 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.schedules.job import Job, levels
 
 Bucket: TypeAlias = tuple[int, int]  # half-open range of tensors
+Names: TypeAlias = tuple[str, ...]
 
 FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small, so that communication begins early
 BUCKET_NBYTES = 25 * 1024**2  # its bucket_cap_mb
 WHOLE_MODEL_NBYTES = 2**62  # one bucket
 FLAT = "flat"
+PARAM = "param"
 RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 
@@ -56,8 +59,19 @@ def gradient_buffers(job: Job, buckets: Sequence[Bucket], *, multiple: int = 1) 
     return tuple(buffers)
 
 
+def param_buffers(job: Job, buckets: Sequence[Bucket], sharers: Group = ALONE) -> tuple[Buffer, ...]:
+    """Return the buffer of all parameters; or, if their update is shared, one for each bucket, in equal slices."""
+    if sharers == ALONE:
+        everything = (0, len(job.tensor_counts))
+        return (Buffer(PARAM, sum(job.tensor_counts), job.dtype, tensors=everything, initialized=True),)
+    return tuple(
+        replace(grad, name=grad.name.replace("grad", PARAM), initialized=True)
+        for grad in gradient_buffers(job, buckets, multiple=sharers.size)
+    )
+
+
 def training_buffers(
-    job: Job, buckets: Sequence[Bucket], *, multiple: int = 1, raters: Group = ALONE
+    job: Job, buckets: Sequence[Bucket], *, multiple: int = 1, raters: Group = ALONE, sharers: Group = ALONE
 ) -> tuple[Buffer, ...]:
     """Return the buffers of data-parallel training: parameters, gradient buckets, activations, losses and batches.
 
@@ -66,15 +80,24 @@ def training_buffers(
         buckets: Ranges of tensors.
         multiple: Gradient buckets are padded to a multiple of so many elements.
         raters: Who shares the trust ratios of LARS, see `optimize`.
+        sharers: Who shares the update.
     """
-    everything = (0, len(job.tensor_counts))
-    buffers = [Buffer("param", sum(job.tensor_counts), job.dtype, tensors=everything, initialized=True)]
-    buffers += gradient_buffers(job, buckets, multiple=multiple)
+    buffers = [*param_buffers(job, buckets, sharers), *gradient_buffers(job, buckets, multiple=multiple)]
     buffers.append(Buffer("activations", 1, job.dtype))
     buffers += [Buffer(f"loss.{turn}", 1) for turn in range(_n_losses(job))]
     if job.optimizer == "lars":
         buffers += _ratio_buffers(job, raters)
+    if sharers != ALONE:
+        buffers += updated_slices(job, buckets, sharers)
     return (*buffers, *_input_buffers(job))
+
+
+def updated_slices(job: Job, buckets: Sequence[Bucket], sharers: Group) -> tuple[Buffer, ...]:
+    """Return the buffers of a rank's slices of the parameters, after a shared update."""
+    params = param_buffers(job, buckets, sharers)
+    return tuple(
+        Buffer(f"updated.{number}", each.count // sharers.size, job.dtype) for number, each in enumerate(params)
+    )
 
 
 def _ratio_buffers(job: Job, raters: Group) -> tuple[Buffer, ...]:
@@ -104,20 +127,21 @@ def begins_like(job: Job, step: int) -> int:
     return step if job.input_path.source == "storage" or step < first else first + (step - first) % turns
 
 
-def begin_step(job: Job, step: int, buckets: Sequence[Bucket]) -> Body:
+def begin_step(job: Job, step: int, buckets: Sequence[Bucket], params: Names = (PARAM,)) -> Body:
     """Return a step's operations up to the last backward pass: input, forward, the host's look at a loss, delays.
 
     Passes before the last only compute, as under `no_sync` of PyTorch's DistributedDataParallel. The host delay stands
     between the last loss and its backward pass, where the published straggler emulation sleeps.
     """
     loss = f"loss.{step % _n_losses(job)}"
-    srcs = ("param",) if job.input_path.source == "device" else ("param", "input")
+    srcs = params if job.input_path.source == "device" else (*params, "input")
     body: list[Op] = [*_input(job, step)]
     if "compute" in job.delay_channels:
         body.append(ops.Delay("compute"))
     forward = ops.Forward(srcs, ("activations", loss))
     for earlier in range(job.micro_batches - 1):
-        body += [forward, *(bucket_backward(number, adds=earlier > 0) for number in range(len(buckets)))]
+        passes = (bucket_backward(number, params, adds=earlier > 0) for number in range(len(buckets)))
+        body += [forward, *passes]
     body.append(forward)
     if job.host_waits_for == "loss" and job.run_ahead_steps is not None and step >= job.run_ahead_steps:
         body.append(ops.Wait(f"loss.{(step - job.run_ahead_steps) % _n_losses(job)}"))
@@ -158,9 +182,9 @@ def _copy_input(job: Job, batch: str) -> Body:
     return (copy, ops.Wait("input")) if job.input_path.copy == "pageable" else (copy,)
 
 
-def bucket_backward(number: int, *, adds: bool) -> ops.Backward:
+def bucket_backward(number: int, params: Names = (PARAM,), *, adds: bool) -> ops.Backward:
     """Return the backward pass of a bucket, which may add to what earlier passes of the step left there."""
-    return ops.Backward(("param", "activations"), f"grad.{number}", adds)
+    return ops.Backward((*params, "activations"), f"grad.{number}", adds)
 
 
 def last_backward(job: Job, buckets: Sequence[Bucket], *, all_reduce: Group | None, algorithm: Algorithm) -> Body:
@@ -185,8 +209,26 @@ def optimize(job: Job, buckets: Sequence[Bucket], *, raters: Group = ALONE, algo
     grads = tuple(f"grad.{number}" for number in range(len(buckets)))
     ratios = RATIOS if job.optimizer == "lars" else None
     rating = _rate(grads, raters, algorithm) if ratios else ()
+    return (*rating, ops.Optimize((PARAM,), grads, ratios), *_wait_for_update(job, (PARAM,)))
+
+
+def _wait_for_update(job: Job, params: Names) -> Body:
     waits = job.host_waits_for == "update" and job.run_ahead_steps == 0
-    return (*rating, ops.Optimize(("param",), grads, ratios), *((ops.Wait("param"),) if waits else ()))
+    return tuple(map(ops.Wait, params)) if waits else ()
+
+
+def optimize_slices(job: Job, grads: Names, params: Names, sharers: Group, algorithm: Algorithm) -> Body:
+    """Return an update of which each of `sharers` does its slice of every bucket, and the all-gathers of the results.
+
+    Source:
+        Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020, arXiv
+        1910.02054 (stage 1).
+    """
+    slices = tuple(f"updated.{number}" for number in range(len(params)))
+    chosen = algorithm if algorithm in SLICING else "auto"
+    gathers = (ops.AllGather(*each, sharers, algorithm=chosen) for each in zip(slices, params, strict=True))
+    update = ops.Optimize(params, grads, slices=slices, shared_by=sharers)
+    return (update, *gathers, *_wait_for_update(job, params))
 
 
 def _rate(grads: tuple[str, ...], raters: Group, algorithm: Algorithm) -> Body:

@@ -27,6 +27,8 @@ class Sync(GradientSchedule):
         {"compression": "fp16"},
         {"fusion": {"cycle": None}},
         {"fusion": {"buffer": "3 kB", "cycle": None}, "compression": "fp16"},
+        {"shared_update": True},
+        {"shared_update": True, "compression": "fp16", "bucket_nbytes": None},
     )
 
     kind: Literal["sync"] = "sync"
@@ -45,6 +47,10 @@ class Sync(GradientSchedule):
         }
         hint = "has no effect beside fusion, which sends every tensor by itself: leave it out"
         wrong = [(name, hint) for name, is_chosen in sizes.items() if self.fusion and is_chosen]
+        if self.fusion and self.shared_update:
+            wrong.append(
+                ("shared_update", "it reduce-scatters buckets, and fusion fuses all-reduces: write one of them")
+            )
         return [*super().problems(world_size, ranks_per_node), *wrong]
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:

@@ -20,7 +20,11 @@ class Torus(GradientSchedule):
         Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, arXiv 1811.05233.
     """
 
-    examples: ClassVar[tuple[dict[str, object], ...]] = ({}, {"bucket_nbytes": None, "compression": "fp16"})
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {},
+        {"bucket_nbytes": None, "compression": "fp16"},
+        {"shared_update": True},
+    )
 
     kind: Literal["torus"] = "torus"
 

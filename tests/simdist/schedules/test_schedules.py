@@ -31,6 +31,7 @@ from simdist.plan import (
     Load,
     Optimize,
     Plan,
+    ReduceScatter,
     Save,
     StageIn,
     TrustRatios,
@@ -81,6 +82,10 @@ JOB = Job(
 
 def schedule_id(schedule: Schedule) -> str:
     return f"{schedule.name}-{SCHEDULES.index(schedule)}"
+
+
+def shares_update(schedule: Schedule) -> bool:
+    return isinstance(schedule, GradientSchedule) and schedule.shared_update
 
 
 def path_id(path: InputPath) -> str:
@@ -258,13 +263,18 @@ def test_buckets_that_do_not_divide_by_the_gpus_of_a_node_are_padded(schedule: S
     plan = schedule.plan(job)
     check(plan)
     prove(plan, lambda step: schedule.result(step, job))
-    assert plan.buffer("param").count == 300_019
+    params = [buffer for buffer in plan.buffers if buffer.name.startswith("param")]
+    assert sum(buffer.count - buffer.padding for buffer in params) == 300_019
     assert sum(buffer.padding for buffer in plan.buffers) < 6 * len(plan.buffers)
 
 
 @every_schedule
 def test_lars_computes_trust_ratios_once_in_every_step(schedule: Schedule) -> None:
     job = dataclasses.replace(JOB, optimizer="lars")
+    if shares_update(schedule):
+        with pytest.raises(PlanError, match="shared_update: LARS has trust ratios, which take norms of whole tensors"):
+            schedule.plan(job)
+        return
     plan = schedule.plan(job)
     check(plan)
     prove(plan, lambda step: schedule.result(step, job))
@@ -275,7 +285,9 @@ def test_lars_computes_trust_ratios_once_in_every_step(schedule: Schedule) -> No
 
 
 @pytest.mark.parametrize(
-    "schedule", [each for each in SCHEDULES if isinstance(each, GradientSchedule)], ids=schedule_id
+    "schedule",
+    [each for each in SCHEDULES if isinstance(each, GradientSchedule) and not each.shared_update],
+    ids=schedule_id,
 )
 def test_parallel_optimizer_gathers_the_ratios_of_equal_shares(schedule: GradientSchedule) -> None:
     job = dataclasses.replace(JOB, optimizer="lars", tensor_counts=(5,) * 17)
@@ -291,6 +303,57 @@ def test_parallel_optimizer_gathers_the_ratios_of_equal_shares(schedule: Gradien
         assert isinstance(step[at + 2], Optimize)
     with pytest.raises(PlanError, match="it shares the trust ratios of LARS; the optimizer is sgd"):
         shared.plan(JOB)
+
+
+@pytest.mark.parametrize("ranks_per_node", [8, 4, 1])
+@pytest.mark.parametrize(
+    "schedule",
+    [each for each in SCHEDULES if isinstance(each, GradientSchedule) and each.kind != "parameter_server"],
+    ids=schedule_id,
+)
+def test_shared_update_is_of_equal_slices_and_leaves_the_same_parameters(
+    schedule: GradientSchedule, ranks_per_node: int
+) -> None:
+    shared = schedule.model_copy(update={"shared_update": True, "fusion": None})
+    job = dataclasses.replace(JOB, ranks_per_node=ranks_per_node)
+    plan = shared.plan(job)
+    check(plan)
+    prove(plan, lambda step: shared.result(step, job))
+    sharers = ranks_per_node if schedule.kind in ("torus", "hitopk") and ranks_per_node > 1 else 8
+    for body in plan.bodies:
+        update = next(op for op in body if isinstance(op, Optimize))
+        assert update.shared_by == Group(sharers)
+        gathers = [op for op in body if isinstance(op, AllGather) and op.src in update.slices]
+        assert [(op.src, op.dst, op.group) for op in gathers] == [
+            (mine, whole, update.shared_by) for mine, whole in zip(update.slices, update.params, strict=True)
+        ]
+        for at, op in enumerate(body):  # with no slice of a gradient or parameters missing
+            if isinstance(op, Optimize):
+                for changed in (
+                    dataclasses.replace(op, slices=op.slices[::-1], params=op.params[::-1]),
+                    dataclasses.replace(op, shared_by=Group(sharers // 2)),
+                ):
+                    if len(op.params) > 1 or changed.shared_by != op.shared_by:
+                        other = dataclasses.replace(
+                            plan, bodies=((*body[:at], changed, *body[at + 1 :]),) * len(plan.bodies)
+                        )
+                        with pytest.raises(PlanError):
+                            check_and_prove(other, shared)
+
+
+def test_shared_update_sends_as_much_as_an_all_reduce() -> None:
+    """2 (n - 1) / n of the parameters per rank and step (arXiv 1910.02054, section 7)."""
+    plan = kinds()["sync"](shared_update=True).plan(dataclasses.replace(JOB, tensor_counts=(800, 1600)))
+    sent = {
+        type(op): sum(
+            plan.buffer(name).nbytes for each in plan.bodies[0] if isinstance(each, type(op)) for name in names(each)
+        )
+        for op, names in (
+            (ReduceScatter("", "", Group(8)), lambda op: [op.src]),
+            (AllGather("", "", Group(8)), lambda op: [op.dst]),
+        )
+    }
+    assert sent == {ReduceScatter: 2400 * 4, AllGather: 2400 * 4}
 
 
 @every_schedule
