@@ -105,6 +105,49 @@ def train(loop: Loop) -> np.ndarray:
     return vector(module)
 
 
+def state_counts(schedule: Schedule) -> int:
+    """Return how many elements of the optimizer's state this rank keeps, after two steps."""
+    module, optimizer = Training(optimizer="adam").make()
+    with real.wrap(module, optimizer, schedule, n_steps=2, ranks_per_node=2) as worker:
+        for step in worker.steps():
+            one_step(module, optimizer, step)
+        worker._executor.drain()
+        state = worker._resuming._state
+        found = (state.updating or optimizer).state_dict()
+        states = found.get("pieces", found)["state"].values()
+        return sum(each.numel() for one in states for name, each in one.items() if name != "step")
+
+
+def misuses_of_shared_updates() -> list[str]:
+    """Return the errors of a loop that clips gradients, one that saves its optimizer, one that joins, and Adafactor."""
+
+    def clips() -> None:
+        module, optimizer = Training().make()
+        with real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, ranks_per_node=2):
+            loss(module(Training().batch(0, 0)[0]), Training().batch(0, 0)[1]).backward()
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            optimizer.step()
+
+    def saves() -> None:
+        module, optimizer = Training().make()
+        with real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, ranks_per_node=2):
+            one_step(module, optimizer)
+            optimizer.state_dict()
+
+    def joins() -> None:
+        module, optimizer = Training().make()
+        worker = real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, ranks_per_node=2)
+        with worker, worker.join():
+            one_step(module, optimizer)
+
+    def factors() -> None:
+        module, _ = Training().make()
+        optimizer = torch.optim.Adafactor(module.parameters())
+        real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, ranks_per_node=2)
+
+    return [error_of(each) for each in (clips, saves, joins, factors)]
+
+
 def scale(module: nn.Module, factor: float) -> None:
     with torch.no_grad():
         for parameter in module.parameters():

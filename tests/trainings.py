@@ -136,6 +136,15 @@ class Training:
                 return module, torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
             case "adamw":
                 return module, torch.optim.AdamW(parameters, lr=0.01)
+            case "groups":
+                groups = [
+                    {
+                        "params": [each for each in module.parameters() if (each.dim() > 1) == decays],
+                        "weight_decay": rate,
+                    }
+                    for decays, rate in ((True, 0.1), (False, 0.0))
+                ]
+                return module, torch.optim.AdamW(groups, lr=0.01)
             case "adam":
                 return module, torch.optim.Adam(parameters, lr=0.01)
             case "lars":

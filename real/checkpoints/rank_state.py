@@ -48,6 +48,7 @@ class RankState:
         carried: The buffers of the plan, without parameters, that a step hands on to later ones, by name.
         device: Whose random numbers belong to the state, if it is a GPU.
         also: Whatever else has a state.
+        updating: Has the state of the optimizer; None: it has that itself.
     """
 
     module: nn.Module
@@ -55,6 +56,7 @@ class RankState:
     carried: Mapping[str, tuple[Tensor, ...]]
     device: torch.device
     also: Mapping[str, Stateful] = field(default_factory=dict)
+    updating: Stateful | None = None
 
     def pack(self, section: str) -> Tensor:
         """Return a section as uint8 `[nbytes]`; equal states give equal bytes."""
@@ -86,7 +88,7 @@ class RankState:
             case "tensors":
                 return dict(_tensors(self.module))
             case "optimizer":
-                return self.optimizer.state_dict()
+                return (self.updating or self.optimizer).state_dict()
             case "carried":
                 return {name: list(tensors) for name, tensors in self.carried.items()}
             case "random":
@@ -99,7 +101,7 @@ class RankState:
             case "tensors":
                 _copy(dict(_tensors(self.module)), found)
             case "optimizer":
-                self.optimizer.load_state_dict(found)
+                (self.updating or self.optimizer).load_state_dict(found)
             case "carried":
                 for name, tensors in self.carried.items():
                     _copy(dict(enumerate(tensors)), dict(enumerate(found[name])))

@@ -48,11 +48,11 @@ class Binding:
         for name in params:
             self._lay(plan.buffer(name))
         self.buckets = GradientBuckets({name: self._places(plan.buffer(name)) for name in grads})
-        self._laid = {name: self._of(plan.buffer(name)) for name in params}
+        self._laid = {name: self.parameters_of(plan.buffer(name)) for name in params}
         updates = dict.fromkeys(
             name for op in all_ops if isinstance(op, ops.Optimize | ops.TrustRatios) for name in op.grads
         )
-        self._gradients = {name: self._places(plan.buffer(name)) for name in updates}
+        self._gradients = {name: self._places(plan.buffer(name)) for name in updates if plan.buffer(name).tensors}
 
     @staticmethod
     def buffers_of(plan: Plan, *, in_loop: bool = False) -> set[str]:
@@ -92,6 +92,10 @@ class Binding:
         parameters = [parameter for name in op.params for parameter in self._laid[name]]
         return parameters, [place for each in parameters if (place := places[each]) is not None]
 
+    def parameters_of(self, buffer: Buffer) -> list[nn.Parameter]:
+        """Return the parameters that a buffer holds, in its order."""
+        return self._parameters[slice(*(buffer.tensors or (0, 0)))]
+
     def forget_gradients(self) -> None:
         """Let the next backward pass begin with no gradients."""
         for parameter in self._parameters:
@@ -108,13 +112,13 @@ class Binding:
                 f"are trained: build the plan with this model's workload"
             )
         for buffer in buffers:
-            for parameter, name in zip(self._of(buffer), self._names_of(buffer), strict=True):
+            for parameter, name in zip(self.parameters_of(buffer), self._names_of(buffer), strict=True):
                 if parameter.dtype != DTYPES[buffer.dtype]:
                     raise PlanError(
                         f"plan {plan.name}: buffer {buffer.name} is {buffer.dtype}, parameter {name} is "
                         f"{parameter.dtype}; set workload.dtype, or convert the model"
                     )
-            count = sum(parameter.numel() for parameter in self._of(buffer))
+            count = sum(parameter.numel() for parameter in self.parameters_of(buffer))
             planned = buffer.count - buffer.padding
             if count != planned:
                 raise PlanError(
@@ -124,28 +128,25 @@ class Binding:
                     else f"plan {plan.name}: buffer {buffer.name} holds no tensors"
                 )
 
-    def _of(self, buffer: Buffer) -> list[nn.Parameter]:
-        return self._parameters[slice(*(buffer.tensors or (0, 0)))]
-
     def _names_of(self, buffer: Buffer) -> list[str]:
         return self._names[slice(*(buffer.tensors or (0, 0)))]
 
     def _lay(self, buffer: Buffer) -> None:
         """Move the parameters into their buffer, with the strides that they had."""
-        for parameter, view in zip(self._of(buffer), self._views(buffer), strict=True):
+        for parameter, view in zip(self.parameters_of(buffer), self._views(buffer), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
 
     def _places(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor | None]]:
         if buffer.name not in self._memory:
-            return [(parameter, None) for parameter in self._of(buffer)]
-        return list(zip(self._of(buffer), self._views(buffer), strict=True))
+            return [(parameter, None) for parameter in self.parameters_of(buffer)]
+        return list(zip(self.parameters_of(buffer), self._views(buffer), strict=True))
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
         """Return the parts of a buffer that belong to each of its tensors, of the tensors' shape; padding is left."""
         flat = self._memory.dense(buffer.name)[: buffer.count - buffer.padding]
-        parts = flat.split([parameter.numel() for parameter in self._of(buffer)])
-        return [_shaped(part, parameter) for part, parameter in zip(parts, self._of(buffer), strict=True)]
+        parts = flat.split([parameter.numel() for parameter in self.parameters_of(buffer)])
+        return [laid_like(part, parameter) for part, parameter in zip(parts, self.parameters_of(buffer), strict=True)]
 
 
 class GradientBuckets:
@@ -180,6 +181,11 @@ class GradientBuckets:
         self._left = list(reversed(buckets))
         self._missing = {op.dst: set(range(len(self._parts[op.dst]))) for op in buckets}
         self._complete = complete
+
+    @property
+    def unused(self) -> set[Tensor]:
+        """The parameters that the passes of this step did not use on this rank."""
+        return {parameter for parameter, _ in self._unused}
 
     def skip_unused(self) -> None:
         """Take the gradients of parameters that no rank has used, once the plan has averaged them."""
@@ -261,7 +267,7 @@ def _nothing() -> None:
     pass
 
 
-def _shaped(flat: Tensor, like: Tensor) -> Tensor:
+def laid_like(flat: Tensor, like: Tensor) -> Tensor:
     """View a flat tensor as one that lies in memory as `like` does, if that is dense; in row-major order otherwise."""
     if _is_dense(like):
         return flat.as_strided(like.size(), like.stride(), flat.storage_offset())

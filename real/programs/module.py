@@ -12,6 +12,7 @@ from real.buffers.memory import Memory
 from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised
 from real.programs.binding import Binding
 from real.programs.optimizers import Rating
+from real.programs.sharing import SharedUpdate, shared_update
 from simdist.errors import PlanError, RunError
 from simdist.plan import Plan, ops
 
@@ -56,6 +57,8 @@ class ModuleProgram(Program):
         self._plan = plan
         self._binding = Binding(plan, module, memory)
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
+        shared = shared_update(plan)
+        self._shared = SharedUpdate(shared, plan, self._binding, optimizer, memory, rank) if shared else None
         self._module, self._loss_of, self._optimizer = module, loss, optimizer
         self._batch, self._memory, self._device = batch, memory, device
         self._rank, self._autocast, self._write = rank, autocast, save
@@ -103,6 +106,9 @@ class ModuleProgram(Program):
                 self._forward(op, step)
             case ops.TrustRatios():
                 self._rating.rate(op)
+            case ops.Optimize() if self._shared:
+                self._shared.update(op)
+                self._binding.buckets.skip_unused()
             case ops.Optimize():
                 self._binding.give_gradients(op)
                 self._rating.give(op)
@@ -159,7 +165,7 @@ class ModuleProgram(Program):
         buffer = self._plan.buffer(name)
         if buffer.dtype == "uint8":
             return torch.zeros(buffer.count, dtype=torch.uint8)
-        return {"optimizer": on_host(self._optimizer.state_dict())}
+        return {"optimizer": on_host((self._shared or self._optimizer).state_dict())}
 
     def _save(self, op: ops.Save, step: int) -> None:
         """Write a file of this step: `step`, `model` as `load_state_dict` takes it, `optimizer`, and other buffers."""

@@ -32,6 +32,7 @@ from real.execution.executor import Executor
 from real.processes.heartbeat import Guard
 from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import Rating
+from real.programs.sharing import SharedUpdate
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Body, Instance, Plan, ops
 
@@ -89,6 +90,7 @@ class Hooks:
         executor: Executor,
         binding: Binding,
         rating: Rating,
+        shared: SharedUpdate | None,
         guard: Guard,
         *,
         first_step: int,
@@ -100,11 +102,13 @@ class Hooks:
             executor: Of the plan, at `first_step`.
             binding: Of the module.
             rating: Of the optimizer.
+            shared: Its part of updates that ranks share.
             guard: Explains errors.
             first_step: Where both begin.
             after_step: Called at the end of each step.
         """
         self._executor, self._binding, self._rating, self._guard = executor, binding, rating, guard
+        self._shared = shared
         self.step = first_step
         self._after_step = after_step
         self._anchor = self._trained[0], self._trained[0].data_ptr()
@@ -125,6 +129,8 @@ class Hooks:
         """End a step whose update was left out, as a gradient scaler does when gradients have overflowed."""
         if self._at is _At.UPDATE:
             self._n_left_out, self._last_left_out = self._n_left_out + 1, self.step
+            if self._shared:
+                self._shared.keep()
             self._end_step(updated=False)
 
     @property
@@ -243,6 +249,8 @@ class Hooks:
                 self._at = _At.NEXT
                 return
             self._update = self._reach(ops.Optimize)
+            if self._shared and isinstance(self._update.op, ops.Optimize):
+                self._shared.note(self._update.op)
             self._binding.buckets.skip_unused()
             self._note_gradient()
             self._at = _At.UPDATE
@@ -266,10 +274,19 @@ class Hooks:
                 "gradients have changed since backward() returned, and their trust ratios are of "
                 "before; with Lars, neither clip gradients nor scale the loss"
             )
+        if self._shared and self._shared.is_stale():
+            raise self._refusal(
+                "gradients have changed since backward() returned, and ranks update with slices of the mean, which "
+                "are elsewhere; with shared_update, neither clip gradients nor scale the loss"
+            )
+        if self._shared:
+            self._shared.begin(update)
         self._rating.give(update)
 
     def _update_ends(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         # A gradient scaler tells a fused optimizer of an overflow, and that one skips by itself.
+        if self._shared:
+            self._shared.end()
         overflows = vars(self._optimizer).get("found_inf", 0.0)
         self._overflows += overflows
         self._note_gradient()
@@ -409,6 +426,6 @@ def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
         covered = sorted(plan.buffer(name).tensors or (0, 0) for name in names)
         if [*(first for first, _ in covered), n_tensors] != [0, *(last for _, last in covered)]:
             return f"{what} tensors {covered} of {n_tensors}"
-    if strange := set(update.grads) - set(buckets):
+    if not update.slices and (strange := set(update.grads) - set(buckets)):
         return f"it updates with {', '.join(sorted(strange))}, which is no bucket of its backward pass"
     return ""

@@ -42,6 +42,7 @@ from real.processes.launch import Connection
 from real.programs.binding import Binding
 from real.programs.module import LoopProgram
 from real.programs.optimizers import Rating
+from real.programs.sharing import SharedUpdate, shared_update
 from real.recording.clock import Clocks, common_start_s, compare
 from real.recording.recorder import RecordedPart, Recorder, gather, part_path, salvage, write_part
 from real.training.feeding import LoopBatches, open_batches
@@ -137,9 +138,10 @@ def wrap(
         stack.callback(binding.buckets.release)
         rating = Rating(plan, binding, optimizer, memory, connection.place.rank)
         stack.callback(rating.release)
+        shared = _shared(plan, binding, optimizer, memory, connection.place.rank, stack)
         # Batches and losses are the loop's.
         carried = {name: memory.tensors(name) for name in carried_buffers(plan) if name in memory}
-        state = RankState(module, optimizer, carried, device, also or {})
+        state = RankState(module, optimizer, carried, device, also or {}, shared or optimizer)
         folder = Path(checkpoint) if checkpoint else None
         resuming = _Resuming(
             plan,
@@ -158,7 +160,13 @@ def wrap(
         averaging = _Averaging(binding, module, connection, at_end=final_average, buffers_at_end=average_buffers)
         worker = Worker(plan, connection, hooks, executor, resuming, averaging, tracing, stack.pop_all())
         hooks.drive(
-            executor, binding, rating, connection.guard, first_step=resuming.first_step, after_step=worker._after_step
+            executor,
+            binding,
+            rating,
+            shared,
+            connection.guard,
+            first_step=resuming.first_step,
+            after_step=worker._after_step,
         )
     atexit.register(worker._part_unclosed)
     return worker
@@ -312,6 +320,11 @@ class Worker(nn.Module):
         longest. Every step costs one exchange more.
         """
         self._check_open("worker.join()")
+        if shared_update(self.plan):
+            raise RunError(
+                "worker.join() with shared updates: others would wait for the slice of a rank that is through; leave "
+                "out shared_update, or let all ranks have equally many batches"
+            )
         if self._join_group is None:
             self._join_group = patient_group(self._connection)
         group, last, active = self._join_group, 0, True
@@ -484,6 +497,18 @@ class _Averaging:
         """Average now."""
         floating = [each for each in self.module.buffers() if buffers and each.is_floating_point()]
         average(self.connection, [*self.binding.parameter_buffers, *floating])
+
+
+def _shared(
+    plan: Plan, binding: Binding, optimizer: torch.optim.Optimizer, memory: Memory, rank: int, stack: ExitStack
+) -> SharedUpdate | None:
+    """Return a rank's part of the updates that ranks share, until the loop is closed; None if they share none."""
+    update = shared_update(plan)
+    if update is None:
+        return None
+    found = SharedUpdate(update, plan, binding, optimizer, memory, rank)
+    stack.callback(found.release)
+    return found
 
 
 @contextmanager

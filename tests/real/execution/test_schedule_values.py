@@ -22,6 +22,7 @@ from simdist.schedules import GradientSchedule, Schedule, Sync, kinds  # noqa: E
 from simdist.schedules.fusion import Fusion, fuse  # noqa: E402
 from simdist.schedules.parameter_server import ParameterServer  # noqa: E402
 from simdist.schedules.sparse import SparseSchedule  # noqa: E402
+from simdist.schedules.torus import Torus  # noqa: E402
 
 WORLD_SIZE, RANKS_PER_NODE, N_STEPS = 8, 4, 6
 SMALL = {"first_bucket_nbytes": 100, "bucket_nbytes": 400}  # of `Training`, in several buckets
@@ -77,6 +78,32 @@ def test_worlds_agree_on_several_buckets_and_shared_trust_ratios(eight: Pool, cl
     plan = plan_of(cls(**cls.examples[0] | SMALL | density | {"parallel_optimizer": True}), training, 4)
     theirs = np.stack([parameters for parameters, _ in eight.run(by_plan, plan, training)])
     assert_moved_alike(theirs, in_virtual_world(plan, training)[0], training, 1e-6)  # ratios are single precision
+
+
+SHARING = [cls for cls in GRADIENT if cls is not ParameterServer]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("cls", SHARING, ids=[cls.__name__ for cls in SHARING])
+def test_shared_updates_are_those_that_each_would_do_to_the_last_bit(
+    cls: type[GradientSchedule], optimizer: str
+) -> None:
+    training = Training("one rank uses it", optimizer=optimizer)
+    density = {"density": 0.1, "warmup_steps": 2} if issubclass(cls, SparseSchedule) else {}
+    alone, shared = (cls(**SMALL, **density, shared_update=each) for each in (False, True))
+    one, other = (in_virtual_world(plan_of(each, training), training)[0] for each in (alone, shared))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("cls", [Sync, Torus], ids=["sync", "torus"])
+def test_processes_that_share_updates_end_as_those_that_do_not(
+    eight: Pool, cls: type[GradientSchedule], optimizer: str
+) -> None:
+    training = Training(optimizer=optimizer)
+    plans = [plan_of(cls(**SMALL, shared_update=shared), training) for shared in (False, True)]
+    one, other = (np.stack([each for each, _ in eight.run(by_plan, plan, training)]) for plan in plans)
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)  # the padding moves the beginnings of a ring's sums
 
 
 def test_servers_beside_the_ranks_are_for_simulation_only() -> None:

@@ -118,6 +118,40 @@ def test_gradients_that_were_changed_after_their_trust_ratios_are_refused(four: 
         assert error.startswith("RunError: step 0: gradients have changed since backward() returned")
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "groups"])
+@pytest.mark.parametrize("schedule", [Sync(**SMALL, shared_update=True), Torus(**SMALL, shared_update=True)])
+def test_a_wrapped_loop_shares_updates_and_goes_on_after_a_checkpoint(
+    four: Pool, schedule: Schedule, optimizer: str, tmp_path: Path
+) -> None:
+    training = Training(optimizer=optimizer)
+    alone = four.run(loops.train, Loop(type(schedule)(**SMALL), training, N_STEPS, decay=True))
+    begun = Loop(schedule, training, N_STEPS, decay=True, checkpoint=tmp_path / "saved", every=3, stop_before=5)
+    four.run(loops.error_of_loop, begun)
+    shared = four.run(loops.train, dataclasses.replace(begun, stop_before=None))
+    for ours, theirs in zip(shared, alone, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-15)
+
+
+def test_each_rank_keeps_the_state_of_its_slice(four: Pool) -> None:
+    n_elements = sum(Training().job(4, 1).tensor_counts)
+    for schedule, sharers in ((Sync(shared_update=True), 4), (Torus(shared_update=True), 2), (Sync(), 1)):
+        counts = four.run(loops.state_counts, schedule)
+        assert sum(counts) == 2 * n_elements * 4 // sharers  # Adam's two moments
+        assert max(counts) <= 2 * -(-n_elements // sharers)
+
+
+def test_what_cannot_be_done_to_slices_is_refused(four: Pool) -> None:
+    for errors in four.run(loops.misuses_of_shared_updates):
+        assert [error.split(";")[0] for error in errors] == [
+            "RunError: step 0: gradients have changed since backward() returned, and ranks update with slices of the "
+            "mean, which are elsewhere",
+            "RunError: the state of the optimizer is shared: each rank has a slice of it",
+            "RunError: worker.join() with shared updates: others would wait for the slice of a rank that is through",
+            "UnsupportedError: plan sync-shared shares updates: Adafactor does not update each element of parameter "
+            "group 0 by itself: it gives slices of a matrix other values than the matrix",
+        ]
+
+
 def test_an_optimizer_is_left_as_it_was(one: Pool) -> None:
     assert one.run(loops.lars_after_wrap) == [True]
 

@@ -1,0 +1,241 @@
+"""Shared updates: each rank updates its slice of the parameters, and keeps the optimizer's state of that slice only.
+
+The optimizer of the user is lent *pieces*: flat tensors, the parts of its parameters that lie in this rank's slices. So
+any optimizer of torch will do that treats each element by itself. Whether one does is tried out, see `problem_of`.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from real.buffers.memory import Memory
+from real.programs.binding import Binding, laid_like
+from simdist.errors import RunError, UnsupportedError
+from simdist.plan import Backward, Optimize, Plan
+
+_TRIED = (4, 6)  # shape of what an optimizer is tried on, and the first elements of it that are a slice
+_TRIED_SLICE, _TRIED_STEPS = 11, 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The part of a parameter that this rank updates.
+
+    Args:
+        tensor: What the optimizer updates, a view of the slice after the update.
+        first: Where the part begins in the parameter's memory.
+        number: Of the buffer that holds the parameter.
+        place: Of the part in the rank's slice of that buffer.
+    """
+
+    tensor: Tensor
+    first: int
+    number: int
+    place: slice
+
+
+def shared_update(plan: Plan) -> Optimize | None:
+    """Return an update of a plan that ranks share; None if there is none."""
+    updates = (op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.slices)
+    return next(updates, None)
+
+
+@final
+class SharedUpdate:
+    """This rank's part of the updates of a plan.
+
+    Args:
+        update: One of them; the others are of the same slices.
+        plan: The plan.
+        binding: Knows the parameters.
+        optimizer: Of the same parameters.
+        memory: Of the plan.
+        rank: Whose.
+
+    Raises:
+        UnsupportedError: The optimizer does not treat each element by itself.
+    """
+
+    def __init__(
+        self,
+        update: Optimize,
+        plan: Plan,
+        binding: Binding,
+        optimizer: torch.optim.Optimizer,
+        memory: Memory,
+        rank: int,
+    ) -> None:
+        if problem := problem_of(optimizer):
+            raise UnsupportedError(f"plan {plan.name} shares updates: {type(optimizer).__name__} {problem}")
+        self._optimizer, self._binding, self._memory = optimizer, binding, memory
+        self._member = rank // update.shared_by.stride % update.shared_by.size
+        self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and where they go
+        self._pieces: dict[nn.Parameter, _Piece] = {}
+        for number, (param, updated) in enumerate(zip(update.params, update.slices, strict=True)):
+            self._cut(number, plan, param, memory.dense(updated))
+        self._buckets = {op.dst for body in plan.bodies for op in body if isinstance(op, Backward)}
+        self._seen: dict[str, int] = {}
+        self._unused: set[Tensor] = set()
+        self._state: defaultdict[Tensor, Any] = defaultdict(dict)
+        self._is_lent = self._is_split = False
+        self._handle = optimizer.register_state_dict_pre_hook(self._refuse_state)
+
+    def release(self) -> None:
+        """Let the optimizer be as others are again, without a state."""
+        self.end()
+        self._handle.remove()
+
+    def split(self) -> None:
+        """Keep what the optimizer's state says of this rank's pieces; from now on it has no other."""
+        for parameter, piece in self._pieces.items():
+            for name, value in self._optimizer.state.pop(parameter, {}).items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    flat = value.new_empty(value.numel())
+                    laid_like(flat, parameter).copy_(value)
+                    value = flat[piece.first : piece.first + piece.tensor.numel()].clone()
+                self._state[piece.tensor][name] = value
+        self._optimizer.state.clear()
+        self._is_split = True
+
+    def update(self, op: Optimize) -> None:
+        """Perform an update."""
+        self.note(op)
+        self.begin(op)
+        self._optimizer.step()
+        self.end()
+
+    def begin(self, op: Optimize) -> None:
+        """Lend the optimizer the pieces and their gradients; `end` takes them back."""
+        if not self._is_split:
+            self.split()
+        self.keep()
+        for parameter, piece in self._pieces.items():
+            gradients, count = self._memory.dense(op.grads[piece.number]), self._whole[piece.number][0].numel()
+            if gradients.numel() != count:
+                gradients = gradients[self._member * count : (self._member + 1) * count]
+            gradient = gradients[piece.place]
+            is_unused = parameter in self._unused and not gradient.any() and bool(gradient.signbit().all())
+            piece.tensor.grad = None if is_unused else gradient
+        self._lend()
+
+    def end(self) -> None:
+        """Take the pieces back."""
+        if self._is_lent:
+            self._swap()
+
+    def keep(self) -> None:
+        """Let the slices be those of the parameters, as without an update."""
+        for mine, updated in self._whole:
+            updated.copy_(mine)
+
+    def note(self, op: Optimize) -> None:
+        """Note the gradients that a user can see, if they are not those that the update takes, and which are unused."""
+        self._unused = self._binding.buckets.unused
+        hidden = not self._buckets.issuperset(op.grads)
+        self._seen = {name: self._memory.dense(name)._version for name in self._buckets if hidden}
+
+    def is_stale(self) -> bool:
+        """Tell whether gradients have changed since then."""
+        return any(self._memory.dense(name)._version != version for name, version in self._seen.items())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank's pieces; before `split`, all of the optimizer's."""
+        if not self._is_split:
+            return {"whole": self._optimizer.state_dict()}
+        with self._lent():
+            return {"pieces": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take either back."""
+        if "whole" in state:
+            self._optimizer.load_state_dict(state["whole"])
+            return
+        self._is_split = True
+        with self._lent():
+            self._optimizer.load_state_dict(state["pieces"])
+
+    @contextmanager
+    def _lent(self) -> Iterator[None]:
+        self._lend()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def _cut(self, number: int, plan: Plan, name: str, updated: Tensor) -> None:
+        first = self._member * updated.numel()
+        self._whole.append((self._memory.dense(name)[first : first + updated.numel()], updated))
+        offset = -first
+        for parameter in self._binding.parameters_of(plan.buffer(name)):
+            begin, end = max(offset, 0), min(offset + parameter.numel(), updated.numel())
+            if begin < end:
+                self._pieces[parameter] = _Piece(updated[begin:end], begin - offset, number, slice(begin, end))
+            offset += parameter.numel()
+
+    def _lend(self) -> None:
+        self._groups = [
+            [self._pieces[each].tensor for each in group["params"] if each in self._pieces]
+            for group in self._optimizer.param_groups
+        ]
+        self._swap()
+
+    def _swap(self) -> None:
+        for number, group in enumerate(self._optimizer.param_groups):
+            group["params"], self._groups[number] = self._groups[number], group["params"]
+        self._optimizer.state, self._state = self._state, self._optimizer.state
+        self._is_lent = not self._is_lent
+
+    def _refuse_state(self, _optimizer: torch.optim.Optimizer) -> None:
+        if self._is_split and not self._is_lent:
+            raise RunError(
+                "the state of the optimizer is shared: each rank has a slice of it; let real.wrap(checkpoint=...) "
+                "save and restore it"
+            )
+
+
+def problem_of(optimizer: torch.optim.Optimizer) -> str:
+    """Return why an optimizer cannot update slices of parameters; nothing if it can.
+
+    A copy of it takes a few steps on a random matrix, and on two pieces of the same, in each parameter group.
+    """
+    generator = torch.Generator().manual_seed(0)
+    matrix, *slopes = (torch.randn(_TRIED, dtype=torch.float64, generator=generator) for _ in range(1 + _TRIED_STEPS))
+    for number, group in enumerate(optimizer.param_groups):
+        device = next((each.device for each in group["params"]), torch.device("cpu"))
+        try:
+            whole = _stepped(optimizer, group, [matrix], [[slope] for slope in slopes], device)
+            flat, cut = matrix.flatten(), [_TRIED_SLICE, matrix.numel() - _TRIED_SLICE]
+            pieces = _stepped(optimizer, group, flat.split(cut), [each.flatten().split(cut) for each in slopes], device)
+        except Exception as error:  # whatever it demands of its parameters
+            return f"updates no slices of parameters ({type(error).__name__}: {error}); take SGD, Adam or AdamW"
+        if not torch.allclose(whole, pieces, rtol=1e-9, atol=0.0):
+            return (
+                f"does not update each element of parameter group {number} by itself: it gives slices of a matrix "
+                f"other values than the matrix; take SGD, Adam or AdamW, or leave out shared_update"
+            )
+    return ""
+
+
+def _stepped(
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    parameters: Any,
+    gradients: Any,
+    device: torch.device,
+) -> Tensor:
+    """Return what some steps of a copy of an optimizer make of parameters, as one vector."""
+    tried = copy.copy(optimizer)
+    tensors = [nn.Parameter(each.to(device, copy=True)) for each in parameters]
+    tried.state = defaultdict(dict)
+    tried.param_groups = [{**group, "params": tensors}]
+    for slopes in gradients:
+        for tensor, slope in zip(tensors, slopes, strict=True):
+            tensor.grad = slope.to(device, copy=True)
+        tried.step()
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
