@@ -141,15 +141,15 @@ def test_each_rank_keeps_the_state_of_its_slice(four: Pool) -> None:
 
 
 def test_what_cannot_be_done_to_slices_is_refused(four: Pool) -> None:
-    for errors in four.run(loops.misuses_of_shared_updates):
-        assert [error.split(";")[0] for error in errors] == [
-            "RunError: step 0: gradients have changed since backward() returned, and ranks update with slices of the "
-            "mean, which are elsewhere",
-            "RunError: the state of the optimizer is shared: each rank has a slice of it",
-            "RunError: worker.join() with shared updates: others would wait for the slice of a rank that is through",
-            "UnsupportedError: plan sync-shared shares updates: Adafactor does not update each element of parameter "
-            "group 0 by itself: it gives slices of a matrix other values than the matrix",
-        ]
+    expected = [
+        "step 0: gradients have changed since backward() returned, and ranks update with slices of the mean",
+        "the state of the optimizer is shared: each rank has a slice of it",
+        "worker.join() with shared updates: others would wait for the slice of a rank that is through",
+        "plan sync-shared shares updates: Adafactor does not update each element of parameter group 0 by itself: it "
+        "gives slices of a matrix other values than the matrix",
+    ]
+    for errors in four.run(loops.misuses_of_shared_updates):  # each rank's own, or that of one that came first
+        assert [part in error for part, error in zip(expected, errors, strict=True)] == [True] * 4, errors
 
 
 def test_an_optimizer_is_left_as_it_was(one: Pool) -> None:
