@@ -221,8 +221,8 @@ FAMILIES: dict[str, list[Family]] = {
     "nccl_tables": [
         *_by_size("all-reduce of 8 H100 or H200 in one machine", "h100 + h200"),
         *_by_size("of 8 A100 in one machine", "a100 + a100-oci"),
-        *_by_size("of 16 to 32 A100 over networks", "p4de + a100-oke"),
-        *_by_size("of 16 to 32 H100 and B200 over networks", "p5 + a3mega + b200-4"),
+        *_by_size("of 16 to 32 A100 over networks", "p4de + a100-oke + a100-ib"),
+        *_by_size("of 16 to 32 H100 and B200 over networks", "p5 + h100-nebius + a3mega + b200-4"),
         Family("on two clusters that carry a third of their like, all sizes", "a100-oci-2 + h100-ib"),
         Family("of 8 B on 16 to 64 V100 over EFA", "latency"),
     ],

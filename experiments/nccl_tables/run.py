@@ -1,4 +1,4 @@
-"""All-reduce of NCCL by size: what nccl-tests and PyTorch measured on ten kinds of machines beside simulated times.
+"""All-reduce of NCCL by size: what nccl-tests measured on twelve kinds of machines beside simulated times.
 
 python experiments/nccl_tables/run.py           print the tables
 python experiments/nccl_tables/run.py --write   write them into the README
@@ -14,35 +14,31 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
 from simdist.cost import Shared, price
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.plan.ops import Algorithm
 from simdist.report import page_command
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, presets
-from simdist.scenario.fields import find_field, parse_path, with_value
 from simdist.settings.units import format_nbytes
-from simdist.studies.uncertainty import places
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
 TABLES: dict[str, dict[str, Any]] = PUBLISHED["tables"]
 ITEM_NBYTES = 4  # nccl-tests reduce float
-RANGES_OF: list[dict[str, Any]] = json.loads((HERE / "ranges.json").read_text(encoding="utf-8"))
-N_DRAWS, N_OTHERS = 20, 12
+NEAR, N_TABLES = 4.0, 3
 IDLE = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 
 
 @cache
 def machines(name: str) -> Cluster:
-    """Return the machines of a table: a preset, or a file here; where the host waits for each call, with its launch."""
+    """Return the machines of a table: a preset, or a file here."""
     if name not in TABLES:
         return load_cluster(HERE / f"{name}.yaml")
     table = TABLES[name]
     file = presets.path("clusters", table["preset"]) if "preset" in table else HERE / table["cluster"]
-    cluster = load_cluster(file).model_copy(update={"nodes": table["nodes"]})
-    launch_s = 1e-6 * table.get("launch_us", 0) or cluster.collective_overhead_s
-    return cluster.model_copy(update={"collective_overhead_s": launch_s})
+    return load_cluster(file).model_copy(update={"nodes": table["nodes"]})
 
 
 def all_reduce_s(cluster: Cluster, nbytes: int, algorithm: Algorithm = "auto") -> float:
@@ -66,46 +62,79 @@ def plain_s(cluster: Cluster, nbytes: int) -> float:
     return 2 * (n - 1) * hop_s + 2 * (n - 1) / n * nbytes / min(links_Bps)
 
 
+def launches_s(name: str, nbytes: int) -> float:
+    """Return the seconds in which one thread launches a call's kernels on all GPUs of a machine; 0 with a process each.
+
+    NCCL takes a channel of LL for each 512 threads x 8 B x GPUs, 24 at most, and prepared the work of each one by one
+    until it went with the kernel's arguments. The time with one channel is an input: the table's first row. What a
+    further one takes of it is told by the other such table, from one channel to 16.
+    """
+    if "launched_as" not in TABLES[name]:
+        return 0.0
+    channel_nbytes = 512 * 8 * machines(name).gpus_per_node
+    first_us, other = TABLES[name]["rows_bytes_us"][0][1], dict(TABLES[TABLES[name]["launched_as"]]["rows_bytes_us"])
+    further = (other[16 * channel_nbytes] / other[channel_nbytes] - 1) / 15
+    return float(1e-6 * first_us * (1 + further * (min(24, math.ceil(nbytes / channel_nbytes)) - 1)))
+
+
+def is_input(name: str, nbytes: int) -> bool:
+    """Whether a row of a table is an input."""
+    return "launched_as" in TABLES[name] and nbytes == TABLES[name]["rows_bytes_us"][0][0]
+
+
+def simulated_s(name: str, nbytes: int, cluster: Cluster | None = None) -> float:
+    """Return the seconds between calls: that of the GPUs, or of their launches if these take longer."""
+    gpus_s = all_reduce_s(cluster or machines(name), nbytes, TABLES[name].get("algorithm", "auto"))
+    return max(gpus_s, launches_s(name, nbytes))
+
+
 @cache
 def table_rows(name: str) -> list[tuple[int, float, float, float]]:
     """Return bytes, published, plain and simulated seconds of a table by size."""
     return [
-        (nbytes, 1e-6 * published_us, plain_s(machines(name), nbytes), all_reduce_s(machines(name), nbytes))
+        (nbytes, 1e-6 * published_us, plain_s(machines(name), nbytes), simulated_s(name, nbytes))
         for nbytes, published_us in TABLES[name]["rows_bytes_us"]
     ]
 
 
 @cache
-def drawn_machines(name: str) -> list[Cluster]:
-    """Return the machines of a table under draws of what nobody measured."""
-    drawn = [machines(name)] * N_DRAWS
-    for each in RANGES_OF:
-        if name in each["tables"]:
-            path = parse_path(each["path"])
-            low, high = (float(str(find_field(drawn[0], path).number(each[end]))) for end in ("from", "to"))
-            at = low + (high - low) * places(each["path"], seed=0, n=N_DRAWS)
-            drawn = [with_value(cluster, path, float(value)) for cluster, value in zip(drawn, at, strict=True)]
-    return drawn
+def model_errors(name: str, nbytes: int) -> list[list[float]]:
+    """Return log(published / simulated) of rows of other tables, of one machine or of several like this one.
 
-
-def model_errors(name: str, nbytes: int) -> list[float]:
-    """Return published over simulated seconds of rows of other tables, of one machine or of several like this one.
-
-    They are the `N_OTHERS` that are nearest in size. Two clusters that carry a third of their like are left out.
+    They are those of up to `NEAR` times the size, or as little, by table; of `N_TABLES` at least, from farther if need
+    be. Two clusters that carry a third of their like are left out.
     """
     alike = [other for other in TABLES if (TABLES[other]["nodes"] > 1) == (TABLES[name]["nodes"] > 1)]
-    rows = [row for other in alike if other not in {name, *SLOW} for row in table_rows(other)]
-    rows.sort(key=lambda row: abs(math.log(row[0] / nbytes)))
-    return [published_s / ours_s for _, published_s, _, ours_s in rows[:N_OTHERS]]
+    found: list[list[float]] = []
+    near = NEAR
+    while len(found) < N_TABLES:
+        every = (
+            [
+                math.log(published_s / ours_s)
+                for other_nbytes, published_s, _, ours_s in table_rows(other)
+                if 1 / near <= other_nbytes / nbytes <= near and not is_input(other, other_nbytes)
+            ]
+            for other in alike
+            if other not in {name, *SLOW}
+        )
+        found, near = [each for each in every if each], 2 * near
+    return found
 
 
 @cache
 def interval_s(name: str, nbytes: int) -> tuple[float, float]:
-    """Return the seconds between which 95 % lie of draws times how far off other tables are."""
-    drawn = [all_reduce_s(cluster, nbytes) for cluster in drawn_machines(name)]
-    low, high = np.quantile(np.multiply.outer(drawn, model_errors(name, nbytes)), [0.025, 0.975], method="hazen")
-    ours_s = all_reduce_s(machines(name), nbytes)
-    return min(float(low), ours_s), max(float(high), ours_s)
+    """Return the seconds between which a row of a further table would lie with 95 %, by how far off other tables are.
+
+    Tables differ by their means, and rows within a table: with few tables, the quantile is Student's (the prediction
+    interval of random effects; Higgins, Thompson, Spiegelhalter, J. R. Stat. Soc. A 172, 2009).
+    """
+    tables = model_errors(name, nbytes)
+    means = [float(np.mean(each)) for each in tables]
+    within = np.concatenate([np.array(each) - mean for each, mean in zip(tables, means, strict=True)])
+    spread = math.sqrt(float(np.var(means, ddof=1)) * (1 + 1 / len(means)) + float(np.mean(within**2)))
+    most = float(student.ppf(0.975, len(means) - 1)) * spread
+    ours_s, middle = simulated_s(name, nbytes), float(np.mean(means))
+    return ours_s * math.exp(min(middle - most, 0.0)), ours_s * math.exp(max(middle + most, 0.0))
 
 
 def is_inside(name: str, nbytes: int, published_s: float) -> bool:
@@ -138,6 +167,8 @@ def size_table(name: str) -> Iterator[str]:
         bandwidth = 1e-9 * busbw_Bps(machines(name), nbytes, published_s)
         low, high = (1e6 * end for end in interval_s(name, nbytes))
         shown = f"{low:.4g} - {high:.4g} | {'yes' if is_inside(name, nbytes, published_s) else 'no'}"
+        if is_input(name, nbytes):
+            both, shown = f"{1e6 * plainly_s:.1f} | | {1e6 * ours_s:.1f} | input", " | "
         yield f"| {nbytes} | {1e6 * published_s:.1f} | {bandwidth:.2f} | {both} | {shown} |"
 
 
@@ -167,7 +198,7 @@ RANGES = {"below 64 KiB": (0, 2**16), "64 KiB to 32 MiB": (2**16, 2**25), "32 Mi
 
 def errors(name: str, sizes: tuple[int, int], *, plain: bool = False) -> list[float]:
     """Return the errors of a table's sizes from the first to below the second."""
-    rows = (row for row in table_rows(name) if sizes[0] <= row[0] < sizes[1])
+    rows = (row for row in table_rows(name) if sizes[0] <= row[0] < sizes[1] and not is_input(name, row[0]))
     return [(plainly_s if plain else ours_s) / published_s - 1 for _, published_s, plainly_s, ours_s in rows]
 
 
@@ -187,7 +218,8 @@ def summary_table() -> Iterator[str]:
             plain = errors(name, sizes, plain=True)
             told = f"{median(plain):+.0%} | {median(ours):+.0%} | {max(ours, key=abs):+.0%}" if ours else " | | "
             cells.append(told)
-        held = [is_inside(name, nbytes, published_s) for nbytes, published_s, *_ in table_rows(name)]
+        rows = [row for row in table_rows(name) if not is_input(name, row[0])]
+        held = [is_inside(name, nbytes, published_s) for nbytes, published_s, *_ in rows]
         yield f"| [{table['title']}](#{heading(table['title'])}) | {' | '.join(cells)} | {sum(held)} of {len(held)} |"
 
 

@@ -1,5 +1,6 @@
 """Published figures of scaling and of collectives: the experiments agree with their pages."""
 
+import math
 import sys
 from functools import cache
 from statistics import median
@@ -228,13 +229,18 @@ def test_small_messages_over_efa_are_met_within_5_percent():
     assert all(abs(error) < 0.05 for error in nccl.errors("p4de", (0, 2**10)))
 
 
-@pytest.mark.parametrize("name", ["h100", "h200", "a100", "a100-oci", "p4de", "a100-oke", "p5", "a3mega", "b200-4"])
-def test_large_buffers_are_met_but_where_the_network_is_slow(name):
-    assert abs(median_error(name, LARGE)) < 0.125
+@pytest.mark.parametrize("name", sorted(set(nccl.TABLES) - nccl.SLOW))
+@pytest.mark.parametrize(("sizes", "most"), [(SMALL, 0.11), (MIDDLE, 0.23), (LARGE, 0.07)])
+def test_medians_are_met_but_where_the_network_is_slow(name, sizes, most):
+    found = nccl.errors(name, sizes)
+    assert not found or abs(median(found)) < most
 
 
-def test_one_machine_of_hopper_gpus_is_met_at_all_sizes():
-    assert all(abs(median_error("h200", sizes)) < 0.1 for sizes in nccl.RANGES.values())
+def test_one_machine_is_met_at_all_sizes():
+    names = ("h200", "a100", "a100-oci")
+    assert all(
+        abs(median(nccl.errors(name, sizes) or [0.0])) < 0.06 for name in names for sizes in nccl.RANGES.values()
+    )
 
 
 def test_the_simulator_is_nearer_than_a_plain_ring_in_the_median_of_small_and_middle_sizes():
@@ -243,27 +249,32 @@ def test_the_simulator_is_nearer_than_a_plain_ring_in_the_median_of_small_and_mi
         assert ours < plain, name
 
 
-def test_the_middle_is_too_fast_over_networks_of_clouds():
-    """Shown, not mended: what LL and LL128 lose over networks is not in NCCL's constants."""
-    assert all(median_error(name, MIDDLE) < -0.1 for name in ("p4de", "p5", "a3mega", "b200-4"))
-    assert abs(median_error("a100-oke", MIDDLE)) < 0.05
+def test_one_thread_launches_by_channel_whatever_the_gpus_do():
+    """From 1 to 4 MiB 24 channels are launched, by two protocols, and 8 GPUs take 101 us all the same."""
+    published_us = dict(nccl.TABLES["a100"]["rows_bytes_us"])
+    for nbytes in (2**16, 2**19, 2**20, 2**22):
+        assert nccl.launches_s("a100", nbytes) == pytest.approx(1e-6 * published_us[nbytes], rel=0.02)
+    assert nccl.launches_s("h200", 2**20) == 0
 
 
-def test_intervals_from_other_tables_hold_most_rows():
-    held = [
-        nccl.is_inside(name, nbytes, published_s)
-        for name in set(nccl.TABLES) - nccl.SLOW
-        for nbytes, published_s, *_ in nccl.table_rows(name)
-    ]
-    assert sum(held) > 0.8 * len(held)
+def test_intervals_from_other_tables_hold_95_rows_of_100_and_most_of_slow_networks_not():
+    fast, slow = [], []
+    for name in nccl.TABLES:
+        for nbytes, published_s, *_ in nccl.table_rows(name):
+            if not nccl.is_input(name, nbytes):
+                (slow if name in nccl.SLOW else fast).append(nccl.is_inside(name, nbytes, published_s))
+    assert 0.95 <= sum(fast) / len(fast) < 1
+    assert sum(slow) / len(slow) < 0.6
 
 
 def test_a_table_has_no_part_in_its_own_interval(monkeypatch):
     nbytes, *_ = nccl.table_rows("p5")[0]
     before = nccl.model_errors("p5", nbytes)
     monkeypatch.setattr(nccl, "TABLES", {name: each for name, each in nccl.TABLES.items() if name not in nccl.SLOW})
+    nccl.model_errors.cache_clear()
     assert nccl.model_errors("p5", nbytes) == before
-    assert not {row[1] / row[3] for row in nccl.table_rows("p5")} & set(before)
+    own = {math.log(row[1] / row[3]) for row in nccl.table_rows("p5")}
+    assert own.isdisjoint(error for table in before for error in table)
 
 
 def test_largest_messages_between_two_machines_cannot_be_a_ring():

@@ -12,7 +12,14 @@ times here:
     tree    of B            0.9/3.8 d(S)      0.82 d(S)          0.9 d(S)
 
 LL has an upper limit besides, by generation and number of nodes. Hops between nodes are InfiniBand's: where the
-cluster's network takes longer, it counts. A ring of Simple waits longer for large buffers: inside a node for both
+cluster's network takes longer, it counts, in trees by the ratio of NCCL's constants; so do rings of one GPU per node.
+
+NCCL takes a channel of LL for each line of 8 B for each of its 512 threads, in rings for each rank. In a node a hop
+takes 0.6 us for each line or as long as its bytes: the estimate, which adds up both, serves to choose. Between nodes
+all channels together carry LL's limit, since its buffers are in the host's memory. A ring of LL128 sends 19,200 B in a
+chunk, or more: small buffers take as long as these, in fewer channels.
+
+A ring of Simple waits longer for large buffers: inside a node for both
 slices of a chunk, once a chunk has two; between nodes NCCL counts its latency 1.4-fold (before Ampere 1.9-fold). A
 tree's chains inside a node begin at another GPU in each channel: their load is spread evenly. Before all flows, the
 first chunk of LL128 and Simple goes up and down the tree over one channel, 2 (n - 1) + 2 log2 m hops: NCCL's estimate
@@ -41,8 +48,10 @@ for m nodes of n members and F seconds in which the bytes of a perfect pipeline 
 Source:
     NCCL, src/graph/tuning.cc: ncclTopoTuneModel and ncclTopoGetAlgoTime at commit 01afd20a77b5 (trees, d), b6475625fbca
     (rings, the limits of Ampere, 1.4-fold) and of NCCL 2.25 (LL of Hopper and Blackwell); nvlsEfficiency in 2.28.
-    src/enqueue.cc, computeCollChunkInfo (chunks of trees and NVLS); src/transport/nvls.cc (channels; more than two
-    GPUs); src/device/all_reduce.h (steps of NVLS); src/include/collectives.h (slices). S (1 + 1/n): nccl-tests#212.
+    src/enqueue.cc, getAlgoInfo (channels; threadThresholds are tuning.cc's) and computeCollChunkInfo (chunks of trees
+    and NVLS); src/transport/nvls.cc (channels; more than two GPUs); src/transport/net.cc (LL in the host's memory);
+    src/device/all_reduce.h (steps of NVLS, minChunkSizeLL128); src/include/collectives.h (slices). S (1 + 1/n):
+    nccl-tests#212.
 """
 
 import dataclasses
@@ -78,6 +87,9 @@ _TREE_CHUNKS = {  # the largest, and those that are halved down to so many bytes
     "Simple": (512 * 1024.0, ((8, 2**17), (4, 2**16), (1, 2**15))),
 }
 _SLICE_NBYTES = 32 * 1024  # the smallest of Simple: 1/32 of a quarter of its buffer of 4 MiB
+_LINES_NBYTES = 512 * 8  # what the 512 threads of a channel of LL send at once (NCCL_LL_MAX_NTHREADS)
+_LEAST_CHUNK_NBYTES = 640 * 60 // 2  # all_reduce.h, minChunkSizeLL128 of 640 threads
+_TREE_HOP = 5.0 / 2.7  # tuning.cc: hwLat of LL between nodes, of a tree over a ring's; ppn == 1 takes the tree's
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,35 +151,39 @@ def nccl_transfer(
     Raises:
         PlanError: The collective has no such algorithm.
     """
-    return min(
-        _candidates(call, cluster, library, algorithm, capacity_Bps), key=lambda each: each.alone_s(capacity_Bps)
-    )
+    found = _candidates(call, cluster, library, algorithm, capacity_Bps)
+    transfer, saved_s = min(found, key=lambda each: each[0].alone_s(capacity_Bps))
+    (stage,) = transfer.stages
+    return Transfer((dataclasses.replace(stage, latency_s=stage.latency_s - saved_s),)) if saved_s else transfer
 
 
 def _candidates(
     call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
-) -> Iterator[Transfer]:
-    """Yield the transfers among which NCCL chooses; of equally fast ones it takes the first."""
+) -> Iterator[tuple[Transfer, float]]:
+    """Yield transfers as NCCL estimates them, to choose, and the seconds by which they are faster than it thinks.
+
+    Of equally fast ones it takes the first.
+    """
     capability = cluster.device.compute_capability
     names = ("Simple",) if library == "nccl_simple" else ("LL", "LL128", "Simple")
     has_trees = call.n_nodes > 1 and isinstance(call.op, AllReduce)
     if algorithm != "double_tree":
         plain = _Plain.of(call.topology, ring(call))
         if capability is None:
-            yield Transfer((plain.stage,))
+            yield Transfer((plain.stage,)), 0.0
         else:
             for name in names:
                 n_rings = _RINGS_PER_NIC * cluster.nics_per_node
                 yield _by_ring(call, plain, name, int(capability), n_rings, capacity_Bps)
             if algorithm == "auto" and cluster.in_switch_reduction and _has_nvls(call, capability):
-                yield _by_switch(call, min(int(capability), 10), capacity_Bps)
+                yield _by_switch(call, min(int(capability), 10), capacity_Bps), 0.0
     if algorithm == "double_tree" or (algorithm == "auto" and has_trees):
         plain = _Plain.of(call.topology, double_tree(call))
         for name in names:
             if capability is not None or name != "LL":
                 generation = None if capability is None else min(max(int(capability), 7), 10)
                 n_channels = _RINGS_PER_NIC * min(cluster.nics_per_node, cluster.gpus_per_node)
-                yield _by_tree(call, plain, name, generation, n_channels, capacity_Bps)
+                yield _by_tree(call, plain, name, generation, n_channels, capacity_Bps), 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +205,30 @@ class _Plain:
 
 def _by_ring(
     call: Call, plain: _Plain, name: str, generation: int, n_rings: int, capacity_Bps: NDArray[np.float64]
-) -> Transfer:
+) -> tuple[Transfer, float]:
     protocol, one_node, at_least_s = _RINGS[name], call.n_nodes == 1, 0.0
+    chunks_nbytes = float(np.max(plain.messages.nbytes))  # of all channels, in a hop
+    n_channels, longer, lines = _RINGS_IN_NODE if one_node else n_rings, 1.0, 0
     if name == "LL":
         if generation >= 9:
             protocol = dataclasses.replace(protocol, share=1 / 2)
         newest = min(max(generation, 7), 10)
-        most_Bps = _LL_MAX_BPS[newest] if one_node else _LL_MAX_BETWEEN_BPS.get(call.n_nodes, _LL_MAX_FAR_BPS)
-        at_least_s = float(np.max(plain.messages.nbytes)) * plain.messages.rounds / most_Bps
-    longer = 1.0
-    if name == "Simple" and one_node:
+        most_Bps = _LL_MAX_BPS[newest] if one_node else _ll_most_Bps(call, n_channels, call.n)
+        at_least_s = chunks_nbytes * plain.messages.rounds / most_Bps
+        lines = math.ceil(chunks_nbytes / (n_channels * _LINES_NBYTES)) if one_node else 0
+    elif name == "LL128" and chunks_nbytes:
+        flow_s = plain.stage.alone_s(capacity_Bps) - plain.stage.latency_s
+        at_least_s = flow_s / protocol.share * n_channels * _LEAST_CHUNK_NBYTES / chunks_nbytes
+    elif name == "Simple" and one_node:
         longer = 2.0 if call.nbytes > _SLICE_NBYTES * _RINGS_IN_NODE * call.n else 1.0
     elif name == "Simple" and isinstance(call.op, AllReduce) and call.nbytes >= 64 * n_rings * call.n:
         longer = 1.4 if generation >= 8 else 1.9
-    stage = plain.by(_with_hops(call.topology, protocol, longer, 1.0 if one_node else longer))
-    return Transfer((_slowed(stage, capacity_Bps, protocol.share, protocol.wire, at_least_s),))
+    one_each = _TREE_HOP if call.n_nodes == call.n else 1.0
+    stage = plain.by(_with_hops(call.topology, protocol, longer, 1.0 if one_node else longer, one_each))
+    slowed = _slowed(stage, capacity_Bps, protocol.share, protocol.wire, at_least_s)
+    hops_s = stage.latency_s - call.topology.overhead_s - protocol.base_s
+    flow_s = slowed.alone_s(capacity_Bps) - stage.latency_s
+    return Transfer((slowed,)), hops_s + flow_s - max(lines * hops_s, flow_s) if lines else 0.0
 
 
 def _by_tree(
@@ -219,14 +244,21 @@ def _by_tree(
         chunk_s = _CHUNK_S if name == "Simple" else 0.0
         fabric_s, network_s = topology.fabric.latency_s + chunk_s, topology.network.latency_s + 2 * chunk_s
         protocol = dataclasses.replace(protocol, base_s=0.0, fabric_s=fabric_s, network_s=network_s)
-    stage = plain.by(_with_hops(topology, protocol))
+    stage = plain.by(_with_hops(topology, protocol, far=1.0 if generation is None else _TREE_HOP))
     if generation is not None:  # the chains of the channels begin at different GPUs
         on_fabric = stage.resources < 2 * topology.world_size
         mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
         stage = dataclasses.replace(stage, nbytes=np.where(on_fabric, mean_nbytes, stage.nbytes))
         fill_s = _fill_s(call, name, generation, n_channels, stage.alone_s(capacity_Bps) - stage.latency_s)
         stage = dataclasses.replace(stage, latency_s=stage.latency_s + fill_s)
-    return Transfer((_slowed(stage, capacity_Bps, protocol.share_at(call.nbytes)),))
+    at_least_s = 2 * call.nbytes / _ll_most_Bps(call, n_channels) if name == "LL" and call.n_nodes > 1 else 0.0
+    return Transfer((_slowed(stage, capacity_Bps, protocol.share_at(call.nbytes), at_least_s=at_least_s),))
+
+
+def _ll_most_Bps(call: Call, n_channels: int, n_chunks: int = 1) -> float:
+    """Return the bandwidth of LL between nodes: in it all channels have their part, and a small buffer takes few."""
+    n_taken = min(max(math.ceil(call.nbytes / (_LINES_NBYTES * n_chunks)), 1), n_channels)
+    return _LL_MAX_BETWEEN_BPS.get(call.n_nodes, _LL_MAX_FAR_BPS) * n_taken / n_channels
 
 
 def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: float) -> float:
@@ -263,7 +295,7 @@ def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -
         np.concatenate([np.full(call.n, nbytes * (1 + 1 / n)), np.full(2 * len(below), nbytes / 2)]),
         latency=Paths(np.array([0]), np.array([2 * math.ceil(math.log2(m))])),
     )
-    (stage,) = _with_hops(call.topology, _RINGS["Simple"]).transfer([messages]).stages
+    (stage,) = _with_hops(call.topology, _RINGS["Simple"], far=_TREE_HOP).transfer([messages]).stages
     n_at_once = n * (32 if m > 1 and generation > 9 else _NVLS_CHANNELS[generation])
     chunk = 2**17
     for n_rounds, smaller in _NVLS_TREE_CHUNKS if m > 1 else _NVLS_CHUNKS:
@@ -275,12 +307,14 @@ def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -
     return Transfer((dataclasses.replace(slowed, latency_s=slowed.latency_s + steps_s),))
 
 
-def _with_hops(topology: Topology, protocol: _Protocol, longer: float = 1.0, base: float = 1.0) -> Topology:
+def _with_hops(
+    topology: Topology, protocol: _Protocol, longer: float = 1.0, base: float = 1.0, far: float = 1.0
+) -> Topology:
     """Return the topology with the hops of a protocol, between nodes those of links that take longer, and its base."""
     return dataclasses.replace(
         topology,
         fabric=_with_latency(topology.fabric, protocol.fabric_s * longer),
-        network=_with_latency(topology.network, max(topology.network.latency_s, protocol.network_s) * longer),
+        network=_with_latency(topology.network, max(topology.network.latency_s * far, protocol.network_s) * longer),
         overhead_s=topology.overhead_s + protocol.base_s * base,
     )
 

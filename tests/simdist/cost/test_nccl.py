@@ -56,7 +56,7 @@ def ring_s(base, hops_s, share, nbytes, n=8):
 
 
 def test_in_a_node_small_buffers_go_by_ll_larger_by_ll128_large_ones_by_simple():
-    ll = ring_s(6.6e-6, 14 * 0.6e-6, 1 / 4, 32 * KIB)
+    ll = 6.6e-6 + 14 * 0.6e-6  # bytes of a line per thread take no longer than hops
     ll128 = ring_s(14e-6, 14 * 1.9e-6, 0.92, 4 * MIB)
     simple = ring_s(8.4e-6, 2 * 14 * 3.4e-6, 1, GIB)  # chunks of more than 32 KiB have two slices
     found = [seconds(machines(), nbytes) for nbytes in (32 * KIB, 4 * MIB, GIB)]
@@ -71,10 +71,26 @@ def test_simple_waits_for_each_slice_of_a_chunk():
 
 
 @pytest.mark.parametrize(("capability", "share", "most_Bps"), [(8.0, 1 / 4, 87.7e9), (9.0, 1 / 2, 141e9)])
-def test_ll_takes_a_share_that_grew_with_hopper_up_to_a_limit(capability, share, most_Bps):
-    bandwidth_Bps = min(share * FABRIC_BPS, most_Bps)
-    expected_s = 6.6e-6 + 14 * 0.6e-6 + 2 * 7 / 8 * 512 * KIB / bandwidth_Bps
-    assert seconds(machines(capability=capability), 512 * KIB) == pytest.approx(expected_s, rel=1e-12)
+@pytest.mark.parametrize(("nbytes", "lines"), [(KIB, 1), (768 * KIB, 1), (768 * KIB + 32, 2), (MIB, 2)])
+def test_a_hop_of_ll_takes_as_long_as_its_lines_or_its_bytes(capability, share, most_Bps, nbytes, lines):
+    bytes_s = 2 * 7 / 8 * nbytes / min(share * FABRIC_BPS, most_Bps)
+    expected_s = 6.6e-6 + max(14 * lines * 0.6e-6, bytes_s)
+    assert seconds(machines(capability=capability), nbytes) == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("nbytes", [2 * MIB, 3 * MIB])
+def test_ll128_takes_a_chunk_of_19200_bytes_at_least(nbytes):
+    least = 24 * 8 * 19_200
+    expected_s = ring_s(14e-6, 14 * 1.9e-6, 0.92, max(nbytes, least))
+    assert seconds(machines(), nbytes) == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("nbytes", "n_channels"), [(2 * KIB, 1), (4 * KIB, 1), (8 * KIB, 2), (32 * KIB, 8)])
+def test_between_nodes_a_small_buffer_has_few_channels_of_what_ll_can(nbytes, n_channels):
+    fast = NETWORK.model_copy(update={"bandwidth_Bps": 1e15})
+    found_s = seconds(machines(2, 8.0, network=fast, nics_per_node=8), nbytes)
+    ll_s = 6.8e-6 + 14 * 0.6e-6 + 2 * 5e-6 + 2 * nbytes / (39e9 * n_channels / 16)
+    assert found_s == pytest.approx(ll_s, rel=1e-12)
 
 
 def test_flags_of_ll_and_ll128_flow_and_the_rest_that_they_lack_is_waiting():
@@ -87,12 +103,12 @@ def test_flags_of_ll_and_ll128_flow_and_the_rest_that_they_lack_is_waiting():
 @pytest.mark.parametrize(("kind", "hops", "share"), [("reduce_scatter", 7, 7 / 8), ("all_gather", 7, 7 / 8)])
 def test_halves_of_an_all_reduce_go_by_the_same_protocols(kind, hops, share):
     small, large = (seconds(machines(), nbytes, kind=kind) for nbytes in (32 * KIB, GIB))
-    assert small == pytest.approx(6.6e-6 + hops * 0.6e-6 + share * 32 * KIB / (FABRIC_BPS / 4), rel=1e-12)
+    assert small == pytest.approx(6.6e-6 + hops * 0.6e-6, rel=1e-12)
     assert large == pytest.approx(8.4e-6 + 2 * hops * 3.4e-6 + share * GIB / FABRIC_BPS, rel=1e-12)
 
 
 def test_a_small_broadcast_goes_by_ll():
-    expected_s = 6.6e-6 + 7 * 0.6e-6 + 8 * KIB / (FABRIC_BPS / 4)
+    expected_s = 6.6e-6 + 7 * 0.6e-6
     assert seconds(machines(), 8 * KIB, kind="broadcast") == pytest.approx(expected_s, rel=1e-12)
 
 
@@ -107,7 +123,7 @@ def test_a_ring_of_simple_between_nodes_waits_longer_from_64_bytes_per_rank_and_
 
 def test_a_network_slower_than_nccls_own_hop_counts():
     slow = NETWORK.model_copy(update={"latency_s": 20e-6})
-    expected_s = 6.8e-6 + 2 * (7 * 0.6e-6 + 20e-6)
+    expected_s = 6.8e-6 + 2 * (7 * 0.6e-6 + 20e-6 * 5.0 / 2.7)  # trees have longer ones than rings
     assert seconds(machines(2, network=slow), 8) == pytest.approx(expected_s, rel=1e-4)
 
 
