@@ -85,7 +85,6 @@ _OF_PASSES = (
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the search's own choices.")
 @click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep what is simulated there; go on from it.")
 @click.option("--write", type=common.path, metavar="FILE", help="Write the scenario, with the finalists' schedules.")
-@common.plot
 @common.options
 def command(
     session: common.Session,
@@ -104,7 +103,6 @@ def command(
     allow: tuple[str, ...],
     output: Path | None,
     write: Path | None,
-    plot: Path | None,
     **search: Any,
 ) -> None:
     """Find the fastest schedule for a scenario, within limits.
@@ -113,7 +111,6 @@ def command(
     best, and the best of every frequency of global synchronisation, are simulated again with fresh seeds; only those
     numbers are shown. If nothing gains, it says so, and why.
     """
-    inputs.check_picture(plot)
     _check_free(write)
     texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
     sizes = [_parsed(option, text, parse_nbytes) for option, text in texts.items()]
@@ -147,10 +144,6 @@ def command(
     if write:
         inputs.save_text(write, dump(_with_finalists(scenario, tuned)))
         session.wrote(write)
-    if plot:
-        from simdist.report.tuning import front_figure
-
-        session.draw(front_figure(tuned), plot)
 
 
 def _check_free(path: Path | None) -> None:

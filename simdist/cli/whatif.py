@@ -39,7 +39,7 @@ _Record: TypeAlias = dict[str, Any]
 _MOST_LINKS = 6  # lines of a table; JSON has all
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
-_NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "seed", "cluster", "plot")
+_NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "seed", "cluster")
 
 _RANK_COLUMNS = (
     *(Column("rank", form=str), Column("node", form=str)),
@@ -72,7 +72,6 @@ _GAIN_COLUMNS = (
 @click.option("--block", "block_steps", type=common.positive, metavar="N", help="Steps of a block of a recording.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of the first run; the scenario's.")
 @click.option("--cluster", metavar="FILE|PRESET", help="Simulate schedules with the links from there.")
-@common.plot
 @common.options
 def command(session: common.Session, name: str, *, ideal: IdealCompute | None, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
@@ -90,7 +89,6 @@ def command(session: common.Session, name: str, *, ideal: IdealCompute | None, *
     if ideal:
         raise ScenarioError(f"{name}: --ideal {ideal}: is for tables of operations, .csv or .parquet; leave it out")
     options = WhatifOptions(**given)
-    inputs.check_picture(options.plot)
     with session.bar() as bar:
         bar.update("read", 0, None)
         job = read_job(session, name, options)
@@ -103,10 +101,6 @@ def command(session: common.Session, name: str, *, ideal: IdealCompute | None, *
     spread = find_pattern(found)
     document = _document(job, found, spread, compared, options.cluster) | ({"links": links} if links else {})
     session.result(document, _text(job, document, found, spread, compared))
-    if options.plot:
-        from simdist.report.stragglers import stragglers_figure
-
-        session.draw(stragglers_figure(found, title=f"{Path(job.name).name}: {job.baseline.name}"), options.plot)
 
 
 def _refuse_options(name: str) -> None:

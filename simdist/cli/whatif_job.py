@@ -36,7 +36,6 @@ class WhatifOptions:
         block_steps: Steps of a block of a recording; None: chosen.
         seed: Of the first run; None: the scenario's.
         cluster: File or preset whose links schedules are simulated with; None: the job's own.
-        plot: The plot to draw into.
     """
 
     schedule: str | None
@@ -47,7 +46,6 @@ class WhatifOptions:
     block_steps: int | None
     seed: int | None
     cluster: str | None
-    plot: Path | None
 
 
 @dataclass(frozen=True)

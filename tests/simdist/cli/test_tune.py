@@ -113,11 +113,6 @@ def test_labels_of_the_user_are_left_alone_in_what_is_written(capsys, scenario, 
     assert "local-2-tuned" in names
 
 
-def test_draws_the_front(capsys, scenario, tmp_path):
-    tune(capsys, scenario, plot=tmp_path / "front.png")
-    assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_goes_on_where_it_was_interrupted(capsys, scenario, tmp_path, monkeypatch):
     measured, simulate = [], comparison.measure
 

@@ -350,16 +350,6 @@ def test_blocks_that_are_stated_too_short_are_warned_of(capsys: pytest.CaptureFi
     assert "blocks of 3 steps, as stated, are shorter than the longest period, 4 steps" in answer.err
 
 
-def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], mixed: Path, tmp_path: Path) -> None:
-    answer = call(capsys, "whatif", mixed, "--resamples", "0", "--plot", tmp_path / "who.svg")
-    assert answer.code == 0, answer.err
-    picture = (tmp_path / "who.svg").read_text(encoding="utf-8")
-    assert picture.startswith("<?xml")
-    again = call(capsys, "whatif", mixed, "--resamples", "0", "--plot", tmp_path / "again.svg")
-    assert again.code == 0
-    assert (tmp_path / "again.svg").read_text(encoding="utf-8") == picture
-
-
 def test_a_run_without_a_trace_is_refused(capsys: pytest.CaptureFixture[str], small: Path, tmp_path: Path) -> None:
     call(capsys, "plan", small, "-o", tmp_path / "run", "--schedule", "sync")
     answer = call(capsys, "whatif", tmp_path / "run")
@@ -378,7 +368,6 @@ def test_a_run_without_a_trace_is_refused(capsys: pytest.CaptureFixture[str], sm
         (["--steps", "20:30"], "steps 20:30: plan sync has the steps 0 to 11"),
         (["--block", "0"], "0 is not in the range x>=1"),
         (["--resamples", "999999999"], "999999999 is not in the range 0<=x<=1000000"),
-        (["--plot", "who.gif"], "who.gif: unknown type of picture"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
