@@ -86,7 +86,7 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], *,
     return framed_table(caption, head, (_row(row, kinds) for row in rows))
 
 
-def framed_table(caption: str, head: str, rows: Iterable[str], *, class_: str | None = None) -> Html:
+def framed_table(caption: str = "", head: str = "", rows: Iterable[str] = (), *, class_: str | None = None) -> Html:
     """Return a table of cells that are HTML already, in a frame in which it scrolls sideways."""
     lines = tag("thead", tag("tr", head)), tag("tbody", join(rows))
     content = tag("table", tag("caption", tag("span", caption)), *lines, class_=class_)

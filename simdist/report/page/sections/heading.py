@@ -14,6 +14,7 @@ from simdist.runs.run_directory import RunDirectory
 
 _LONG = 24  # letters; more need two columns
 _NAMED = 12  # values that are all named
+_SCRIPTS = "The chart, the map and the table of rows are drawn by scripts, which are off."
 _PAGE_BY = "page by", f"simdist {simdist.__version__}, Python {platform.python_version()}, numpy {np.__version__}"
 
 
@@ -26,7 +27,7 @@ def heading(report: RunsReport) -> Html:
 def sweep_heading(report: SweepReport) -> Html:
     """Return the title of the page, the facts of its sweep, its fields, and what a reader must know."""
     top = [tag("h1", report.name), tag("p", _about_sweep(report)), _facts_list(_sweep_facts(report))]
-    return join([*top, notes(_sweep_notes(report)), _varied(report)])
+    return join([*top, notes(_sweep_notes(report)), tag("noscript", tag("p", _SCRIPTS)), _varied(report)])
 
 
 def _facts_list(facts: Iterable[tuple[str, str]]) -> Html:

@@ -27,7 +27,7 @@ _CLEAR = (
 def fastest_section(report: SweepReport) -> Section:
     """Show how often each schedule is the fastest, and at which values of the fields."""
     about = f"{_ABOUT} {_CLEAR}" if _is_known(report) else _ABOUT
-    parts = [tag("p", about), conclusions(fastest_conclusion(report)), _lines_table(report), *_changes(report)]
+    parts = [tag("p", about), conclusions([fastest_conclusion(report)]), _lines_table(report), *_changes(report)]
     return Section("fastest", "Which schedule is the fastest", join(parts))
 
 
@@ -36,12 +36,12 @@ def compared(report: SweepReport) -> dict[int, Fastest]:
     return {point: each for point, each in report.best.items() if each.next_one}
 
 
-def fastest_conclusion(report: SweepReport) -> list[str]:
-    """Say in sentences which schedule is the fastest, how often and how clearly, and what it gains."""
+def fastest_conclusion(report: SweepReport) -> str:
+    """Say which schedule is the fastest, how often and how clearly."""
     found = compared(report)
     if not found:
-        return ["At no point were two schedules measured, so there is none that is faster."]
-    return [_winners(report, _most_often(report, found), found), *_gains(report)]
+        return "At no point were two schedules measured, so there is none that is faster."
+    return _winners(report, _most_often(report, found), found)
 
 
 def _winners(report: SweepReport, lines: Sequence[str], found: dict[int, Fastest]) -> str:
@@ -102,40 +102,6 @@ def lead_percent(lead: float) -> str:
     if percents < _LEAST_PERCENT:
         return "+0 %" if lead - 1 <= ROUNDING else f"+<{_LEAST_PERCENT:g} %"
     return f"+{percents:.1f} %" if percents >= 1 else f"+{percents:.2g} %"
-
-
-def _gains(report: SweepReport) -> Iterator[str]:
-    """Say of each schedule but the baseline how many times as fast it is."""
-    base = report.table.baseline
-    for line in report.lines:
-        found = report.speedups(line)
-        if not found or line in report.base_lines:
-            continue
-        yield f"{_gain(found, line, base)}{_losses(report, line, len(found))}."
-
-
-def _gain(speedups: Sequence[float], line: str, base: str) -> str:
-    least, most = f"{min(speedups):.2f}", f"{max(speedups):.2f}"
-    everywhere = f" at all {len(speedups):,} points" if len(speedups) > 1 else ""
-    if least != most:
-        return f"{line} is {least} to {most} times as fast as {base}, {median(speedups):.2f} in the median"
-    if least != "1.00":
-        return f"{line} is {least} times as fast as {base}{everywhere}"
-    is_equal = all(abs(speedup - 1) <= ROUNDING for speedup in speedups)
-    return f"{line} takes as long as {base}{everywhere}{'' if is_equal else ', to within 0.5 %'}"
-
-
-def _losses(report: SweepReport, line: str, n_points: int) -> str:
-    """Say at how many points a schedule is slower than the baseline."""
-    below = [row for _, row in report.compared_rows(line) if row.speedup < 1 - ROUNDING]
-    if not below:
-        return ""
-    slower = f"; it is slower at {len(below):,} of {n_points:,} points"
-    intervals = [row.speedup_ci95 for row in below if row.speedup_ci95]
-    if not intervals:
-        return slower
-    n_clear = sum(high < 1 for _, high in intervals)
-    return f"{slower}, {'all' if n_clear == len(below) else f'{n_clear:,}'} of these beyond the 95 % intervals"
 
 
 def _lines_table(report: SweepReport) -> Html:

@@ -1,34 +1,31 @@
 """All rows of a sweep, to sort and to filter, and what failed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from shlex import quote
 
 from simdist.report.page.document import Section, json_block
-from simdist.report.page.html import Html, controls, duration, join, prose, table, tag
-from simdist.report.page.sections.sweep_chart import METRICS, measured_metrics, metric_text
+from simdist.report.page.html import Html, controls, framed_table, join, prose, table, tag
+from simdist.report.page.sections.sweep_chart import measured_metrics
 from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.studies.statistics import Interval
 from simdist.sweep.table import ResultRow
 from simdist.traces.breakdown import STATES
 
-#: Rows that stand in the table at once.
-SHOWN = 200
-
-_SPEEDUP, _STEP = METRICS[0], METRICS[1]
 _MOST_POINTS = 10
 _DIGITS = 6  # of a number in the page's data; its tables have all
 
 
 def rows_section(report: SweepReport) -> Section:
-    """Show the first rows; the script sorts and filters all."""
+    """Show where the script writes the first rows, sorted and filtered."""
     command = f"simdist results {quote(report.folder.name)} --csv rows.csv"
     about = join(["With all columns and all digits, in SI units: ", tag("code", command), "."])
+    caption = f"Rows; speed-up over {report.table.baseline}, with 95 % intervals; seconds per step in each state"
     parts = [
         tag("p", about),
         _filter(),
-        tag("p", _count(report), id="sweep-count", role="status"),
-        tag("div", _table(report), id="sweep-rows"),
+        tag("p", id="sweep-count", role="status"),
+        tag("div", framed_table(caption), id="sweep-rows"),
         json_block("sweep-data", sweep_data(report)),
     ]
     return Section("rows", "All rows", join(parts))
@@ -38,34 +35,6 @@ def _filter() -> Html:
     field = tag("input", id="sweep-filter", type="search", autocomplete="off", spellcheck="false")
     hint = tag("span", "Rows in which all of the words occur; headers sort.", class_="muted", id="sweep-filter-hint")
     return controls(tag("label", "Filter ", field), hint)
-
-
-def _count(report: SweepReport) -> str:
-    n = len(report.table.results)
-    return f"The first {SHOWN:,} of {n:,} rows." if n > SHOWN else f"{n:,} row{'s' * (n != 1)}."
-
-
-def _table(report: SweepReport) -> Html:
-    words = ["schedule", "failed", *(field.name for field in report.differing if field.numbers is None)]
-    header = ["point", *(field.name for field in report.differing), "schedule", "step time", "speed-up"]
-    header += [*STATES, *(["failed"] if report.table.n_failed else [])]
-    lines = [list(_cells(report, each)) for each in report.table.results[:SHOWN]]
-    caption = f"Rows; speed-up over {report.table.baseline}, with 95 % intervals; seconds per step in each state"
-    return table(caption, header, lines, words=words)
-
-
-def _cells(report: SweepReport, result: ResultRow) -> Iterator[str]:
-    point, row = int(result.point), result.row
-    yield f"{point}"
-    for field in report.differing:
-        code = field.codes[point]
-        yield "-" if code is None else field.texts[code]
-    yield result.schedule
-    yield metric_text(result, _STEP)
-    yield metric_text(result, _SPEEDUP)
-    yield from (duration(max(0.0, row.states_s[state])) if row else "-" for state in STATES)
-    if report.table.n_failed:
-        yield tag("span", _failure(result) if result.failed else "", class_="sweep-error")
 
 
 def failures_section(report: SweepReport) -> Section | None:
