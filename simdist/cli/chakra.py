@@ -117,17 +117,10 @@ def _imported_document(imported: ChakraJob, output: Path) -> dict[str, Any]:
     workload = imported.workload
     return {
         "scenario": str(output),
-        "traces": imported.n_traces,
-        "world_size": imported.world_size,
-        "steps": imported.n_steps,
-        "forward_s": workload.forward_s,
+        **common.picked(imported, "world_size", "notes", traces="n_traces", steps="n_steps"),
+        **common.picked(workload, "forward_s", "optimize_s"),
         "backward_s": sum(tensor.backward_s or 0.0 for tensor in workload.tensors),
-        "optimize_s": workload.optimize_s,
-        "buckets": [
-            {"tensor": tensor.name, "count": tensor.count, "backward_s": tensor.backward_s}
-            for tensor in reversed(workload.tensors)
-        ],
-        "notes": list(imported.notes),
+        "buckets": [common.picked(each, "count", "backward_s", tensor="name") for each in reversed(workload.tensors)],
     }
 
 

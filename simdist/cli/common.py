@@ -85,6 +85,15 @@ def _finite(value: object) -> object:
             return value
 
 
+def picked(found: object, *names: str, **keys: str) -> dict[str, Any]:
+    """Return attributes as JSON has them: some by their names, others by a key of their own.
+
+    >>> picked(range(2, 8, 3), "start", "step", end="stop")
+    {'start': 2, 'step': 3, 'end': 8}
+    """
+    return {key: getattr(found, name) for key, name in {**dict(zip(names, names, strict=True)), **keys}.items()}
+
+
 def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     session = context.ensure_object(Session)
     if parameter.name == "as_json":

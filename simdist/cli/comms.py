@@ -84,8 +84,7 @@ def _document(run: run_directory.RunDirectory, traces: Sequence[_TraceCollective
         "schedule": run.plan.name,
         "run": str(run.path),
         "digest": run.plan.digest(),
-        "steps": run.plan.n_steps,
-        "world_size": run.plan.world_size,
+        **common.picked(run.plan, "world_size", steps="n_steps"),
         "traces": [
             {
                 "which": each.which,

@@ -161,48 +161,27 @@ def _document(
     }
 
 
+def _knobs_document(turned: KnobEffects) -> _Record:
+    effects = [asdict(effect) for effect in turned.effects]
+    return common.picked(turned.baseline, "seconds", "waiting_s") | {"effects": effects, "missing": turned.missing}
+
+
 def _trace_document(which: str, found: Epochs) -> _Record:
-    return {
-        "which": which,
-        "source": found.source,
-        "staging_s": found.staging_s,
-        "epochs": [_epoch_record(epoch) for epoch in found.epochs],
-    }
+    epochs = [_epoch_record(epoch) for epoch in found.epochs]
+    return {"which": which, **common.picked(found, "source", "staging_s"), "epochs": epochs}
 
 
 def _epoch_record(epoch: Epoch) -> _Record:
-    return {
-        "epoch": epoch.number,
-        "steps": epoch.n_steps,
-        "seconds": epoch.seconds,
-        "stall_s": epoch.stall_s,
-        "stall_share": epoch.stall_share,
-        "mean_stall_s": epoch.mean_stall_s,
-        "hidden": epoch.is_hidden,
-        "hits": epoch.hits,
+    times = ("seconds", "stall_s", "stall_share", "mean_stall_s", "hits")
+    return common.picked(epoch, *times, epoch="number", steps="n_steps", hidden="is_hidden") | {
         "samples": dict(zip(LEVELS, epoch.n_samples, strict=True)),
         "nbytes": dict(zip(LEVELS, epoch.nbytes, strict=True)),
     }
 
 
 def _limits_record(each: EpochLimits) -> _Record:
-    return {
-        "epoch": each.epoch,
-        "least_s": each.least_s,
-        "limit": each.name,
-        "least_s_by_limit": each.seconds,
-        "storage_nbytes": each.storage_nbytes,
-        "needed_Bps": each.needed_Bps,
-    }
-
-
-def _knobs_document(turned: KnobEffects) -> _Record:
-    return {
-        "seconds": turned.baseline.seconds,
-        "waiting_s": turned.baseline.waiting_s,
-        "effects": [asdict(effect) for effect in turned.effects],
-        "missing": turned.missing,
-    }
+    own = ("epoch", "least_s", "storage_nbytes", "needed_Bps")
+    return common.picked(each, *own, limit="name", least_s_by_limit="seconds")
 
 
 def _text(

@@ -1,6 +1,7 @@
 """`simdist import`."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -171,39 +172,22 @@ def _tensors(name: str) -> tuple[Tensor, ...]:
 
 def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, object]:
     """Return what was found as JSON has it."""
-    job, base, proof = imported.job, imported.base, imported.proof
+    proof, of_base = imported.proof, ("input_s", "forward_s", "host_s", "backward_s", "buckets_s", "optimize_s")
     return {
         "scenario": imported.scenario.name,
-        "world_size": job.world_size,
-        "ranks": list(job.ranks),
-        "missing_ranks": list(job.missing),
-        "nodes": imported.layout.nodes,
-        "gpus_per_node": imported.layout.gpus_per_node,
-        "steps": list(job.numbers),
-        "step": {
-            "measured_s": proof.measured_s,
-            "predicted_s": proof.predicted_s,
-            "without_stragglers_s": proof.calm_s,
-            "error": proof.error,
-        },
-        "base": {
-            "input_s": base.input_s,
-            "forward_s": base.forward_s,
-            "host_s": base.host_s,
-            "backward_s": base.backward_s,
-            "buckets_s": list(base.buckets_s),
-            "optimize_s": base.optimize_s,
-        },
+        **common.picked(imported.job, "world_size", "ranks", missing_ranks="missing", steps="numbers"),
+        **common.picked(imported.layout, "nodes", "gpus_per_node"),
+        "step": common.picked(proof, "measured_s", "predicted_s", "error", without_stragglers_s="calm_s"),
+        "base": common.picked(imported.base, *of_base),
         "tensors": len(imported.model.tensors),
         "parameters_nbytes": imported.model.nbytes,
         "where": _where_record(imported.budget),
         "job": _kind_record(imported.kind),
         "collectives": [_collective(imported, each) for each in imported.times],
         "stragglers": [_straggler(imported, each) for each in imported.stragglers],
-        "noise": {"count": imported.noise.count, "seconds": imported.noise.seconds},
+        "noise": asdict(imported.noise),
         "straggling_share": proof.straggling_share,
-        "clock_skew_s": imported.clocks.skew_s,
-        "clock_residual_s": imported.clocks.residual_s,
+        **common.picked(imported.clocks, clock_skew_s="skew_s", clock_residual_s="residual_s"),
         "notes": list(imported.notes),
         "files": [str(path) for path in written],
     }
@@ -239,11 +223,8 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
     """Return where steps went, in all and by rank."""
     columns = [f"{part.name.lower()}_s" for part in StepPart]
     return {
-        "step_s": budget.step_s,
+        **common.picked(budget, "step_s", "fixed_s", "removable_s", "verdict"),
         **dict(zip(columns, budget.of_all_s.tolist(), strict=True)),
-        "fixed_s": budget.fixed_s,
-        "removable_s": budget.removable_s,
-        "verdict": budget.verdict,
         "ranks": [
             {"rank": rank, "step_s": sum(row), "ahead_s": ahead_s, **dict(zip(columns, row, strict=True))}
             for rank, ahead_s, row in zip(budget.ranks, budget.ahead_s, budget.parts_s.tolist(), strict=True)
@@ -253,13 +234,7 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
 
 def _kind_record(kind: JobKind) -> dict[str, object]:
     left_out = {each: {"per_step": calls, "share": share} for each, (calls, share) in kind.left_out.items()}
-    return {
-        "is_modelled": kind.is_modelled,
-        "names": list(kind.names),
-        "left_out": left_out,
-        "unseen_share": kind.unseen_share,
-        "share": kind.share,
-    }
+    return common.picked(kind, "is_modelled", "names", "unseen_share", "share") | {"left_out": left_out}
 
 
 def _where(budget: StepBudget, kind: JobKind) -> str:
@@ -322,14 +297,8 @@ def _percent(imported: ImportedJob, straggler: Straggler) -> str:
 
 def _straggler(imported: ImportedJob, straggler: Straggler) -> dict[str, object]:
     base_s = imported.base.compute_s if straggler.channel == "compute" else imported.proof.measured_s
-    return {
-        "kind": straggler.kind,
-        "ranks": list(straggler.ranks),
-        "node": straggler.node,
+    return asdict(straggler) | {
         "is_traced": set(straggler.ranks) <= set(imported.job.ranks),
-        "channel": straggler.channel,
-        "steps": list(straggler.steps),
-        "seconds": straggler.seconds,
         "factor": 1 + straggler.seconds / base_s if base_s else None,
     }
 
@@ -375,13 +344,5 @@ def _predicted_s(imported: ImportedJob, each: CollectiveTimes) -> float | None:
 
 
 def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, object]:
-    return {
-        "kind": each.kind,
-        "nbytes": each.nbytes,
-        "n_ranks": len(each.group),
-        "between_nodes": each.between_nodes,
-        "calls": each.calls,
-        "seconds": each.seconds,
-        "wait_share": each.wait_share,
-        "predicted_s": _predicted_s(imported, each),
-    }
+    found = common.picked(each, "kind", "nbytes", "between_nodes", "calls", "seconds", "wait_share")
+    return found | {"n_ranks": len(each.group), "predicted_s": _predicted_s(imported, each)}

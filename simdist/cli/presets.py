@@ -76,23 +76,18 @@ def _read(model: type[_ModelT], kind: Kind, name: str) -> _ModelT:
 def _cluster(name: str) -> _Facts:
     cluster = _read(Cluster, "clusters", name)
     return {
-        "ranks": cluster.world_size,
-        "nodes": cluster.nodes,
-        "gpus_per_node": cluster.gpus_per_node,
+        **common.picked(cluster, "nodes", "gpus_per_node", "source", ranks="world_size"),
         "device": cluster.device.name,
         "network_Bps": cluster.network.bandwidth_Bps,
-        "source": cluster.source,
     }
 
 
 def _workload(name: str) -> _Facts:
     workload = _read(Workload, "workloads", name)
     return {
+        **common.picked(workload, "nbytes", "batch_size", "source"),
         "parameters": sum(workload.tensor_counts),
-        "nbytes": workload.nbytes,
         "tensors": len(workload.tensors),
-        "batch_size": workload.batch_size,
-        "source": workload.source,
     }
 
 

@@ -88,12 +88,8 @@ def _sweep_document(found: SweepReport, output: Path, nbytes: int) -> dict[str, 
     return {
         "report": str(output),
         "nbytes": nbytes,
-        "baseline": found.table.baseline,
-        "sweep": found.name,
-        "points": found.n_points,
-        "rows": found.n_rows,
-        "failed": found.table.n_failed,
-        "missing": found.table.n_missing,
+        **common.picked(found, sweep="name", points="n_points", rows="n_rows"),
+        **common.picked(found.table, "baseline", failed="n_failed", missing="n_missing"),
     }
 
 

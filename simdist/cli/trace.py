@@ -52,10 +52,9 @@ def command(
         "chrome": str(chrome),
         "plan": loaded.plan.name,
         "digest": loaded.plan.digest(),
-        "source": loaded.source,
         "steps": n_steps,
         "world_size": loaded.plan.world_size,
-        "makespan_s": loaded.makespan_s,
+        **common.picked(loaded, "source", "makespan_s"),
     }
     session.result(document, f"{path}, {loaded.source}: open {chrome} in https://ui.perfetto.dev")
 

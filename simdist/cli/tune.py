@@ -287,30 +287,25 @@ def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Re
         "block_steps": recording.block_steps if recording else None,
         "baseline": baseline.schedule.name,
         "constraints": asdict(wanted.constraints),
-        "candidates": tuned.n_candidates,
-        "evaluated": tuned.n_evaluated,
-        "excluded": dict(tuned.excluded),
-        "illegal": tuned.n_illegal,
+        **common.picked(tuned, "excluded", candidates="n_candidates", evaluated="n_evaluated", illegal="n_illegal"),
         "change": verdict.winner is not None,
-        "outcome": verdict.outcome,
+        **common.picked(verdict, "outcome", "reasons", verdict="sentence"),
         "best": verdict.best.schedule.name,
-        "verdict": verdict.sentence,
-        "reasons": list(verdict.reasons),
         "rows": list(rows),
     }
 
 
 def _record(finalist: Finalist, tuned: Tuned) -> _Record:
-    facts = finalist.facts
-    return finalist.row.document() | {
-        "search_step_s": finalist.search_step_s,
-        "global_every_steps": facts.global_gap,
-        "sent_nbytes": facts.sent_nbytes,
-        "device_nbytes": facts.device_nbytes,
-        "host_nbytes": facts.host_nbytes,
-        "on_front": finalist.on_front,
-        "problem": finalist.problem,
-        "entry": entry(finalist.schedule),
-        **({} if tuned.per == "step" else {"micro_batches": finalist.micro_batches}),
-        **({"checkpoint": finalist.checkpoint.model_dump(mode="json")} if finalist.checkpoint else {}),
-    }
+    of_plan = common.picked(
+        finalist.facts, "sent_nbytes", "device_nbytes", "host_nbytes", global_every_steps="global_gap"
+    )
+    return (
+        finalist.row.document()
+        | of_plan
+        | {
+            **common.picked(finalist, "search_step_s", "on_front", "problem"),
+            "entry": entry(finalist.schedule),
+            **({} if tuned.per == "step" else {"micro_batches": finalist.micro_batches}),
+            **({"checkpoint": finalist.checkpoint.model_dump(mode="json")} if finalist.checkpoint else {}),
+        }
+    )

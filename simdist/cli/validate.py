@@ -27,6 +27,7 @@ from simdist.traces.links import link_in_words
 from simdist.traces.trace import Trace
 
 _MOST_RANKS = 16  # lines of a table of ranks; JSON has all
+_FOUND = ("simulated_s", "measured_s", "error", "correlation", "overlap", "lead_s", "verdict")
 
 
 @dataclass(frozen=True)
@@ -220,42 +221,27 @@ def _document(each: _Validated) -> dict[str, object]:
         "schedule": found.schedule,
         "run": str(each.run.path),
         "digest": each.run.plan.digest(),
-        "source": found.source,
         "simulated_by": each.simulated.source,
-        "steps": found.n_steps,
         "world_size": each.run.plan.world_size,
-        "simulated_s": found.simulated_s,
+        **common.picked(found, "source", *_FOUND, steps="n_steps"),
         **(dict(zip(("simulated_s_lo", "simulated_s_hi"), each.range_s, strict=True)) if each.range_s else {}),
-        "measured_s": found.measured_s,
-        "error": found.error,
-        "kinds": [asdict(kind) for kind in found.kinds],
-        "injections": [asdict(injection) for injection in found.injections],
-        "blames": [asdict(blame) for blame in found.blames],
+        **{name: [asdict(part) for part in getattr(found, name)] for name in ("kinds", "injections", "blames")},
         **({"links": [asdict(each) for each in found.links]} if found.links else {}),
-        "correlation": found.correlation,
-        "overlap": found.overlap,
-        "lead_s": found.lead_s,
-        "verdict": found.verdict,
     }
     if each.loading:
         document["epochs"] = [asdict(error) for error in each.loading.errors]
-        document["hits_identical"] = each.loading.hits_identical
-        document["hits_differences"] = each.loading.differences
+        document |= common.picked(each.loading, "hits_identical", hits_differences="differences")
     return document
 
 
 def _summary_document(summary: Summary) -> dict[str, object]:
     found = summary.order
     return {
-        "baseline": summary.baseline,
+        **common.picked(summary, "baseline", "median_error", "worst_error"),
         "rows": [asdict(row) for row in summary.rows],
-        "n_clear_pairs": found.n_pairs,
+        **common.picked(found, n_clear_pairs="n_pairs", wrong_pairs="wrong", unmeasured_pairs="unmeasured"),
         "n_right_pairs": len(found.right),
-        "wrong_pairs": found.wrong,
-        "unmeasured_pairs": found.unmeasured,
         "order_agrees": len(found.right) == found.n_pairs,
-        "median_error": summary.median_error,
-        "worst_error": summary.worst_error,
     }
 
 

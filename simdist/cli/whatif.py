@@ -27,7 +27,7 @@ from simdist.settings.units import format_seconds, format_share
 from simdist.studies.held import find_held, with_links, without_links
 from simdist.traces.links import Held, link_in_words
 from simdist.traces.trace import Trace
-from simdist.whatif.gains import Gain, Gains, find_gains
+from simdist.whatif.gains import Gains, find_gains
 from simdist.whatif.job_slowdown import IdealCompute
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
 from simdist.whatif.slowdown import Slowdown, find_slowdown
@@ -40,6 +40,12 @@ _MOST_LINKS = 6  # lines of a table; JSON has all
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
 _NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "seed", "cluster")
+
+_FOUND = (
+    *("world_size", "first_step", "slowdown", "lost_share", "traced_s", "replayed_s", "explained_s", "ideal_s"),
+    *("slowest_ranks", "fixed_by_ranks", "slowest_node", "fixed_by_node"),
+)
+_OF_GAIN = ("schedule", "step_s", "speedup", "is_sure", "problem", "engine")
 
 _RANK_COLUMNS = (
     *(Column("rank", form=str), Column("node", form=str)),
@@ -215,15 +221,7 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "job": job.name,
         "schedule": job.baseline.name,
         "trace": job.trace.source,
-        "world_size": found.world_size,
-        "first_step": found.first_step,
-        "steps": found.n_steps,
-        "slowdown": found.slowdown,
-        "lost_share": found.lost_share,
-        "traced_s": found.traced_s,
-        "replayed_s": found.replayed_s,
-        "explained_s": found.explained_s,
-        "ideal_s": found.ideal_s,
+        **common.picked(found, *_FOUND, steps="n_steps"),
         "pattern": asdict(spread),
         "kinds": [asdict(part) for part in found.kinds],
         "channels": [{key: value for key, value in asdict(each).items() if key != "name"} for each in found.channels],
@@ -239,10 +237,6 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
             }
             for step in range(found.n_steps)
         ],
-        "slowest_ranks": list(found.slowest_ranks),
-        "fixed_by_ranks": found.fixed_by_ranks,
-        "slowest_node": found.slowest_node,
-        "fixed_by_node": found.fixed_by_node,
         "stragglers": spread_sentence(found, spread),
         "cluster": cluster,
         "gains": _gains_document(compared) if compared else None,
@@ -254,28 +248,12 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
 def _gains_document(compared: Gains) -> _Record:
     best, fastest = compared.best, compared.fastest
     return {
-        "baseline": compared.baseline,
-        "baseline_step_s": compared.baseline_step_s,
-        "drawn": compared.drawn,
-        "runs": compared.n_runs,
-        "steps": compared.n_steps,
+        **common.picked(compared, "baseline", "baseline_step_s", "drawn", runs="n_runs", steps="n_steps"),
         "recorded_steps": compared.recording.n_steps if compared.recording else None,
         "block_steps": compared.recording.block_steps if compared.recording else None,
-        "rows": [_gain_record(row) for row in compared.rows],
+        "rows": [common.picked(row, *_OF_GAIN, speedup_95="interval") for row in compared.rows],
         "fastest": fastest.schedule if fastest else None,
         "best": best.schedule if best else None,
-    }
-
-
-def _gain_record(row: Gain) -> _Record:
-    return {
-        "schedule": row.schedule,
-        "step_s": row.step_s,
-        "speedup": row.speedup,
-        "speedup_95": list(row.interval) if row.interval else None,
-        "is_sure": row.is_sure,
-        "problem": row.problem,
-        "engine": row.engine,
     }
 
 

@@ -99,8 +99,7 @@ def _document(path: Path, found: JobSlowdown, compute: IdealCompute) -> _Record:
             slowest_rank=ranks[found.worker_step_s.argmax(axis=1)],
         ),
         "slowest_ranks": ranks[list(found.slowest_workers)].tolist(),
-        "fixed_by_ranks": found.fixed_by_workers,
-        "fixed_by_last_stage": found.fixed_by_last_stage,
+        **common.picked(found, "fixed_by_last_stage", fixed_by_ranks="fixed_by_workers"),
         "notes": list(table.notes),
     }
 
