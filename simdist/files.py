@@ -7,15 +7,18 @@ module, or of `simdist.arrays`. A refusal is an `OSError`, like the operating sy
 
 import errno
 import gzip
+import json
 import os
+import re
 import secrets
 import socket
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from simdist.errors import RunError, naming_file
 
@@ -27,6 +30,7 @@ _NO_LINK = os.O_NOFOLLOW if os.name == "posix" else 0
 _HELD, _NO_LOCKS = {errno.EACCES, errno.EAGAIN}, {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 _HOLDER_NBYTES, _ATTEMPTS = 300, 100
 _GZIP = b"\x1f\x8b"
+_CHECKSUM = re.compile(rb', "crc32": (\d{1,10})\}\s*$')
 _KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFCHR: "a device",
@@ -213,3 +217,47 @@ def _lock(path: Path) -> FileIO | None:
                 stack.pop_all()
                 return file
     return None
+
+
+def with_checksum(record: bytes) -> bytes:
+    """Return an object of JSON as a line of a file of records, with the checksum of what stands before it.
+
+    It begins with its line's break, so that a record torn by a crash does not swallow the next.
+    """
+    return b'\n%s, "crc32": %d}' % (record[:-1], zlib.crc32(record))
+
+
+def record_of(line: bytes, *, need_key: bool = True) -> dict[str, Any] | None:
+    """Return the record of a line; None if it is empty, torn or damaged. Lines of older versions have no checksum."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or (need_key and not isinstance(record.get("key"), str)):
+        return None
+    if record.pop("crc32", None) is not None:
+        found = _CHECKSUM.search(line)
+        if not found or zlib.crc32(line[: found.start()] + b"}") != int(found[1]):
+            return None
+    return record
+
+
+def read_jsonl(path: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file, without lines that are torn or damaged; nothing if there is no file.
+
+    Args:
+        path: The file.
+        damaged: Gets the numbers of those lines, from 1.
+
+    Raises:
+        RunError: It cannot be read.
+    """
+    with naming_file(path, "read"):
+        if not path.exists():
+            return
+        with open_regular(path) as file:
+            for number, line in enumerate(lines_of(file), 1):
+                if record := record_of(line, need_key=False):
+                    yield record
+                elif damaged is not None and not line.isspace():
+                    damaged.append(number)

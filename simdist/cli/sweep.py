@@ -1,7 +1,6 @@
 """`simdist sweep`."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
@@ -14,14 +13,13 @@ from simdist.errors import ScenarioError
 from simdist.scenario.unused_settings import warnings_of
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
-from simdist.sweep.driver import Outcome, SweepProgress
+from simdist.sweep.driver import SweepProgress
 from simdist.sweep.runs import check_number
-from simdist.sweep.store import DESIGN, ROWS, damaged_text, read_jsonl
+from simdist.sweep.store import ROWS, damaged_text
 from simdist.sweep.table import RUNS
 from simdist.sweep.workers import n_cores
 
 _LINE_S = 30.0
-_MAX_ERRORS = 5
 
 
 @click.command("sweep")
@@ -76,7 +74,10 @@ def command(
     summary = ", ".join(f"{n:,} {name}" for name, n in counts.items())
     session.result(document, f"{what.name}: {summary}\nnext: simdist results {output}")
     if outcome.n_failed:
-        session.say("\n".join(_failures(output, outcome)))
+        session.say(
+            f"error: {outcome.n_failed:,} of {outcome.n_rows:,} rows failed; all others are there\n"
+            f"`simdist results {output} --failed` shows why; to compute failed rows again, add --retry"
+        )
     return int(outcome.n_failed > 0)
 
 
@@ -133,20 +134,3 @@ def _silent(session: common.Session) -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def _failures(output: Path, outcome: Outcome) -> Iterator[str]:
-    """Yield lines about rows that failed: the messages of most rows first."""
-    keys = {line.get("key") for line in read_jsonl(output / DESIGN)}
-    failed = (record for record in read_jsonl(output / ROWS) if "failed" in record and record["key"] in keys)
-    messages = Counter(_message(record) for record in failed)
-    yield f"error: {outcome.n_failed:,} of {outcome.n_rows:,} rows failed; all others are there"
-    yield from (f"  {n_rows:,} x {message}" for message, n_rows in messages.most_common(_MAX_ERRORS))
-    if len(messages) > _MAX_ERRORS:
-        yield f"  and {len(messages) - _MAX_ERRORS} other errors"
-    yield "to compute failed rows again, add --retry"
-
-
-def _message(record: dict[str, object]) -> str:
-    first, *more = str(record.get("error")).splitlines() or [""]
-    return f"{record['failed']}: {first}{' ...' if more else ''}"

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import RunError
-from simdist.files import lines_of, open_regular
+from simdist.files import lines_of, open_regular, read_jsonl
 from simdist.studies.comparison import ScheduleTimes
 from simdist.sweep.fields import Choice
-from simdist.sweep.store import DESIGN, ROWS, damaged_text, read_jsonl
+from simdist.sweep.store import DESIGN, ROWS, damaged_text
 from simdist.sweep.table import EPOCHS, ResultRow, Table, compared, lonely
 from simdist.traces.breakdown import STATES
 

@@ -2,12 +2,10 @@
 
     design.jsonl    a line about the sweep, then one per row: point, what it sets, schedule, key. Written at the start.
     rows.jsonl      a line per row that is measured or failed, found by its key. Appended as they come.
-    sweep.lock      held while a sweep is being computed here.
+    .lock           held while a sweep is being computed here.
 
-A record begins with its line's break, so that one torn by a crash does not swallow the next. It ends with the checksum
-of what stands before it; those of older versions have none. When all rows are there,
-they are put in the order of the design, so that the files do not tell how many workers there were. Rows that the
-design does not have, of a sweep that was edited meanwhile, stay at the end.
+When all rows are there, they are put in the order of the design, so that the files do not tell how many workers there
+were. Rows that the design does not have, of a sweep that was edited meanwhile, stay at the end.
 """
 
 import contextlib
@@ -15,22 +13,18 @@ import itertools
 import json
 import math
 import os
-import re
 import time
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, final
 
-from simdist.errors import RunError, naming_file
-from simdist.files import lines_of, open_regular, replacing
+from simdist.errors import naming_file
+from simdist.files import lines_of, locked, open_regular, read_jsonl, record_of, replacing, with_checksum
 
-DESIGN, ROWS, LOCK = "design.jsonl", "rows.jsonl", "sweep.lock"
+DESIGN, ROWS = "design.jsonl", "rows.jsonl"
 
 _SYNC_S = 1.0
 _MOST_NAMED = 5  # damaged lines
-_CHECKSUM = re.compile(rb', "crc32": (\d{1,10})\}\s*$')
 
 
 @final
@@ -41,7 +35,7 @@ class Store:
         """Take `folder`, which is made if it is not there."""
         self.folder = folder
         self._file: int | None = None
-        self._lock: IO[bytes] | None = None
+        self._lock = contextlib.ExitStack()
         self._synced_s = -math.inf
 
     def __enter__(self) -> Self:
@@ -50,23 +44,17 @@ class Store:
         Raises:
             RunError: It cannot be made, or another process computes a sweep there.
         """
-        with naming_file(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.folder / LOCK)
-            try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self.folder))
+            with naming_file(self.folder):
                 self._open()
-            except OSError:
-                self._lock.close()
-                raise
+            self._lock = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Let others in."""
         self._close()
-        if self._lock:
-            self._lock.close()
+        self._lock.close()
 
     def design(self, lines: Iterable[dict[str, Any]]) -> None:
         """Write what is to be computed.
@@ -93,7 +81,7 @@ class Store:
         """
         assert self._file is not None  # inside `with`
         with naming_file(self.folder / ROWS):
-            left = b"".join(b"\n" + _with_checksum(record) for record in records)
+            left = b"".join(map(with_checksum, records))
             while left:
                 left = left[os.write(self._file, left) :]  # a disk that fills up takes a part
             if time.monotonic() - self._synced_s > _SYNC_S:
@@ -137,7 +125,7 @@ def _places(path: Path) -> tuple[dict[str, int], bool]:
     is_clean, at = True, 0
     with open_regular(path) as file:
         for line in lines_of(file):
-            record = _record(line)
+            record = record_of(line)
             if record is None or record["key"] in places or not line.endswith(b"\n"):
                 is_clean = False
             if record:
@@ -151,27 +139,6 @@ def _line_at(file: IO[bytes], place: int) -> bytes:
     return file.readline().rstrip(b"\n")
 
 
-def read_jsonl(path: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, without lines that are torn or damaged; nothing if there is no file.
-
-    Args:
-        path: The file.
-        damaged: Gets the numbers of those lines, from 1.
-
-    Raises:
-        RunError: It cannot be read.
-    """
-    with naming_file(path, "read"):
-        if not path.exists():
-            return
-        with open_regular(path) as file:
-            for number, line in enumerate(lines_of(file), 1):
-                if record := _record(line, need_key=False):
-                    yield record
-                elif damaged is not None and not line.isspace():
-                    damaged.append(number)
-
-
 def damaged_text(folder: Path, damaged: Sequence[int]) -> str:
     """Say which lines of the rows of a sweep are damaged."""
     numbers = ", ".join(f"{number:,}" for number in damaged[:_MOST_NAMED])
@@ -180,52 +147,7 @@ def damaged_text(folder: Path, damaged: Sequence[int]) -> str:
     return f"{folder / ROWS}: {which} torn or damaged: left out, and computed again by `simdist sweep`"
 
 
-def _with_checksum(record: bytes) -> bytes:
-    return record[:-1] + b', "crc32": %d}' % zlib.crc32(record)
-
-
-def _record(line: bytes, *, need_key: bool = True) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or (need_key and not isinstance(record.get("key"), str)):
-        return None
-    if record.pop("crc32", None) is not None:
-        found = _CHECKSUM.search(line)
-        if not found or zlib.crc32(line[: found.start()] + b"}") != int(found[1]):
-            return None
-    return record
-
-
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file; an interruption leaves the old one or none."""
     with replacing(path, on_disk=True) as part, part.open("wb") as file:
         file.writelines(line + b"\n" for line in lines)
-
-
-def _locked(path: Path) -> IO[bytes]:
-    """Open a file that only one process may hold."""
-    file = path.open("ab+")
-    try:
-        import fcntl
-    except ImportError:  # Windows has other locks; there nothing keeps a second sweep out
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().decode(errors="replace").strip() or "another one"
-        file.close()
-        raise RunError(
-            f"{path.parent}: process {holder} computes a sweep there: wait for it, or choose another -o"
-        ) from None
-    except OSError as error:
-        file.close()
-        raise RunError(
-            f"{path}: cannot be locked, as its file system has no locks ({error.strerror}): choose another -o"
-        ) from None
-    file.truncate(0)
-    file.write(str(os.getpid()).encode())
-    file.flush()
-    return file

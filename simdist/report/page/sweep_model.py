@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from simdist.errors import UnsupportedError
+from simdist.files import read_jsonl
 from simdist.report.figures import shortened
 from simdist.runs import run_directory
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
@@ -15,7 +16,7 @@ from simdist.studies.comparison import Row
 from simdist.sweep.computed import read_sweep
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import Fastest, fastest, short_names
-from simdist.sweep.store import DESIGN, read_jsonl
+from simdist.sweep.store import DESIGN
 from simdist.sweep.table import ResultRow, Table, written_text
 
 #: Rows that a page holds: some 20 MB.

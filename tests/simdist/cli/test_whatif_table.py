@@ -48,7 +48,7 @@ def test_a_replay_that_is_off_is_warned_of(capsys: pytest.CaptureFixture[str], t
     ) in answer.err
 
 
-@pytest.mark.parametrize("option", ["schedule", "trace", "schedules", "resamples", "block", "seed", "cluster", "plot"])
+@pytest.mark.parametrize("option", ["schedule", "trace", "schedules", "resamples", "block", "seed", "cluster"])
 def test_options_of_scenarios_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str) -> None:
     value = {"trace": "real", "resamples": "200", "block": "2", "seed": "1"}.get(option, "sync")
     answer = call(capsys, "whatif", path := written(tmp_path, SLOW_STAGE), f"--{option}", value)

@@ -21,12 +21,13 @@ from timeouts import TIMEOUT_S, await_end
 
 from simdist.cli.sweep import progress_text
 from simdist.errors import RunError
+from simdist.files import read_jsonl
 from simdist.progress import ProgressBar
 from simdist.studies.comparison import measure
 from simdist.sweep import LocalPool, load, run, tasks
 from simdist.sweep.driver import SweepProgress
 from simdist.sweep.keys import code_version, file_digest
-from simdist.sweep.store import DESIGN, ROWS, Store, read_jsonl
+from simdist.sweep.store import DESIGN, ROWS
 from simdist.sweep.tasks import Batch, evaluate
 
 
@@ -232,12 +233,26 @@ def test_process_is_up_when_it_has_imported_what_it_needs(tmp_path, monkeypatch)
         assert began_s < pool.up_s(future) < time.monotonic()
 
 
+HOLDING = """
+import sys
+from pathlib import Path
+from simdist.sweep.store import Store
+with Store(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_two_sweeps_do_not_share_a_folder(tmp_path, capsys):
     path = sweep_file(tmp_path, "{seed: [1, 2]}")
-    with Store(tmp_path / "out"):
+    command = [sys.executable, "-c", HOLDING, tmp_path / "out"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
         answer = call(capsys, "sweep", path, "-o", tmp_path / "out", "--workers", 0)
+        holder.communicate(timeout=TIMEOUT_S)
     assert answer.code == 1
-    assert f"process {os.getpid()} computes a sweep there" in answer.err
+    assert f"{tmp_path / 'out'}: process {holder.pid} on " in answer.err
+    assert " writes there: wait for its end, or end it" in answer.err
     assert call(capsys, "sweep", path, "-o", tmp_path / "out", "--workers", 0).code == 0
 
 
@@ -316,13 +331,14 @@ def test_command_says_what_there_is_and_what_to_do_next(tmp_path, capsys):
     assert json.loads(answer.out) == found
 
 
-def test_command_groups_errors_of_failed_rows(tmp_path, bad, capsys):
+def test_command_says_how_many_rows_failed_and_what_shows_why(tmp_path, bad, capsys):
     vary = "{'schedules[1].does': [raises, nothing], seed: [1, 2, 3]}"
     path = sweep_file(tmp_path, vary, schedules=f"[{{kind: sync}}, {BAD % ('nothing', 'x')}]")
     answer = call(capsys, "sweep", path, "-o", tmp_path / "out", "--workers", 0)
     assert answer.code == 1
     assert "error: 3 of 12 rows failed" in answer.err
-    assert "  3 x ZeroDivisionError: a defect\n" in answer.err
+    assert f"`simdist results {tmp_path / 'out'} --failed` shows why" in answer.err
+    assert "3  ZeroDivisionError: a defect\n" in call(capsys, "results", tmp_path / "out", "--failed").out
 
 
 def test_command_tells_of_settings_without_effect(tmp_path, capsys):
