@@ -11,9 +11,8 @@ from simdist.cli import common, inputs, tables
 from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, lead_with_interval, seconds, table_text
 from simdist.errors import ScenarioError
 from simdist.sweep.results import check_parquet, csv_text, read_results, write_csv, write_parquet
-from simdist.sweep.selection import Fastest, fastest, fastest_columns, order, short_names, where
-from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text
-from simdist.traces.breakdown import STATES
+from simdist.sweep.selection import Fastest, fastest, fastest_columns, short_names, where
+from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of
 
 _STDOUT = Path("-")
 _SHOWN = 30
@@ -33,7 +32,6 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 @click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
 @click.option("--parquet", type=common.path, metavar="FILE", help="Write the table to a Parquet file.")
 @click.option("--where", "conditions", multiple=True, metavar="COLUMN=VALUE", help="Only these; also != < <= > >=.")
-@click.option("--sort", metavar="COLUMN", help="Order the rows; with -COLUMN the largest come first.")
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
 @click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
@@ -46,7 +44,6 @@ def command(
     csv: Path | None,
     parquet: Path | None,
     conditions: tuple[str, ...],
-    sort: str | None,
     only_fastest: bool,
     only_failed: bool,
     shows_all: bool,
@@ -68,10 +65,9 @@ def command(
         table = replace(table, results=tuple(each for each in table.results if each.failed))
     limit = None if shows_all else _SHOWN
     if only_fastest:
-        best = _sorted_fastest(table, sort)
+        best = fastest(table)
         found, text = fastest_columns(table, best), _fastest_text(table, best, limit)
     else:
-        table = _sorted(table, sort)
         found, text = columns(table), _failed_text(table, limit) if only_failed else _results_text(table, limit)
     n_failed = whole.n_failed
     failed = [f"{_count(n_failed, 'row')} failed: --failed shows why"] if n_failed and not only_failed else []
@@ -90,17 +86,6 @@ def _check_files(session: common.Session, csv: Path | None, parquet: Path | None
             inputs.check_folder(path)
     if parquet:
         check_parquet()
-
-
-def _sorted(table: Table, column: str | None) -> Table:
-    if column is None:
-        return table
-    return replace(table, results=tuple(table.results[number] for number in order(columns(table), column)))
-
-
-def _sorted_fastest(table: Table, column: str | None) -> list[Fastest]:
-    found = fastest(table)
-    return found if column is None else [found[number] for number in order(fastest_columns(table, found), column)]
 
 
 def _write(session: common.Session, found: Columns, csv: Path | None, parquet: Path | None) -> None:
@@ -200,26 +185,12 @@ def _more(rows: Sequence[object], limit: int | None) -> str:
 
 
 def _record(table: Table, result: ResultRow) -> dict[str, object]:
-    """Return what a row may print, by column; what is varied by its own."""
-    row, epochs_s = result.row, result.epochs_s
-    times_s = (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s) if row else [None] * len(STATES)
-    return {
+    row = result.row
+    return values_of(result, table.varied) | {
         **{f"={column}": result.choices.get(column) for column in table.varied},
-        **dict(zip((f"{state}_s" for state in STATES), times_s, strict=True)),
-        "folder": result.folder,
-        "point": result.point,
-        "case": result.case,
         "source": source_text(result.source),
-        "schedule": result.schedule,
-        "seeds": result.n_seeds,
-        "step_s": row.step_s if row else None,
         "step_s_ci95": row.step_s_ci95 if row else None,
-        "speedup": row.speedup if row and result.has_baseline else None,
-        "speedup_ci95": row.speedup_ci95 if row else None,
-        "epoch_first_s": epochs_s[0] if epochs_s else None,
-        "epoch_last_s": epochs_s[-1] if epochs_s else None,
-        "error_ratio": result.error_ratio,
-        "failed": result.failed,
+        "speedup_ci95": row.speedup_ci95 if row and result.has_baseline else None,
     }
 
 

@@ -158,26 +158,6 @@ def _nearest(wanted: str, names: Sequence[str]) -> str:
     return nearest(wanted, known)
 
 
-def order(columns: Columns, column: str) -> list[int]:
-    """Return the rows in the order of a column, `-COLUMN` the largest first; rows without a value come last.
-
-    Raises:
-        ScenarioError: There is no such column.
-
-    >>> order({"schedule": ["a", "b", "c"], "step_s": [0.2, None, 0.3]}, "-step_s")
-    [2, 0, 1]
-    """
-    values = columns[find_column(list(columns), column.removeprefix("-"))]
-    there = [number for number, value in enumerate(values) if value not in (None, "") and value == value]
-    there.sort(key=lambda number: _sort_key(values[number]), reverse=column.startswith("-"))
-    return [*there, *sorted(set(range(len(values))) - set(there))]
-
-
-def _sort_key(value: object) -> tuple[bool, float, str]:
-    """Put numbers before text."""
-    return (False, value, "") if isinstance(value, int | float) else (True, 0.0, str(value))
-
-
 @dataclass(frozen=True, slots=True)
 class Fastest:
     """The fastest schedule of a point.

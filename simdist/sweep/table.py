@@ -150,11 +150,11 @@ def _compared(result: ResultRow, base: ScheduleTimes | None) -> ResultRow:
 def columns(table: Table) -> Columns:
     """Return the columns of a table, each with a value for every row."""
     nothing = ResultRow("", "", {}, "simulated", "", "", 0)  # its row has the names of all columns
-    rows = [_values(each, table.varied) for each in (nothing, *table.results)]
+    rows = [values_of(each, table.varied) for each in (nothing, *table.results)]
     return {name: [row[name] for row in rows[1:]] for name in rows[0] if name not in OPTIONAL - table.extras}
 
 
-def _values(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
+def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
     """Return the value of a row in each column."""
     row, epochs_s = result.row, result.epochs_s
     compared = row if result.has_baseline else None

@@ -12,7 +12,6 @@ from simdist.files import read_jsonl
 from simdist.report.figures import shortened
 from simdist.runs import run_directory
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
-from simdist.studies.comparison import Row
 from simdist.sweep.computed import read_sweep
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import Fastest, fastest, short_names
@@ -270,20 +269,13 @@ class SweepReport:
         return len(self.table.results) + self.table.n_missing
 
     @cached_property
-    def _with_speedup(self) -> dict[str, list[tuple[int, Row]]]:
-        found: dict[str, list[tuple[int, Row]]] = {line: [] for line in self.lines}
+    def speedups(self) -> dict[str, list[float]]:
+        """The speed-up of each row of a line that has one."""
+        found: dict[str, list[float]] = {line: [] for line in self.lines}
         for each in self.table.results:
             if each.row and each.has_baseline:
-                found[self.line_of(each)].append((int(each.point), each.row))
+                found[self.line_of(each)].append(each.row.speedup)
         return found
-
-    def compared_rows(self, line: str) -> list[tuple[int, Row]]:
-        """Return the rows of a line that have a speed-up, each with its point."""
-        return self._with_speedup[line]
-
-    def speedups(self, line: str) -> list[float]:
-        """Return the speed-up of each row of a line that has one."""
-        return [row.speedup for _, row in self._with_speedup[line]]
 
 
 def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:

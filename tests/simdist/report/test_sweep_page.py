@@ -1,7 +1,6 @@
 """Pages about sweeps: their numbers are those of the frame, nothing gets in or out, and everybody can read them."""
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -16,7 +15,6 @@ from simdist.report.page.document import DARK, LIGHT
 from simdist.report.page.pages import sweep_page
 from simdist.report.page.sections.sweep_chart import marks
 from simdist.report.page.sections.sweep_fastest import fastest_conclusion, lead_percent
-from simdist.report.page.sections.sweep_influence import correlation, means_by_value, rank_correlation
 from simdist.report.page.sections.sweep_rows import sweep_data
 from simdist.report.page.sweep_model import read_sweep_report, varying_fields
 from simdist.sweep import InProcess, frame, load, read_results, run
@@ -153,42 +151,6 @@ def mine(grid, tmp_path) -> Path:
     return shutil.copytree(grid, tmp_path / "out")
 
 
-# ---------------------------------------------------------------- influence
-
-
-def test_rank_correlation_is_that_of_the_textbook_with_and_without_ties():
-    # 1 - 6 sum d^2 / (n (n^2 - 1)), with d = 1, 1, 1, 1, 0
-    assert rank_correlation([1, 2, 3, 4, 5], [20, 10, 40, 30, 50]) == pytest.approx(1 - 6 * 4 / (5 * 24), abs=1e-15)
-    # ranks 1.5 1.5 3.5 3.5 and 1 2 3 4: covariance 4, variances 4 and 5
-    assert rank_correlation([1, 1, 2, 2], [1, 2, 3, 4]) == pytest.approx(4 / math.sqrt(4 * 5), abs=1e-15)
-
-
-def test_rank_correlation_sees_order_only():
-    assert rank_correlation([1, 2, 3], [1, 10, 1e9]) == 1.0
-    assert rank_correlation([1, 2, 3], [-1, -10, -1e9]) == -1.0
-
-
-def test_rank_correlation_is_none_where_it_says_nothing():
-    assert rank_correlation([1, 2], [1, 2]) is None
-    assert rank_correlation([1, 1, 1], [1, 2, 3]) is None
-    assert rank_correlation([1, 2, 3], [5, 5, 5]) is None
-
-
-def test_rank_correlation_is_that_of_pandas(sample):
-    table = frame(sample)
-    own = table[table.schedule == "local-4"]
-    x, y = own["disturbances[0].delay_s"], own.speedup
-    assert rank_correlation(x, y) == pytest.approx(x.corr(y, method="spearman"), abs=1e-12)
-
-
-def test_means_stand_in_the_order_of_values():
-    assert list(means_by_value(["b", "a", "b", "c"], [1.0, 5.0, 3.0, 4.0]).items()) == [
-        ("b", 2.0),
-        ("a", 5.0),
-        ("c", 4.0),
-    ]
-
-
 # ---------------------------------------------------------------- the numbers
 
 
@@ -263,39 +225,6 @@ def test_a_tie_counts_for_all_and_has_no_lead(ties):
     assert "local-4 and same are most often the fastest at every value" in page.text
 
 
-def test_a_field_that_moves_nothing_is_not_said_to(ties):
-    text = page_of_sweep(ties).text
-    assert "s2: no field moves the speed-up, which is 1.00 everywhere." in text
-    assert "s2: bandwidth moves" not in text
-    assert "local-4: bandwidth moves the mean speed-up most, by " in text
-
-
-def test_rounding_has_no_rank(sample, tmp_path):
-    def change(number, record):
-        step_s = [0.1 * (1 + 1e-13 * (number % 5)) for _ in record["step_s"]]
-        return record | {"step_s": step_s}
-
-    folder = shutil.copytree(sample, tmp_path / "rounding")
-    edit_rows(folder, change)
-    page = page_of_sweep(folder)
-    assert page.rows("Rank correlation of the speed-up over sync, by field and schedule")["bandwidth"] == ["-", "-"]
-    assert "local-4: no field moves the speed-up, which is 1.00 everywhere." in page.text
-
-
-def test_a_correlation_that_chance_would_give_is_no_conclusion(sample, tmp_path):
-    step_s = [0.1, 0.12, 0.12, 0.1, 0.11, 0.13, 0.13, 0.11, 0.12, 0.1, 0.1, 0.12, 0.13, 0.11, 0.11, 0.13]
-
-    def change(number, record):
-        return record | {"step_s": [step_s[number // 3 % 16] if record["schedule"] == "local-4" else 0.2] * 2}
-
-    folder = shutil.copytree(sample, tmp_path / "chance")
-    edit_rows(folder, change)
-    report = read_sweep_report(folder, baseline=None)
-    strongest = max(abs(correlation(report, field, "local-4") or 0.0) for field in report.axes)
-    assert 0 < strongest < 1.96 / math.sqrt(len(report.leaders) - 1)
-    assert "local-4: the speed-up follows no field by more than chance does" in page_of_sweep(folder).text
-
-
 def set_steps(folder: Path, steps_s: dict[str, list[float]]) -> None:
     edit_rows(folder, lambda _, record: record | {"step_s": steps_s[record["schedule"]]})
 
@@ -331,22 +260,8 @@ def test_values_at_which_the_fastest_one_changes_are_told(grid, grid_page):
     assert [line[1:4] for line in lines] == [["2, 4", "local-4", "8 of 8"], ["8", "sync", f"{len(wins)} of 4"]]
 
 
-def test_grids_show_how_far_each_field_moves_the_mean(grid, grid_page):
-    table = frame(grid)
-    own = table[table.schedule == "local-4"]
-    lines = grid_page.rows("Range of the mean speed-up over sync, by field and schedule")
-    for name, column in {"nodes": "cluster.nodes", "bandwidth": "cluster.network.bandwidth_Bps"}.items():
-        means = own.groupby(column).speedup.mean()
-        assert lines[name][0] == pytest.approx(means.max() - means.min(), rel=1e-12)
-
-
-def test_samples_show_rank_correlations_and_no_map(sample, sample_page):
-    table = frame(sample)
-    own = table[table.schedule == "local-4"]
-    lines = sample_page.rows("Rank correlation of the speed-up over sync, by field and schedule")
-    found = own["cluster.network.bandwidth_Bps"].corr(own.speedup, method="spearman")
-    assert lines["bandwidth"][0] == pytest.approx(found, abs=1e-12)
-    assert section_names(sample_page) == ["fastest", "chart", "influence", "rows"]
+def test_samples_have_no_map(sample_page):
+    assert section_names(sample_page) == ["fastest", "chart", "rows"]
 
 
 def test_heading_says_what_is_varied_with_units(grid_page, sample_page):
@@ -412,7 +327,7 @@ def test_a_mapping_as_a_value_is_a_field_of_words(sample_page):
 
 def test_one_varied_field_has_a_chart_and_no_map(tmp_path):
     page = page_of_sweep(swept(tmp_path, "{scenario: small.yaml, vary: {cluster.nodes: [2, 4]}, seeds: 1}"))
-    assert section_names(page) == ["fastest", "chart", "influence", "rows"]
+    assert section_names(page) == ["fastest", "chart", "rows"]
     assert "With one seed there are no intervals" in page.text
     assert "how clearly is not known" in page.text
 
@@ -464,7 +379,6 @@ def test_an_incomplete_sweep_says_so_and_compares_what_is_there(mine):
     edit_rows(mine, lambda number, record: record if number % 5 else None)
     page = page_of_sweep(mine)
     assert "8 of 36 rows are not there yet" in page.text
-    assert "Rows are missing or failed" in page.text
     table = frame(mine)
     lines = page.rows("Schedules, with the range of their speed-up over sync")
     assert lines["local-4"][0] == (table.schedule == "local-4").sum()

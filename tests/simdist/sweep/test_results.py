@@ -399,22 +399,11 @@ def test_measured_rows_are_found_by_the_word_of_the_screen_and_by_that_of_the_fi
 
 
 def test_an_unknown_column_names_each_column_once_the_most_similar_first(swept, capsys):
-    names = call(capsys, "results", swept, "--sort", "qzqzqz").err.partition("known: ")[2].strip().split(", ")
+    names = call(capsys, "results", swept, "--where", "qzqzqz=1").err.partition("known: ")[2].strip().split(", ")
     assert len(names) == len(set(names)) == len(frame(swept).columns)
     assert {"bandwidth", "nodes", "step_s"} < set(names)
-    similar = call(capsys, "results", swept, "--sort", "duration_of_wait").err
+    similar = call(capsys, "results", swept, "--where", "duration_of_wait=1").err
     assert similar.partition("known: ")[2].startswith("wait_s, ")
-
-
-def test_sort_orders_rows_and_puts_those_without_a_number_last(mine, capsys):
-    edit_rows(
-        mine, lambda n, record: {"key": record["key"], "failed": "PlanError", "error": "no"} if n == 5 else record
-    )
-    for column, direction in (("step_s", 1), ("-step_s", -1)):
-        out = call(capsys, "results", mine, "--sort", column, "--csv", "-").out
-        *numbers, last = (row["step_s"] for row in csv.DictReader(io.StringIO(out)))
-        assert [float(number) for number in numbers] == sorted(map(float, numbers), key=lambda s: direction * s)
-        assert last == ""
 
 
 @pytest.mark.parametrize(
@@ -426,7 +415,7 @@ def test_sort_orders_rows_and_puts_those_without_a_number_last(mine, capsys):
         (["--where", "schedule>sync"], "--where schedule>sync: schedule is text: write = or !="),
         (["--where", "bandwidth>5 ms"], "'5 ms' is no value of cluster.network.bandwidth_Bps, which is 1 Gbit/s, 100"),
         (["--where", "nodes=3"], "--where nodes=3: no row has that; cluster.nodes is 1, 2"),
-        (["--sort", "speedupp"], "there is no column 'speedupp': did you mean 'speedup'?"),
+        (["--where", "speedupp=1"], "there is no column 'speedupp': did you mean 'speedup'?"),
         (["--fastest", "--failed"], "--fastest with --failed"),
         (["--json", "--csv", "-"], "--csv - with --json"),
     ],
@@ -441,9 +430,9 @@ def test_a_name_that_several_columns_end_in_is_refused_with_all_of_them(tmp_path
     vary = "{cluster.network.latency: [1 us, 2 us], cluster.fabric.latency: [1 us]}"
     scenario = edited(("fabric: ideal", "fabric: {latency: 1 us, bandwidth: 10 GB/s}"), text=TWO)
     folder = computed(tmp_path, f"{{scenario: small.yaml, vary: {vary}, seeds: 1}}", scenario)
-    answer = call(capsys, "results", folder, "--sort", "latency")
+    answer = call(capsys, "results", folder, "--where", "latency=1 us")
     assert "write cluster.network.latency_s or cluster.fabric.latency_s" in answer.err
-    assert call(capsys, "results", folder, "--sort", "fabric.latency").code == 0
+    assert call(capsys, "results", folder, "--where", "fabric.latency=1 us").code == 0
 
 
 # ---------------------------------------------------------------- tables for people

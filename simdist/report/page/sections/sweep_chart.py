@@ -10,8 +10,7 @@ from simdist.report.page import html
 from simdist.report.page.document import Section, asset
 from simdist.report.page.html import Html, join, tag
 from simdist.report.page.sections.sweep_fastest import compared
-from simdist.report.page.sections.sweep_influence import correlation
-from simdist.report.page.sweep_model import SweepReport, VaryingField
+from simdist.report.page.sweep_model import SweepReport
 
 _GRID = (
     "Each line is a schedule, at the chosen values of the other fields. Bars are 95 % confidence intervals over seeds, "
@@ -66,27 +65,15 @@ def measured_metrics(report: SweepReport) -> list[Metric]:
     return [each for each in METRICS if each.key in found]
 
 
-def _first_field(report: SweepReport) -> int:
-    """Return the place of the field with the most values of a grid, or of the one that speed-ups of a sample follow."""
-    axes = report.axes
-    if report.is_grid:
-        return max(range(len(axes)), key=lambda place: (axes[place].numbers is not None, axes[place].n_values))
-    return max(range(len(axes)), key=lambda place: _strength(report, axes[place]))
-
-
-def _strength(report: SweepReport, field: VaryingField) -> float:
-    found = (correlation(report, field, line) for line in report.lines)
-    return max((abs(each) for each in found if each is not None), default=-1.0)
-
-
 def chart_section(report: SweepReport) -> Section | None:
     """Show the controls of the chart and where the script draws it and its table."""
     if not report.axes or not any(each.row for each in report.table.results):
         return None
     fields = [(field.name, place) for place, field in enumerate(report.axes)]
+    x = max(range(len(fields)), key=lambda place: (report.axes[place].numbers is not None, report.axes[place].n_values))
     chosen = [
         html.select("sweep-metric", "Quantity", [(metric.name, metric.key) for metric in measured_metrics(report)]),
-        html.select("sweep-x", "over", fields, _first_field(report)),
+        html.select("sweep-x", "over", fields, x),
         *(_value_selects(report, "sweep-at") if report.is_grid else []),
     ]
     parts = [

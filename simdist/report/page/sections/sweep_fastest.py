@@ -117,7 +117,7 @@ def _cells(report: SweepReport, line: str) -> list[str]:
     n_ties = sum(len(report.leaders[point]) > 1 for point in wins)
     known = [clear for point in wins if (clear := report.is_clear(point)) is not None]
     n_measured = sum(each.row is not None and report.line_of(each) == line for each in report.table.results)
-    speedups = report.speedups(line)
+    speedups = report.speedups[line]
     factors = [number(pick(speedups), f"{pick(speedups):.2f}") if speedups else "-" for pick in (min, median, max)]
     return [
         line,
