@@ -120,10 +120,10 @@ def command(
     }
     session.result(document, "\n\n\n".join(texts))
     if plot:
-        from simdist.report import comparison_figure
+        from simdist.report import timeline_figure
 
         for each in done:
-            figure = comparison_figure(each.simulated, each.real, n_steps=min(4, each.validation.n_steps))
+            figure = timeline_figure(each.simulated, each.real, n_steps=min(4, each.validation.n_steps))
             session.draw(figure, inputs.picture_path(plot, each.validation.schedule, len(done)))
 
 

@@ -8,10 +8,9 @@ matplotlib.
 from simdist.report.figures import save
 from simdist.report.markdown import insert_tables, page_command, print_tables, write_tables
 from simdist.report.speedup import speedup_figure
-from simdist.report.timeline import comparison_figure, timeline_figure
+from simdist.report.timeline import timeline_figure
 
 __all__ = [
-    "comparison_figure",
     "insert_tables",
     "page_command",
     "print_tables",

@@ -26,69 +26,45 @@ _SMALLEST_PT = 9.0
 
 
 def timeline_figure(
-    trace: Trace, *, first_step: int = 0, n_steps: int = 4, ranks: Sequence[int] | None = None
+    *traces: Trace, first_step: int = 0, n_steps: int = 4, ranks: Sequence[int] | None = None
 ) -> "Figure":
     """Draw what every stream of some ranks did in a few steps.
 
     Each rank is a band with a lane per stream; the end of a step on a rank is a black mark. Waiting for others is pale
-    and hatched, moving bytes solid, an injected delay crossed.
+    and hatched, moving bytes solid, an injected delay crossed. Of several traces of a plan, such as a simulation and a
+    measurement, the same steps are drawn above each other on one scale of time; what took longer reaches further.
 
     Args:
-        trace: The trace to draw.
+        traces: Of one plan.
         first_step: First step drawn.
         n_steps: Steps drawn, if there are as many.
-        ranks: Which ranks. By default all up to 16; of more, the 8 that others waited for most in these steps, and 8
-            that are spread evenly over the rest.
-
-    Raises:
-        TraceError: The trace has no such step or rank.
-    """
-    from matplotlib.figure import Figure
-
-    steps = _steps(trace.plan, first_step, n_steps)
-    chosen, why = _choose_ranks(trace, steps, ranks, most=_MOST_RANKS)
-    view = LaneView.of(trace, steps, chosen)
-    figure = Figure(figsize=(12.0, 1.7 + _height(view)), layout="constrained")
-    with literal_text():
-        axes = figure.subplots()
-        styles = _draw([axes], [view])
-        axes.set_title(_title(trace.plan, steps, why), loc="left", fontweight="bold", pad=18)
-        _explain(figure, styles)
-    return figure
-
-
-def comparison_figure(
-    simulated: Trace, measured: Trace, *, first_step: int = 0, n_steps: int = 4, ranks: Sequence[int] | None = None
-) -> "Figure":
-    """Draw the same few steps of a simulation, above, and of a measurement, below, on the same scale of time.
-
-    Both begin at the left edge with the first step; what took longer reaches further to the right.
-
-    Args:
-        simulated: The predicted trace.
-        measured: The measured trace of the same plan.
-        first_step: First step drawn.
-        n_steps: Steps drawn, if there are as many.
-        ranks: Which ranks. By default all up to 8; of more, the 4 that others waited for most as measured, and 4 that
-            are spread evenly over the rest.
+        ranks: Which ranks. By default all up to 16, of two traces 8; of more, half as many, those that others waited
+            for most in these steps of the last trace, and as many that are spread evenly over the rest.
 
     Raises:
         TraceError: They are traces of different plans, or have no such step or rank.
     """
     from matplotlib.figure import Figure
 
-    simulated.difference_s(measured)  # refuses traces of different plans
-    steps = _steps(simulated.plan, first_step, n_steps)
-    chosen, why = _choose_ranks(measured, steps, ranks, most=_MOST_RANKS // 2)
-    views = [LaneView.of(trace, steps, chosen) for trace in (simulated, measured)]
-    figure = Figure(figsize=(12.0, 1.9 + 2 * _height(views[0])), layout="constrained")
+    first, *others = traces
+    for other in others:
+        first.difference_s(other)  # refuses traces of different plans
+    steps = _steps(first.plan, first_step, n_steps)
+    chosen, why = _choose_ranks(traces[-1], steps, ranks, most=_MOST_RANKS // len(traces))
+    views = [LaneView.of(trace, steps, chosen) for trace in traces]
+    heights_in = [0.2 + _height(view) for view in views]
+    figure = Figure(figsize=(12.0, 1.5 + sum(heights_in)), layout="constrained")
     with literal_text():
-        panels = figure.subplots(2, 1)
+        panels = figure.subplots(len(views), 1, squeeze=False)[:, 0]
         styles = _draw(panels, views)
-        panels[0].set_xlabel("")
-        for axes, view in zip(panels, views, strict=True):
-            axes.set_title(shortened(view.trace.source, most=100), loc="left", fontsize="medium", pad=18)
-        figure.suptitle(_title(simulated.plan, steps, why), x=0.01, ha="left", fontweight="bold")
+        if others:
+            figure.suptitle(_title(first.plan, steps, why), x=0.01, ha="left", fontweight="bold")
+            for axes, view in zip(panels, views, strict=True):
+                axes.set_title(shortened(view.trace.source, most=100), loc="left", fontsize="medium", pad=18)
+            for axes in panels[:-1]:
+                axes.set_xlabel("")
+        else:
+            panels[0].set_title(_title(first.plan, steps, why), loc="left", fontweight="bold", pad=18)
         _explain(figure, styles)
     return figure
 

@@ -16,7 +16,7 @@ from traces import plan_of, trace_of
 from simdist.errors import TraceError
 from simdist.plan import AllReduce, Backward, Delay, Forward, Wait
 from simdist.plan.group import Group
-from simdist.report import comparison_figure
+from simdist.report import timeline_figure
 from simdist.runs import run_directory
 from simdist.runs.building import delays, simulate
 from simdist.scenario import dump_cluster, load_cluster, loads
@@ -199,7 +199,7 @@ def test_traces_of_different_plans_are_refused():
     with pytest.raises(TraceError, match="traces of different plans"):
         validate(real, other, NO_DELAYS)
     with pytest.raises(TraceError, match="traces of different plans"):
-        comparison_figure(other, real)
+        timeline_figure(other, real)
 
 
 # Several schedules
@@ -270,13 +270,13 @@ def test_verdict_on_the_order_names_what_is_not_right():
 def test_both_timelines_begin_with_the_step_and_have_one_scale():
     simulated = by_hand(0, 1.0) + by_hand(4, 1.0)
     real, simulated = pair(simulated, by_hand(0, 1.5) + by_hand(6, 2.0))
-    figure = comparison_figure(simulated, real, first_step=1)
+    figure = timeline_figure(simulated, real, first_step=1)
     above, below = figure.axes
     assert (above.get_xlim(), below.get_xlim()) == ((4.0, 12.0), (6.0, 14.0))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["by hand", "real by hand"]
     assert figure.get_suptitle() == "by hand: step 1 of 2, all ranks"
     with pytest.raises(TraceError, match="step 2: the trace has the steps 0 to 1"):
-        comparison_figure(simulated, real, first_step=2)
+        timeline_figure(simulated, real, first_step=2)
 
 
 def test_both_timelines_show_the_ranks_that_were_waited_for_most_as_measured():
@@ -286,12 +286,12 @@ def test_both_timelines_show_the_ranks_that_were_waited_for_most_as_measured():
         ends_s = np.where(np.arange(20) == rank, 5.0, 2.0)
         return trace_of(plan, [(0, 0, 1), (1, 1, ends_s), (ends_s, 5.0, 6.0)])
 
-    figure = comparison_figure(late(3), late(11))
+    figure = timeline_figure(late(3), late(11))
     shown = [[label.get_text() for label in axes.get_yticklabels()] for axes in figure.axes]
     assert shown[0] == shown[1]
     assert len(shown[0]) == 8
     assert "rank 11" in shown[0]  # and is not among those that are spread evenly
-    swapped = [label.get_text() for label in comparison_figure(late(11), late(4)).axes[0].get_yticklabels()]
+    swapped = [label.get_text() for label in timeline_figure(late(11), late(4)).axes[0].get_yticklabels()]
     assert "rank 4" in swapped
     assert "rank 11" not in swapped
 

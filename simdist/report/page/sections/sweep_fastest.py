@@ -18,15 +18,14 @@ _ABOUT = (
     "long all count as the fastest. A lead is the step time of the second over that of the fastest."
 )
 _CLEAR = (
-    "A lead is clear if the 95 % confidence intervals against all other schedules lie above 1, and exact if all seeds "
-    "give the same one. Where schedules are equal and only chance tells them apart, about one lead in twenty looks "
-    "clear all the same."
+    "A lead is clear if the 95 % confidence intervals against all other schedules lie above 1. Where schedules are "
+    "equal and only chance tells them apart, about one lead in twenty looks clear all the same."
 )
 
 
 def fastest_section(report: SweepReport) -> Section:
     """Show how often each schedule is the fastest, and at which values of the fields."""
-    about = f"{_ABOUT} {_CLEAR}" if _is_known(report) else _ABOUT
+    about = f"{_ABOUT} {_CLEAR}" if report.n_seeds > 1 else _ABOUT
     parts = [tag("p", about), conclusions([fastest_conclusion(report)]), _lines_table(report), *_changes(report)]
     return Section("fastest", "Which schedule is the fastest", join(parts))
 
@@ -37,59 +36,15 @@ def compared(report: SweepReport) -> dict[int, Fastest]:
 
 
 def fastest_conclusion(report: SweepReport) -> str:
-    """Say which schedule is the fastest, how often and how clearly."""
+    """Say which schedules are the fastest at most points, all at equally many, and at how many."""
     found = compared(report)
     if not found:
         return "At no point were two schedules measured, so there is none that is faster."
-    return _winners(report, _most_often(report, found), found)
-
-
-def _winners(report: SweepReport, lines: Sequence[str], found: dict[int, Fastest]) -> str:
-    """Say which lines are the fastest at most points, all at equally many."""
-    won = [[point for point in found if line in report.leaders[point]] for line in lines]
-    n_wins = len(won[0])
+    lines = _most_often(report, found)
+    n_wins = sum(lines[0] in report.leaders[point] for point in found)
     where = "every one" if n_wins == len(found) else f"{n_wins:,} ({percent(n_wins / len(found))})"
-    at = f"at {where} of {len(found):,} point{'s' * (len(found) > 1)}"
-    if len(lines) > 1:
-        are = "are the fastest, equally," if all(points == won[0] for points in won) else "are each the fastest"
-        return f"{' and '.join(lines)} {are} {at}."
-    alone = [point for point in won[0] if len(report.leaders[point]) == 1]
-    return f"{lines[0]} is the fastest {at}{_equals(report, lines[0], won[0])}{_clear(report, alone, n_wins)}."
-
-
-def _equals(report: SweepReport, line: str, points: Sequence[int]) -> str:
-    """Say at how many points a line is not alone, and which are as fast there."""
-    tied = [report.leaders[point] for point in points if len(report.leaders[point]) > 1]
-    if not tied:
-        return ""
-    others = dict.fromkeys(other for lines in tied for other in lines if other != line)
-    return f", at {len(tied):,} of these equally with {' or '.join(others)}"
-
-
-def _clear(report: SweepReport, alone: Sequence[int], n_wins: int) -> str:
-    """Say how many leads of a line are clear, those without noise included."""
-    leads = [report.is_clear(point) for point in alone]
-    if not leads:
-        return ""
-    if all(clear is None for clear in leads):
-        return "; how clearly is not known, with one seed"
-    n_clear = sum(clear is True for clear in leads)
-    n_exact = sum(report.is_clear(point) is True and _is_exact(report.best[point]) for point in alone)
-    exact = f" ({'all' if n_exact == n_clear else f'{n_exact:,}'} exact)" if n_exact else ""
-    if n_clear == n_wins:
-        return (", each time clearly" if n_clear > 1 else ", clearly") + exact
-    which = "these" if len(alone) == n_wins else "the other"
-    return f"; {n_clear:,} of {which} {len(leads):,} leads {'is' if n_clear == 1 else 'are'} clear{exact}"
-
-
-def _is_exact(each: Fastest) -> bool:
-    """Tell whether all seeds give the same lead, so that it is no matter of chance."""
-    low, high = each.lead_ci95 or (0.0, 1.0)
-    return high - low <= ROUNDING * high
-
-
-def _is_known(report: SweepReport) -> bool:
-    return any(report.is_clear(point) is not None for point in compared(report))
+    are = "is the fastest" if len(lines) == 1 else "are each the fastest"
+    return f"{' and '.join(lines)} {are} at {where} of {len(found):,} point{'s' * (len(found) > 1)}."
 
 
 def lead_percent(lead: float) -> str:
