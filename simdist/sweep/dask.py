@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, final
 
-from simdist import __version__
 from simdist.errors import RunError, ScenarioError
 from simdist.settings.base import nearest, shown
 
@@ -34,7 +33,6 @@ SYSTEMS = {
     "slurm": "SLURMCluster",
 }
 
-_DISTRIBUTION = "simdist-training"  # as pyproject.toml names it
 _INSTALL = "python -m pip install distributed dask-jobqueue"
 _REFRESH_S = 5.0
 
@@ -102,7 +100,6 @@ class DaskCluster:
         Raises:
             RunError: A worker has another version of simdist, or none.
         """
-        _check_versions(client)
         self.may_wait = True
         self._client = client
         self._n_threads, self._counted_s = 0, 0.0
@@ -157,15 +154,3 @@ def _await_worker(client: "Client", what: str, timeout_s: float) -> None:
         client.wait_for_workers(1, timeout=None if math.isinf(timeout_s) else timeout_s)
     except TimeoutError:
         raise RunError(f"{what}: no worker within {timeout_s:g} s: start one, e.g. dask worker ADDRESS") from None
-
-
-def _check_versions(client: "Client") -> None:
-    answer = client.get_versions(packages=[_DISTRIBUTION])
-    assert isinstance(answer, dict)  # the client is not asynchronous
-    found = answer["workers"]
-    versions = {address: (each.get("packages") or {}).get(_DISTRIBUTION) for address, each in found.items()}
-    wrong = {address: version for address, version in versions.items() if version != __version__}
-    if wrong:
-        lines = [f"worker {address} has {f'simdist {has}' if has else 'no simdist'}" for address, has in wrong.items()]
-        more = f"\nand {len(lines) - 5} others" if len(lines) > 5 else ""
-        raise RunError(f"this is simdist {__version__}: install it on all workers\n" + "\n".join(lines[:5]) + more)

@@ -32,10 +32,9 @@ from simdist.scenario import Scenario
 from simdist.scenario.fields import ANYWHERE, BASED, BASES, ScenarioField
 from simdist.scenario.strict_yaml import path_text
 from simdist.schedules import Schedule, kinds
-from simdist.settings.base import shown
 from simdist.settings.units import SI, Unit
 from simdist.sweep.fields import Choice, replaced
-from simdist.sweep.keys import Content, canonical, code_digest
+from simdist.sweep.keys import Content, code_digest
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
 
 _KEY_DIGITS = 32
@@ -160,18 +159,7 @@ class Sweep:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Settings that are allowed but probably a mistake, a sentence each."""
-        return (*kept_fields(self.tree, self.fields), *self._repeated())
-
-    def _repeated(self) -> Iterator[str]:
-        if self.sampling.kind != "grid":
-            return  # twice in a list is twice as likely
-        twice = "is in the list twice: its points are computed once, and stand in the table twice"
-        for axis in self.axes:
-            seen: set[str] = set()
-            for choice in axis.choices:
-                if (text := canonical(choice.number)) in seen:
-                    yield f"vary.{path_text(axis.field.path)}: {shown(choice.written)} {twice}"
-                seen.add(text)
+        return tuple(kept_fields(self.tree, self.fields))
 
     def points(self) -> Iterator[Point]:
         """Yield all points, case by case."""

@@ -6,9 +6,7 @@ Scenarios that are written alike share rows, whatever sweep they are in. Not all
 
 import functools
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +20,6 @@ from simdist.scenario import strict_yaml
 _NAMING_FILES = ("file", "tensors_file", "index")  # keys of a scenario whose values are names of files
 _NO_NUMBERS = ("cli", "report", "sweep")  # parts of simdist that do not change what a scenario comes to
 _CODE = (".py", ".yaml", ".csv")
-_TICK_S = 2.0  # of the coarsest time of a file: that of FAT
 _UNREADABLE = "unreadable"  # the error of the scenario that names the file says more
 _NONE: Mapping[int, str] = MappingProxyType({})
 
@@ -126,39 +123,17 @@ def _file_names(tree: object) -> Iterator[str]:
 
 
 def file_digest(path: Path) -> str:
-    """Hash a file; of one in YAML, also those that it names itself. One that has not changed is read once."""
+    """Hash a file; of one in YAML, also those that it names itself."""
     try:
         if not path.is_file():  # to open a pipe would wait for a writer
             return _UNREADABLE
-        found = path.stat()
-        changed = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
-        is_settled = time.time() - max(found.st_mtime, found.st_ctime) > _TICK_S  # an edit would have another time
-        content = _content(path, changed) if is_settled else _read(path)
+        if path.suffix not in (".yaml", ".yml"):
+            with open_regular(path) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        content = read_content(path)
     except OSError:
         return _UNREADABLE
-    digest = content.digest.copy()
-    for name in content.names:
+    digest = hashlib.sha256(content)
+    for name in sorted(set(_file_names(strict_yaml.parse(content.decode("utf-8", "replace")).root))):
         digest.update(file_digest(path.parent / name).encode())
     return digest.hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class _FileContent:
-    """Stored facts of a file: the hash of its bytes, and which files it names."""
-
-    digest: "hashlib._Hash"
-    names: tuple[str, ...]
-
-
-@functools.lru_cache(maxsize=10_000)
-def _content(path: Path, changed: tuple[int, ...]) -> _FileContent:
-    return _read(path)
-
-
-def _read(path: Path) -> _FileContent:
-    if path.suffix not in (".yaml", ".yml"):
-        with open_regular(path) as file:
-            return _FileContent(hashlib.file_digest(file, "sha256"), ())
-    content = read_content(path)
-    names = set(_file_names(strict_yaml.parse(content.decode("utf-8", "replace")).root))
-    return _FileContent(hashlib.sha256(content), tuple(sorted(names)))

@@ -10,7 +10,6 @@ A longer sample begins with the shorter one: more points never make those that a
 import math
 import signal
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -50,7 +49,7 @@ _Spaced: TypeAlias = Annotated[
 ]
 
 
-class _Rule(Settings, ABC):
+class _Rule(Settings):
     """Values that are not listed, but given by a few."""
 
     is_logarithmic: ClassVar[bool] = False
@@ -69,13 +68,19 @@ class _Rule(Settings, ABC):
         low, high = (each if isinstance(each, str) else shown(each) for each in self.bounds())
         return f"{low} is not below {high}: write the lower one first"
 
+    def between(self, share: float, low: float, high: float) -> float:
+        """Return low + share (high - low), or low (high / low)^share."""
+        value = low * _exp(share * _log(high / low)) if self.is_logarithmic else low + share * (high - low)
+        return _rounded(value, low, high)
+
 
 class Spacing(_Rule):
-    """A list of values that is given by its ends."""
+    """A list of values that is given by its ends and its length."""
 
-    @abstractmethod
     def numbers(self, low: float, high: float) -> list[float]:
         """Return all values from one end to the other, in the unit of both."""
+        n: int = next(iter(dict(self).values()))[2]
+        return [low, *(self.between(k / (n - 1), low, high) for k in range(1, n - 1)), high]
 
 
 @final
@@ -83,11 +88,6 @@ class Linear(Spacing):
     """Values with equal differences."""
 
     linear: _Spaced
-
-    def numbers(self, low: float, high: float) -> list[float]:
-        """Return low + k (high - low) / (n - 1), k from 0 to n - 1."""
-        n = self.linear[2]
-        return [_rounded(low + k * (high - low) / (n - 1), low, high) for k in range(n - 1)] + [high]
 
 
 @final
@@ -97,19 +97,13 @@ class Geometric(Spacing):
     is_logarithmic = True
     geometric: _Spaced
 
-    def numbers(self, low: float, high: float) -> list[float]:
-        """Return low (high / low)^(k / (n - 1)), k from 0 to n - 1."""
-        n = self.geometric[2]
-        powers = (_exp(k / (n - 1) * _log(high / low)) for k in range(1, n - 1))
-        return [low, *(_rounded(low * power, low, high) for power in powers), high]
-
 
 class Distribution(_Rule):
     """How the values of a field are distributed."""
 
-    @abstractmethod
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
         """Return the value below which a share `u`, 0 < u < 1, of all values is, in the unit of `bounds`."""
+        return self.between(u, *bounds)
 
 
 @final
@@ -118,10 +112,6 @@ class Uniform(Distribution):
 
     uniform: _Bounds
 
-    def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
-        """Return low + u (high - low)."""
-        return _rounded(bounds[0] + u * (bounds[1] - bounds[0]), *bounds)
-
 
 @final
 class LogUniform(Distribution):
@@ -129,10 +119,6 @@ class LogUniform(Distribution):
 
     is_logarithmic = True
     log_uniform: _Bounds
-
-    def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
-        """Return low (high / low)^u."""
-        return _rounded(bounds[0] * _exp(u * _log(bounds[1] / bounds[0])), *bounds)
 
 
 @final

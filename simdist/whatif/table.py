@@ -32,6 +32,7 @@ UNKNOWN = -1
 
 _REQUIRED = ("dp_rank", "stage", "step", "optype", "start_ts", "duration")
 _OPTIONAL = ("rank", "seq_id", "mc", "mb_id", "gmc")
+_OF_OPERATIONS = ("dp_rank", "stage", "kind", "start_s", "duration_s", "chunk", "model_chunk", "micro_batch")
 _MOST_ROWS = 10_000_000  # 4 GB
 _MOST_NBYTES, _CELL_NBYTES = 64 << 20, 64  # of a column of Parquet: that, and more for each row
 _LONGEST_S = 3600.0  # a step that nobody would wait for
@@ -136,14 +137,7 @@ class OperationTable:
             self,
             step_numbers=self.step_numbers[numbers],
             step=step.astype(np.int64),
-            dp_rank=self.dp_rank[kept],
-            stage=self.stage[kept],
-            kind=self.kind[kept],
-            start_s=self.start_s[kept],
-            duration_s=self.duration_s[kept],
-            chunk=self.chunk[kept],
-            model_chunk=self.model_chunk[kept],
-            micro_batch=self.micro_batch[kept],
+            **{name: getattr(self, name)[kept] for name in _OF_OPERATIONS},
             notes=tuple(dict.fromkeys([*self.notes, *notes])),
         )
 

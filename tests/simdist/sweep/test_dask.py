@@ -28,7 +28,6 @@ from sweeps import (
 )
 from timeouts import TIMEOUT_S, await_end
 
-from simdist import __version__
 from simdist.errors import RunError, ScenarioError
 from simdist.sweep import dask, load, run
 
@@ -221,19 +220,3 @@ def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch)
     message = r"needs the package distributed: .*pip install distributed dask-jobqueue"
     with pytest.raises(ScenarioError, match=message), dask.connected("tcp://host:8786"):
         pass
-
-
-class Versions:
-    """A connection to workers with these versions of simdist."""
-
-    def __init__(self, **versions: str | None) -> None:
-        self._versions = versions
-
-    def get_versions(self, packages: list[str]) -> dict:
-        assert packages == ["simdist-training"]
-        return {"workers": {name: {"packages": {"simdist-training": has}} for name, has in self._versions.items()}}
-
-
-def test_workers_of_other_versions_are_named():
-    with pytest.raises(RunError, match=r"worker b has simdist 0.0.1\nworker c has no simdist$"):
-        dask.DaskCluster(Versions(a=__version__, b="0.0.1", c=None))

@@ -272,16 +272,6 @@ def test_a_point_differs_from_the_scenario_only_in_its_fields(nodes, steps):
     assert sweep.n_points == len(nodes) * len(steps)
 
 
-def test_what_stands_twice_in_a_list_is_a_warning_and_in_a_sample_a_weight(sweep_of):
-    text = "vary: {disturbances.0.delay: [1 s, 1000 ms, 2 s]}\n"
-    (warning,) = sweep_of(text).warnings
-    assert warning == (
-        "vary.disturbances[0].delay: '1000 ms' is in the list twice: its points are computed once, and stand in the table twice"
-    )
-    assert sweep_of(text + "sample: {kind: random, points: 9}").warnings == ()
-    assert sweep_of(VARY).warnings == ()
-
-
 # ---------------------------------------------------------------- where the scenario is
 
 

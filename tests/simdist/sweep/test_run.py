@@ -26,7 +26,7 @@ from simdist.progress import ProgressBar
 from simdist.studies.comparison import measure
 from simdist.sweep import LocalPool, load, run, tasks
 from simdist.sweep.driver import SweepProgress
-from simdist.sweep.keys import code_version, file_digest
+from simdist.sweep.keys import code_version
 from simdist.sweep.store import DESIGN, ROWS
 from simdist.sweep.tasks import Batch, evaluate
 
@@ -447,19 +447,6 @@ def test_file_that_is_edited_while_a_row_is_computed_ends_the_sweep(tmp_path, mo
     with pytest.raises(RunError, match=r"late\.npz: has changed"):
         compute(path, tmp_path / "out")
     assert rows(tmp_path / "out") == []
-
-
-def test_file_that_has_not_changed_for_long_is_read_once(tmp_path, monkeypatch):
-    path = tmp_path / "late.npz"
-    path.write_bytes(b"1")
-    settled_s = max(path.stat().st_mtime, path.stat().st_ctime) + 3
-    first = file_digest(path)
-    path.write_bytes(b"2")
-    assert file_digest(path) != first  # just changed: the time of the file may not tell
-    monkeypatch.setattr(time, "time", lambda: settled_s + 60)
-    second = file_digest(path)
-    monkeypatch.setattr(Path, "read_bytes", lambda self: pytest.fail("is read again"))
-    assert file_digest(path) == second
 
 
 def test_script_without_a_guard_is_told_what_to_write(tmp_path):
