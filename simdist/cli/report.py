@@ -63,14 +63,13 @@ def _refuse(option: str, value: object, why: str) -> None:
 
 
 def _check_number(folder: Path) -> None:
-    """Refuse more runs than a page can show, before they are read."""
+    """Refuse more runs than a page can show, or of several folders, before they are read."""
     paths = run_directory.find(folder)
-    if len(paths) > MOST_RUNS:
-        parents = dict.fromkeys(path.parent for path in paths)
-        example = f", such as {next(iter(parents))}" if len(parents) > 1 else ""
+    parents = list(dict.fromkeys(path.parent for path in paths))
+    if len(parents) > 1 or len(paths) > MOST_RUNS:
         raise ScenarioError(
-            f"{folder}: holds {len(paths):,} runs, a page shows up to {MOST_RUNS}: choose one folder in it{example}; "
-            f"`simdist results {folder}` shows all as a table"
+            f"{folder}: holds {len(paths):,} runs in {len(parents):,} folders, a page compares up to {MOST_RUNS} in "
+            f"one: choose it, such as {parents[0]}; `simdist results {folder}` shows all as a table"
         )
 
 
@@ -115,21 +114,19 @@ def _check(name: str, output: Path) -> None:
 
 
 def _document(found: RunsReport, shown: list[Shown], output: Path, nbytes: int) -> dict[str, object]:
-    folder_of = {run.path: point.folder for point in found.points for run in point.runs}
-    runs = [_run_document(found, each) | {"point": folder_of[each.run.path]} for each in shown]
     return {
         "report": str(output),
         "nbytes": nbytes,
         "baseline": found.base,
         "cluster": str(found.calibrated.file) if found.calibrated else None,
         "spans": sum(each.n_spans for each in shown),
-        "runs": runs,
+        "runs": [_run_document(found, each) for each in shown],
     }
 
 
 def _run_document(found: RunsReport, each: Shown) -> dict[str, object]:
     run = each.run
-    rows = {origin: found.rows(origin).get(run.path) for origin in run.executions}
+    rows = {origin: found.rows(origin).get(run.label) for origin in run.executions}
     return {
         "schedule": run.run.scenario.schedules[0].name,
         "label": run.label,

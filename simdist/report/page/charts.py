@@ -8,7 +8,7 @@ from itertools import accumulate
 from simdist.report.figures import shortened
 from simdist.report.page.html import Attribute, Html, tag
 
-_HEADING, _LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 26, 22, 18, 5, 12, 44  # heights in pixels
+_LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 22, 18, 5, 12, 44  # heights in pixels
 _SCALE = 66.0  # percent of the width; the text of the longest bar fits into the rest on a phone
 
 #: Hatched parts, which can be told apart without colours, and their strokes in a square of 8 pixels.
@@ -50,12 +50,10 @@ class BarGroup:
     Args:
         label: Of the bars.
         bars: From top to bottom.
-        heading: Of this group and those after it, up to the next heading; none if empty.
     """
 
     label: str
     bars: tuple[Bar, ...]
-    heading: str = ""
 
 
 def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: str, mark: float | None = None) -> Html:
@@ -69,7 +67,7 @@ def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: 
         mark: Where a dashed line is drawn.
     """
     longest = max((bar.length for group in groups for bar in group.bars), default=0.0) or 1.0
-    heights = [_top(group) + len(group.bars) * (_BAR + _GAP) + _GROUP_GAP for group in groups]
+    heights = [_LABEL + len(group.bars) * (_BAR + _GAP) + _GROUP_GAP for group in groups]
     *tops, bottom = accumulate(heights, initial=0)
     parts = [_hatches(element_id), _axis(longest, bottom, axis)]
     if mark is not None and mark <= longest:
@@ -79,16 +77,9 @@ def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: 
     return tag("svg", *parts, class_="chart", role="img", aria_label=title, width="100%", height=bottom + _AXIS)
 
 
-def _top(group: BarGroup) -> int:
-    """Return the height of what stands above the bars of a group."""
-    return _LABEL + (_HEADING if group.heading else 0)
-
-
 def _group(group: BarGroup, top: int, longest: float, element_id: str) -> Html:
-    below = top + _top(group)
+    below = top + _LABEL
     parts = [tag("text", shortened(group.label), x=0, y=below - _LABEL + 15, class_="label")]
-    if group.heading:
-        parts.append(tag("text", shortened(group.heading, most=64), x=0, y=top + 15, class_="heading"))
     for number, bar in enumerate(group.bars):
         parts.append(_bar(bar, below + number * (_BAR + _GAP), longest, element_id))
     return tag("g", *parts)

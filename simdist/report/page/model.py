@@ -93,69 +93,34 @@ class ReportedRun:
 
 
 @dataclass(frozen=True)
-class ReportedPoint:
-    """The runs in one folder, which are schedules of one scenario and are compared with each other.
-
-    Args:
-        folder: Relative to that of all runs; empty if the page has just one.
-        title: The folder and what its scenario has that others have not; empty as well.
-        runs: One or more; the baseline first.
-        has_baseline: Whether the first is the baseline; else there are no speed-ups here.
-        notes: Notes for the reader about all of them, in sentences.
-    """
-
-    folder: str
-    title: str
-    runs: tuple[ReportedRun, ...]
-    has_baseline: bool
-    notes: tuple[str, ...]
-
-    def rows(self, origin: Origin) -> dict[Path, Row]:
-        """Return the lines of the speed-up table, by run; none if the baseline was not simulated, or measured."""
-        base = self.runs[0].executions.get(origin) if self.has_baseline else None
-        if base is None:
-            return {}
-        done = {run.path: run.executions[origin] for run in self.runs if origin in run.executions}
-        return {path: row(each.times, base.times) for path, each in done.items()}
-
-
-@dataclass(frozen=True)
 class RunsReport:
     """Everything that a page of runs shows.
 
     Args:
-        points: One or more.
-        base: The denominator of speed-ups, in words: the label of the baseline, the same at all points.
+        runs: One or more, schedules that are compared with each other; the baseline first.
+        notes: Notes for the reader about all of them, in sentences.
         calibrated: The machines that were simulated instead of those of the scenarios, if any.
     """
 
-    points: tuple[ReportedPoint, ...]
-    base: str
+    runs: tuple[ReportedRun, ...]
+    notes: tuple[str, ...]
     calibrated: Calibrated | None
 
     @property
-    def runs(self) -> tuple[ReportedRun, ...]:
-        """All runs, in the order of the page."""
-        return tuple(run for point in self.points for run in point.runs)
-
-    @property
-    def first(self) -> ReportedRun:
-        """The baseline of the first point that has it, or else the first run."""
-        return next((point.runs[0] for point in self.points if point.has_baseline), self.runs[0])
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the reader about all runs, in sentences."""
-        return tuple(note for point in self.points for note in point.notes)
+    def base(self) -> str:
+        """The label of the baseline."""
+        return self.runs[0].label
 
     @property
     def origins(self) -> tuple[Origin, ...]:
         """Simulated and measured, if any run was."""
         return tuple(origin for origin in ORIGINS if any(origin in run.executions for run in self.runs))
 
-    def rows(self, origin: Origin) -> dict[Path, Row]:
-        """Return the lines of the speed-up table, by run; each is over the baseline of its point."""
-        return {path: line for point in self.points for path, line in point.rows(origin).items()}
+    def rows(self, origin: Origin) -> dict[str, Row]:
+        """Return the lines of the speed-up table, by label; none if the baseline was not simulated, or measured."""
+        base = self.runs[0].executions.get(origin)
+        done = {run.label: run.executions[origin] for run in self.runs if origin in run.executions} if base else {}
+        return {label: row(each.times, base.times) for label, each in done.items()} if base else {}
 
     def executions(self) -> list[tuple[ReportedRun, Execution]]:
         """Return every execution with its run, in the order of the page."""

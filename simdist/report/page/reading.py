@@ -1,7 +1,6 @@
 """Run directories become a report: their traces are read, and simulated where there is none.
 
-Runs in one folder are schedules of a point, and are compared with each other. A label is unlike all others on the page:
-that of the schedule if there is one folder, else where the run is.
+Runs in one folder are schedules that are compared with each other. A label is unlike all others on the page.
 """
 
 from collections import Counter
@@ -14,8 +13,7 @@ import numpy as np
 
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan.delays import Delays
-from simdist.report.figures import shortened
-from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
+from simdist.report.page.model import Execution, Origin, ReportedRun, RunsReport
 from simdist.runs import run_directory
 from simdist.runs.building import Built
 from simdist.runs.calibrated import Calibrated, price_run, simulate_run, simulated_scenario
@@ -23,10 +21,6 @@ from simdist.runs.run_directory import RunDirectory
 from simdist.studies.comparison import find_label, with_draws
 from simdist.studies.held import find_held, with_links
 from simdist.studies.validation import finished_steps, validate
-from simdist.sweep.fields import Choice, differing, fields_of
-from simdist.sweep.runs import POINT, PlannedPoint
-from simdist.sweep.selection import short_names
-from simdist.sweep.table import written_text
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
@@ -35,7 +29,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 #: Settings of a scenario that runs must share: else their speed-ups are not those of schedules.
 _COMMON = ("cluster", "workload", "data", "steps", "host", "input")
-_MOST_FIELDS = 4  # that a title names
 
 
 def read_report(
@@ -49,7 +42,7 @@ def read_report(
     """Read the traces of runs, and simulate those that have none.
 
     Args:
-        folder: Where they are, at any depth; those beside each other are compared.
+        folder: Where they are.
         runs: One or more.
         baseline: Label or kind of the schedule to compare with; None takes `sync` if it is there, else the first.
         calibrated: Machines to simulate all runs with, instead of those of their scenarios.
@@ -60,100 +53,41 @@ def read_report(
         TraceError: A trace, or what belongs to it, is damaged or of no finished step.
         UnsupportedError: A run cannot be simulated.
     """
-    labels = _labels(folder, runs)
-    groups: dict[Path, list[RunDirectory]] = {}
-    for run in runs:
-        groups.setdefault(run.path.parent, []).append(run)
-    wanted = baseline or _usual(groups, labels)
-    places = {path: _place(of_point, labels, wanted) for path, of_point in groups.items()}
-    bases = [groups[path][place] for path, place in places.items() if place is not None]
-    if not bases:
-        known = ", ".join(dict.fromkeys(labels[run.path] for of_point in groups.values() for run in of_point))
+    labels = _labels(runs)
+    wanted = baseline or ("sync" if _place(runs, labels, "sync") is not None else _name(runs[0]))
+    place = _place(runs, labels, wanted)
+    if place is None:
+        known = ", ".join(labels)
         raise ScenarioError(f"{folder.name}: no run is called {wanted!r} to compare with; there are: {known}")
-    names = {_name(run) for run in bases}
-    base = labels[bases[0].path] if len(groups) == 1 else names.pop() if len(names) == 1 else _kind(bases[0])
-    done: list[ReportedPoint] = []
-    n_done = 0
-    for (path, of_point), (name, title) in zip(groups.items(), _titles(folder, groups), strict=True):
-        place = places[path]
-        first = of_point[place or 0]
-        found: list[ReportedRun] = []
-        for run in (first, *(each for each in of_point if each is not first)):
-            progress(labels[run.path], n_done, len(runs))
-            found.append(_reported(run, labels[run.path], calibrated))
-            n_done += 1
-        no_base = f"{name}: no run is called {wanted!r}, so there are no speed-ups."
-        notes = [no_base] if place is None else [note for each in found[1:] for note in _differences(each, found[0])]
-        done.append(ReportedPoint(name, title, tuple(found), place is not None, tuple(notes)))
-    return RunsReport(tuple(done), base, calibrated)
+    pairs = list(zip(runs, labels, strict=True))
+    found: list[ReportedRun] = []
+    for run, label in (pairs[place], *pairs[:place], *pairs[place + 1 :]):
+        progress(label, len(found), len(runs))
+        found.append(_reported(run, label, calibrated))
+    notes = [note for each in found[1:] for note in _differences(each, found[0])]
+    return RunsReport(tuple(found), tuple(notes), calibrated)
 
 
 def _name(run: RunDirectory) -> str:
     return run.scenario.schedules[0].name
 
 
-def _kind(run: RunDirectory) -> str:
-    return run.scenario.schedules[0].kind
-
-
-def _usual(groups: Mapping[Path, Sequence[RunDirectory]], labels: Mapping[Path, str]) -> str:
-    """Return the schedule to compare with if none is asked for."""
-    is_there = any(_place(runs, labels, "sync") is not None for runs in groups.values())
-    return "sync" if is_there else _name(next(iter(groups.values()))[0])
-
-
-def _place(runs: Sequence[RunDirectory], labels: Mapping[Path, str], wanted: str) -> int | None:
+def _place(runs: Sequence[RunDirectory], labels: Sequence[str], wanted: str) -> int | None:
     """Return the place of the run with a label or, failing that, of the first of that schedule or kind."""
-    of_runs = [labels[run.path] for run in runs]
-    if wanted in of_runs:
-        return of_runs.index(wanted)
-    return find_label([(_name(run), _kind(run)) for run in runs], wanted)
+    if wanted in labels:
+        return labels.index(wanted)
+    return find_label([(_name(run), run.scenario.schedules[0].kind) for run in runs], wanted)
 
 
-def _labels(folder: Path, runs: Sequence[RunDirectory]) -> dict[Path, str]:
-    """Return what each run is called, by its path."""
-    has_one = len({run.path.parent for run in runs}) == 1
-    times = Counter(_name(run) for run in runs)
-    places = {run.path: run.path.name if has_one else run.path.relative_to(folder).as_posix() for run in runs}
-    labels: dict[Path, str] = {}
-    for run in runs:
-        name, place = _name(run), places[run.path]
-        if has_one:
-            labels[run.path] = name if times[name] == 1 or name == place else f"{name} ({place})"
-        else:
-            labels[run.path] = place if run.path.name == name else f"{name} ({place})"
-    return labels if len(set(labels.values())) == len(runs) else places
-
-
-def _titles(folder: Path, groups: Mapping[Path, Sequence[RunDirectory]]) -> list[tuple[str, str]]:
-    """Return the name and the title of each point; both are empty if there is just one.
-
-    A title tells what the point sets: as the sweep that planned it says, or else in which fields its scenario differs.
-    """
-    if len(groups) == 1:
-        return [("", "")]
-    planned = [PlannedPoint.load(path / POINT) for path in groups]
-    fields = [fields_of(runs[0].scenario) for runs in groups.values()]
-    different = differing(fields)
-    chosen = [
-        point.choices if point else {column: each[column] for column in different if column in each}
-        for point, each in zip(planned, fields, strict=True)
+def _labels(runs: Sequence[RunDirectory]) -> list[str]:
+    """Return what each run is called: its schedule, with its folder where others are called so, too."""
+    times = Counter(map(_name, runs))
+    places = [run.path.name for run in runs]
+    labels = [
+        name if times[name] == 1 or name == place else f"{name} ({place})"
+        for name, place in zip(map(_name, runs), places, strict=True)
     ]
-    columns = list(dict.fromkeys(column for choices in chosen for column in choices))
-    short = dict(zip(columns, short_names(columns), strict=True))
-    titles = []
-    for path, point, choices in zip(groups, planned, chosen, strict=True):
-        name = path.relative_to(folder).as_posix()
-        what = ", ".join(_texts(point.case if point else "", choices, short))
-        titles.append((name, f"{name}: {what}" if what else name))
-    return titles
-
-
-def _texts(case: str, choices: dict[str, Choice], names: dict[str, str]) -> list[str]:
-    texts = [f"{names[column]} {shortened(written_text(choice))}" for column, choice in choices.items()]
-    n_more = len(texts) - _MOST_FIELDS
-    more = [f"{n_more} more"] if n_more > 0 else []
-    return [*([case] if case else []), *texts[:_MOST_FIELDS], *more]
+    return labels if len(set(labels)) == len(runs) else places
 
 
 def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> ReportedRun:

@@ -29,8 +29,6 @@ from simdist.scenario import load
 from simdist.settings.units import format_seconds, in_range
 from simdist.studies.comparison import Row, compare
 from simdist.studies.validation import validate
-from simdist.sweep.fields import Choice
-from simdist.sweep.runs import POINT, PlannedPoint
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import attribute_waiting, first_steps, injected_s, only_steps, rank_table
@@ -463,116 +461,30 @@ def test_of_a_traced_job_that_is_not_reproduced_only_measured_runs_have_a_winner
     assert "Measured, local-4 is " in traced.text
 
 
-# ---------------------------------------------------------------- runs of several points
-
-
-@pytest.fixture(scope="module")
-def points(tmp_path_factory) -> Path:
-    """Return a directory of the same schedules at two points, of which the second computes for half as long."""
-    from simdist.cli import main
-
-    path = tmp_path_factory.mktemp("points")
-    for point, forward in enumerate(("20 ms", "10 ms")):
-        scenario = write(path / f"{point}.yaml", edited(("forward: 20 ms", f"forward: {forward}")))
-        assert main(["simulate", str(scenario), "-o", str(path / "runs" / str(point))]) == 0
-    return path / "runs"
-
-
-@pytest.fixture
-def both(points, tmp_path) -> Path:
-    """Return a copy of the runs of two points."""
-    return Path(shutil.copytree(points, tmp_path / "runs"))
-
-
-def step_s(run: Path) -> float:
-    return run_directory.read_trace(run / run_directory.SIMULATED).makespan_s / 12
-
-
-def labels_of_points(*schedules: str) -> list[str]:
-    return [f"{point}/{schedule}" for point in "01" for schedule in schedules or ("sync", *LABELS[:0:-1])]
-
-
-def test_speed_ups_are_over_the_baseline_of_the_same_point(capsys, both):
-    page, _ = report(capsys, both)
-    expected = {}
-    for label in labels_of_points():
-        own_s, base_s = step_s(both / label), step_s((both / label).with_name("sync"))
-        expected[label] = [pytest.approx(own_s), pytest.approx(base_s / own_s)]
-    assert step_s(both / "1" / "local-4") < 0.8 * step_s(both / "0" / "local-4")
-    assert page.rows("Step time, and speed-up over sync") == expected
-    assert list(page.rows("Time per step by state, average over ranks")) == list(expected)
-
-
-def test_runs_of_several_points_have_labels_of_their_own_everywhere(capsys, both):
-    measured = labels_of_points("sync")
-    for label in measured:
-        measure(both / label)
-    page, _ = report(capsys, both)
-    options = [each.text for each in page.all("option")]
-    assert [each for each in options if each in labels_of_points()] == labels_of_points()
-    assert [each for each in options if each.endswith(", measured")] == [f"{label}, measured" for label in measured]
-    assert [each.text for each in page.all("h3")] == measured
-    assert "6 runs in 2 folders, " in page.text
-    for point, forward in enumerate(("20 ms", "10 ms")):
-        sentence = next(
-            each.text for each in page.all("p") if each.text.startswith(f"{point}: forward {forward}; simu")
-        )
-        assert f"as fast as {point}/sync" in sentence
-    for label in measured:
-        traces = (
-            run_directory.read_trace(both / label / name) for name in (run_directory.REAL, run_directory.SIMULATED)
-        )
-        found = validate(*traces, run_directory.read(both / label).delays)
-        assert page.rows("Makespans")[label][:2] == [found.simulated_s, found.measured_s]
-
-
-def test_charts_are_grouped_by_point_and_tell_what_each_sets(capsys, both):
-    choices = {"cluster.network.bandwidth_Bps": Choice("25 Gbit/s", 3.125e9)}
-    (both / "0" / POINT).write_text(PlannedPoint(0, "cloud", choices).dumps(), encoding="utf-8")
-    page, _ = report(capsys, both)
-    headings = [each.text for each in page.all("text") if each.attributes.get("class") == "heading"]
-    assert headings == ["0: cloud, bandwidth 25 Gbit/s", "1: forward 10 ms"] * 2
-
-
-def test_json_has_the_speed_up_of_every_run_in_its_point(capsys, both):
-    answer = json.loads(call(capsys, "report", both, "-o", both.parent / "page.html", "--json").out)
-    assert [run["label"] for run in answer["runs"]] == labels_of_points()
-    for run in answer["runs"]:
-        path = Path(run["run"])
-        assert path.relative_to(both).as_posix() == run["label"] == f"{run['point']}/{run['schedule']}"
-        assert run["speedup"] == {"simulated": pytest.approx(step_s(path.with_name("sync")) / step_s(path))}
-    assert (answer["baseline"], answer["cluster"]) == ("sync", None)
-
-
-def test_point_without_the_baseline_has_no_speed_up(capsys, both):
-    shutil.rmtree(both / "0" / "sync")
-    page, _ = report(capsys, both)
-    table = page.rows("Step time, and speed-up over sync")
-    assert table["0/local-4"] == [pytest.approx(step_s(both / "0" / "local-4")), "-"]
-    assert table["1/sync"][1] == 1.0
-    assert "0: no run is called 'sync', so there are no speed-ups." in page.text
-
-
-def test_what_all_runs_share_is_said_once(capsys, both):
-    for label in labels_of_points():
-        (both / label / run_directory.SIMULATED).unlink()
-    page, _ = report(capsys, both)
-    assert page.text.count("It had no trace, so it was simulated for this page.") == 1
-    assert "All runs: It had no trace" in page.text
-
-
-def test_too_many_runs_are_refused_before_they_are_read(capsys, tmp_path):
+@pytest.mark.parametrize("n_folders", [1, 5])
+def test_too_many_runs_or_folders_are_refused_before_they_are_read(capsys, tmp_path, n_folders):
     runs = tmp_path / "runs"
-    for number in range(25):
-        run = runs / f"{number // 5}" / f"{number}"
+    n_runs = 25 // n_folders**2
+    for number in range(n_runs * n_folders):
+        run = runs / f"{number // n_runs}" / f"{number}"
         run.mkdir(parents=True)
         write(run / "plan.json", "no plan")
     answer = call(capsys, "report", runs, "-o", tmp_path / "page.html")
     assert (answer.code, answer.out) == (2, "")
     assert (
-        f"{runs}: holds 25 runs, a page shows up to 24: choose one folder in it, such as {runs / '0'}; "
-        f"`simdist results {runs}` shows all as a table"
+        f"{runs}: holds {n_runs * n_folders} runs in {n_folders} folders, a page compares up to 24 in one: choose it, "
+        f"such as {runs / '0'}; `simdist results {runs}` shows all as a table"
     ) in answer.err
+
+
+def test_what_all_runs_share_is_said_once(capsys, folder, tmp_path):
+    runs = shutil.copytree(folder / "runs", tmp_path / "runs")
+    for label in LABELS:
+        for name in (run_directory.SIMULATED, run_directory.REAL):
+            (runs / label / name).unlink(missing_ok=True)
+    page, _ = report(capsys, runs)
+    assert page.text.count("It had no trace, so it was simulated for this page.") == 1
+    assert "All runs: It had no trace" in page.text
 
 
 # ---------------------------------------------------------------- calibrated machines

@@ -74,11 +74,9 @@ def _simulated_on(report: RunsReport) -> Iterator[Html]:
 
 
 def _about(report: RunsReport) -> str:
-    n_runs, n_points = len(report.runs), len(report.points)
+    n_runs = len(report.runs)
     one = "" if report.notes else " of one scenario"
     which = f"{n_runs} schedules{one}" if n_runs > 1 else f"the schedule {report.runs[0].label}"
-    if n_points > 1:
-        which = f"{n_runs} runs in {n_points} folders"
     how = " and ".join(report.origins)
     return f"{which[0].upper()}{which[1:]}, {how}: speed, where the time went, who waited for whom."
 
@@ -86,9 +84,7 @@ def _about(report: RunsReport) -> str:
 def _facts(report: RunsReport) -> Iterator[tuple[str, str]]:
     for name, text in _COMMON.items():
         yield name, "; ".join(dict.fromkeys(text(run.run) for run in report.runs))
-    has_one = len(report.points) == 1
-    schedules = (run.label if has_one else run.run.scenario.schedules[0].name for run in report.runs)
-    yield "schedules", ", ".join(dict.fromkeys(schedules))
+    yield "schedules", ", ".join(run.label for run in report.runs)
     for origin in report.origins:
         sources = {each.trace.source for _, each in report.executions() if each.origin == origin}
         yield origin, ", ".join(sorted(source.removeprefix(f"{origin} ") for source in sources))

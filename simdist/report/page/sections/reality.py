@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 from simdist.report.page.document import Section
-from simdist.report.page.html import Html, duration, join, percent, prose, signed_percent, table, tag
-from simdist.report.page.model import ReportedPoint, ReportedRun, RunsReport
+from simdist.report.page.html import Html, conclusions, duration, join, percent, prose, signed_percent, table, tag
+from simdist.report.page.model import ReportedRun, RunsReport
 from simdist.studies.ranking import Summary, summarize
 from simdist.studies.validation import Validation
 
@@ -34,7 +34,7 @@ def _cluster(report: RunsReport) -> Html:
             "computation takes what the scenario says.",
             file=str(report.calibrated.file),
         )
-    name = report.first.run.scenario.cluster.name
+    name = report.runs[0].run.scenario.cluster.name
     which = f"the cluster of the scenario, {name}" if name else "the cluster of the scenario"
     return prose(
         "Simulated is {which}. If its links were not measured on these machines, the errors are those of its numbers, "
@@ -45,25 +45,15 @@ def _cluster(report: RunsReport) -> Html:
 
 def _summary(report: RunsReport) -> list[Html]:
     """Compare makespans and, of several schedules of a point, their order."""
-    found = [(point, summary) for point in report.points if (summary := _summary_of(point))]
-    sentences = [
-        tag("p", f"{point.title}: {text[0].lower()}{text[1:]}" if point.title else text, class_="conclusion")
-        for point, summary in found
-        for text in [_conclusion(summary)]
-    ]
+    pairs = [replace(run.validation, schedule=run.label) for run in report.runs if run.validation]
+    sentence = _conclusion(summarize(pairs, baseline=pairs[0].schedule))
     lines = [
         [run.label, *_times(each.simulated_s, each.measured_s, each.error), f"{each.n_steps:,}"]
         for run in report.runs
         if (each := run.validation)
     ]
     header = ["schedule", "simulated", "measured", "error", "steps"]
-    return [*sentences, table("Makespans", header, lines)]
-
-
-def _summary_of(point: ReportedPoint) -> Summary | None:
-    """Compare the runs of a point that have both traces, by their labels on the page; None if there are none."""
-    pairs = [replace(run.validation, schedule=run.label) for run in point.runs if run.validation]
-    return summarize(pairs, baseline=pairs[0].schedule) if pairs else None
+    return [conclusions([sentence]), table("Makespans", header, lines)]
 
 
 def _conclusion(summary: Summary) -> str:

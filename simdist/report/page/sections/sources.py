@@ -15,12 +15,10 @@ _SCHEDULES = "\nschedules:"
 
 def sources_section(report: RunsReport) -> Section:
     """Show scenarios and plans, folded."""
-    parts = []
-    for point in report.points:
-        first, *others = point.runs
-        base = _yaml(first)
-        parts += [_folded(f"scenario.yaml of {first.label}", base)]
-        parts += [_scenario(run, base, first.label) for run in others]
+    first, *others = report.runs
+    base = _yaml(first)
+    parts = [_folded(f"scenario.yaml of {first.label}", base)]
+    parts += [_scenario(run, base, first.label) for run in others]
     parts += [_folded(f"plan of {run.label}", plan_text(run.run.plan)) for run in report.runs]
     return Section("sources", "Scenario and plans", join([tag("p", _ABOUT), *parts]))
 

@@ -1,12 +1,11 @@
 """How fast each schedule is, over the baseline, and where the time of its steps goes."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from simdist.report.page.charts import HATCHED, Bar, BarGroup, BarSegment, bar_chart
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, duration, join, number, percent, prose, table, tag
-from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
+from simdist.report.page.model import Execution, Origin, ReportedRun, RunsReport
 from simdist.report.palette import time_unit
 from simdist.runs.calibrated import simulated_scenario
 from simdist.settings.units import format_seconds, in_range
@@ -42,9 +41,7 @@ def speed_section(report: RunsReport) -> Section:
         "How many times as fast as {base} each schedule is: the seconds per step of {base} over its own. Every bar is "
         "one run of one seed, so there are no error bars; `simdist compare` averages over seeds."
     )
-    if len(report.points) > 1:
-        about += " Runs are compared with {base} in their own folder, with no others."
-    groups = [_group(point, run, shown) for point in report.points for run in point.runs]
+    groups = [_group(run, shown) for run in report.runs]
     chart = bar_chart(
         groups,
         element_id="speed-chart",
@@ -57,16 +54,16 @@ def speed_section(report: RunsReport) -> Section:
     return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), answers, beside]))
 
 
-def _group(point: ReportedPoint, run: ReportedRun, rows: Mapping[Origin, Mapping[Path, Row]]) -> BarGroup:
-    speedups = ((origin, found[run.path].speedup) for origin, found in rows.items() if run.path in found)
+def _group(run: ReportedRun, rows: Mapping[Origin, Mapping[str, Row]]) -> BarGroup:
+    speedups = ((origin, found[run.label].speedup) for origin, found in rows.items() if run.label in found)
     bars = [
         Bar((BarSegment(origin, value, f"{run.label}, {origin}: {value:.2f}"),), f"{origin} {value:.2f}")
         for origin, value in speedups
     ]
-    return BarGroup(run.label, tuple(bars), point.title if run is point.runs[0] else "")
+    return BarGroup(run.label, tuple(bars))
 
 
-def _table(report: RunsReport, rows: Mapping[Origin, Mapping[Path, Row]]) -> Html:
+def _table(report: RunsReport, rows: Mapping[Origin, Mapping[str, Row]]) -> Html:
     names = [f"{what}, {origin}" for origin in rows for what in ("step time", "speed-up")]
     lines = [
         [run.label, *(cell for origin, found in rows.items() for cell in _cells(run, origin, found))]
@@ -75,10 +72,10 @@ def _table(report: RunsReport, rows: Mapping[Origin, Mapping[Path, Row]]) -> Htm
     return table(f"Step time, and speed-up over {report.base}", ["schedule", *names], lines)
 
 
-def _cells(run: ReportedRun, origin: Origin, rows: Mapping[Path, Row]) -> tuple[str, str]:
+def _cells(run: ReportedRun, origin: Origin, rows: Mapping[str, Row]) -> tuple[str, str]:
     if origin not in run.executions:
         return "-", "-"
-    step_s, row = run.executions[origin].step_s, rows.get(run.path)
+    step_s, row = run.executions[origin].step_s, rows.get(run.label)
     if row is None:
         return duration(step_s), "-"
     step = in_range(step_s, *(row.step_s_range or (step_s, step_s)), form=format_seconds)
@@ -86,35 +83,26 @@ def _cells(run: ReportedRun, origin: Origin, rows: Mapping[Path, Row]) -> tuple[
 
 
 def _conclusions(report: RunsReport) -> list[str]:
-    """Say of each point which of its schedules is the fastest."""
+    """Say which schedule is the fastest."""
     return [
-        f"{f'{point.title}; ' if point.title else ''}{origin if point.title else origin.capitalize()}, "
-        f"{_unproved(point, origin) or speed_conclusion(_by_label(point, found), point.runs[0].label)}"
-        for point in report.points
+        f"{origin.capitalize()}, {_unproved(report, origin) or speed_conclusion(found, report.base)}"
         for origin in report.origins
-        if len(found := point.rows(origin)) > 1
+        if len(found := report.rows(origin)) > 1
     ]
 
 
-def _to_measure(report: RunsReport) -> dict[str, None]:
-    """Say of every point which measurement would narrow its intervals most, where something is uncertain."""
-    sentences: dict[str, None] = {}
-    for point in report.points:
-        scenario = simulated_scenario(point.runs[0].run, report.calibrated, real=None)
-        shares = {label: each.shares for label, each in _by_label(point, point.rows("simulated")).items()}
-        sentences |= dict.fromkeys(f"{each[0].upper()}{each[1:]}." for each in causes(scenario, shares))
-    return sentences
+def _to_measure(report: RunsReport) -> list[str]:
+    """Say which measurement would narrow intervals most, where something is uncertain."""
+    scenario = simulated_scenario(report.runs[0].run, report.calibrated, real=None)
+    shares = {label: each.shares for label, each in report.rows("simulated").items()}
+    return [f"{each[0].upper()}{each[1:]}." for each in causes(scenario, shares)]
 
 
-def _unproved(point: ReportedPoint, origin: Origin) -> str | None:
+def _unproved(report: RunsReport, origin: Origin) -> str | None:
     """Say why no schedule is named, if the simulation is not of the job that its scenario was imported from."""
-    facts = point.runs[0].run.scenario.imported
+    facts = report.runs[0].run.scenario.imported
     problem = facts.problem if facts and origin == "simulated" else None
     return f"no schedule is recommended: {problem}." if problem else None
-
-
-def _by_label(point: ReportedPoint, rows: Mapping[Path, Row]) -> dict[str, Row]:
-    return {run.label: rows[run.path] for run in point.runs if run.path in rows}
 
 
 def speed_conclusion(rows: Mapping[str, Row], base: str) -> str:
@@ -162,14 +150,15 @@ def traced_section(report: RunsReport) -> Section | None:
 def states_section(report: RunsReport) -> Section:
     """Show how long ranks are in each state, simulated and measured beside each other."""
     unit, scale = time_unit(max(each.step_s for _, each in report.executions()))
+    bars = {run.label: tuple(_states_bar(each, scale) for each in run.executions.values()) for run in report.runs}
     chart = bar_chart(
-        [_states_group(point, run, scale) for point in report.points for run in point.runs],
+        [BarGroup(label, of_run) for label, of_run in bars.items()],
         element_id="states-chart",
         title="Stacked bars of the seconds of a step by state; the table below has the numbers",
         axis=f"{unit} per step, average over ranks",
     )
-    told = [(point.runs[0], each) for point in report.points for each in point.runs[0].executions.values()]
-    answers = conclusions(states_conclusion(run, each) for run, each in told)
+    first = report.runs[0]
+    answers = conclusions(states_conclusion(first, each) for each in first.executions.values())
     beside = tag("div", chart, _states_table(report), class_="beside")
     parts = [tag("p", _ABOUT_STATES), answers, _legend(report), beside, *_links_table(report)]
     return Section("states", "Where the time of a step goes", join(parts))
@@ -196,11 +185,6 @@ def _links_table(report: RunsReport) -> list[Html]:
     header = ["schedule", "trace", "link", "held up", "of a step"]
     caption = "Links that held ranks up: time per step of a rank, in comm and io; others may wait for it besides"
     return [table(caption, header, lines, words=["trace", "link"])] if lines else []
-
-
-def _states_group(point: ReportedPoint, run: ReportedRun, scale: float) -> BarGroup:
-    heading = point.title if run is point.runs[0] else ""
-    return BarGroup(run.label, tuple(_states_bar(each, scale) for each in run.executions.values()), heading)
 
 
 def _states_bar(execution: Execution, scale: float) -> Bar:
