@@ -1,6 +1,6 @@
 """The speed-up table as bars."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,33 +28,28 @@ _VISIBLE = 1e-3  # of the longest bar
 _TITLE_CHARACTERS = 110  # that fit into the width
 
 
-def speedup_figure(rows: Sequence[Row], *, title: str, published: Mapping[str, float] | None = None) -> "Figure":
+def speedup_figure(rows: Sequence[Row], *, title: str) -> "Figure":
     """Draw the speed-up of every schedule with its 95 % interval, and where its step time goes.
 
     Args:
         rows: The lines of the table (see `simdist.studies.comparison`), drawn from top to bottom.
         title: Heading.
-        published: Speed-ups of others to compare with, by the label of the schedule; drawn as diamonds.
 
     Raises:
-        ScenarioError: There are no rows, or something is published of a schedule that has none.
+        ScenarioError: There are no rows.
     """
     from matplotlib.figure import Figure
 
-    published = published or {}
-    labels = [row.schedule for row in rows]
-    unknown = [label for label in published if label not in labels]
-    if not rows or unknown:
-        wrong = f"published is a speed-up of {unknown[0]!r}, which has no row" if unknown else "no rows to draw"
-        raise ScenarioError(f"{title}: {wrong}; there are rows of: {', '.join(labels) or 'no schedule'}")
+    if not rows:
+        raise ScenarioError(f"{title}: no rows to draw")
     figure = Figure(figsize=(11.0, 1.5 + 0.45 * len(rows)), layout="constrained")
     with literal_text():
         left, right = figure.subplots(1, 2, sharey=True)
         heading = shortened(title, most=_TITLE_CHARACTERS)
         figure.suptitle(heading, x=0.01, ha="left", fontsize="large", fontweight="bold")
-        _draw_speedups(left, rows, published)
+        _draw_speedups(left, rows)
         _draw_states(right, rows)
-        left.set_yticks(range(len(rows)), [shortened(label) for label in labels])
+        left.set_yticks(range(len(rows)), [shortened(row.schedule) for row in rows])
         left.tick_params(axis="y", length=0)
         left.invert_yaxis()
         for axes in (left, right):
@@ -64,7 +59,7 @@ def speedup_figure(rows: Sequence[Row], *, title: str, published: Mapping[str, f
     return figure
 
 
-def _draw_speedups(axes: "Axes", rows: Sequence[Row], published: Mapping[str, float]) -> None:
+def _draw_speedups(axes: "Axes", rows: Sequence[Row]) -> None:
     places = range(len(rows))
     speedups = [row.speedup for row in rows]
     intervals = [row.speedup_range or row.speedup_ci95 or (row.speedup, row.speedup) for row in rows]
@@ -75,10 +70,6 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row], published: Mapping[str, fl
     if has_whiskers:
         axes.errorbar(speedups, places, xerr=whiskers, fmt="none", ecolor=BLACK, elinewidth=1.3, capsize=3.5)
     axes.axvline(1, color=BLACK, linewidth=1, linestyle=(0, (4, 3)))
-    if published:
-        marked = [place for place, row in zip(places, rows, strict=True) if row.schedule in published]
-        values = [published[rows[place].schedule] for place in marked]
-        axes.plot(values, marked, "D", color=ORANGE, markeredgecolor=BLACK, markersize=6.5, label="published")
     for place, row in zip(places, rows, strict=True):
         _note(axes, place, _speedup_text(row))
     axes.set_xlabel(_baseline_text(rows) + ((", 95 % interval" + " over seeds" * (not rows[0].shares)) * has_whiskers))

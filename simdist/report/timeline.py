@@ -25,9 +25,7 @@ _LANE_IN, _TITLE_IN, _LEGEND_IN = 0.17, 0.9, 0.6  # of schedules above each othe
 _SMALLEST_PT = 9.0
 
 
-def timeline_figure(
-    *traces: Trace, first_step: int = 0, n_steps: int = 4, ranks: Sequence[int] | None = None
-) -> "Figure":
+def timeline_figure(*traces: Trace, first_step: int = 0, n_steps: int = 4) -> "Figure":
     """Draw what every stream of some ranks did in a few steps.
 
     Each rank is a band with a lane per stream; the end of a step on a rank is a black mark. Waiting for others is pale
@@ -38,11 +36,12 @@ def timeline_figure(
         traces: Of one plan.
         first_step: First step drawn.
         n_steps: Steps drawn, if there are as many.
-        ranks: Which ranks. By default all up to 16, of two traces 8; of more, half as many, those that others waited
-            for most in these steps of the last trace, and as many that are spread evenly over the rest.
+
+    Up to 16 ranks are drawn, of two traces 8. Of more, half are those that others waited for most in these steps of the
+    last trace, and half are spread evenly over the rest.
 
     Raises:
-        TraceError: They are traces of different plans, or have no such step or rank.
+        TraceError: They are traces of different plans, or have no such step.
     """
     from matplotlib.figure import Figure
 
@@ -50,7 +49,7 @@ def timeline_figure(
     for other in others:
         first.difference_s(other)  # refuses traces of different plans
     steps = _steps(first.plan, first_step, n_steps)
-    chosen, why = _choose_ranks(traces[-1], steps, ranks, most=_MOST_RANKS // len(traces))
+    chosen, why = _choose_ranks(traces[-1], steps, most=_MOST_RANKS // len(traces))
     views = [LaneView.of(trace, steps, chosen) for trace in traces]
     heights_in = [0.2 + _height(view) for view in views]
     figure = Figure(figsize=(12.0, 1.5 + sum(heights_in)), layout="constrained")
@@ -106,8 +105,10 @@ def _view(title: str, trace: Trace, ranks: Sequence[int], steps: range) -> LaneV
     last = trace.plan.n_steps - 1
     if not 0 <= steps.start < steps.stop <= last + 1:
         raise TraceError(f"{title}: steps {steps.start} to {steps.stop - 1}; the trace has 0 to {last}")
-    if problem := _ranks_problem(ranks, trace.plan.world_size):
-        raise TraceError(f"{title}: {problem}")
+    outside = [rank for rank in ranks if not 0 <= rank < trace.plan.world_size]
+    if outside or not ranks:
+        found = f"rank {outside[0]} is not in the trace" if outside else "no rank is chosen"
+        raise TraceError(f"{title}: {found}; choose among 0 to {trace.plan.world_size - 1}")
     return LaneView.of(trace, steps, list(ranks))
 
 
@@ -139,23 +140,9 @@ def _height(view: LaneView) -> float:
     return (0.15 * len(view.lanes) + 0.08) * len(view.ranks)
 
 
-def _ranks_problem(ranks: Sequence[int], world_size: int) -> str | None:
-    """Say what is wrong with a choice of ranks, if anything."""
-    outside = [rank for rank in ranks if not 0 <= rank < world_size]
-    if ranks and not outside:
-        return None
-    found = f"rank {outside[0]} is not in the trace" if outside else "no rank is chosen"
-    return f"{found}; choose among 0 to {world_size - 1}"
-
-
-def _choose_ranks(trace: Trace, steps: range, ranks: Sequence[int] | None, *, most: int) -> tuple[list[int], str]:
+def _choose_ranks(trace: Trace, steps: range, *, most: int) -> tuple[list[int], str]:
     """Return the ranks to draw, and which these are in words."""
     world_size = trace.plan.world_size
-    if ranks is not None:
-        if problem := _ranks_problem(ranks, world_size):
-            raise TraceError(problem)
-        chosen = sorted(set(ranks))
-        return chosen, f"{len(chosen)} of {world_size} ranks"
     if world_size <= most:
         return list(range(world_size)), "all ranks" if world_size > 1 else "1 rank"
     caused_s = attribute_waiting(trace).caused_s[steps.start : steps.stop].sum(axis=0)

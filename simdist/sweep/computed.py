@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import replace
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import RunError
+from simdist.errors import RunError, naming_file
 from simdist.files import lines_of, open_regular, read_jsonl
 from simdist.studies.comparison import ScheduleTimes
 from simdist.sweep.fields import Choice
@@ -19,15 +20,26 @@ from simdist.sweep.table import EPOCHS, ResultRow, Table, compared, lonely
 from simdist.traces.breakdown import STATES
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(msgspec.Struct, frozen=True):
     """Columns that all rows of a design have in common."""
 
     columns: tuple[str, ...]
     has_cases: bool
     baseline: str
-    n_seeds: int
+    seeds: int
     n_points: int
+
+
+class _DesignRow(msgspec.Struct, frozen=True):
+    """A row that is to be computed."""
+
+    point: int
+    case: str
+    values: list[Any]
+    written: list[Any]
+    schedule: str
+    kind: str
+    key: str
 
 
 def is_sweep(folder: Path) -> bool:
@@ -45,14 +57,16 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
     Raises:
         RunError: A file cannot be read, or holds something else.
     """
-    lines = _lines(folder / DESIGN)
-    header = _header(next(lines, {}), folder / DESIGN)
+    rows = _design(folder / DESIGN)
+    header: _Header | None = next(rows, None)
+    if header is None:
+        raise _damaged(folder / DESIGN)
     damaged: list[int] = []
     records = {str(record["key"]): record for record in read_jsonl(folder / ROWS, damaged) if "key" in record}
     wanted = baseline or header.baseline
     results: list[ResultRow] = []
     n_points = n_lines = n_lonely = 0
-    for _, of_point in groupby(lines, key=lambda line: line.get("point")):
+    for _, of_point in groupby(rows, key=lambda row: row.point):
         design = list(of_point)
         n_points, n_lines = n_points + 1, n_lines + len(design)
         found = compared(list(_results(design, records, header, folder)), wanted)
@@ -71,33 +85,15 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
     return Table(header.columns, tuple(results), n_missing, frozenset(extras), tuple(notes), wanted)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a design; a damaged line is an error, because its row would be missing unnoticed."""
+def _design(path: Path) -> Iterator[Any]:
+    """Yield the header and the rows of a design; a damaged line is an error: its row would be missing unnoticed."""
+    kinds = chain([_Header], repeat(_DesignRow))
     try:
-        with open_regular(path) as file:
-            for line in lines_of(file):
-                found = json.loads(line)
-                if not isinstance(found, dict):
-                    raise _damaged(path)
-                yield found
-    except ValueError:
+        with naming_file(path, "read"), open_regular(path) as file:
+            for line, kind in zip(lines_of(file), kinds, strict=False):
+                yield msgspec.convert(json.loads(line), kind)
+    except (ValueError, msgspec.ValidationError):
         raise _damaged(path) from None
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _header(line: Mapping[str, Any], path: Path) -> _Header:
-    match line:
-        case {
-            "columns": [*columns],
-            "has_cases": bool(has_cases),
-            "baseline": str(baseline),
-            "seeds": int(n_seeds),
-            "n_points": int(n_points),
-        }:
-            return _Header(tuple(map(str, columns)), has_cases, baseline, n_seeds, n_points)
-        case _:
-            raise _damaged(path)
 
 
 def _damaged(path: Path) -> RunError:
@@ -105,31 +101,18 @@ def _damaged(path: Path) -> RunError:
 
 
 def _results(
-    design: Sequence[Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]], header: _Header, folder: Path
+    design: Sequence[_DesignRow], records: Mapping[str, Mapping[str, Any]], header: _Header, folder: Path
 ) -> Iterator[ResultRow]:
     """Yield the rows of a point that are there."""
-    choices: dict[str, Choice] | None = None
-    path = folder / ROWS
-    for line in design:
-        match line:
-            case {
-                "point": int(point),
-                "case": str(case),
-                "values": [*values],
-                "written": [*written],
-                "schedule": str(label),
-                "kind": str(kind),
-                "key": str(key),
-            } if len(values) == len(written) == len(header.columns):
-                if key not in records:
-                    continue
-                if choices is None:  # the same at all rows of the point
-                    both = zip(header.columns, map(Choice, written, values), strict=True)
-                    choices = {column: choice for column, choice in both if choice.number is not None}
-                row = ResultRow(point, case, choices, "simulated", label, kind, header.n_seeds)
-                yield _completed(row, records[key], path)
-            case _:
-                raise _damaged(folder / DESIGN)
+    if any(not len(each.values) == len(each.written) == len(header.columns) for each in design):
+        raise _damaged(folder / DESIGN)
+    written, values = design[0].written, design[0].values  # the same at all rows of the point
+    both = zip(header.columns, map(Choice, written, values), strict=True)
+    choices = {column: choice for column, choice in both if choice.number is not None}
+    for each in design:
+        if each.key in records:
+            row = ResultRow(each.point, each.case, choices, "simulated", each.schedule, each.kind, header.seeds)
+            yield _completed(row, records[each.key], folder / ROWS)
 
 
 def _completed(result: ResultRow, record: Mapping[str, Any], path: Path) -> ResultRow:

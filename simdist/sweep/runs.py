@@ -90,7 +90,7 @@ class Planned:
     failed: tuple[str, ...]
 
 
-def write_plans(sweep: Sweep, folder: Path, *, force: bool = False, progress: Progress | None = None) -> Planned:
+def write_plans(sweep: Sweep, folder: Path, *, progress: Progress | None = None) -> Planned:
     """Write a run directory for every row of a sweep: FOLDER/runs/POINT/LABEL.
 
     They have the delays of the scenario's seed, the first of those that the sweep averages over. The settings of a
@@ -99,7 +99,6 @@ def write_plans(sweep: Sweep, folder: Path, *, force: bool = False, progress: Pr
     Args:
         sweep: The sweep to plan.
         folder: That of the sweep.
-        force: Replace other runs that are there, and delete their traces.
         progress: See `Progress`.
 
     Raises:
@@ -117,7 +116,7 @@ def write_plans(sweep: Sweep, folder: Path, *, force: bool = False, progress: Pr
         for row in sweep.keys(tree):
             path = folder / RUNS / f"{point.number:0{digits}}" / row.label
             try:
-                _write(alone(tree, row, sweep.folder), path, name=f"{sweep.name}-{point.number}", force=force)
+                _write(alone(tree, row, sweep.folder), path, name=f"{sweep.name}-{point.number}")
             except (ScenarioError, PlanError, UnsupportedError) as error:
                 failed.append(f"point {point.number}, {row.label}: {error}")
             else:
@@ -140,10 +139,10 @@ def check_number(sweep: Sweep) -> None:
         )
 
 
-def _write(scenario: Scenario, path: Path, *, name: str, force: bool) -> None:
+def _write(scenario: Scenario, path: Path, *, name: str) -> None:
     """Write the run directory of the only schedule of a scenario."""
     one = scenario.model_copy(update={"name": name})
-    run_directory.write(path, one, build(one, one.schedules[0]).plan, delays(one), force=force)
+    run_directory.write(path, one, build(one, one.schedules[0]).plan, delays(one))
 
 
 def _write_point(sweep: Sweep, point: Point, path: Path) -> None:

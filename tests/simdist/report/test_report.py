@@ -77,20 +77,6 @@ def test_long_steps_are_in_seconds():
     assert texts(figure, 1) == ["12.3 s", "0.16 s"]
 
 
-def test_published_speedups_are_marked_on_their_rows():
-    figure = speedup_figure([SYNC, HSGD], title="", published={"hsgd-4-32,8-64": 2.45})
-    (marks,) = (line for line in figure.axes[0].get_lines() if line.get_label() == "published")
-    assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([2.45], [1])
-    assert "published" in legend(figure)
-
-
-def test_published_speedups_of_an_unknown_schedule_are_refused():
-    with pytest.raises(
-        ScenarioError, match="published is a speed-up of 'hsgd', which has no row; there are rows of: sync"
-    ):
-        speedup_figure([SYNC], title="64 GPUs", published={"hsgd": 2.0})
-
-
 def test_no_rows_are_refused():
     with pytest.raises(ScenarioError, match="64 GPUs: no rows to draw"):
         speedup_figure([], title="64 GPUs")
@@ -125,7 +111,7 @@ def test_characters_that_the_font_lacks_are_drawn_without_warnings(tmp_path: Pat
 def test_long_names_are_shortened_in_their_middle(tmp_path: Path):
     label, short = "first" + 300 * "-" + "last", "first---------------…---------------last"
     long = [dataclasses.replace(row, schedule=name) for row, name in ((SYNC, label), (HSGD, label + HSGD.schedule))]
-    figure = speedup_figure(long, title=label, published={label: 1.1})
+    figure = speedup_figure(long, title=label)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save(figure, tmp_path / "a.png")
@@ -221,12 +207,6 @@ def test_of_many_ranks_the_late_ones_and_some_others_are_drawn():
     assert figure.axes[0].get_title("left") == expected
 
 
-def test_asked_for_ranks_are_drawn():
-    figure = timeline_figure(straggler(world_size=40), ranks=[30, 1])
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rank 1", "rank 30"]
-    assert [band for band, _, _ in boxes(figure)["injected delay"]] == [0]
-
-
 def test_a_timeline_of_nothing_that_takes_time_can_be_drawn():
     figure = timeline_figure(trace_of(plan_of((FORWARD,), world_size=1), [(0.0, 0.0, 0.0)]))
     assert boxes(figure) == {}
@@ -237,11 +217,9 @@ def test_a_timeline_of_nothing_that_takes_time_can_be_drawn():
     [
         ({"first_step": 2}, "4 steps from step 2: the trace has the steps 0 to 1"),
         ({"n_steps": 0}, "0 steps from step 0"),
-        ({"ranks": [2]}, "rank 2 is not in the trace; choose among 0 to 1"),
-        ({"ranks": []}, "no rank is chosen; choose among 0 to 1"),
     ],
 )
-def test_a_step_or_rank_outside_of_the_trace_is_refused(choice, message):
+def test_a_step_outside_of_the_trace_is_refused(choice, message):
     with pytest.raises(TraceError, match=message):
         timeline_figure(straggler(n_steps=2), **choice)
 
