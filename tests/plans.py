@@ -176,7 +176,13 @@ def _op(
                 return None
             params, chosen = draw(_updates(ready_grads))
             enough = [name for name in written if _holds_ratios(buffers, name, params)]
-            return ops.Optimize(params, chosen, draw(st.sampled_from([None, *enough])))
+            ratios, optimizer = draw(st.sampled_from([None, *enough])), draw(st.sampled_from(["inner", "outer"]))
+            return ops.Optimize(params, chosen, ratios if optimizer == "inner" else None, optimizer)
+        case "Combine":
+            alike = [name for name in WHOLE_SIZED if name in written] or numbers[:1]
+            srcs = draw(st.lists(st.sampled_from(alike), min_size=1, unique=True))
+            weights = [draw(st.sampled_from([1.0, -1.0, 0.5])) for _ in srcs]
+            return ops.Combine(tuple(srcs), tuple(weights), draw(st.sampled_from([srcs[0], *_alike(buffers, srcs[0])])))
         case "TrustRatios":
             if not ready_grads:
                 return None
@@ -241,6 +247,12 @@ def _updates(draw: st.DrawFn, grads: list[str]) -> tuple[tuple[str, ...], tuple[
     """Draw parameters, and the gradients to update them with, in any order."""
     chosen = draw(st.lists(st.sampled_from(grads), min_size=1, unique=True))
     return tuple(name.replace("grad", "param") for name in chosen), tuple(draw(st.permutations(chosen)))
+
+
+def _alike(buffers: dict[str, Buffer], src: str) -> list[str]:
+    """Return the dense buffers of numbers that hold what another one does, in any type."""
+    kinds = {name: (each.count, each.tensors, each.sparse, each.place) for name, each in buffers.items()}
+    return [name for name in kinds if kinds[name] == kinds[src] and buffers[name].dtype != "uint8"]
 
 
 def _n_tensors(buffers: dict[str, Buffer], params: tuple[str, ...]) -> int:

@@ -590,6 +590,14 @@ _SCHEDULES = (
     ),
     Mutant(
         "schedules",
+        "an anchor moves without the average of the outer gradients",
+        _SCHEDULES_AT + "diloco.py",
+        "*(ops.AllReduce(name, group, algorithm=self.algorithm) for name in sent.values()),",
+        "*(ops.AllReduce(name, group, algorithm=self.algorithm) for name in [*sent.values()][1:]),",
+        _TEST_SCHEDULES,
+    ),
+    Mutant(
+        "schedules",
         "a bucket that just reaches its limit stays open",
         _SCHEDULES_AT + "parts.py",
         "if held >= (nbytes if buckets else first_nbytes)",
@@ -809,9 +817,17 @@ _PROOF = (
     ),
     Mutant(
         "proof",
+        "an average that is applied late may be of any earlier step",
+        _PROVER,
+        "self._oldest += max(result(step).late_steps for step in range(self._plan.n_steps))",
+        "pass",
+        _TEST_PROOF,
+    ),
+    Mutant(
+        "proof",
         "gradients do not age",
         _SYMBOLS,
-        "older = replace(tag, age=min(tag.age + 1, 2))",
+        "older = replace(tag, age=min(tag.age + 1, oldest))",
         "older = tag",
         _TEST_PROOF,
     ),

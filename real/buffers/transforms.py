@@ -8,7 +8,7 @@ scatters in any order. A merge sorts them first. Gathered entries are scattered 
 selected, no index comes twice, so nothing is left to be ordered.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
 import torch
@@ -19,7 +19,7 @@ from real.kernels import topk
 from simdist.plan import Plan, ops
 from simdist.plan.group import MAX_WORLD_SIZE
 
-Transform: TypeAlias = ops.Select | ops.Merge | ops.Densify | ops.Pack | ops.Unpack
+Transform: TypeAlias = ops.Select | ops.Merge | ops.Densify | ops.Pack | ops.Unpack | ops.Combine
 
 
 def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
@@ -42,6 +42,8 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
             _pack(map(memory.dense, op.srcs), memory.dense(op.dst))
         case ops.Unpack():
             _unpack(memory.dense(op.src), list(map(memory.dense, op.dsts)))
+        case ops.Combine():
+            _combine({name: memory.dense(name) for name in op.srcs}, op, memory.dense(op.dst))
         case _:
             assert_never(op)
 
@@ -102,6 +104,16 @@ def _merge(memory: Memory, op: ops.Merge) -> None:
     kept.indices.copy_(indices[places])
     dropped = sums.index_copy(0, places, _lost(values, kept.values))
     residual.index_add_(0, indices, dropped / op.divisor)
+
+
+def _combine(srcs: Mapping[str, Tensor], op: ops.Combine, dst: Tensor) -> None:
+    """Add up in place, `dst` first if it is among the sources; beside it, if its type is another."""
+    weights = dict(sorted(zip(op.srcs, op.weights, strict=True), key=lambda each: each[0] != op.dst))
+    (first, weight), *others = weights.items()
+    total = torch.mul(srcs[first], weight, out=dst if dst.dtype == srcs[first].dtype else None)
+    for name, weight in others:
+        total.add_(srcs[name], alpha=weight)
+    dst.copy_(total)
 
 
 def _lost(values: Tensor, converted: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from simdist.plan import Plan, ops
 # Sections of what training has learned: rank 0's are those of all ranks before the first step.
 LEARNED = ("tensors", "optimizer")
 SECTIONS = (*LEARNED, "carried", "random", "also")
+_OUTER = "outer optimizer"
 
 
 @runtime_checkable
@@ -49,6 +50,7 @@ class RankState:
         device: Whose random numbers belong to the state, if it is a GPU.
         also: Whatever else has a state.
         updating: Has the state of the optimizer; None: it has that itself.
+        outer: The outer optimizer, if there is one.
     """
 
     module: nn.Module
@@ -57,6 +59,7 @@ class RankState:
     device: torch.device
     also: Mapping[str, Stateful] = field(default_factory=dict)
     updating: Stateful | None = None
+    outer: torch.optim.Optimizer | None = None
 
     def pack(self, section: str) -> Tensor:
         """Return a section as uint8 `[nbytes]`; equal states give equal bytes."""
@@ -90,7 +93,8 @@ class RankState:
             case "optimizer":
                 return (self.updating or self.optimizer).state_dict()
             case "carried":
-                return {name: list(tensors) for name, tensors in self.carried.items()}
+                held = {name: list(tensors) for name, tensors in self.carried.items()}
+                return held | ({_OUTER: self.outer.state_dict()} if self.outer else {})
             case "random":
                 return _random_state(self.device)
             case _:
@@ -105,6 +109,8 @@ class RankState:
             case "carried":
                 for name, tensors in self.carried.items():
                     _copy(dict(enumerate(tensors)), dict(enumerate(found[name])))
+                if self.outer:
+                    self.outer.load_state_dict(found[_OUTER])
             case "random":
                 _set_random_state(found, self.device)
             case _:
@@ -123,7 +129,8 @@ _NAMES = {
 
 def carried_buffers(plan: Plan) -> tuple[str, ...]:
     """Return the buffers, without parameters, that some step reads before it has written them."""
-    parameters = {name for body in plan.bodies for op in body if isinstance(op, ops.Optimize) for name in op.params}
+    updates = (op for body in plan.bodies for op in body if isinstance(op, ops.Optimize) and op.optimizer == "inner")
+    parameters = {name for op in updates for name in op.params}
     carried: dict[str, None] = {}
     for body in plan.bodies:
         written: set[str] = set()

@@ -21,6 +21,7 @@ from real.buffers.memory import Memory
 from real.programs.base import Batch
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
+from real.programs.optimizers import MakeOptimizer, nesterov
 from simdist.plan import Plan, ops
 
 _CPU = torch.device("cpu")
@@ -52,6 +53,7 @@ def train(
     *,
     seed: int = 0,
     on_step: Callable[[int, Sequence[nn.Module]], None] | None = None,
+    outer_optimizer: MakeOptimizer = nesterov,
 ) -> VirtualResult:
     """Train a model of one's own on all ranks of a plan, on the CPU.
 
@@ -63,6 +65,7 @@ def train(
         batch: (step, rank) -> inputs and targets; with k passes a step, pass i of step s counts as step s k + i.
         seed: Rank r draws (dropout, sampling) what a process would after `torch.manual_seed(seed + r)`.
         on_step: Called at the end of each step with its number and the modules of all ranks.
+        outer_optimizer: Makes the outer optimizer of each rank's anchors, if the plan has some.
 
     Raises:
         PlanError: The plan is for another model.
@@ -76,7 +79,17 @@ def train(
         own_batch = partial(_batch_of, batch, rank)
         modules.append(module)
         programs.append(
-            ModuleProgram(plan, module, loss, optimizer, own_batch, memory.row(rank), device=_CPU, rank=rank)
+            ModuleProgram(
+                plan,
+                module,
+                loss,
+                optimizer,
+                own_batch,
+                memory.row(rank),
+                device=_CPU,
+                rank=rank,
+                outer=outer_optimizer,
+            )
         )
     losses = torch.full((plan.n_steps, plan.world_size), torch.nan, dtype=torch.float64)
 

@@ -16,6 +16,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from real.buffers.memory import DTYPES, Memory
+from real.buffers.transforms import Transform
 from simdist.errors import PlanError, RunError
 from simdist.plan import Buffer, Plan, ops
 
@@ -42,16 +43,16 @@ class Binding:
         self._names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self._memory = memory
         all_ops = [op for body in plan.bodies for op in body]
-        params = dict.fromkeys(name for op in all_ops if isinstance(op, ops.Optimize) for name in op.params)
+        inner = [op for op in all_ops if isinstance(op, ops.Optimize) and op.optimizer == "inner"]
+        params = dict.fromkeys(name for op in inner for name in op.params)
         grads = dict.fromkeys(op.dst for op in all_ops if isinstance(op, ops.Backward))
         self._check_model(plan, [plan.buffer(name) for name in params])
         for name in params:
             self._lay(plan.buffer(name))
         self.buckets = GradientBuckets({name: self._places(plan.buffer(name)) for name in grads})
         self._laid = {name: self.parameters_of(plan.buffer(name)) for name in params}
-        updates = dict.fromkeys(
-            name for op in all_ops if isinstance(op, ops.Optimize | ops.TrustRatios) for name in op.grads
-        )
+        rated = (name for op in all_ops if isinstance(op, ops.TrustRatios) for name in op.grads)
+        updates = dict.fromkeys((*(name for op in inner for name in op.grads), *rated))
         self._gradients = {name: self._places(plan.buffer(name)) for name in updates if plan.buffer(name).tensors}
 
     @staticmethod
@@ -77,6 +78,10 @@ class Binding:
     def named(self, buffer: Buffer) -> dict[str, Tensor]:
         """Return the parts of a buffer that belong to each of its tensors, by the parameters' names in the module."""
         return dict(zip(self._names_of(buffer), self._views(buffer), strict=True))
+
+    def views(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return the parameters of a buffer's tensors, each with its part of the buffer, which has its shape."""
+        return list(zip(self.parameters_of(buffer), self._views(buffer), strict=True))
 
     def give_gradients(self, op: ops.Optimize) -> None:
         """Let an update find the gradients that it names, and none of other parameters, so that it skips those."""
@@ -140,7 +145,7 @@ class Binding:
     def _places(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor | None]]:
         if buffer.name not in self._memory:
             return [(parameter, None) for parameter in self.parameters_of(buffer)]
-        return list(zip(self.parameters_of(buffer), self._views(buffer), strict=True))
+        return [*self.views(buffer)]
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
         """Return the parts of a buffer that belong to each of its tensors, of the tensors' shape; padding is left."""
@@ -244,11 +249,9 @@ def _kept_by(op: ops.Op, *, in_loop: bool) -> tuple[str, ...]:
     match op:
         case ops.Backward():
             return () if in_loop else (op.dst,)
-        case ops.Optimize() if in_loop:
+        case ops.Optimize() if in_loop and op.optimizer == "inner":
             return op.params
-    works_on_them = isinstance(
-        op, (*ops.COLLECTIVES, ops.Optimize, ops.TrustRatios, ops.Select, ops.Merge, ops.Densify, ops.Pack, ops.Unpack)
-    )
+    works_on_them = isinstance(op, (*ops.COLLECTIVES, ops.Optimize, ops.TrustRatios, Transform))
     return (*ops.reads(op), *ops.writes(op)) if works_on_them else ()
 
 

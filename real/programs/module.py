@@ -11,7 +11,7 @@ from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised
 from real.programs.binding import Binding
-from real.programs.optimizers import Rating
+from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov
 from real.programs.sharing import SharedUpdate, shared_update
 from simdist.errors import PlanError, RunError
 from simdist.plan import Plan, ops
@@ -33,6 +33,7 @@ class ModuleProgram(Program):
         autocast: Lower precision for forward and backward pass, such as `torch.bfloat16`.
         save: Writes the files of checkpoints; without it there are none.
         feed: Reads batches of images, in place of `batch`, which then only warms up and says what the module takes.
+        outer: Makes the outer optimizer, if the plan has one.
 
     Raises:
         PlanError: The plan is for another model or optimizer, or updates parts of it in turn.
@@ -52,6 +53,7 @@ class ModuleProgram(Program):
         autocast: torch.dtype | None = None,
         save: WriteFile | None = None,
         feed: Feed | None = None,
+        outer: MakeOptimizer = nesterov,
     ) -> None:
         _check_updates(plan)
         self._plan = plan
@@ -59,6 +61,7 @@ class ModuleProgram(Program):
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
         shared = shared_update(plan)
         self._shared = SharedUpdate(shared, plan, self._binding, optimizer, memory, rank) if shared else None
+        self._outer = Outer(plan, self._binding, memory, outer)
         self._module, self._loss_of, self._optimizer = module, loss, optimizer
         self._batch, self._memory, self._device = batch, memory, device
         self._rank, self._autocast, self._write = rank, autocast, save
@@ -67,6 +70,8 @@ class ModuleProgram(Program):
         self._saved_names = {
             name for body in plan.bodies for op in body if isinstance(op, ops.Save) for name in op.srcs
         }
+        copies = [op for body in plan.bodies for op in body if isinstance(op, ops.Copy)]
+        self._anchors = {op.dst for op in copies if op.src in self._outer.names}
         self._states: dict[str, object] = {}  # copies of what is in no buffer, by the name of the copy
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
         self._at = -1, 0  # step, and its next pass
@@ -106,6 +111,8 @@ class ModuleProgram(Program):
                 self._forward(op, step)
             case ops.TrustRatios():
                 self._rating.rate(op)
+            case ops.Optimize() if op.optimizer == "outer":
+                self._outer.step(op)
             case ops.Optimize() if self._shared:
                 self._shared.update(op)
                 self._binding.buckets.skip_unused()
@@ -165,7 +172,8 @@ class ModuleProgram(Program):
         buffer = self._plan.buffer(name)
         if buffer.dtype == "uint8":
             return torch.zeros(buffer.count, dtype=torch.uint8)
-        return {"optimizer": on_host((self._shared or self._optimizer).state_dict())}
+        outer = {"outer_optimizer": on_host(self._outer.optimizer.state_dict())} if self._outer.optimizer else {}
+        return {"optimizer": on_host((self._shared or self._optimizer).state_dict())} | outer
 
     def _save(self, op: ops.Save, step: int) -> None:
         """Write a file of this step: `step`, `model` as `load_state_dict` takes it, `optimizer`, and other buffers."""
@@ -179,7 +187,8 @@ class ModuleProgram(Program):
             elif state is not None:
                 content[name] = state
             elif buffer.tensors and not buffer.sparse:
-                content["model"] |= self._binding.named(buffer)
+                part = "anchors" if name in self._anchors else "model"
+                content[part] = content.get(part, {}) | self._binding.named(buffer)
             elif name in self._memory:
                 content[name] = self._memory.tensors(name)
         self._write(f"step-{step:06d}-rank-{self._rank:05d}.pt", lambda file: torch.save(content, file))
@@ -215,11 +224,12 @@ class LoopProgram(Program):
     Args:
         memory: The buffers.
         rating: Of the model's optimizer.
+        outer: Of the anchors.
         rank: Whose they are.
     """
 
-    def __init__(self, memory: Memory, rating: Rating, rank: int) -> None:
-        self._memory, self._rating, self._rank = memory, rating, rank
+    def __init__(self, memory: Memory, rating: Rating, outer: Outer, rank: int) -> None:
+        self._memory, self._rating, self._outer, self._rank = memory, rating, outer, rank
 
     def load(self, op: ops.Load, number: int) -> None:
         """Do nothing: the loop has its own data."""
@@ -238,6 +248,8 @@ class LoopProgram(Program):
                     transforms.copy(self._memory, op)
             case ops.TrustRatios():
                 self._rating.rate(op)
+            case ops.Optimize() if op.optimizer == "outer":
+                self._outer.step(op)
             case ops.Forward() | ops.Optimize() | ops.Save():
                 raise RunError(f"{op} is for the training loop to do, not for the plan")
             case _:
@@ -266,7 +278,7 @@ def on_host(state: object) -> object:
 def _check_updates(plan: Plan) -> None:
     """Refuse plans whose update is in parts: an optimizer of torch updates all its parameters at once."""
     for body in plan.bodies:
-        updates = [op for op in body if isinstance(op, ops.Optimize)]
+        updates = [op for op in body if isinstance(op, ops.Optimize) and op.optimizer == "inner"]
         if len(updates) > 1:
             raise PlanError(
                 f"plan {plan.name} has {len(updates)} updates in a step; a torch optimizer updates everything at once"

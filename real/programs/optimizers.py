@@ -9,14 +9,15 @@ then takes the ratios that it is given, and computes none.
 learning rate of their parameter group, as in the reference implementations of MLPerf. Their weight decay is that of
 their group, too: make a group without for them if you want none.
 
-`Rating` brings trust ratios from the gradients of a plan to its buffers, and from there to the optimizer.
+`Rating` brings trust ratios from the gradients of a plan to its buffers, and from there to the optimizer. `Outer` is
+another optimizer of the same tensors, that of DiLoCo.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from real.buffers.memory import Memory
 from real.programs.binding import Binding
@@ -24,6 +25,18 @@ from simdist.errors import PlanError, RunError
 from simdist.plan import Optimize, Plan, TrustRatios
 
 _VELOCITY = "velocity"
+
+# Makes an optimizer of parameters.
+MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+def nesterov(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the outer optimizer that DiLoCo was found to train best with.
+
+    Source:
+        Douillard et al., arXiv 2311.08105, section 3 and table 5.
+    """
+    return torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True)
 
 
 @final
@@ -177,7 +190,7 @@ class Rating:
     ) -> None:
         self._binding, self._memory, self._rank = binding, memory, rank
         self._lars = optimizer if isinstance(optimizer, Lars) else None
-        updates = [op for body in plan.bodies for op in body if isinstance(op, Optimize)]
+        updates = [op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.optimizer == "inner"]
         if self._lars is None and takes_ratios(plan):
             raise PlanError(
                 f"plan {plan.name} updates with trust ratios; {type(optimizer).__name__} takes none: use real.Lars, or "
@@ -221,3 +234,47 @@ class Rating:
 
     def _versions(self, names: Iterable[str]) -> Mapping[str, int]:
         return {name: self._memory.dense(name)._version for name in names}
+
+
+@final
+class Outer:
+    """The outer optimizer of one rank: it updates anchors, which lie in buffers of the plan.
+
+    Args:
+        plan: The plan that is executed.
+        binding: Knows the parameters.
+        memory: Of the plan.
+        make: Makes the optimizer of all anchors, tensor by tensor; it is not called if the plan has none.
+
+    Attributes:
+        optimizer: The optimizer; None if the plan has no anchors.
+        names: Buffers of anchors.
+    """
+
+    def __init__(self, plan: Plan, binding: Binding, memory: Memory, make: MakeOptimizer) -> None:
+        updates = (op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.optimizer == "outer")
+        moves = dict(each for op in updates for each in zip(op.params, op.grads, strict=True))
+        self._anchors: dict[str, list[tuple[nn.Parameter, nn.Parameter, Tensor]]] = {}
+        for name, gradients in moves.items():
+            views = zip(binding.views(plan.buffer(name)), binding.views(plan.buffer(gradients)), strict=True)
+            self._anchors[name] = [(of, nn.Parameter(anchor), gradient) for (of, anchor), (_, gradient) in views]
+        self.names = frozenset(moves)
+        self._all = [each for some in self._anchors.values() for each in some]
+        self.optimizer = make([anchor for _, anchor, _ in self._all]) if self._all else None
+        self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Let the anchors be what the parameters are."""
+        for parameter, anchor, _ in self._all:
+            anchor.copy_(parameter)
+
+    def step(self, op: Optimize) -> None:
+        """Update the anchors that an operation names; the others have no gradient."""
+        assert self.optimizer is not None
+        for name in op.params:
+            for _, anchor, gradient in self._anchors[name]:
+                anchor.grad = gradient
+        self.optimizer.step()
+        for _, anchor, _ in self._all:
+            anchor.grad = None

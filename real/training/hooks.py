@@ -412,6 +412,7 @@ def check_shape(plan: Plan) -> None:
 
 
 def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
+    body = tuple(op for op in body if not (isinstance(op, ops.Optimize) and op.optimizer == "outer"))
     kinds = [type(op) for op in body if isinstance(op, ops.Forward | ops.Backward | ops.Optimize)]
     backwards = [(op.dst, op.adds) for op in body if isinstance(op, ops.Backward)]
     buckets = [name for name, adds in backwards if not adds]

@@ -41,7 +41,7 @@ from real.execution.running import forget
 from real.processes.launch import Connection
 from real.programs.binding import Binding
 from real.programs.module import LoopProgram
-from real.programs.optimizers import Rating
+from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov
 from real.programs.sharing import SharedUpdate, shared_update
 from real.recording.clock import Clocks, common_start_s, compare
 from real.recording.recorder import RecordedPart, Recorder, gather, part_path, salvage, write_part
@@ -64,6 +64,7 @@ def wrap(
     optimizer: torch.optim.Optimizer,
     schedule: Schedule | Plan | Path | str,
     *,
+    outer_optimizer: MakeOptimizer = nesterov,
     n_steps: int | None = None,
     first_step: int = 0,
     delays: Delays | None = None,
@@ -84,6 +85,8 @@ def wrap(
         module: The model that the loop calls, already on its device. Parameters that are not trained are left alone.
         optimizer: Of the module's parameters.
         schedule: The schedule; or a plan; or a plan file or run directory, as `simdist plan -o` writes.
+        outer_optimizer: Makes DiLoCo's outer optimizer of a list of parameters, all that are trained; by default
+            `torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True)`.
         n_steps: Steps in all, of a schedule, or None: as many as the loop likes; a plan has its own.
         first_step: The step to begin with, where a script goes on from what it has saved itself.
         delays: Injected delays, channel -> float64 `[1, n_steps, world_size]`, seconds; by default those of the run
@@ -139,9 +142,10 @@ def wrap(
         rating = Rating(plan, binding, optimizer, memory, connection.place.rank)
         stack.callback(rating.release)
         shared = _shared(plan, binding, optimizer, memory, connection.place.rank, stack)
+        outer = Outer(plan, binding, memory, outer_optimizer)
         # Batches and losses are the loop's.
         carried = {name: memory.tensors(name) for name in carried_buffers(plan) if name in memory}
-        state = RankState(module, optimizer, carried, device, also or {}, shared or optimizer)
+        state = RankState(module, optimizer, carried, device, also or {}, shared or optimizer, outer.optimizer)
         folder = Path(checkpoint) if checkpoint else None
         resuming = _Resuming(
             plan,
@@ -153,8 +157,10 @@ def wrap(
             every=every,
             until_closed=stack,
         )
+        if not resuming.is_resumed:
+            outer.begin()  # once the parameters are those of rank 0
         tracing = stack.enter_context(_tracing(plan, connection, Path(trace))) if trace else None
-        program = LoopProgram(memory, rating, connection.place.rank)
+        program = LoopProgram(memory, rating, outer, connection.place.rank)
         executor = _executor(plan, found.delays, memory, connection, program, resuming.first_step, tracing)
         stack.callback(executor.close)
         averaging = _Averaging(binding, module, connection, at_end=final_average, buffers_at_end=average_buffers)
@@ -664,9 +670,14 @@ class _Resuming:
         if not 0 <= self.first_step <= plan.n_steps:
             begins = f"{folder}: its newest checkpoint is of {self.first_step} steps"
             raise RunError(
-                f"{begins if self._random is not None else f'first_step={first_step}'}, and n_steps={plan.n_steps}: "
+                f"{begins if self.is_resumed else f'first_step={first_step}'}, and n_steps={plan.n_steps}: "
                 f"choose a larger number, or another folder"
             )
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the state is that of a checkpoint."""
+        return self._random is not None
 
     def rewind_random(self) -> None:
         """Set the random numbers, once, to where they were before the first step, if that is after a checkpoint."""

@@ -66,9 +66,9 @@ def _document(built: Built, results: Counter[Result], path: Path | None) -> dict
 
 
 def _record(result: Result) -> dict[str, object]:
-    """Return what was proved; passes count where there are several."""
-    record = asdict(result)
-    return record if result.micro_batches > 1 else {name: record[name] for name in ("gradients", "parameters")}
+    """Return what was proved; besides gradients and parameters, what is not as in most schedules."""
+    always, plain = ("gradients", "parameters"), asdict(Result(result.gradients, result.parameters))
+    return {name: value for name, value in asdict(result).items() if name in always or value != plain[name]}
 
 
 def _proof_text(built: Built, results: Counter[Result]) -> str:
@@ -91,7 +91,10 @@ def _result_text(result: Result, world_size: int) -> str:
         gradients += f", summed over {result.micro_batches} micro-batches"
     if result.parameters.size == 1:
         return gradients
-    return f"{gradients}, then takes {_mean_text(result.parameters, world_size, '', 'the mean parameters')}"
+    what = "the mean parameters" if result.mixing is None else "the outer optimizer's, by the mean outer gradient"
+    late = f" of {result.late_steps} steps ago" if result.late_steps else ""
+    part = f" in tensors {', '.join(f'{first}:{last}' for first, last in result.tensors)}" if result.tensors else ""
+    return f"{gradients}, then takes {_mean_text(result.parameters, world_size, '', what)}{late}{part}"
 
 
 def _mean_text(group: Group, world_size: int, own: str, mean: str) -> str:

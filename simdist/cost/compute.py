@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
-from simdist.plan import Buffer, Copy, Densify, Select, TrustRatios
+from simdist.plan import Buffer, Copy, Densify, Optimize, Select, TrustRatios
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
@@ -108,10 +108,10 @@ class ComputeCost:
         first, last = buffer.tensors
         return float(self._share_before[last] - self._share_before[first])
 
-    def optimize(self, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
+    def optimize(self, op: Optimize, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
         """Return the seconds of an update: the workload's, or the memory traffic of SGD with momentum."""
         nbytes = sum(buffer.nbytes for buffer in params)
-        if self._workload.optimize_s is None:
+        if self._workload.optimize_s is None or op.optimizer == "outer":
             return _OPTIMIZER_PASSES * nbytes / self._device.memory_bandwidth_Bps
         count = sum(buffer.count for buffer in params)
         return self._workload.optimize_s * count / sum(self._workload.tensor_counts) / self._speed
@@ -121,6 +121,10 @@ class ComputeCost:
         if src.place == dst.place == "device":
             return (src.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
         return src.nbytes / self._device.host_bandwidth_Bps
+
+    def combine(self, srcs: Sequence[Buffer], dst: Buffer) -> float:
+        """Return the seconds of a linear combination: everything is read once, and the result written."""
+        return (sum(src.nbytes for src in srcs) + dst.nbytes) / self._device.memory_bandwidth_Bps
 
     def fusion_copy(self, parts: Sequence[Buffer], fused: Buffer) -> float:
         """Return the seconds of copying buffers into a fusion buffer, or out of it: read one side, write the other."""

@@ -162,7 +162,9 @@ class _Pricing:
             case ops.Backward():
                 return Local(self._compute.backward(self._buffer(op.dst)))
             case ops.Optimize():
-                return Local(self._compute.optimize([self._buffer(name) for name in op.slices or op.params]))
+                return Local(self._compute.optimize(op, [self._buffer(name) for name in op.slices or op.params]))
+            case ops.Combine():
+                return Local(self._compute.combine([*map(self._buffer, op.srcs)], self._buffer(op.dst)))
             case ops.Copy():
                 seconds = self._compute.copy(op, self._buffer(op.src), self._buffer(op.dst))
                 if op.by == _EVERY_RANK:

@@ -149,6 +149,8 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
         case ops.Optimize():
             yield from _update_problems(op, buffers)
             yield from _ratio_problems(op, buffers)
+        case ops.Combine():
+            yield from _sum_problems(op, buffers)
         case ops.AllReduce() | ops.Reduce() | ops.Broadcast() | ops.ReduceScatter() | ops.AllGather():
             yield from _group_problems(op.group, world_size)
             yield from _algorithm_problems(op)
@@ -256,6 +258,16 @@ def _same_size(src: Buffer, dst: Buffer) -> Iterator[str]:
         )
     if None not in (src.tensors, dst.tensors) and src.tensors != dst.tensors:
         yield f"copies tensors {src.tensors} over tensors {dst.tensors}; they must be the same"
+
+
+def _sum_problems(op: ops.Combine, buffers: dict[str, Buffer]) -> Iterator[str]:
+    if not op.srcs or len(op.srcs) != len(op.weights) or not all(map(math.isfinite, op.weights)):
+        yield f"adds up {len(op.srcs)} buffers with weights {op.weights}; write one number for each of at least one"
+    yield from (f"adds up {name!r} twice; add its weights" for name in _twice(op.srcs))
+    for name in (*op.srcs, op.dst):
+        yield from _same_size(buffers[name], buffers[op.dst])
+        if buffers[name].sparse or not _is_floating(buffers[name]):
+            yield f"adds up {name!r}, which is not dense and floating-point"
 
 
 def _is_floating(buffer: Buffer) -> bool:

@@ -79,8 +79,15 @@ class Result:
         gradients: Every rank updates its parameters with the mean gradient over its group; `Group(1)` is its own.
         parameters: After the update, every rank holds the mean of the parameters over its group; `Group(1)`: no mean.
         micro_batches: Forward and backward passes of the step; a rank's gradient is the sum over them.
+        late_steps: The mean is that of so many steps ago, and each rank adds what it has learned since.
+        tensors: The mean is that of these ranges of tensors only; all of them if empty.
+        mixing: The mean is that of outer gradients: the outer optimizer moves anchors against it, and parameters
+            become this share of the rank's own and the rest of the anchors. None: there is no outer optimizer.
     """
 
     gradients: Group
     parameters: Group
     micro_batches: int = 1
+    late_steps: int = 0
+    tensors: tuple[tuple[int, int], ...] = ()
+    mixing: float | None = None

@@ -25,6 +25,7 @@ Algorithm: TypeAlias = Literal[
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
 KernelStream: TypeAlias = Literal["compute", "comm"]
 Destination: TypeAlias = Literal["storage", "disk"]
+Optimizer: TypeAlias = Literal["inner", "outer"]
 
 _TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
 
@@ -150,6 +151,12 @@ class Optimize:
     With `slices`, ranks share the work: member j of each group updates the j-th of `shared_by.size` equal slices of
     each of `params` and writes it to the one of `slices` in the same place; `params` stay as they were. Each gradient
     buffer belongs to the parameters in the same place, and holds either that slice or all.
+
+    Args:
+        params: Parameters; of the outer optimizer, anchors: what the parameters were at its last update.
+        grads: Gradients; of the outer optimizer, how far the parameters have come from the anchors, with a minus.
+        ratios: Trust ratios of the tensors.
+        optimizer: The optimizer of the training job, or that of DiLoCo which updates anchors.
     """
 
     params: tuple[str, ...]
@@ -157,6 +164,16 @@ class Optimize:
     ratios: str | None = None
     slices: tuple[str, ...] = ()
     shared_by: Group = ALONE
+    optimizer: Optimizer = "inner"
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Replace `dst` by the sum of `srcs`, each times its weight; `dst` may be one of them."""
+
+    srcs: tuple[str, ...]
+    weights: tuple[float, ...]
+    dst: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +356,7 @@ Op: TypeAlias = (
     | Backward
     | TrustRatios
     | Optimize
+    | Combine
     | Collective
     | Select
     | Merge
@@ -357,7 +375,7 @@ def stream_of(op: Op) -> Stream:
             return "io"
         case Save():
             return "save"
-        case Copy() | Forward() | Backward() | TrustRatios() | Optimize():
+        case Copy() | Forward() | Backward() | TrustRatios() | Optimize() | Combine():
             return "compute"
         case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast() | Pack() | Unpack() | Tick():
             return "comm"
@@ -387,7 +405,7 @@ def reads(op: Op) -> tuple[str, ...]:
             return (op.src,)
         case Backward():
             return (*op.srcs, op.dst) if op.adds else op.srcs
-        case Forward() | Save() | Pack() | Tick():
+        case Forward() | Save() | Pack() | Tick() | Combine():
             return op.srcs
         case TrustRatios():
             return op.params + op.grads
@@ -408,7 +426,9 @@ def writes(op: Op) -> tuple[str, ...]:
             return ()
         case Save():
             return (op.dst,) if op.dst else ()
-        case Load() | Copy() | Pack() | Backward() | TrustRatios() | ReduceScatter() | AllGather() | Densify():
+        case Load() | Copy() | Pack() | Backward() | TrustRatios() | Combine():
+            return (op.dst,)
+        case ReduceScatter() | AllGather() | Densify():
             return (op.dst,)
         case Forward() | Unpack():
             return op.dsts

@@ -55,7 +55,10 @@ def _arguments(op: ops.Op) -> str:
             return f"{', '.join(op.srcs)} -> {op.dst}{', added' if op.adds else ''}"
         case ops.Optimize():
             updated = f" -> {', '.join(op.slices)}, shared by {op.shared_by}" if op.slices else ""
+            updated += ", outer optimizer" if op.optimizer == "outer" else ""
             return f"{', '.join(op.params)} with {', '.join(op.grads)}{f', {op.ratios}' if op.ratios else ''}{updated}"
+        case ops.Combine():
+            return f"{_sum_text(op)} -> {op.dst}"
         case ops.AllReduce():
             return f"{op.buffer}, {op.reduction} over {op.group}{_by(op.algorithm)}{_served(op.servers)}"
         case ops.ReduceScatter():
@@ -85,6 +88,15 @@ def _levels(op: ops.Load) -> str:
     """Return where a load reads and what it keeps, such as `disk, else storage (kept on disk) `."""
     kept = f" (kept on {' and '.join(op.keep)})" if op.keep else ""
     return f"{', else '.join(op.read)}{kept} " if op.read else ""
+
+
+def _sum_text(op: ops.Combine) -> str:
+    """Return a linear combination as people write it, such as `anchor - param`."""
+    terms = (
+        f"{'-' if weight < 0 else '+'} {'' if abs(weight) == 1 else f'{abs(weight):.10g} '}{src}"
+        for src, weight in zip(op.srcs, op.weights, strict=True)
+    )
+    return " ".join(terms).removeprefix("+ ")
 
 
 def _by(algorithm: str) -> str:

@@ -22,6 +22,11 @@ Ranks that share an update hold the same parameters when a step begins, and so t
 Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded. So it is of
 a checkpoint that the parameters in it are those that the step leaves behind.
 
+An outer optimizer is taken for one that subtracts outer gradients from anchors, which with learning rate 1 and no
+momentum is parameter averaging: what it makes of them it does on every rank alike. Like parameters, anchors are new
+symbols in every step, and must be left as they were where nothing is declared of them. What was sent in an earlier
+step carries its age, too: an average that is applied late must be that of exactly so many steps ago.
+
 This is the smallest interpreter of the plan, and the living definition of what its operations mean.
 """
 
@@ -30,6 +35,7 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import assert_never
 
 import numpy as np
@@ -49,6 +55,7 @@ from simdist.proof.symbols import (
     at_root,
     concatenated,
     digest,
+    fraction,
     fraction_text,
     gather,
     reduced,
@@ -56,6 +63,7 @@ from simdist.proof.symbols import (
     same,
     scatter,
     spread,
+    summed,
     tag_text,
     total,
 )
@@ -64,6 +72,7 @@ _FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed
 _N_SOURCES = 64  # ranks followed at a time
 _MAX_WEIGHTS = 2**18  # of one atom
 _RATIOS = "ratios of update "  # kind of source, followed by its number in the step
+_OLDEST = 2  # age in steps from which on ages are the same, unless something is applied late
 
 
 class _BrokenError(Exception):
@@ -113,8 +122,13 @@ class _Proof:
         self._began = self._own  # the parameters at the beginning of a step: own ones, or those that sharers hold alike
         distinct = dict.fromkeys(op for body in plan.bodies for op in body)
         residuals = {op.residual for op in distinct if isinstance(op, ops.Select | ops.Merge)}
-        self._params = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
         updates = [op for op in distinct if isinstance(op, ops.Optimize)]
+        trained = {name for op in updates if op.optimizer == "inner" for name in op.params}
+        trained |= {name for op in distinct if isinstance(op, ops.Forward) for name in op.srcs}
+        lasting = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
+        self._params = [name for name in lasting if name in trained]
+        self._anchors = [name for name in lasting if name not in trained]
+        self._combines, self._oldest = any(isinstance(op, ops.Combine) for op in distinct), _OLDEST
         self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
         self._asked: tuple[Value | None, bool] = None, False
         self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
@@ -136,6 +150,8 @@ class _Proof:
             raise PlanError(
                 f"plan {self._plan.name}: no buffer holds parameters; declare one initialized, with tensors"
             )
+        if self._combines:
+            self._oldest += max(result(step).late_steps for step in range(self._plan.n_steps))
         states: dict[bytes, State] = {}
         proved: dict[tuple[bytes, int, Result], bytes] = {}
         key = b""
@@ -160,10 +176,16 @@ class _Proof:
                 fail_at(self._plan, step=step, body=body, position=position, problem=str(error))
         self._compare(state, step, body, declared)
         self._compare_saved(state, step, body)
-        return {name: self._initial(name) if name in self._params else aged(value) for name, value in state.items()}
+        fresh = {*self._params, *self._anchors}
+        return {
+            name: self._initial(name) if name in fresh else aged(value, self._oldest) for name, value in state.items()
+        }
 
     def _initial(self, name: str) -> Value:
-        return self._value(name, {Tag("param"): self._began} if name in self._params else {})
+        for kind, names, began in (("param", self._params, self._began), ("anchor", self._anchors, self._own)):
+            if name in names:
+                return self._value(name, {Tag(kind): began})
+        return self._value(name, {})
 
     def _value(self, name: str, weights: dict[Tag, Weights]) -> Value:
         """Return a value in which every atom of a buffer has the same weights."""
@@ -211,7 +233,9 @@ class _Proof:
                 if op.ratios:
                     self._demand_ratios(op, op.ratios, state)
                 for param in op.params:
-                    state[param] = self._optimized(param, op.grads, state)
+                    state[param] = self._optimized(param, op, state)
+            case ops.Combine():
+                state[op.dst] = self._combined(op, state)
             case ops.TrustRatios():
                 state[op.dst] = self._ratios(op, state)
             case ops.Pack():
@@ -363,22 +387,33 @@ class _Proof:
         if state[name].has("batch"):
             state[name] = self._value(name, {Tag("used"): self._own})
 
-    def _optimized(self, param: str, grads: tuple[str, ...], state: State) -> Value:
-        """Return parameters to whose weights those of the gradients of the same tensors are added."""
+    def _combined(self, op: ops.Combine, state: State) -> Value:
+        """Return the linear combination of buffers that hold the same places."""
+        places = state[op.srcs[0]].places
+        if any(not np.array_equal(state[name].places, places) for name in op.srcs):
+            raise _BrokenError("adds up slices of different places; the buffers hold other parts of the model")
+        return Value(
+            places,
+            summed(*((state[name].weights, fraction(each)) for name, each in zip(op.srcs, op.weights, strict=True))),
+        )
+
+    def _optimized(self, param: str, op: ops.Optimize, state: State) -> Value:
+        """Return parameters to whose weights those of the gradients of the same tensors are added.
+
+        Those of outer gradients are subtracted, as these point from the parameters back to the anchors.
+        """
         first, last = self._atoms(param)
+        sign = Fraction(-1 if op.optimizer == "outer" else 1)
         pieces: defaultdict[Tag, list[tuple[slice, Weights]]] = defaultdict(list)
-        for grad in grads:
+        for grad in op.grads:
             grad_first, grad_last = self._atoms(grad)
             self._demand_places(grad, state[grad])
             low, high = max(first, grad_first), min(last, grad_last)
             for tag, each in state[grad].weights.items() if low < high else ():
                 piece = Weights(each.numerators[:, low - grad_first : high - grad_first], each.denominator)
                 pieces[tag].append((slice(low - first, high - first), piece))
-        weights = dict(state[param].weights)
-        for tag, parts in pieces.items():
-            addition = assembled(parts, last - first)
-            weights[tag] = weights[tag] + addition if tag in weights else addition
-        return Value(state[param].places, weights)
+        additions = {tag: assembled(parts, last - first) for tag, parts in pieces.items()}
+        return Value(state[param].places, summed((state[param].weights, Fraction(1)), (additions, sign)))
 
     def _shared_update(self, op: ops.Optimize, params: Value, grads: Value) -> Value:
         """Return each member's slice of the parameters, to whose weights those of their gradients are added."""
@@ -440,24 +475,43 @@ class _Proof:
     def _compare(self, state: State, step: int, body: int, declared: Result) -> None:
         gradient = self._mean(self._own, declared.gradients)
         passes = [Tag("gradient", micro_batch=number) for number in range(declared.micro_batches)]
-        param = dict.fromkeys(passes, self._mean(gradient, declared.parameters))
-        param[Tag("param")] = self._mean(self._began, declared.parameters)
         updates = [op for op in self._plan.bodies[body] if isinstance(op, ops.Optimize)]
         whole = {name for op in updates if not op.slices for name in op.grads} if updates else self._grads
         expected = {name: dict.fromkeys(passes, gradient) for name in sorted(self._grads & whole & state.keys())}
-        expected |= dict.fromkeys(self._params, param)
+        updated = {**dict.fromkeys(passes, gradient), Tag("param"): self._began}
+        kept = {"param": updated, "anchor": {Tag("anchor"): self._own}}
+        exchanged = self._exchanged(updated, declared)
+        for kind, names in (("param", self._params), ("anchor", self._anchors)):
+            expected |= {name: (exchanged if self._is_exchanged(name, declared) else kept)[kind] for name in names}
         for name, weights in expected.items():
             problem = self._difference(name, state[name], weights)
             if problem:
                 fail_at(self._plan, step=step, body=body, position=self._last_writer(name, body), problem=problem)
 
+    def _is_exchanged(self, name: str, declared: Result) -> bool:
+        first, last = self._buffers[name].tensors or (0, 0)
+        return not declared.tensors or any(low <= first and last <= high for low, high in declared.tensors)
+
+    def _exchanged(self, updated: dict[Tag, Weights], declared: Result) -> dict[str, dict[Tag, Weights]]:
+        """Return what is declared of parameters that an average reaches now, and of their anchors."""
+        plus, minus, anchor = Fraction(1), Fraction(-1), {Tag("anchor"): self._own}
+        sent = {replace(tag, age=declared.late_steps): each for tag, each in updated.items()}
+        if declared.mixing is not None:
+            sent = summed((sent, plus), ({Tag("anchor", declared.late_steps): self._own}, minus))
+        mean = {tag: self._mean(each, declared.parameters) for tag, each in sent.items()}
+        if declared.mixing is None:
+            param = summed((updated, plus), (mean, plus), (sent, minus)) if declared.late_steps else mean
+            return {"param": param, "anchor": anchor}
+        anchor, share = summed((anchor, plus), (mean, plus)), fraction(declared.mixing)
+        return {"param": summed((updated, share), (anchor, 1 - share)), "anchor": anchor}
+
     def _compare_saved(self, state: State, step: int, body: int) -> None:
         """Demand of what was saved of parameters that it is what the step leaves behind."""
-        params = {self._buffers[name].tensors: name for name in self._params}
         for position, name, value in self._saved:
-            param = params.get(self._buffers[name].tensors)
-            if param and value.has("param") and not same(value.weights, state[param].weights):
-                problem = f"{name} is not {param} as the step leaves it; save it after updates and averages"
+            tensors = self._buffers[name].tensors
+            left = [each for each in (*self._params, *self._anchors) if self._buffers[each].tensors == tensors]
+            if left and value.has("param") and not any(same(value.weights, state[each].weights) for each in left):
+                problem = f"{name} is not {left[0]} as the step leaves it; save it after updates and averages"
                 fail_at(self._plan, step=step, body=body, position=position, problem=problem)
 
     def _mean(self, weights: Weights, group: Group) -> Weights:

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TypeAlias
 
 import numpy as np
@@ -14,10 +15,10 @@ from simdist.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Kind of source, its age in steps, capped at 2, and of which of the step's passes it is.
+    """Kind of source, its age in steps, up to a limit, and of which of the step's passes it is.
 
-    Kinds: `param`, `gradient`; `kept` by a top-k selection; `batch` and `used` of input; `forward`; trust `ratios of
-    update` number so and so of the step.
+    Kinds: `param`, `anchor`, `gradient`; `kept` by a top-k selection; `batch` and `used` of input; `forward`; trust
+    `ratios of update` number so and so of the step.
     """
 
     kind: str
@@ -42,6 +43,10 @@ class Weights:
         self.demand_room(2 * mine)
         other.demand_room(2 * theirs)
         return reduced(self.numerators * mine + other.numerators * theirs, common)
+
+    def __mul__(self, factor: Fraction) -> "Weights":
+        self.demand_room(abs(factor.numerator))
+        return reduced(self.numerators * factor.numerator, self.denominator * factor.denominator)
 
     def demand_room(self, factor: int) -> None:
         """Refuse to compute where 64 bits may not hold `factor` times the numerators.
@@ -134,11 +139,30 @@ def reduced(numerators: NDArray[np.int64], denominator: int) -> Weights:
     return Weights(numerators // divisor, denominator // divisor) if divisor > 1 else Weights(numerators, denominator)
 
 
-def aged(value: Value) -> Value:
-    """Return a value as the next step finds it: every source a step older."""
+def fraction(number: float) -> Fraction:
+    """Return a number as people mean it.
+
+    >>> str(fraction(0.1)), str(fraction(1 - 0.9))
+    ('1/10', '1/10')
+    """
+    return Fraction(number).limit_denominator(10**6)
+
+
+def summed(*terms: tuple[Mapping[Tag, Weights], Fraction]) -> dict[Tag, Weights]:
+    """Return a linear combination of the weights of values; sources that cancel out are none."""
+    weights: dict[Tag, Weights] = {}
+    for term, factor in terms:
+        for tag, each in term.items():
+            part = each if factor == 1 else each * factor
+            weights[tag] = weights[tag] + part if tag in weights else part
+    return {tag: each for tag, each in weights.items() if each.numerators.any()}
+
+
+def aged(value: Value, oldest: int) -> Value:
+    """Return a value as the next step finds it: every source a step older, up to a limit."""
     weights: dict[Tag, Weights] = {}
     for tag, each in value.weights.items():
-        older = replace(tag, age=min(tag.age + 1, 2))
+        older = replace(tag, age=min(tag.age + 1, oldest))
         weights[older] = weights[older] + each if older in weights else each
     return Value(value.places, weights)
 
@@ -171,6 +195,10 @@ def fraction_text(weights: Weights, rank: int, atom: int, column: int) -> str:
 def tag_text(tag: Tag) -> str:
     """Return a source as people call it."""
     words = {"param": "parameters", "gradient": "gradient", "kept": "residual"}
-    ages = {0: "", 1: ", one step old,", 2: ", two or more steps old,"}
+    ages = {0: "", 1: ", one step old,"}
     of_pass = f" of micro-batch {tag.micro_batch}" if tag.micro_batch else ""
-    return words.get(tag.kind, tag.kind) + of_pass + ages[tag.age]
+    return (
+        words.get(tag.kind, tag.kind)
+        + of_pass
+        + ages.get(tag.age, f", {'two' if tag.age == 2 else tag.age} or more steps old,")
+    )

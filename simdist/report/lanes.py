@@ -116,7 +116,7 @@ def style_of(op: ops.Op) -> Style:
             return _LOAD
         case ops.Save():
             return _SAVE
-        case ops.Copy() | ops.Pack() | ops.Unpack():
+        case ops.Copy() | ops.Pack() | ops.Unpack() | ops.Combine():
             return _COPY
         case ops.Forward():
             return _FORWARD

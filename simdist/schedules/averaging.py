@@ -1,11 +1,13 @@
-"""Base of local and hierarchical SGD: a synchronous warm-up, then local steps and averages of parameters."""
+"""Base of local and hierarchical SGD and DiLoCo: a synchronous warm-up, then local steps and averages of parameters."""
 
 import abc
+from collections.abc import Mapping
 from functools import cache
+from typing import TypeAlias
 
 from pydantic import Field
 
-from simdist.plan import Body, Group, Plan, Result
+from simdist.plan import Body, Buffer, Group, Plan, Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
@@ -13,6 +15,8 @@ from simdist.settings.units import Whole
 
 _LOOKED_AT_STEPS = 100_000  # to find an average; a longer period is meant
 _LONGEST_PERIOD = 1_000  # that is found by looking
+
+Average: TypeAlias = tuple[Group, int]  # over whom, and of which fragment of the model
 
 
 class AveragingSchedule(Schedule, abc.ABC):
@@ -24,6 +28,9 @@ class AveragingSchedule(Schedule, abc.ABC):
     """Average where the step is `phase` modulo a period, instead of at the end of each period."""
     synchronize: bool = True
     """The host waits for its device before each average, as PyTorch's averagers do."""
+
+    overlap_steps: Whole = Field(default=0, ge=0)
+    """Average behind so many next steps: it is sent at the same step, and taken that much later."""
 
     @abc.abstractmethod
     def average(self, step: int, job: Job) -> Group | None:
@@ -46,21 +53,48 @@ class AveragingSchedule(Schedule, abc.ABC):
         """Return over whom gradients are averaged in every step after the warm-up; by default None: they are not."""
         return None
 
+    def fragment(self, step: int) -> int:
+        """Return which fragment of the model is averaged at a step; by default it is all one."""
+        return 0
+
     def cycle(self, job: Job) -> range:
         """Return the first period after the warm-up, as far as `average` shows it: of 1,000 steps at most."""
         first = self.warmup_steps
         groups = [self.average(first + step, job) for step in range(2 * _LONGEST_PERIOD)]
         periods = range(1, _LONGEST_PERIOD)
         period = next((each for each in periods if groups[each:] == groups[:-each]), _LONGEST_PERIOD)
+        return self._repeated(period, job)
+
+    def _repeated(self, period: int, job: Job) -> range:
+        """Return the first steps after the warm-up of such a period, once averages are not only sent but also taken."""
+        first = self.warmup_steps
+        if self.overlap_steps:
+            first_sent = next(step for step in range(first, first + period) if self.average(step, job))
+            first = max(first + self.overlap_steps, first_sent)
         return range(first, first + period)
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what is wrong on this cluster: averages that come after the next one has begun."""
+        found = super().problems(world_size, ranks_per_node)
+        if self.overlap_steps > (shortest := self.shortest_period()):
+            problem = (
+                f"{self.overlap_steps} steps, and the next average begins after {shortest}: write at most {shortest}"
+            )
+            found.append(("overlap_steps", problem))
+        return found
+
+    def shortest_period(self) -> int:
+        """Return the fewest steps between two averages of the same parameters; by default any."""
+        return _LOOKED_AT_STEPS
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return whether it never averages over the world."""
         job = Job(world_size, ranks_per_node, n_steps, tensor_counts=(1,))
         if self.warmup_steps >= n_steps:
             return [f"warms up in all of the {n_steps} steps: it is synchronous SGD"]
-        steps = range(self.warmup_steps, min(n_steps, self.warmup_steps + _LOOKED_AT_STEPS))
-        if len(steps) == n_steps - self.warmup_steps and Group(world_size) not in {
+        n_taken = n_steps - self.overlap_steps
+        steps = range(self.warmup_steps, min(n_taken, self.warmup_steps + _LOOKED_AT_STEPS))
+        if len(steps) >= n_taken - self.warmup_steps and Group(world_size) not in {
             self.average(at, job) for at in steps
         }:
             return [f"never averages over all ranks in {n_steps} steps: their parameters part"]
@@ -71,32 +105,73 @@ class AveragingSchedule(Schedule, abc.ABC):
         overlaps = self.warmup_steps > 0 or self.local_gradients(job) is not None
         limits = (parts.FIRST_BUCKET_NBYTES, parts.BUCKET_NBYTES) if overlaps else (parts.WHOLE_MODEL_NBYTES,) * 2
         buckets = parts.gradient_buckets(job, first_nbytes=limits[0], nbytes=limits[1])
-        buffers = (*parts.training_buffers(job, buckets), parts.flat_buffer(job))
+        params = self._parameters(job)
+        buffers = (*parts.training_buffers(job, buckets, params=params), *self._buffers(job))
+        names = tuple(params)
 
         @cache
-        def body(begins_like: int, gradients: Group | None, average: Group | None) -> Body:
+        def body(
+            begins_like: int, gradients: Group | None, sent: Average | None, taken: Average | None, is_warm: bool
+        ) -> Body:
+            send = self._send(*sent, job) if sent else ()
+            take = self._take(taken[1], job) if taken else ()
             return (
-                *parts.begin_step(job, begins_like, buckets),
-                *parts.last_backward(job, buckets, all_reduce=gradients, algorithm=self.algorithm),
-                *parts.optimize(job, buckets),
-                *(self._average(average) if average else ()),
+                *parts.begin_step(job, begins_like, buckets, names),
+                *parts.last_backward(job, buckets, names, all_reduce=gradients, algorithm=self.algorithm),
+                *parts.optimize(job, buckets, names),
+                *(self._end_warmup(job) if is_warm else ()),
+                *((*take, *send) if self.overlap_steps else (*send, *take)),
             )
 
         steps = (
-            body(parts.begins_like(job, step), self._gradients(step, job), self.average(step, job))
+            body(
+                parts.begins_like(job, step),
+                self._gradients(step, job),
+                self._average(step, job),
+                self._average(step - self.overlap_steps, job),
+                step == self.warmup_steps - 1,
+            )
             for step in range(job.n_steps)
         )
         return Plan.from_steps(
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
         )
 
-    def _average(self, group: Group) -> Body:
-        return parts.average_parameters(group, synchronize=self.synchronize, algorithm=self.algorithm)
+    def _average(self, step: int, job: Job) -> Average | None:
+        """Return the average that is sent at a step."""
+        group = self.average(step, job) if step >= 0 else None
+        return (group, self.fragment(step)) if group else None
+
+    def _parameters(self, job: Job) -> Mapping[str, parts.Bucket]:
+        """Return the buffers of parameters, and the tensors that they hold."""
+        return {parts.PARAM: (0, len(job.tensor_counts))}
+
+    def _buffers(self, job: Job) -> tuple[Buffer, ...]:
+        """Return the buffers of averages."""
+        return parts.flat_buffers(job, late=self.overlap_steps > 0)
+
+    def _send(self, group: Group, fragment: int, job: Job) -> Body:
+        return parts.send_parameters(
+            group, late=self.overlap_steps > 0, synchronize=self.synchronize, algorithm=self.algorithm
+        )
+
+    def _take(self, fragment: int, job: Job) -> Body:
+        return parts.take_parameters(late=self.overlap_steps > 0)
+
+    def _end_warmup(self, job: Job) -> Body:
+        return ()
 
     def result(self, step: int, job: Job) -> Result:
         """Declare whose gradients enter the update, and over whom the parameters are averaged then."""
-        gradients, parameters = self._gradients(step, job) or Group(1), self.average(step, job) or Group(1)
-        return Result(gradients, parameters, job.micro_batches)
+        gradients, taken = self._gradients(step, job) or Group(1), self._average(step - self.overlap_steps, job)
+        if taken is None:
+            return Result(gradients, Group(1), job.micro_batches)
+        return Result(gradients, taken[0], job.micro_batches, self.overlap_steps)
+
+    @property
+    def _traits(self) -> str:
+        """What labels say of overlapped averages."""
+        return f"-overlap{self.overlap_steps}" if self.overlap_steps else ""
 
     def _gradients(self, step: int, job: Job) -> Group | None:
         return Group(job.world_size) if step < self.warmup_steps else self.local_gradients(job)

@@ -44,14 +44,15 @@ def _sources(plan: Plan, checkpoint: Checkpoint) -> list[Buffer]:
     if isinstance(checkpoint.what, int):
         return [Buffer(_STATE, checkpoint.what, "uint8", initialized=True)]
     updates = [op for body in plan.bodies for op in body if isinstance(op, ops.Optimize)]
-    params = [plan.buffer(name) for name in dict.fromkeys(name for op in updates for name in op.params)]
+    names = {name: op.optimizer for op in updates for name in op.params}
+    updated = [plan.buffer(name) for name in names]
     if checkpoint.what == "parameters":
-        return params
+        return [buffer for buffer in updated if names[buffer.name] == "inner"]
     slices = [plan.buffer(name) for name in dict.fromkeys(name for op in updates for name in op.slices)]
     if slices and checkpoint.by.size > 1:
         raise PlanError(
             f"plan {plan.name}: checkpoint.ranks: each rank has a slice of the optimizer's state, and not all write "
             f"it: write ranks: all, or what: parameters"
         )
-    count = sum(buffer.count - buffer.padding for buffer in slices or params)
-    return [*params, Buffer(MOMENTS, count, params[0].dtype, initialized=True)]
+    count = sum(buffer.count - buffer.padding for buffer in slices or updated)
+    return [*updated, Buffer(MOMENTS, count, updated[0].dtype, initialized=True)]

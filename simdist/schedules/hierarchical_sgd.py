@@ -28,6 +28,7 @@ class HierarchicalSGD(AveragingSchedule):
         {"levels": {2: 2, 4: 4, 8: 8}, "intra_node_gradients": False},
         {"levels": {1: 2, 3: "world"}, "warmup_steps": 2, "synchronize": False},
         {"levels": {2: 4, 6: 8}, "phase": 0, "intra_node_gradients": False},
+        {"levels": {2: 4, 4: 8}, "warmup_steps": 1, "overlap_steps": 1},
     )
 
     kind: Literal["hierarchical_sgd"] = "hierarchical_sgd"
@@ -55,7 +56,11 @@ class HierarchicalSGD(AveragingSchedule):
 
     def default_label(self) -> str:
         """Return the label, such as `hsgd-2-8,4-32,8-64`: period-group size."""
-        return "hsgd-" + ",".join(f"{period}-{size}" for period, size in self.levels.items())
+        return "hsgd-" + ",".join(f"{period}-{size}" for period, size in self.levels.items()) + self._traits
+
+    def shortest_period(self) -> int:
+        """Return the shortest period."""
+        return min(self.levels)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what is wrong with the levels on this cluster."""
@@ -86,7 +91,7 @@ class HierarchicalSGD(AveragingSchedule):
 
     def cycle(self, job: Job) -> range:
         """Return the first of the longest periods after the warm-up, of which the others are parts."""
-        return range(self.warmup_steps, self.warmup_steps + max(self.levels))
+        return self._repeated(max(self.levels), job)
 
     def local_gradients(self, job: Job) -> Group | None:
         """Return the node, if gradients are averaged within it."""

@@ -23,6 +23,7 @@ class LocalSGD(AveragingSchedule):
         {"period": 2},
         {"period": 4, "warmup_steps": 3},
         {"period": 3, "phase": 0, "synchronize": False},
+        {"period": 4, "overlap_steps": 2},
     )
 
     kind: Literal["local_sgd"] = "local_sgd"
@@ -31,7 +32,11 @@ class LocalSGD(AveragingSchedule):
 
     def default_label(self) -> str:
         """Return the label, such as `local-4`."""
-        return f"local-{self.period}"
+        return f"local-{self.period}{self._traits}"
+
+    def shortest_period(self) -> int:
+        """Return the period."""
+        return self.period
 
     def average(self, step: int, job: Job) -> Group | None:
         """Return the world at the end of each period."""
@@ -39,4 +44,4 @@ class LocalSGD(AveragingSchedule):
 
     def cycle(self, job: Job) -> range:
         """Return the first period after the warm-up."""
-        return range(self.warmup_steps, self.warmup_steps + self.period)
+        return self._repeated(self.period, job)

@@ -1,13 +1,13 @@
 """The pieces that schedules of data-parallel training are made of."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from simdist.plan import Body, Buffer, Group, Op, ops
 from simdist.plan.ops import ALONE, Algorithm
-from simdist.plan.plan import ITEM_NBYTES
+from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules.job import Job, levels
 
 Bucket: TypeAlias = tuple[int, int]  # half-open range of tensors
@@ -16,8 +16,9 @@ Names: TypeAlias = tuple[str, ...]
 FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small, so that communication begins early
 BUCKET_NBYTES = 25 * 1024**2  # its bucket_cap_mb
 WHOLE_MODEL_NBYTES = 2**62  # one bucket
-FLAT = "flat"
 PARAM = "param"
+FLAT = "flat"
+SENT = "sent"
 RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 
@@ -71,7 +72,13 @@ def param_buffers(job: Job, buckets: Sequence[Bucket], sharers: Group = ALONE) -
 
 
 def training_buffers(
-    job: Job, buckets: Sequence[Bucket], *, multiple: int = 1, raters: Group = ALONE, sharers: Group = ALONE
+    job: Job,
+    buckets: Sequence[Bucket],
+    *,
+    multiple: int = 1,
+    raters: Group = ALONE,
+    sharers: Group = ALONE,
+    params: Mapping[str, Bucket] | None = None,
 ) -> tuple[Buffer, ...]:
     """Return the buffers of data-parallel training: parameters, gradient buckets, activations, losses and batches.
 
@@ -81,8 +88,11 @@ def training_buffers(
         multiple: Gradient buckets are padded to a multiple of so many elements.
         raters: Who shares the trust ratios of LARS, see `optimize`.
         sharers: Who shares the update.
+        params: Buffers of parameters and the tensors that they hold; by default as `param_buffers` says.
     """
-    buffers = [*param_buffers(job, buckets, sharers), *gradient_buffers(job, buckets, multiple=multiple)]
+    buffers = [tensor_buffer(job, name, tensors, initialized=True) for name, tensors in (params or {}).items()]
+    buffers = buffers or [*param_buffers(job, buckets, sharers)]
+    buffers += gradient_buffers(job, buckets, multiple=multiple)
     buffers.append(Buffer("activations", 1, job.dtype))
     buffers += [Buffer(f"loss.{turn}", 1) for turn in range(_n_losses(job))]
     if job.optimizer == "lars":
@@ -187,29 +197,44 @@ def bucket_backward(number: int, params: Names = (PARAM,), *, adds: bool) -> ops
     return ops.Backward((*params, "activations"), f"grad.{number}", adds)
 
 
-def last_backward(job: Job, buckets: Sequence[Bucket], *, all_reduce: Group | None, algorithm: Algorithm) -> Body:
+def last_backward(
+    job: Job,
+    buckets: Sequence[Bucket],
+    params: Names = (PARAM,),
+    *,
+    all_reduce: Group | None,
+    algorithm: Algorithm,
+) -> Body:
     """Return the last backward pass, each bucket followed by its all-reduce over the group `all_reduce`, if any."""
     body: list[Op] = []
     for number in range(len(buckets)):
-        body.append(bucket_backward(number, adds=job.micro_batches > 1))
+        body.append(bucket_backward(number, params, adds=job.micro_batches > 1))
         if all_reduce:
             body.append(ops.AllReduce(f"grad.{number}", all_reduce, algorithm=algorithm))
     return tuple(body)
 
 
-def optimize(job: Job, buckets: Sequence[Bucket], *, raters: Group = ALONE, algorithm: Algorithm = "auto") -> Body:
+def optimize(
+    job: Job,
+    buckets: Sequence[Bucket],
+    params: Names = (PARAM,),
+    *,
+    raters: Group = ALONE,
+    algorithm: Algorithm = "auto",
+) -> Body:
     """Return the optimiser's step over all gradients, and the host's wait for it, if it waits there.
 
     Args:
         job: Says which optimiser. LARS computes the trust ratios of the tensors first.
         buckets: Ranges of tensors.
+        params: Buffers of parameters.
         raters: Who shares the trust ratios. `ALONE`: every rank computes all of them.
         algorithm: Of the all-gather of shared ratios, if it is one that gathers; else what the library takes.
     """
     grads = tuple(f"grad.{number}" for number in range(len(buckets)))
     ratios = RATIOS if job.optimizer == "lars" else None
-    rating = _rate(grads, raters, algorithm) if ratios else ()
-    return (*rating, ops.Optimize((PARAM,), grads, ratios), *_wait_for_update(job, (PARAM,)))
+    rating = _rate(params, grads, raters, algorithm) if ratios else ()
+    return (*rating, ops.Optimize(params, grads, ratios), *_wait_for_update(job, params))
 
 
 def _wait_for_update(job: Job, params: Names) -> Body:
@@ -231,22 +256,33 @@ def optimize_slices(job: Job, grads: Names, params: Names, sharers: Group, algor
     return (update, *gathers, *_wait_for_update(job, params))
 
 
-def _rate(grads: tuple[str, ...], raters: Group, algorithm: Algorithm) -> Body:
+def _rate(params: Names, grads: Names, raters: Group, algorithm: Algorithm) -> Body:
     if raters.size == 1:
-        return (ops.TrustRatios(("param",), grads, RATIOS, raters),)
+        return (ops.TrustRatios(params, grads, RATIOS, raters),)
     return (
-        ops.TrustRatios(("param",), grads, _RATIOS_SHARE, raters),
+        ops.TrustRatios(params, grads, _RATIOS_SHARE, raters),
         ops.AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if algorithm in SLICING else "auto"),
     )
 
 
-def flat_buffer(job: Job) -> Buffer:
-    """Return the buffer that `average_parameters` averages in."""
-    return Buffer(FLAT, sum(job.tensor_counts), job.dtype, tensors=(0, len(job.tensor_counts)))
+def tensor_buffer(
+    job: Job, name: str, tensors: Bucket, dtype: DType | None = None, *, initialized: bool = False
+) -> Buffer:
+    """Return a buffer for the parameters of a range of tensors, or something like them."""
+    count = sum(job.tensor_counts[slice(*tensors)])
+    return Buffer(name, count, dtype or job.dtype, tensors=tensors, initialized=initialized)
 
 
-def average_parameters(group: Group, *, synchronize: bool, algorithm: Algorithm) -> Body:
-    """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce, take back.
+def flat_buffers(job: Job, *, late: bool) -> tuple[Buffer, ...]:
+    """Return the buffers that `send_parameters` averages in, `late` or not."""
+    everything = (0, len(job.tensor_counts))
+    return tuple(tensor_buffer(job, name, everything) for name in ((FLAT, SENT) if late else (FLAT,)))
+
+
+def send_parameters(group: Group, *, late: bool, synchronize: bool, algorithm: Algorithm) -> Body:
+    """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce.
+
+    `take_parameters` takes the average back.
 
     PyTorch copies into a flat tensor and divides it by the group's size before it waits, and afterwards makes the
     parameters views of it. Buffers of a plan are no views of one another, so its second pass over the memory stands
@@ -254,14 +290,26 @@ def average_parameters(group: Group, *, synchronize: bool, algorithm: Algorithm)
 
     Args:
         group: Who averages.
+        late: Keep what was sent, as the average is taken in a later step.
         synchronize: The host waits for its device before the all-reduce (`torch.cuda.synchronize`).
         algorithm: Of the all-reduce.
 
     Source:
         torch.distributed.algorithms.model_averaging.utils.average_parameters.
     """
+    keep: Body = (ops.Copy(PARAM, SENT),) if late else ()
     wait: Body = (ops.Wait(FLAT),) if synchronize else ()
-    return (ops.Copy("param", FLAT), *wait, ops.AllReduce(FLAT, group, algorithm=algorithm), ops.Copy(FLAT, "param"))
+    return (*keep, ops.Copy(PARAM, FLAT), *wait, ops.AllReduce(FLAT, group, algorithm=algorithm))
+
+
+def take_parameters(*, late: bool) -> Body:
+    """Take the average as parameters; if `late`, add to it what the rank has learned since it was sent.
+
+    Source:
+        Shen et al., Faster Distributed Deep Net Training: Computation and Communication Decoupled Stochastic Gradient
+        Descent, IJCAI 2019, arXiv 1906.12043: so does CoCoD-SGD, after a whole period.
+    """
+    return (ops.Combine((PARAM, FLAT, SENT), (1.0, 1.0, -1.0), PARAM) if late else ops.Copy(FLAT, PARAM),)
 
 
 def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:

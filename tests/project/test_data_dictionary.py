@@ -190,7 +190,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     presets, one = result("presets"), result("presets", "clusters", "ideal")
     passes = write(folder / "passes.yaml", CALM.replace("batch_size: 4", "batch_size: 4, micro_batches: 2"))
-    plans = result("plan", study.scenario, "-o", folder / "plans")["plans"] + result("plan", passes)["plans"]
+    stream = "schedules: [{kind: diloco, period: 2, fragments: 2, overlap_steps: 1, mixing: 0.5}]\n"
+    late = write(folder / "stream.yaml", re.sub("(?s)schedules:.*", stream, CALM))
+    plans = [each for path in (passes, late) for each in result("plan", path)["plans"]]
+    plans += result("plan", study.scenario, "-o", folder / "plans")["plans"]
     simulated = result("simulate", study.scenario)["rows"] + result("simulate", study.run)["rows"]
     converted = result("trace", study.run, "--trace", "simulated", "--chrome", folder / "chrome.json")
     return {

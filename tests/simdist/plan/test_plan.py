@@ -92,6 +92,15 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     (ops.Optimize(("p",), ("g",), "t"), "optimize(p with g, t)", "compute", ("p", "g", "t"), ("p",)),
     (
+        ops.Optimize(("a",), ("o",), optimizer="outer"),
+        "optimize(a with o, outer optimizer)",
+        "compute",
+        ("a", "o"),
+        ("a",),
+    ),
+    (ops.Combine(("a", "p"), (1.0, -1.0), "o"), "combine(a - p -> o)", "compute", ("a", "p"), ("o",)),
+    (ops.Combine(("a", "p"), (-0.25, 0.75), "p"), "combine(- 0.25 a + 0.75 p -> p)", "compute", ("a", "p"), ("p",)),
+    (
         ops.AllReduce("g", Group(4), "mean", "server", ops.Servers((3, 4))),
         "all_reduce(g, mean over group of 4, server (2 apart))",
         "comm",

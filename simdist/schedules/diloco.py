@@ -1,0 +1,171 @@
+"""DiLoCo: every worker trains on its own; now and then an outer optimizer takes what all have learned as a gradient."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import ClassVar, Literal, Self, final
+
+from pydantic import Field, model_validator
+
+from simdist.plan import Body, Buffer, Group, Result, ops
+from simdist.plan.plan import ITEM_NBYTES, DType
+from simdist.schedules import parts
+from simdist.schedules.averaging import AveragingSchedule
+from simdist.schedules.job import Job
+from simdist.settings.units import Whole
+
+_WIRE: dict[str, DType] = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+@final
+class DiLoCo(AveragingSchedule):
+    """Train locally; every `period` steps the outer optimizer updates *anchors*, from which all go on.
+
+        outer gradient = mean over workers of (anchor - parameters)
+        anchor         = outer optimizer(anchor, outer gradient), SGD with Nesterov momentum
+        parameters     = mixing parameters + (1 - mixing) anchor
+
+    With `fragments` the model is synchronised in parts, each every `period` steps, in turn; with `overlap_steps` the
+    anchors are updated so many steps after the outer gradient was sent: that is Streaming DiLoCo.
+
+    Source:
+        Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, arXiv 2311.08105; Douillard
+        et al., Streaming DiLoCo with Overlapping Communication, arXiv 2501.18512; torchft `local_sgd.DiLoCo`.
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {"period": 1},
+        {"period": 4, "ranks_per_worker": "node", "warmup_steps": 3},
+        {"period": 3, "compression": "fp16"},
+        {"period": 4, "fragments": 2, "overlap_steps": 1, "mixing": 0.5, "synchronize": False},
+        {"period": 6, "fragments": 2, "layers": 4, "overlap_steps": 4, "phase": 1},
+    )
+
+    kind: Literal["diloco"] = "diloco"
+    period: Whole = Field(ge=1)
+    """Steps from one update of an anchor to the next."""
+    ranks_per_worker: Whole | Literal["node"] = Field(default=1, union_mode="left_to_right")
+    """Consecutive ranks that average their gradients in every step, and so train as one worker."""
+    fragments: Whole = Field(default=1, ge=1)
+    """Parts of the model that are synchronised in turn."""
+    layers: Whole | None = Field(default=None, ge=1)
+    """Deal so many stretches of the model, of about equal size, to the fragments in turn (strided); absent: every
+    fragment is one stretch (sequential)."""
+    mixing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of its own parameters that a rank keeps when it takes the anchors."""
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    """Type of the outer gradients that are sent."""
+
+    @model_validator(mode="after")
+    def _takes_turns(self) -> Self:
+        if self.period % self.fragments:
+            raise ValueError(
+                f"period {self.period} with {self.fragments} fragments; each has its turn once a period, after equally "
+                f"many steps: write a multiple of {self.fragments}"
+            )
+        if self.layers is not None and self.layers < self.fragments:
+            raise ValueError(f"{self.layers} layers for {self.fragments} fragments; write at least {self.fragments}")
+        return self
+
+    def default_label(self) -> str:
+        """Return the label, such as `diloco-100` or `diloco-100-worker8-fragments4-overlap5`."""
+        chosen = {"worker": self.ranks_per_worker, "fragments": self.fragments, "layers": self.layers or 1}
+        counts = "".join(f"-{name}{count}" for name, count in chosen.items() if count != 1)
+        mixing = f"-mix{self.mixing:.10g}" if self.mixing else ""
+        compression = f"-{self.compression}" if self.compression != "none" else ""
+        return f"diloco-{self.period}{counts}{self._traits}{mixing}{compression}"
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what is wrong on this cluster: workers that do not divide the ranks."""
+        found, size = super().problems(world_size, ranks_per_node), self.ranks_per_worker
+        if isinstance(size, int) and (size < 1 or world_size % size):
+            found.append(("ranks_per_worker", f"{size} ranks do not divide the {world_size} ranks of the world"))
+        return found
+
+    def shortest_period(self) -> int:
+        """Return the period."""
+        return self.period
+
+    def local_gradients(self, job: Job) -> Group | None:
+        """Return the ranks of a worker, if there are several."""
+        size = job.ranks_per_node if self.ranks_per_worker == "node" else self.ranks_per_worker
+        return Group(size) if size > 1 else None
+
+    def average(self, step: int, job: Job) -> Group | None:
+        """Return the world where a fragment has its turn; a model of few tensors leaves some of them empty."""
+        has_turn = self.fires(self.period // self.fragments, step) and self._pieces(self.fragment(step), job)
+        return Group(job.world_size) if has_turn else None
+
+    def fragment(self, step: int) -> int:
+        """Return the fragment whose turn it is, in order from the end of the warm-up."""
+        turn = self.period // self.fragments
+        last = turn - 1 if self.phase is None else (self.phase - self.warmup_steps) % turn
+        return (step - self.warmup_steps - last) // turn % self.fragments
+
+    def cycle(self, job: Job) -> range:
+        """Return the first period after the warm-up."""
+        return self._repeated(self.period, job)
+
+    def result(self, step: int, job: Job) -> Result:
+        """Declare also which tensors the outer optimizer reaches; anchors are made at the end of the warm-up."""
+        result, taken = super().result(step, job), self._average(step - self.overlap_steps, job)
+        if taken:
+            tensors = tuple(self._pieces(taken[1], job).values()) if self.fragments > 1 else ()
+            return replace(result, tensors=tensors, mixing=self.mixing)
+        return replace(result, mixing=0.0) if step == self.warmup_steps - 1 else result
+
+    def _parameters(self, job: Job) -> Mapping[str, parts.Bucket]:
+        """Return stretches of the model, of about equal size: each ends with the tensor nearest to where it should."""
+        n_pieces, ends = self.layers or self.fragments, [*accumulate(job.tensor_counts, initial=0)]
+        shares = (ends[-1] * piece / n_pieces for piece in range(n_pieces + 1))
+        bounds = sorted({min(range(len(ends)), key=lambda end: abs(ends[end] - share)) for share in shares})
+        named = enumerate(pairwise(bounds))
+        return {f"{parts.PARAM}{f'.{piece}' * (len(bounds) > 2)}": tensors for piece, tensors in named}
+
+    def _pieces(self, fragment: int, job: Job) -> dict[str, parts.Bucket]:
+        """Return the stretches of a fragment by the endings of their buffers' names."""
+        pieces = [*self._parameters(job).items()][fragment :: self.fragments]
+        return {name.removeprefix(parts.PARAM): tensors for name, tensors in pieces}
+
+    def _buffers(self, job: Job) -> tuple[Buffer, ...]:
+        wire = self._wire_dtype(job)
+        buffers: list[Buffer] = []
+        for name, tensors in self._parameters(job).items():
+            each = name.removeprefix(parts.PARAM)
+            buffers += [
+                parts.tensor_buffer(job, f"anchor{each}", tensors, initialized=True),
+                parts.tensor_buffer(job, f"outer{each}", tensors),
+                *([parts.tensor_buffer(job, f"wire{each}", tensors, wire)] if wire else []),
+            ]
+        return tuple(buffers)
+
+    def _wire_dtype(self, job: Job) -> DType | None:
+        """Return the type that outer gradients are converted to, if they are."""
+        wire = _WIRE.get(self.compression)
+        return wire if wire and ITEM_NBYTES[wire] < ITEM_NBYTES[job.dtype] else None
+
+    def _send(self, group: Group, fragment: int, job: Job) -> Body:
+        pieces = self._pieces(fragment, job)
+        sent = {piece: f"{'wire' if self._wire_dtype(job) else 'outer'}{piece}" for piece in pieces}
+        return (
+            *(ops.Combine((f"anchor{each}", f"param{each}"), (1.0, -1.0), name) for each, name in sent.items()),
+            *([ops.Wait(list(sent.values())[-1])] if self.synchronize else []),
+            *(ops.AllReduce(name, group, algorithm=self.algorithm) for name in sent.values()),
+        )
+
+    def _take(self, fragment: int, job: Job) -> Body:
+        pieces, share = self._pieces(fragment, job), self.mixing
+        anchors, outer = (tuple(f"{name}{each}" for each in pieces) for name in ("anchor", "outer"))
+        return (
+            *(ops.Copy(f"wire{each}", f"outer{each}") for each in pieces if self._wire_dtype(job)),
+            ops.Optimize(anchors, outer, optimizer="outer"),
+            *(
+                ops.Combine((f"anchor{each}", f"param{each}"), (1 - share, share), f"param{each}")
+                if share
+                else ops.Copy(f"anchor{each}", f"param{each}")
+                for each in pieces
+            ),
+        )
+
+    def _end_warmup(self, job: Job) -> Body:
+        return tuple(ops.Copy(name, name.replace(parts.PARAM, "anchor")) for name in self._parameters(job))
