@@ -188,7 +188,7 @@ def _remedy(cls: type[Settings], details: ErrorDetails) -> str:
     match details["type"]:
         case kind if kind in _BOUNDS:
             return f"write {_BOUNDS[kind].format(**details['ctx'])}"
-        case "model_type" | "model_attributes_type" | "named_tuple_type":
+        case "model_type" | "model_attributes_type" | "named_tuple_type" | "dict_type":
             return "not a mapping: write `key: value` lines" + (
                 f" ({', '.join(_keys(cls))})" if not details["loc"] else ""
             )

@@ -33,19 +33,6 @@ def _check_scenario(value: object) -> object:
     return value
 
 
-def _check_vary(value: object) -> object:
-    if not isinstance(value, dict):
-        raise ValueError(f"{shown(value)}: not a mapping: write lines such as `cluster.nodes: [2, 4]`")
-    return value
-
-
-def _check_cases(value: object) -> object:
-    for each in value if isinstance(value, list) else [value]:
-        if not isinstance(value, list) or not isinstance(each, dict):
-            raise ValueError(f"{shown(each)}: write a list of mappings, such as `- {{name: two, cluster.nodes: 2}}`")
-    return value
-
-
 class SweepFile(Settings):
     """The keys of a sweep file.
 
@@ -61,8 +48,8 @@ class SweepFile(Settings):
     """
 
     scenario: Annotated[str | dict[str, Any], BeforeValidator(_check_scenario), Setting(examples=["first.yaml"])]
-    vary: Annotated[dict[str | int, Any], BeforeValidator(_check_vary)] = Setting(default_factory=dict)
-    cases: Annotated[tuple[dict[str | int, Any], ...], BeforeValidator(_check_cases)] = ()
+    vary: dict[str | int, Any] = Setting(default_factory=dict)
+    cases: tuple[dict[str | int, Any], ...] = ()
     sample: Sampling = Sampling()
     baseline: str = "sync"
     seeds: Annotated[Whole, Setting(ge=1, le=1_000_000)] = 20

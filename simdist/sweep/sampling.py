@@ -8,11 +8,7 @@ A longer sample begins with the shorter one: more points never make those that a
 """
 
 import math
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias, final
 
 import numpy as np
@@ -205,8 +201,7 @@ def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[UnitPoints]:
     from scipy.stats import qmc  # takes half a second
 
     shift = _uniform(random, n_dimensions)
-    with _uninterrupted():
-        engine = qmc.Sobol(n_dimensions, scramble=False)
+    engine = qmc.Sobol(n_dimensions, scramble=False)
     points = _sequence(engine)
     _check_strata(points)
     while True:
@@ -227,26 +222,6 @@ def _check_strata(first: UnitPoints) -> None:
     n = len(first)
     if not np.array_equal(np.sort(first, axis=0) * n, np.broadcast_to(np.arange(n)[:, None], first.shape)):
         raise RunError("scipy could not read its table for Sobol's sequence, so the points are wrong: run it again")
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Keep Ctrl-C until the end: code that swallows exceptions would lose it, and go on with what is half done.
-
-    Python raises KeyboardInterrupt in the main thread only, whichever thread the signal goes to.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    kept: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: kept.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if kept:
-        before(*kept[0])
 
 
 def _uniform(random: np.random.Philox, n: int) -> UnitPoints:

@@ -6,14 +6,12 @@ asked for.
 """
 
 import ctypes
-import inspect
 import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -127,12 +125,7 @@ class LocalPool(Executor):
     may_wait = False
 
     def __init__(self, n_workers: int) -> None:
-        """Start each when its first batch comes.
-
-        Raises:
-            RunError: A process of a pool imports the script that made it, which makes one again.
-        """
-        _check_guard()
+        """Start each when its first batch comes."""
         self.n_underway = 2 * n_workers
         self._slots = [_Slot() for _ in range(n_workers)]
 
@@ -178,17 +171,6 @@ def _submitted(pool: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any,
         return pool.submit(fn, *args, **kwargs)
     except OSError as error:
         raise RunError(f"cannot start a process: {error.strerror or error}; take fewer --workers") from None
-
-
-def _check_guard() -> None:
-    """Refuse to start processes while one that was started imports the script, under the name that it has then.
-
-    Source:
-        "Safe importing of main module" in the reference of Python's `multiprocessing`.
-    """
-    for frame, _ in traceback.walk_stack(inspect.currentframe()):
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
-            raise RunError(f"{frame.f_code.co_filename}: each process of a sweep imports this script: {GUARD}")
 
 
 @contextmanager

@@ -421,7 +421,7 @@ def test_keys_do_not_depend_on_what_is_remembered_of_the_scenario(sweep_of):
     ("text", "message"),
     [
         ("", "s.yaml:1: nothing is varied: write scenario: FILE and vary: {path: [values]}"),
-        ("vary: []", "s.yaml:2: vary: []: not a mapping: write lines such as `cluster.nodes: [2, 4]`"),
+        ("vary: []", "s.yaml:2: vary: []: not a mapping: write `key: value` lines"),
         ("vary: {cluster.nodes: []}", "s.yaml:2: vary.cluster.nodes: the list is empty: write one value or more"),
         (
             "vary: {cluster.nodes: 3}",
@@ -464,8 +464,8 @@ def test_keys_do_not_depend_on_what_is_remembered_of_the_scenario(sweep_of):
             "s.yaml:2: vary.cluster.network.latency: cluster.network is 'ideal' in some points, and has none: set both in cases, "
             "each as it fits",
         ),
-        ("cases: 3", "s.yaml:2: cases: 3: write a list of mappings, such as `- {name: two, cluster.nodes: 2}`"),
-        ("cases: [3]", "s.yaml:2: cases: 3: write a list of mappings, such as `- {name: two, cluster.nodes: 2}`"),
+        ("cases: 3", "s.yaml:2: cases: 3: not a list: write [...], or lines that begin with '- '"),
+        ("cases: [3]", "s.yaml:2: cases[0]: 3: not a mapping: write `key: value` lines"),
         (
             "cases:\n  - {name: a, steps: 1}\n  - {name: a, steps: 2}",
             "s.yaml:4: cases[1].name: 'a' is the name of another case, too: write another",
