@@ -54,7 +54,6 @@ _EPOCH_COLUMNS = (
 @common.engine
 @common.plot
 @click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep each finished schedule in DIR/rows.jsonl.")
-@click.option("--force", is_flag=True, help="Measure again what DIR/rows.jsonl holds already.")
 @common.options
 def command(
     session: common.Session,
@@ -65,7 +64,6 @@ def command(
     engine: Engine,
     plot: Path | None,
     output: Path | None,
-    force: bool,
 ) -> None:
     """Show the speed-ups over a baseline.
 
@@ -87,7 +85,7 @@ def command(
         progress(schedule.name, 0, 1)
         built = build(scenario, schedule)
         keys[schedule.name] = key = kept.key(scenario, built, n_seeds=n_seeds, engine=engine)
-        known = None if force else kept.get(key)
+        known = kept.get(key)
         if known and has_additions(scenario, known):
             session.say(f"{schedule.name}: measured before, taken from {kept.path}")
             return known, False

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import Column, count, factor, table_text
+from simdist.cli.tables import BOTH, Column, count, factor, table_text
 from simdist.errors import TraceError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
@@ -56,15 +56,9 @@ _BLAME_COLUMNS = (
     Column("waiting caused, simulated", "simulated_s", form=format_seconds),
     Column("measured", "measured_s", form=format_seconds),
 )
-_LINK_COLUMNS = (
-    Column("link"),
-    Column("simulated", "simulated_s", form=format_seconds),
-    Column("measured", "measured_s", form=format_seconds),
-)
+_LINK_COLUMNS = (Column("link"), *BOTH)
 _SUMMARY_COLUMNS = (
-    Column("schedule"),
-    Column("simulated", "simulated_s", form=format_seconds),
-    Column("measured", "measured_s", form=format_seconds),
+    *(Column("schedule"), *BOTH),
     Column("error", form=format_error),
     Column("speed-up, simulated", "simulated_speedup", form=factor),
     Column("measured", "measured_speedup", form=factor),

@@ -497,18 +497,17 @@ def test_changed_scenario_is_measured_anew(small, tmp_path, capsys, edits):
     assert len(records(tmp_path / "out" / "rows.jsonl")) == 6
 
 
-def test_other_seeds_engine_recording_and_force_are_measured_anew(small, tmp_path, capsys):
+def test_other_seeds_engine_and_recording_are_measured_anew(small, tmp_path, capsys):
     np.savez(tmp_path / "r.npz", np.zeros((12, 8)))
     write(small, edited(("{kind: transient, probability: 10%, delay: 50 ms}", "{kind: recorded, file: r.npz}")))
     out = ("compare", small, "-o", tmp_path / "out", "--seeds", "2")
     document(capsys, *out)
     document(capsys, *out, "--engine", "des")
     document(capsys, *out[:-1], "3")
-    document(capsys, *out, "--force")
     np.savez(tmp_path / "r.npz", np.ones((12, 8)))
     rows = document(capsys, *out)["rows"]
     assert rows[0]["step_s"] > 1
-    assert len(records(tmp_path / "out" / "rows.jsonl")) == 15
+    assert len(records(tmp_path / "out" / "rows.jsonl")) == 12
 
 
 def test_torn_record_costs_only_itself(small, tmp_path, capsys):
