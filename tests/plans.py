@@ -19,6 +19,7 @@ OP_KINDS: tuple[type[ops.Op], ...] = tuple(kind for kind in get_args(ops.Op) if 
 """All but what only a plan with a data set has."""
 CHANNELS = ("host", "compute", "io")
 COUNTS = (1, 3, 250, 4_096, 1_000_000)
+COMPRESSING = (ops.Select, ops.Merge, ops.Densify, ops.LowRank)
 WHOLE_SIZED = ("whole.0", "whole.1")
 SPARSE = ("sparse", "all_sparse", "merged")
 
@@ -117,6 +118,7 @@ def _buffers(draw: st.DrawFn, world_size: int, counts: Sequence[int]) -> dict[st
     whole = draw(count) * world_size
     buffers += [Buffer(name, whole, initialized=draw(st.booleans())) for name in WHOLE_SIZED]
     buffers += [Buffer(f"slice.{n}", whole // n) for n in range(1, world_size + 1) if world_size % n == 0]
+    buffers += [Buffer("left", 1), Buffer("right", max(1, whole - 1)), Buffer("rest", 1)]  # a row, and one element
     k = draw(st.sampled_from(sorted({1, max(1, whole // 10), whole})))
     sent = draw(st.sampled_from(["float32", "float16"]))
     buffers += [Buffer("residual", whole, initialized=True), Buffer("sparse", k, sent, sparse=True)]
@@ -150,7 +152,7 @@ def _op(
     )
     own = [name for name in _algorithms(kind, group) if name in algorithms]
     algorithm = draw(st.sampled_from(own)) if kind in ops.COLLECTIVES else "auto"
-    stream = draw(st.sampled_from(["compute", "comm"])) if kind in (ops.Select, ops.Merge, ops.Densify) else "compute"
+    stream = draw(st.sampled_from(["compute", "comm"])) if kind in COMPRESSING else "compute"
     divisor = draw(st.sampled_from(sorted({1, 3, world_size}))) if kind in (ops.Merge, ops.Densify) else 1
     root = draw(st.integers(0, group.size - 1)) if kind in (ops.Reduce, ops.Broadcast) else 0
     dense = [name for name in written if not buffers[name].sparse and buffers[name].place == "device"]
@@ -227,6 +229,16 @@ def _op(
             dense_names = (*WHOLE_SIZED, "half")
             pairs = [(a, b) for a in sparse for b in dense_names if buffers[a].dtype == buffers[b].dtype]
             return ops.Densify(*draw(st.sampled_from(pairs)), divisor, stream) if pairs else None
+        case "LowRank":
+            row = ops.Matrix(0, 1, buffers["right"].count, 1)
+            rest = "rest" if buffers["whole.0"].count > 1 else None
+            seed = draw(st.sampled_from([None, 7]))
+            stages = [
+                ops.LowRank(stage, "whole.0", "residual", "left", "right", (row,), rest, seed, stream)
+                for stage in ("left", "right", "product")
+            ]
+            possible = [op for op in stages if {*ops.reads(op)} <= {*written}]
+            return draw(st.sampled_from(possible)) if possible else None
         case "Tick":
             srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=3, unique=True))
             return ops.Tick(tuple(srcs), draw(st.sampled_from([1e-3, 5e-3, 0.3])))
@@ -305,17 +317,19 @@ def jobs(
     path = InputPath(
         draw(st.sampled_from(sources)), draw(st.sampled_from(["pinned", "pageable"])), draw(st.integers(1, 3))
     )
+    counts = tuple(draw(st.lists(st.sampled_from([8, 1_000, 500_000]), min_size=1, max_size=N_TENSORS)))
     return Job(
         world_size=world_size,
         ranks_per_node=ranks_per_node,
         n_steps=draw(st.integers(1, max_steps)),
-        tensor_counts=tuple(draw(st.lists(st.sampled_from([8, 1_000, 500_000]), min_size=1, max_size=N_TENSORS))),
+        tensor_counts=counts,
         micro_batches=draw(st.sampled_from([1, 3])),
         batch_nbytes=4_096,
         input_path=path,
         run_ahead_steps=draw(st.sampled_from([0, 1, 3, None])),
         delay_channels=frozenset(draw(st.sets(st.sampled_from(CHANNELS)))),
         checkpoint=draw(st.one_of(st.none(), checkpoints(world_size))) if storage else None,
+        tensor_rows=tuple({8: 8, 1_000: 10, 500_000: 500}[count] for count in counts),
     )
 
 
@@ -331,6 +345,8 @@ def schedule_plans(draw: st.DrawFn, **settings: object) -> Plan:
     """Draw the plan of any schedule for a job of 8 ranks on 2 nodes; `settings` are those of `jobs`."""
     job = draw(jobs(**settings))  # type: ignore[arg-type]
     schedule = draw(st.sampled_from([cls(**example) for cls in kinds().values() for example in cls.examples]))
+    if job.checkpoint and "shared" in schedule.name:  # each rank writes its slice of the state
+        job = dataclasses.replace(job, checkpoint=dataclasses.replace(job.checkpoint, by=Group(1)))
     return schedule.plan(job)
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.nn import functional
@@ -162,12 +163,14 @@ class Training:
         return inputs, torch.randint(3, (5,), generator=generator)
 
     def job(self, world_size: int, n_steps: int, *, ranks_per_node: int = 2, path: InputPath | None = None) -> Job:
-        counts = tuple(parameter.numel() for parameter in trained_parameters(self.make()[0]))
+        parameters = trained_parameters(self.make()[0])
+        counts = tuple(parameter.numel() for parameter in parameters)
+        rows = tuple(parameter.shape[0] for parameter in parameters)
         name = str(self.dtype).removeprefix("torch.")
         kind = "lars" if self.optimizer == "lars" else "sgd"
         path = path or InputPath()
         settings = {"dtype": name, "input_path": path, "optimizer": kind, "micro_batches": self.micro_batches}
-        return Job(world_size, ranks_per_node, n_steps, counts, **settings)
+        return Job(world_size, ranks_per_node, n_steps, counts, tensor_rows=rows, **settings)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -275,6 +278,31 @@ def by_torch(how: Torch, training: Training, n_steps: int) -> tuple[np.ndarray, 
             averager.average_parameters(module.parameters())
         losses.append(value.item())
     return _vector(module), np.array(losses)
+
+
+def by_torchs_powersgd(
+    training: Training, n_steps: int, rank: int, start: int, rate: float
+) -> tuple[np.ndarray, list[list[int]]]:
+    """Train on this rank by DDP with `powerSGD_hook`; return parameters, and the tensors of each bucket at the end."""
+    module, optimizer = training.make(dist.get_rank())
+    model = DistributedDataParallel(module, bucket_cap_mb=2**-11, broadcast_buffers=False)
+    state = PowerSGDState(None, rank, start, min_compression_rate=rate)
+    number = {parameter: each for each, parameter in enumerate(module.parameters())}
+    buckets: dict[int, list[int]] = {}
+
+    def hook(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        buckets[bucket.index()] = [number[parameter] for parameter in bucket.parameters()]
+        done = powerSGD_hook(state, bucket)
+        done.wait()  # its callbacks would all-reduce factors of several buckets in any order, which gloo cannot
+        return done
+
+    model.register_comm_hook(state, hook)
+    for step in range(n_steps):
+        inputs, targets = training.batch(step, dist.get_rank())
+        optimizer.zero_grad()
+        loss(model(inputs), targets).backward()
+        optimizer.step()
+    return _vector(module), [sorted(buckets[index]) for index in sorted(buckets)]
 
 
 def _parallel(module: nn.Module, how: Torch) -> DistributedDataParallel:

@@ -8,18 +8,18 @@ scatters in any order. A merge sorts them first. Gathered entries are scattered 
 selected, no index comes twice, so nothing is left to be ordered.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
 import torch
 from torch import Tensor
 
 from real.buffers.memory import Memory
-from real.kernels import topk
+from real.kernels import lowrank, topk
 from simdist.plan import Plan, ops
 from simdist.plan.group import MAX_WORLD_SIZE
 
-Transform: TypeAlias = ops.Select | ops.Merge | ops.Densify | ops.Pack | ops.Unpack | ops.Combine
+Transform: TypeAlias = ops.Select | ops.Merge | ops.Densify | ops.LowRank | ops.Pack | ops.Unpack | ops.Combine
 
 
 def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
@@ -38,6 +38,8 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
             _merge(memory, op)
         case ops.Densify():
             _densify(memory, op)
+        case ops.LowRank():
+            _low_rank(memory, op)
         case ops.Pack():
             _pack(map(memory.dense, op.srcs), memory.dense(op.dst))
         case ops.Unpack():
@@ -149,6 +151,52 @@ def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     lengths = torch.zeros_like(number).index_add_(0, number, torch.ones_like(number))
     sums = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True, initial=0)
     return sums, torch.zeros_like(ascending).index_copy_(0, number, ascending)
+
+
+def _low_rank(memory: Memory, op: ops.LowRank) -> None:
+    """Perform a stage of PowerSGD, as `powerSGD_hook` of torch does, which draws Q from the same numbers."""
+    grad, residual = memory.dense(op.grad), memory.dense(op.residual)
+    sides = [memory.dense(op.left), memory.dense(op.right)]
+    sizes = [[each.rows * each.rank, each.columns * each.rank] for each in op.matrices]
+    factors = [side.split([size[number] for size in sizes]) for number, side in enumerate(sides)]
+    generator = torch.Generator() if op.seed is None else torch.Generator().manual_seed(op.seed)
+    for matrix, left, right in zip(op.matrices, *factors, strict=True):
+        p, q = left.view(matrix.rows, matrix.rank), right.view(matrix.columns, matrix.rank)
+        given, kept = (_as_matrix(flat, matrix) for flat in (grad, residual))
+        match op.stage:
+            case "left":
+                kept.add_(given)
+                if op.seed is not None:
+                    q.copy_(torch.randn(1, *q.shape, dtype=q.dtype, generator=generator)[0])
+                lowrank.orthonormalize(q)
+                torch.mm(kept, q, out=p)
+            case "right":
+                lowrank.orthonormalize(p)
+                torch.mm(kept.t(), p, out=q)
+            case "product":
+                torch.mm(p, q.t(), out=given)
+                kept.sub_(given)
+    for rest in map(memory.dense, op.others if op.stage != "right" else ()):
+        others = list(_others(grad, op, rest.numel()))
+        if op.stage == "left":
+            _pack(others, rest)
+        else:
+            _unpack(rest, others)
+
+
+def _as_matrix(flat: Tensor, matrix: ops.Matrix) -> Tensor:
+    n_elements = matrix.rows * matrix.columns
+    return flat[matrix.first : matrix.first + n_elements].view(matrix.rows, matrix.columns)
+
+
+def _others(grad: Tensor, op: ops.LowRank, n_left: int) -> Iterator[Tensor]:
+    """Yield so many elements of a bucket that lie between its matrices, or after them, where padding may follow."""
+    end = 0
+    for matrix in sorted(op.matrices, key=lambda matrix: matrix.first):
+        yield grad[end : matrix.first]
+        n_left -= matrix.first - end
+        end = matrix.first + matrix.rows * matrix.columns
+    yield grad[end : end + n_left]
 
 
 def _pack(parts: Iterable[Tensor], fused: Tensor) -> None:

@@ -177,6 +177,7 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
         ranks_per_node=ranks_per_node,
         n_steps=1,
         tensor_counts=tuple(parameter.numel() for parameter in parameters),
+        tensor_rows=tuple(map(_rows, parameters)),
         dtype=_DTYPES[parameters[0].dtype],
         optimizer="lars" if isinstance(wanted.optimizer, Lars) else "sgd",
         run_ahead_steps=None,  # the loop looks at its losses when it likes to
@@ -190,6 +191,12 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
     endless = plan.repeated(cycle, ENDLESS_STEPS)
     performed = plan.repeated(cycle, wanted.n_steps) if wanted.n_steps else endless
     return Planned(performed, delays, endless, tuple(_doubts(schedule, job, wanted)))
+
+
+def _rows(parameter: nn.Parameter) -> int:
+    """Return the rows of a parameter as a matrix: its outermost dimension in memory; a vector has one element a row."""
+    dims = [(parameter.stride(at), size) for at, size in enumerate(parameter.shape) if size > 1]
+    return max(dims)[1] if len(dims) > 1 else parameter.numel()
 
 
 def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:

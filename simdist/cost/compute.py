@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
-from simdist.plan import Buffer, Copy, Densify, Optimize, Select, TrustRatios
+from simdist.plan import Buffer, Copy, Densify, LowRank, Optimize, Select, TrustRatios
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
@@ -28,6 +28,11 @@ _RESIDUAL_PASSES = 2
 
 #: Radix sorts by index and by magnitude, 8 bits a pass of 32: each of 4 passes reads and writes; and two scans.
 _MERGE_PASSES = 18
+
+
+#: Reads and writes of the matrices by a stage of `LowRank`, beside the product with a factor, which reads them once
+#: (left, right) or writes them (product). left adds them to the residual; product subtracts the result from it.
+_LOW_RANK_PASSES = {"left": 3, "right": 0, "product": 3}
 
 
 def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
@@ -159,6 +164,31 @@ class ComputeCost:
         """Return the seconds of a selection: the gradient read, passes over the residual, and the result written."""
         passes = _RESIDUAL_PASSES + _SELECT_PASSES[op.method]
         return (src.nbytes + passes * residual.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
+
+    def low_rank(self, op: LowRank, grad: Buffer) -> float:
+        """Return the seconds of a stage: passes over the matrices, a product with factors, and one made orthonormal.
+
+        The product takes the longer of its memory traffic and its FLOPs at the fp32 peak. To make a column orthonormal
+        takes the seconds that the device states, whatever its length: small kernels take as long as they take to
+        launch. Without such seconds, Gram-Schmidt's memory traffic: a lower bound, as other launches are, too.
+        """
+        itemsize, device = ITEM_NBYTES[grad.dtype], self._device
+        counts = np.array([(each.rows, each.columns, each.rank) for each in op.matrices], dtype=np.float64)
+        rows, columns, rank = counts.T
+        flops, peak = 2 * float((rows * columns * rank).sum()), device.peak_flops.at("fp32")
+        matrices_nbytes = itemsize * float((rows * columns).sum())
+        factors_nbytes = itemsize * float((rank * (rows + columns)).sum())
+        passes_s = _LOW_RANK_PASSES[op.stage] * matrices_nbytes / device.memory_bandwidth_Bps
+        product_s = (matrices_nbytes + factors_nbytes) / device.memory_bandwidth_Bps
+        seconds = passes_s + max(product_s, flops / peak if peak else 0.0)
+        if op.stage == "product":
+            n_rest = grad.count - grad.padding - float((rows * columns).sum())
+            return seconds + 2 * itemsize * n_rest / device.memory_bandwidth_Bps
+        if device.orthonormalize_s is not None:
+            return seconds + device.orthonormalize_s * float(rank.sum())
+        lengths = columns if op.stage == "left" else rows  # column i is read, written, and taken from the later ones
+        traffic = itemsize * float((lengths * (3 * rank + 4 * rank * (rank - 1) / 2)).sum())
+        return seconds + traffic / device.memory_bandwidth_Bps
 
     def densify(self, op: Densify, src: Buffer, dst: Buffer) -> float:
         """Return the seconds of a scatter-add: clear the vector, read the pairs, read and write their places.

@@ -183,6 +183,8 @@ class _Pricing:
                 return Local(self._compute.merge(self._buffer(op.src), self._buffer(op.dst)))
             case ops.Densify():
                 return Local(self._compute.densify(op, self._buffer(op.src), self._buffer(op.dst)))
+            case ops.LowRank():
+                return Local(self._compute.low_rank(op, self._buffer(op.grad)))
             case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
                 return self._collective(op, self._buffer(op.buffer).nbytes)
             case ops.ReduceScatter():

@@ -166,6 +166,8 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
                 types = f"{buffers[op.src].dtype} into {buffers[op.dst].dtype}"
                 yield f"scatters {types}; copy the entries to a sparse buffer of that type first"
             yield from _divisor_problems(op.divisor)
+        case ops.LowRank():
+            yield from _low_rank_problems(op, buffers)
         case ops.Tick():
             if not op.srcs:
                 yield "waits for a tick after nothing; name the buffers that were written before"
@@ -374,6 +376,28 @@ def _select_problems(op: ops.Select, buffers: dict[str, Buffer]) -> Iterator[str
     if residual.count != src.count:
         yield f"residual {residual.name!r} has {residual.count} elements; {src.name!r} has {src.count}, so must it"
     yield from _residual_problems(src, dst, residual)
+
+
+def _low_rank_problems(op: ops.LowRank, buffers: dict[str, Buffer]) -> Iterator[str]:
+    grad, end = buffers[op.grad], 0
+    n_grad = grad.count - grad.padding
+    for matrix in sorted(op.matrices, key=lambda matrix: matrix.first):
+        if matrix.first < end or not 1 <= matrix.rank <= min(matrix.rows, matrix.columns):
+            yield f"approximates {matrix}; matrices lie side by side, and have no fewer rows and columns than rank"
+        end = matrix.first + matrix.rows * matrix.columns
+    if end > n_grad or not op.matrices:
+        yield f"approximates {len(op.matrices)} matrices in {end} elements; {op.grad!r} has {n_grad}"
+    expected = {
+        op.residual: grad.count,
+        op.left: sum(matrix.rows * matrix.rank for matrix in op.matrices),
+        op.right: sum(matrix.columns * matrix.rank for matrix in op.matrices),
+    }
+    n_rest = n_grad - sum(matrix.rows * matrix.columns for matrix in op.matrices)
+    if bool(op.rest) != bool(n_rest):
+        yield f"has {n_rest} elements of other tensors; name a buffer `rest` for them if there are some"
+    for name, count in (expected | dict.fromkeys(op.others, n_rest)).items():
+        if buffers[name].count != count or buffers[name].sparse or buffers[name].dtype != grad.dtype:
+            yield f"{name!r} has {buffers[name].count} x {buffers[name].dtype}; it takes {count} x {grad.dtype}"
 
 
 def _merge_problems(op: ops.Merge, buffers: dict[str, Buffer]) -> Iterator[str]:

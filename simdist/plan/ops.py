@@ -157,14 +157,16 @@ class Optimize:
         grads: Gradients; of the outer optimizer, how far the parameters have come from the anchors, with a minus.
         ratios: Trust ratios of the tensors.
         optimizer: The optimizer of the training job, or that of DiLoCo which updates anchors.
+        slices: What each member has updated.
+        shared_by: Who shares the work.
     """
 
     params: tuple[str, ...]
     grads: tuple[str, ...]
     ratios: str | None = None
+    optimizer: Optimizer = "inner"
     slices: tuple[str, ...] = ()
     shared_by: Group = ALONE
-    optimizer: Optimizer = "inner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +304,55 @@ class Densify:
 
 
 @dataclass(frozen=True, slots=True)
+class Matrix:
+    """A tensor of a gradient bucket as a matrix, row by row, from its element `first` on; its factors have `rank`."""
+
+    first: int
+    rows: int
+    columns: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """A stage of approximating the matrices M of the bucket `grad` by factors, left P and right Q, with M = P Q^T.
+
+    left: `residual` += M, and is M from now on; the columns of Q are made orthonormal; P = M Q; `rest` = other tensors
+    right: the columns of P are made orthonormal; Q = M^T P
+    product: `grad` = P Q^T, and `rest`; `residual` = M - P Q^T
+
+    Args:
+        stage: Which.
+        grad: The bucket.
+        residual: As large; of the tensors that are no such matrices it holds nothing.
+        left: P of one matrix after the other.
+        right: Q likewise.
+        matrices: The matrices, in that order.
+        rest: The other tensors, one after the other; None if there are none.
+        seed: Of the stage `left`: draw Q from a standard normal distribution; None: take it as it is.
+        stream: Where it runs.
+
+    Source:
+        Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019, arXiv 1905.13727, algorithm 1.
+    """
+
+    stage: Literal["left", "right", "product"]
+    grad: str
+    residual: str
+    left: str
+    right: str
+    matrices: tuple[Matrix, ...]
+    rest: str | None = None
+    seed: int | None = None
+    stream: KernelStream = "compute"
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The buffer of the other tensors, if there are some."""
+        return (self.rest,) if self.rest else ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Hold the comm stream until a clock that runs from the start of the run has ticked since `srcs` were written.
 
@@ -361,6 +412,7 @@ Op: TypeAlias = (
     | Select
     | Merge
     | Densify
+    | LowRank
     | Tick
     | Delay
     | Wait
@@ -379,7 +431,7 @@ def stream_of(op: Op) -> Stream:
             return "compute"
         case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast() | Pack() | Unpack() | Tick():
             return "comm"
-        case Select() | Merge() | Densify():
+        case Select() | Merge() | Densify() | LowRank():
             return op.stream
         case Delay():
             return op.channel
@@ -415,6 +467,13 @@ def reads(op: Op) -> tuple[str, ...]:
             return (op.buffer,)
         case Select() | Merge():
             return (op.src, op.residual)
+        case LowRank():
+            needed = {
+                "left": (op.grad, *((op.right,) if op.seed is None else ())),
+                "right": (op.left,),
+                "product": (op.left, op.right, *op.others),
+            }
+            return (op.residual, *needed[op.stage])
         case _:
             assert_never(op)
 
@@ -438,6 +497,13 @@ def writes(op: Op) -> tuple[str, ...]:
             return (op.buffer,)
         case Select() | Merge():
             return (op.dst, op.residual)
+        case LowRank():
+            replaced = {
+                "left": (op.residual, op.left, op.right, *op.others),
+                "right": (op.left, op.right),
+                "product": (op.grad, op.residual),
+            }
+            return replaced[op.stage]
         case _:
             assert_never(op)
 

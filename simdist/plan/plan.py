@@ -55,6 +55,8 @@ _UNWRITTEN: dict[str, object] = {
     "to": "storage",
     "by": {"size": 1, "stride": 1},
     "slices": (),
+    "rest": None,
+    "seed": None,
     "shared_by": {"size": 1, "stride": 1},
     "optimizer": "inner",
 }

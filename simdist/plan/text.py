@@ -72,6 +72,8 @@ def _arguments(op: ops.Op) -> str:
             return f"{op.buffer}, {op.group} from member {op.root}{_by(op.algorithm)}{_queued(op.queue)}"
         case ops.Select():
             return f"{op.src} -> {op.dst}, {op.k} of it by {op.method}, rest to {op.residual}"
+        case ops.LowRank():
+            return _low_rank(op)
         case ops.Delay():
             return op.channel
         case ops.Tick():
@@ -82,6 +84,15 @@ def _arguments(op: ops.Op) -> str:
             return f"{', '.join(op.srcs)}{' -> disk' if op.to == 'disk' else ''}{_by_whom(op.by)}"
         case _:
             assert_never(op)
+
+
+def _low_rank(op: ops.LowRank) -> str:
+    ranks = sorted({matrix.rank for matrix in op.matrices})
+    n_matrices = f"{len(op.matrices)} {'matrices' if len(op.matrices) > 1 else 'matrix'}"
+    matrices = f"{n_matrices} of rank {', '.join(map(str, ranks))}"
+    drawn = "" if op.seed is None else f", drawn by seed {op.seed}"
+    srcs, dsts = (", ".join(name for name in each(op) if name != op.residual) for each in (ops.reads, ops.writes))
+    return f"{op.stage}: {srcs} -> {dsts}, {matrices}{drawn}, rest in {op.residual}"
 
 
 def _levels(op: ops.Load) -> str:

@@ -17,7 +17,8 @@ them: it shows that what is selected is summed over the right ranks, divided by 
 place. Unselected values stay with their rank, by the meaning of `Select`. A merge drops the same values on all ranks
 that hold it, so each may keep only its share: what divisors make of it must add up to what one of them holds. Thus
 nothing is lost or counted twice. A sparse buffer holds symbols of the dense vector that it stands for, so gathering it
-is summing them.
+is summing them. The factors of a low rank hold symbols of the matrices that they approximate, likewise all of them;
+that ranks project on the same factor is demanded.
 Ranks that share an update hold the same parameters when a step begins, and so they must when it ends.
 Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded. So it is of
 a checkpoint that the parameters in it are those that the step leaves behind.
@@ -121,7 +122,7 @@ class _Proof:
         self._sources = sources
         self._began = self._own  # the parameters at the beginning of a step: own ones, or those that sharers hold alike
         distinct = dict.fromkeys(op for body in plan.bodies for op in body)
-        residuals = {op.residual for op in distinct if isinstance(op, ops.Select | ops.Merge)}
+        residuals = {op.residual for op in distinct if isinstance(op, ops.Select | ops.Merge | ops.LowRank)}
         updates = [op for op in distinct if isinstance(op, ops.Optimize)]
         trained = {name for op in updates if op.optimizer == "inner" for name in op.params}
         trained |= {name for op in distinct if isinstance(op, ops.Forward) for name in op.srcs}
@@ -257,19 +258,52 @@ class _Proof:
             case ops.Select() | ops.Merge():
                 if isinstance(op, ops.Merge):
                     self._demand_shares(op, state[op.src])
-                state[op.residual] = self._kept(op, state)
+                state[op.residual] = self._kept(op.residual, op.src, state)
                 state[op.dst] = state[op.src]
+            case ops.LowRank():
+                self._low_rank(op, state)
             case ops.Densify():
                 state[op.dst] = self._divided(state[op.src], op.divisor)
             case _:
                 assert_never(op)
 
-    def _kept(self, op: ops.Select | ops.Merge, state: State) -> Value:
+    def _kept(self, residual: str, src: str, state: State) -> Value:
         """Return what a residual holds afterwards: the rest of the same places as before."""
-        before, places = state[op.residual], state[op.src].places
+        before, places = state[residual], state[src].places
         if before.has("kept") and not np.array_equal(before.places, places):
-            raise _BrokenError(f"{op.residual} holds the rest of other tensors, or slices, than those of {op.src}")
+            raise _BrokenError(f"{residual} holds the rest of other tensors, or slices, than those of {src}")
         return Value(places, {Tag("kept"): self._own.repeated(places.shape[1])})
+
+    def _low_rank(self, op: ops.LowRank, state: State) -> None:
+        """Let factors hold symbols of the matrices that they stand for: P as Q, projected by what all ranks share."""
+        match op.stage:
+            case "left":
+                if op.seed is None:
+                    self._demand_alike(op.right, state)
+                kept, grad = self._kept(op.residual, op.grad, state), state[op.grad]
+                state[op.residual] = Value(grad.places, grad.weights | kept.weights)
+                state.update(dict.fromkeys((op.left, *op.others), grad))
+                state.setdefault(op.right, Value(grad.places, {}))
+            case "right":
+                self._demand_alike(op.left, state)
+                held = state[op.residual]
+                matrices = {tag: each for tag, each in held.weights.items() if tag.kind != "kept"}
+                state[op.right] = Value(held.places, matrices)
+            case "product":
+                self._demand_alike(op.left, state)
+                product = state[op.right]
+                if product.weights.keys() != state[op.left].weights.keys():
+                    raise _BrokenError(f"{op.left} and {op.right} are factors of different gradients")
+                if any(not same(state[name].weights, product.weights) for name in op.others):
+                    raise _BrokenError(f"{op.rest} is not the mean over the same ranks as {op.right}")
+                state[op.residual] = self._kept(op.residual, op.grad, state)
+                state[op.grad] = product
+            case _:
+                assert_never(op.stage)
+
+    def _demand_alike(self, name: str, state: State) -> None:
+        if any((each.numerators != each.numerators[:1]).any() for each in state[name].weights.values()):
+            raise _BrokenError(f"{name} differs among ranks, which must project on the same; all-reduce it first")
 
     def _demand_shares(self, op: ops.Merge, value: Value) -> None:
         """Demand of a merge that all ranks which hold a source's data hold equally much, and be `divisor` ranks."""

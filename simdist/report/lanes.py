@@ -124,7 +124,7 @@ def style_of(op: ops.Op) -> Style:
             return _BACKWARD
         case ops.Optimize() | ops.TrustRatios():
             return _OPTIMIZE
-        case ops.Select() | ops.Merge() | ops.Densify():
+        case ops.Select() | ops.Merge() | ops.Densify() | ops.LowRank():
             return _COMPRESS
         case ops.Delay() | ops.Tick():
             return _DELAY

@@ -56,6 +56,7 @@ def job(scenario: Scenario) -> Job:
         ranks_per_node=cluster.gpus_per_node,
         n_steps=scenario.steps,
         tensor_counts=workload.tensor_counts,
+        tensor_rows=workload.tensor_rows,
         dtype=workload.dtype,
         optimizer=workload.optimizer,
         micro_batches=workload.micro_batches,

@@ -31,6 +31,8 @@ class Device(Settings):
         speed: Factor on the speed of compute; 0.5 takes twice the time.
         compute_capability: As CUDA has it, such as 8.0 for an A100: of GPUs joined by NVLink, NCCL's protocols by
             generation. If absent, NCCL's rings are perfect pipelines over the cluster's links.
+        orthonormalize_s: Seconds to make one column of a factor orthogonal to those before, and of length 1; if absent
+            as memory traffic alone.
     """
 
     name: str = ""
@@ -39,6 +41,7 @@ class Device(Settings):
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
     compute_capability: Annotated[Factor, Field(ge=7, lt=20)] | None = None
+    orthonormalize_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
 
 
 class Selection(Settings):

@@ -136,7 +136,8 @@ def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     problems = schedule.problems(cluster.world_size, cluster.gpus_per_node) if cluster else []
     workload = info.data.get("workload")
     if workload and isinstance(schedule, GradientSchedule):
-        problems = [*problems, *schedule.optimizer_problems(workload.optimizer)]
+        has_rows = any(tensor.rows for tensor in workload.tensors)
+        problems = [*problems, *schedule.workload_problems(workload.optimizer, has_rows=has_rows)]
     if cluster and "data" in info.data:
         problems = [*problems, *_data_problems(schedule, info.data["data"], cluster)]
     fields = type(schedule).model_fields

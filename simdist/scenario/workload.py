@@ -14,19 +14,30 @@ from simdist.settings.precision import Precision, Utilization
 from simdist.settings.units import Nbytes, Seconds, Whole, format_seconds
 
 _COLUMNS = ["name", "count", "flops"]
+_ROWS = "rows"  # a column that may be left out
 
 
 class Tensor(Settings):
     """A parameter tensor: its elements, the forward FLOPs per sample of its layer, or measured backward seconds.
 
     A multiply-add counts as 2 FLOPs. A layer with several tensors (weight, bias) states its FLOPs on one of them.
-    `backward_s` is the part of a backward pass, at device speed 1, that ends when this gradient is ready.
+    `backward_s` is the part of a backward pass, at device speed 1, that ends when this gradient is ready. `rows` are
+    those of the tensor as a matrix, its first dimension; without, it is a vector.
     """
 
     name: str
     count: Annotated[Whole, Field(ge=1)]
     flops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     backward_s: Seconds | None = None
+    rows: Annotated[Whole | None, Field(ge=1, exclude_if=lambda rows: rows is None)] = None
+
+    @model_validator(mode="after")
+    def _is_a_matrix(self) -> Self:
+        if self.rows and self.count % self.rows:
+            refuse(
+                "Tensor", [(("rows",), f"{self.rows} do not divide {self.count} elements: write its first dimension")]
+            )
+        return self
 
 
 class Workload(Settings):
@@ -35,7 +46,8 @@ class Workload(Settings):
     Args:
         name: For people.
         source: Where the numbers are from.
-        tensors: In forward order. In a file, either the list or `tensors_file`, a CSV with columns name, count, flops.
+        tensors: In forward order. In a file, either the list or `tensors_file`, a CSV with columns name, count, flops
+            and, if known, rows.
         dtype: Of parameters and gradients, as they are stored and sent.
         precision: Of the arithmetic of forward and backward pass. Mixed precision is fp16 with dtype float32.
         batch_size: Samples per GPU and pass: with several passes a step, of a micro-batch.
@@ -78,6 +90,11 @@ class Workload(Settings):
     def tensor_counts(self) -> tuple[int, ...]:
         """Elements of each tensor, in forward order."""
         return tuple(tensor.count for tensor in self.tensors)
+
+    @property
+    def tensor_rows(self) -> tuple[int, ...]:
+        """Rows of each tensor as a matrix, for a vector as many as elements."""
+        return tuple(tensor.rows or tensor.count for tensor in self.tensors)
 
     @property
     def samples_per_step(self) -> int:
@@ -149,9 +166,9 @@ def _read_tensors(path: Path) -> tuple[Tensor, ...]:
         raise ValueError(f"cannot read {shown(str(path))}: {error}") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     header, *rows = list(csv.reader(line for _, line in numbered)) or [[]]
-    if header != _COLUMNS:
+    if header not in (_COLUMNS, [*_COLUMNS, _ROWS]):
         raise ValueError(f"{path} begins with {shown(','.join(header))}: write {','.join(_COLUMNS)}")
-    records = [dict(zip(_COLUMNS, [row[0], *map(_number, row[1:])], strict=False)) for row in rows]
+    records = [dict(zip(header, [row[0], *map(_number, row[1:])], strict=False)) for row in rows]
     try:
         return _reader().validate_python(records)
     except ValidationError as error:

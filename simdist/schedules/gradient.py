@@ -17,6 +17,8 @@ from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Nbytes
 
+_WARM_UP, _FIRST, _USUAL = "warm-up", "first step after it", "later steps"
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -71,6 +73,10 @@ class GradientSchedule(Schedule, abc.ABC):
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Say how bucket `number`, which `sent` holds after its backward pass, is averaged in place over the world."""
 
+    def first_exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Say how a bucket is averaged in the first step after the warm-up; as in later ones by default."""
+        return self.exchange(sent, number, job)
+
     def sent(self, grad: Buffer, job: Job) -> Buffer:
         """Return the buffer that is exchanged: the bucket, or its copy in half precision."""
         return self._in_wire_type(grad, job)
@@ -114,36 +120,51 @@ class GradientSchedule(Schedule, abc.ABC):
         Raises:
             PlanError: `parallel_optimizer` is set, and the job's optimizer computes no trust ratios.
         """
-        for field, problem in self.optimizer_problems(job.optimizer):
+        for field, problem in self.workload_problems(job.optimizer):
             raise PlanError(f"plan {self.name}: {field}: {problem}")
         first_nbytes, nbytes = self.limits()
         buckets = parts.gradient_buckets(job, first_nbytes=first_nbytes, nbytes=nbytes)
         grads = parts.gradient_buffers(job, buckets, multiple=self._multiple(job))
         sent = [self.sent(grad, job) for grad in grads]
-        exchanges = [
-            self._sharing(self.exchange(buffer, number, job), buffer, job) for number, buffer in enumerate(sent)
-        ]
-        end = self._end(job, buckets, sent, exchanges)
         warm = [self._in_wire_type(grad, job) for grad in grads]
-        warm_exchanges = [self._sharing(self._all_reduce(buffer, job), buffer, job) for buffer in warm]
-        warm_end = self._end(job, buckets, warm, warm_exchanges)
+        ways = {
+            _WARM_UP: (warm, self._all_reduce),
+            _FIRST: (sent, self.first_exchange),
+            _USUAL: (sent, self.exchange),
+        }
+        exchanges = {
+            way: [self._sharing(exchange(buffer, number, job), buffer, job) for number, buffer in enumerate(taken)]
+            for way, (taken, exchange) in ways.items()
+        }
+        ends = {way: self._end(job, buckets, taken, exchanges[way]) for way, (taken, _) in ways.items()}
+        after_warm_up = _USUAL if ends[_FIRST] == ends[_USUAL] else _FIRST
         params = tuple(buffer.name for buffer in parts.param_buffers(job, buckets, self._sharers(job)))
 
-        @cache
-        def body(begins_like: int, warms_up: bool) -> Body:
-            return (*parts.begin_step(job, begins_like, buckets, params), *(warm_end if warms_up else end))
+        def way(step: int) -> str:
+            if self.warms_up(step):
+                return _WARM_UP
+            return after_warm_up if step == 0 or self.warms_up(step - 1) else _USUAL
 
-        steps = (body(parts.begins_like(job, step), self.warms_up(step)) for step in range(job.n_steps))
-        halves = dict.fromkeys((*sent, *(warm if self.warms_up(0) else ())))
-        if self.warms_up(0):
-            exchanges += warm_exchanges
-        buffers = self._buffers(job, buckets, tuple(halves), exchanges)
+        @cache
+        def body(begins_like: int, way: str) -> Body:
+            return (*parts.begin_step(job, begins_like, buckets, params), *ends[way])
+
+        steps = (body(parts.begins_like(job, step), way(step)) for step in range(job.n_steps))
+        warms_up = self.warms_up(0)
+        halves = dict.fromkeys((*sent, *(warm if warms_up else ())))
+        used = [*exchanges[_USUAL], *(exchanges[_WARM_UP] if warms_up else ())]
+        buffers = self._buffers(job, buckets, tuple(halves), used)
         return Plan.from_steps(
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
         )
 
-    def optimizer_problems(self, optimizer: str) -> list[tuple[str, str]]:
-        """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer."""
+    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+        """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer, or tensors.
+
+        Args:
+            optimizer: Of the job.
+            has_rows: It is known which tensors are matrices.
+        """
         if self.parallel_optimizer and optimizer != "lars":
             hint = "write workload.optimizer: lars, or leave it out"
             return [("parallel_optimizer", f"it shares the trust ratios of LARS; the optimizer is {optimizer}: {hint}")]
@@ -197,7 +218,7 @@ class GradientSchedule(Schedule, abc.ABC):
         dtype = self.wire_dtype(job)
         return grad if dtype == grad.dtype else replace(grad, name=grad.name.replace("grad", "half"), dtype=dtype)
 
-    def _all_reduce(self, sent: Buffer, job: Job) -> Exchange:
+    def _all_reduce(self, sent: Buffer, number: int, job: Job) -> Exchange:
         return Exchange((AllReduce(sent.name, Group(job.world_size), algorithm=self.algorithm),))
 
     def _buffers(

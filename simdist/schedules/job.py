@@ -117,6 +117,7 @@ class Job:
         tensor_backward_s: Seconds of the backward pass of every tensor, in forward order, on an undisturbed device; for
             schedules that depend on when gradients are ready. Empty if not known.
         checkpoint: That is written; None for none.
+        tensor_rows: Rows of every tensor as a matrix, of a vector as many as elements. Empty if not known.
     """
 
     world_size: int
@@ -133,3 +134,4 @@ class Job:
     delay_channels: frozenset[Channel] = frozenset()
     tensor_backward_s: tuple[float, ...] = ()
     checkpoint: Checkpoint | None = None
+    tensor_rows: tuple[int, ...] = ()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 from pool import Pool
-from trainings import CPU, Training, by_plan, in_virtual_world, loss
+from trainings import CPU, Training, by_plan, by_torchs_powersgd, in_virtual_world, loss
 
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
@@ -21,6 +21,7 @@ from simdist.plan.check import check  # noqa: E402
 from simdist.schedules import GradientSchedule, Schedule, Sync, kinds  # noqa: E402
 from simdist.schedules.fusion import Fusion, fuse  # noqa: E402
 from simdist.schedules.parameter_server import ParameterServer  # noqa: E402
+from simdist.schedules.powersgd import PowerSGD  # noqa: E402
 from simdist.schedules.sparse import SparseSchedule  # noqa: E402
 from simdist.schedules.torus import Torus  # noqa: E402
 
@@ -36,6 +37,13 @@ each_sparse = pytest.mark.parametrize("kind", SPARSE, ids=[cls.__name__ for cls 
 @pytest.fixture(scope="module")
 def eight() -> Iterator[Pool]:
     pool = Pool(WORLD_SIZE)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Pool]:
+    pool = Pool(4)
     yield pool
     pool.close()
 
@@ -104,6 +112,43 @@ def test_processes_that_share_updates_end_as_those_that_do_not(
     plans = [plan_of(cls(**SMALL, shared_update=shared), training) for shared in (False, True)]
     one, other = (np.stack([each for each, _ in eight.run(by_plan, plan, training)]) for plan in plans)
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)  # the padding moves the beginnings of a ring's sums
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "rank", "warmup_steps", "rate"),
+    [
+        ("mlp", "momentum", 1, 2, 2.0),
+        ("mlp", "adam", 2, 3, 1.0),
+        ("mlp", "sgd", 4, 2, 0.5),  # by QR; vectors, too
+        ("conv", "sgd", 1, 2, 1.0),
+    ],
+)
+def test_powersgd_is_that_of_torch(
+    four: Pool, model: str, optimizer: str, rank: int, warmup_steps: int, rate: float
+) -> None:
+    """Factors, seeds, warm start, warm-up and error feedback of `powerSGD_hook`, in several buckets of DDP."""
+    training = Training(model, optimizer)
+    schedule = PowerSGD(
+        rank=rank, warmup_steps=warmup_steps, min_compression_rate=rate, first_bucket_nbytes=512, bucket_nbytes=512
+    )
+    plan = schedule.plan(training.job(4, 9))
+    torchs = four.run(by_torchs_powersgd, training, 9, rank, warmup_steps, rate)
+    expected = np.stack([parameters for parameters, _ in torchs])
+    buckets = [list(range(*op.tensors)) for op in plan.buffers if op.name.startswith("grad")]
+    assert len(buckets) == len(torchs[0][1]) > 1
+    assert model == "conv" or buckets == torchs[0][1]  # DDP's come as autograd does, whose order differs there
+    ours = np.stack([parameters for parameters, _ in four.run(by_plan, plan, training)])
+    for found in (ours, in_virtual_world(plan, training)[0]):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14)
+
+
+def test_factors_of_gradients_of_zeros_stay_finite() -> None:
+    """A parameter that nobody uses, and its Q, must not become NaN, or zero for good."""
+    training = Training("all use it or none", optimizer="sgd")
+    plan = plan_of(PowerSGD(rank=2, min_compression_rate=0.5), training)
+    found = moved(in_virtual_world(plan, training)[0], training)
+    assert np.isfinite(found).all()
+    assert (np.abs(found).max(axis=0) > 0).mean() > 0.9
 
 
 def test_servers_beside_the_ranks_are_for_simulation_only() -> None:

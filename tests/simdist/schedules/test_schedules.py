@@ -75,6 +75,7 @@ JOB = Job(
     ranks_per_node=4,
     n_steps=25,
     tensor_counts=(300_000, 300_000, 8, 500),
+    tensor_rows=(500, 100, 8, 20),
     batch_nbytes=64,
     delay_channels=frozenset({"host", "compute", "io"}),
 )
@@ -256,7 +257,12 @@ def test_schedule_runs_on_one_node_and_on_nodes_of_one_gpu(schedule: Schedule) -
 @every_schedule
 def test_buckets_that_do_not_divide_by_the_gpus_of_a_node_are_padded(schedule: Schedule, ranks_per_node: int) -> None:
     job = dataclasses.replace(
-        JOB, world_size=6, ranks_per_node=ranks_per_node, tensor_counts=(7, 300_001, 11), n_steps=6
+        JOB,
+        world_size=6,
+        ranks_per_node=ranks_per_node,
+        tensor_counts=(7, 300_001, 11),
+        tensor_rows=(7, 491, 11),
+        n_steps=6,
     )
     if schedule.problems(6, ranks_per_node):
         pytest.skip("it needs a power of two, or groups that divide 8 ranks")
@@ -290,7 +296,7 @@ def test_lars_computes_trust_ratios_once_in_every_step(schedule: Schedule) -> No
     ids=schedule_id,
 )
 def test_parallel_optimizer_gathers_the_ratios_of_equal_shares(schedule: GradientSchedule) -> None:
-    job = dataclasses.replace(JOB, optimizer="lars", tensor_counts=(5,) * 17)
+    job = dataclasses.replace(JOB, optimizer="lars", tensor_counts=(5,) * 17, tensor_rows=())
     shared = schedule.model_copy(update={"parallel_optimizer": True})
     plan = shared.plan(job)
     check(plan)
@@ -343,7 +349,7 @@ def test_shared_update_is_of_equal_slices_and_leaves_the_same_parameters(
 
 def test_shared_update_sends_as_much_as_an_all_reduce() -> None:
     """2 (n - 1) / n of the parameters per rank and step (arXiv 1910.02054, section 7)."""
-    plan = kinds()["sync"](shared_update=True).plan(dataclasses.replace(JOB, tensor_counts=(800, 1600)))
+    plan = kinds()["sync"](shared_update=True).plan(dataclasses.replace(JOB, tensor_counts=(800, 1600), tensor_rows=()))
     sent = {
         type(op): sum(
             plan.buffer(name).nbytes for each in plan.bodies[0] if isinstance(each, type(op)) for name in names(each)

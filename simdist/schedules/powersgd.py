@@ -1,0 +1,127 @@
+"""PowerSGD: gradients of matrices travel as factors of low rank."""
+
+from typing import ClassVar, Literal, final
+
+import numpy as np
+from pydantic import Field
+
+from simdist.plan import AllReduce, Buffer, Group, LowRank, Matrix, Op
+from simdist.schedules.gradient import Exchange, GradientSchedule
+from simdist.schedules.job import Job
+from simdist.settings.units import Whole
+
+_SEED = 0  # PowerSGDState's `random_seed`
+
+
+@final
+class PowerSGD(GradientSchedule):
+    """Send factors P and Q of each matrix M instead, M = P Q^T; what they leave out is added to the next gradient.
+
+    From Q of the step before: P = M Q, all-reduced; its columns made orthonormal; Q = M^T P, averaged. Every rank then
+    has the same P Q^T, the projection of the mean on the columns of P. A matrix of n rows and m columns sends r (n + m)
+    numbers instead of n m. Tensors of one dimension, and matrices of which that saves too little, are all-reduced as
+    they are, together.
+
+    As in PyTorch, P is formed on the compute stream, after the bucket's backward pass; what follows runs beside it. The
+    residual of what is all-reduced as it is would change nothing, and is left out.
+
+    Source:
+        Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
+        NeurIPS 2019, arXiv 1905.13727, algorithms 1 and 2;
+        torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {},
+        {"rank": 4, "warmup_steps": 2, "first_bucket_nbytes": 1000, "bucket_nbytes": 1_000_000},
+        {"rank": 2, "min_compression_rate": 1.5, "bucket_nbytes": None, "shared_update": True},
+    )
+
+    kind: Literal["powersgd"] = "powersgd"
+    rank: Whole = Field(default=1, ge=1)
+    """Columns of the factors (`matrix_approximation_rank`); no more than a matrix has rows or columns."""
+    min_compression_rate: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    """A matrix is sent as factors if these have fewer elements by more than this."""
+    warmup_steps: Whole = Field(default=0, ge=0)
+    """First steps that all-reduce whole gradients instead (`start_powerSGD_iter`)."""
+
+    def default_label(self) -> str:
+        """Return the label, such as `powersgd-4`."""
+        return f"powersgd-{self.rank}{self.traits}"
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return also that factors are not sent in half precision."""
+        found = super().problems(world_size, ranks_per_node)
+        if self.compression == "fp16":
+            found.append(("compression", "fp16: factors are sent in the gradients' own type: leave it out"))
+        return found
+
+    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+        """Return also that no matrix is known."""
+        found = super().workload_problems(optimizer, has_rows=has_rows)
+        hint = "write e.g. {name: weight, count: 1000, rows: 10}"
+        return found if has_rows else [*found, ("kind", f"powersgd: no tensor of the workload states its rows: {hint}")]
+
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return also whether it warms up all the time."""
+        found = super().unused_settings(world_size, ranks_per_node, n_steps)
+        if self.warmup_steps >= n_steps:
+            found.append(f"warms up in all of the {n_steps} steps: it is synchronous SGD")
+        return found
+
+    def warms_up(self, step: int) -> bool:
+        """Tell whether `step` is one of the warm-up."""
+        return step < self.warmup_steps
+
+    def cycle(self, job: Job) -> range:
+        """Return the second step after the warm-up: the first one draws Q."""
+        return range(self.warmup_steps + 1, self.warmup_steps + 2)
+
+    def first_exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Draw Q instead of taking that of the step before, by the seed that PyTorch takes for the bucket."""
+        return self._exchange(sent, number, job, int(np.random.RandomState(_SEED).randint(10**9, size=number + 1)[-1]))
+
+    def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Project, all-reduce P, project on that, average Q, multiply."""
+        return self._exchange(sent, number, job, None)
+
+    def _exchange(self, sent: Buffer, number: int, job: Job, seed: int | None) -> Exchange:
+        matrices = self.matrices(sent, job)
+        world = Group(job.world_size)
+        if not matrices:
+            return Exchange((AllReduce(sent.name, world, algorithm=self.algorithm),))
+        n_rest = sent.count - sent.padding - sum(matrix.rows * matrix.columns for matrix in matrices)
+        left, right = (
+            Buffer(f"{side}.{number}", sum(matrix.rank * length for matrix, length in each), job.dtype)
+            for side, each in (
+                ("left", [(matrix, matrix.rows) for matrix in matrices]),
+                ("right", [(matrix, matrix.columns) for matrix in matrices]),
+            )
+        )
+        rest = Buffer(f"rest.{number}", max(n_rest, 1), job.dtype)
+        residual = Buffer(f"residual.{number}", sent.count, job.dtype, initialized=True)
+
+        def stage(name: Literal["left", "right", "product"], seed: int | None = None) -> LowRank:
+            others = rest.name if n_rest else None
+            names = sent.name, residual.name, left.name, right.name
+            return LowRank(name, *names, matrices, others, seed, "compute" if name == "left" else "comm")
+
+        ops: list[Op] = [stage("left", seed)]
+        ops += [AllReduce(rest.name, world, algorithm=self.algorithm)] if n_rest else []
+        ops += [AllReduce(left.name, world, "sum", self.algorithm), stage("right")]
+        ops += [AllReduce(right.name, world, algorithm=self.algorithm), stage("product")]
+        return Exchange(tuple(ops), buffers=(residual, left, right, *((rest,) if n_rest else ())))
+
+    def matrices(self, sent: Buffer, job: Job) -> tuple[Matrix, ...]:
+        """Return the matrices of a bucket that are sent as factors, equal shapes together, in PyTorch's order."""
+        assert sent.tensors is not None
+        first, last = sent.tensors
+        found: dict[tuple[int, int], list[Matrix]] = {}
+        end = sent.count - sent.padding
+        for tensor in reversed(range(first, last) if job.tensor_rows else ()):
+            rows, count = job.tensor_rows[tensor], job.tensor_counts[tensor]
+            columns, end = count // rows, end - count
+            rank = min(rows, columns, self.rank)
+            if (rows + columns) * rank * self.min_compression_rate < count:
+                found.setdefault((rows, columns), []).append(Matrix(end, rows, columns, rank))
+        return tuple(matrix for alike in found.values() for matrix in alike)
