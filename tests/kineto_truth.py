@@ -50,7 +50,8 @@ class Truth:
     `jitter` lengthens every component of every rank and step by a random share of up to itself. `run_ahead`: a GPU's
     host never waits for it, and is up to two steps ahead; otherwise it reads the loss after each step. `skew_s`: what
     is added to a rank's clock; ranks of a node have that of its first. `missing`: ranks that leave no trace.
-    `micro_batches`: passes of a step, each of `forward_s` and `buckets`; the host is late in the last.
+    `micro_batches`: passes of a step, each of `forward_s` and `buckets`; the host is late in the last. `beside`: by
+    which share buckets behind the first take longer to compute, beside all_reduces of others, in each step.
     """
 
     n_ranks: int = 4
@@ -79,6 +80,7 @@ class Truth:
     marks: bool = True
     shapes: bool = True
     noise: bool = False
+    beside: tuple[float, ...] = ()
 
     def skew_of(self, rank: int) -> float:
         return self.skew_s[rank - rank % self.gpus_per_node] if self.skew_s else 0.0
@@ -240,7 +242,7 @@ def _compute(truth: Truth, device: Device, rank: _Rank, step: int):
 
         buckets_s, issued = [], []
         for b, bucket in enumerate(truth.buckets):
-            bucket_s = rank.longer(bucket.backward_s) * slower
+            bucket_s = rank.longer(bucket.backward_s) * slower * (1 + (truth.beside[step] if b and truth.beside else 0))
             for tensor in range(len(bucket.counts)):
                 share_s = bucket_s / len(bucket.counts)
                 rank.lost_s += rank.busy("backward", 0.9 * share_s, b, tensor)
@@ -250,6 +252,7 @@ def _compute(truth: Truth, device: Device, rank: _Rank, step: int):
             issued.append((rank.host_s, rank.device_s))
         earlier_s += sum(buckets_s) if left else 0.0
     parts = {"forward_s": forwards_s, "backward_s": earlier_s + sum(buckets_s), "earlier_s": earlier_s}
+    parts |= {"beside_s": sum(buckets_s[1:])} if truth.beside else {}
     return parts | {"buckets_s": (earlier_s + buckets_s[0], *buckets_s[1:])}, issued
 
 

@@ -44,7 +44,7 @@ STEPS_BETWEEN = (
 LATE_S = (0.06, 0.16)  # shortest and longest
 SLOW_FACTOR = 1.4
 LAYERS, LAYER_S = 4, 3e-3  # forward; backward takes twice as long
-CONVNET_BATCH_SIZE = 32
+BATCH_SIZE = 32  # of models that compute in earnest
 SEED = 1
 
 
@@ -90,16 +90,18 @@ class Case:
         world_size: Ranks, a node each.
         schedules: sync first.
         window_steps: Of a window.
+        options: Of train.py, besides.
     """
 
     name: str
     late_share: float = 0.0
     slow_rank: int | None = None
     slow_factor: float = SLOW_FACTOR
-    model: Literal["asleep", "convnet"] = "asleep"
+    model: Literal["asleep", "convnet", "mlp"] = "asleep"
     world_size: int = 4
     schedules: tuple[Schedule, ...] = (SYNC, LOCAL_4, LOCAL_8, HSGD)
     window_steps: int = WINDOW_STEPS
+    options: tuple[str, ...] = ()
 
     @property
     def slug(self) -> str:
@@ -119,6 +121,10 @@ class Case:
         return np.where(draw.random(shape) < self.late_share, draw.uniform(*LATE_S, shape), 0.0).round(3)
 
 
+AVERAGED = (SYNC, LOCAL_4, LOCAL_8)
+BATCH_64 = ("--batch-size", "64", "--bucket-mb", "1")
+MLP = ("--batch-size", "128", "--width", "512", "--layers", "6")
+
 CASES = (
     Case("clean"),
     Case("transient", late_share=0.1),
@@ -126,10 +132,12 @@ CASES = (
     Case("both", late_share=0.1, slow_rank=1),
 )
 CONVNETS = (
-    Case("convnet", model="convnet", world_size=2, schedules=(SYNC, LOCAL_4, LOCAL_8)),
-    Case("convnet, transient", late_share=0.1, model="convnet", world_size=2, schedules=(SYNC, LOCAL_4, LOCAL_8)),
+    Case("convnet", model="convnet", world_size=2, schedules=AVERAGED, options=("--bucket-mb", "0.1")),
+    Case("convnet, transient", late_share=0.1, model="convnet", world_size=2, schedules=AVERAGED),
+    Case("convnet, 64", model="convnet", world_size=2, schedules=AVERAGED, options=BATCH_64),
+    Case("convnet, 4-ranks", model="convnet", schedules=AVERAGED, options=("--batch-size", "16")),
+    Case("mlp", model="mlp", world_size=2, schedules=AVERAGED, options=MLP),
 )
-
 
 TINY = Case("tiny", late_share=0.1, slow_rank=2, slow_factor=3.0, schedules=(SYNC, LOCAL_4), window_steps=12)
 
@@ -162,8 +170,9 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
     options += ["--stragglers", str(folder / "late.csv"), "--times", str(folder / "times"), *schedule.options]
     if case.slow_rank is not None:
         options += ["--slow-rank", str(case.slow_rank), "--slow-factor", str(case.slow_factor)]
-    if case.model == "convnet":
-        options += ["--batch-size", str(CONVNET_BATCH_SIZE)]
+    if case.model != "asleep":
+        options += ["--batch-size", str(BATCH_SIZE)]
+    options += case.options
     if schedule.is_profiled:
         options += ["--profile", str(folder / "traces"), "--active-steps", str(case.window_steps + 1)]
     if schedule is not SYNC:

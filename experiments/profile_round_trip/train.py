@@ -78,6 +78,8 @@ def network(options: argparse.Namespace, slowness: float) -> tuple[nn.Module, tu
     """Return a model, and the shape of its samples."""
     if options.model == "convnet":
         return convnet(), (3, 32, 32)
+    if options.model == "mlp":
+        return mlp(options.width, options.layers), (options.width,)
     seconds = 1e-3 * options.layer_ms * slowness
     layers = [Layer(options.width, seconds) for _ in range(options.layers)]
     return nn.Sequential(*layers, nn.Linear(options.width, N_CLASSES)), (options.width,)
@@ -92,6 +94,12 @@ def convnet() -> nn.Module:
         for layer in (nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
     ]
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, N_CLASSES))
+
+
+def mlp(width: int, n_layers: int) -> nn.Module:
+    """Return linear layers, which take what they take."""
+    hidden = [layer for _ in range(n_layers) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(width, N_CLASSES))
 
 
 def averager(options: argparse.Namespace) -> ModelAverager | None:
@@ -163,7 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", choices=["sync", "local", "hsgd"], default="sync")
     parser.add_argument("--periods", default="", help="local: a period; hsgd: period:ranks, ascending, with commas")
-    parser.add_argument("--model", choices=["asleep", "convnet"], default="asleep", help="convnet computes in earnest")
+    parser.add_argument(
+        "--model", choices=["asleep", "convnet", "mlp"], default="asleep", help="not asleep: computes in earnest"
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4)

@@ -136,7 +136,8 @@ class Executor:
         self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
         self._lanes = self._make_lanes(lanes)
-        self._spin = Spin(lanes.device) if self._on_gpu and any(self._delays_s.get("compute", ())) else None
+        late_s = (self._delays_s.get(channel, ()) for channel in ("compute", "backward", "overlap"))
+        self._spin = Spin(lanes.device) if self._on_gpu and any(map(any, late_s)) else None
 
     @property
     def has_ticks(self) -> bool:
@@ -327,7 +328,7 @@ class Executor:
 
     def _delay(self, op: ops.Delay, step: int) -> None:
         seconds = self._delays_s[op.channel][step]
-        if op.channel == "compute" and self._spin:
+        if ops.stream_of(op) == "compute" and self._spin:
             self._spin(seconds)
         else:
             sleep_s(seconds, self._watch.failed)

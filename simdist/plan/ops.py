@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simdist.plan.group import Group
 
 Stream: TypeAlias = Literal["host", "compute", "comm", "io", "save"]
-Channel: TypeAlias = Literal["host", "compute", "io"]
+Channel: TypeAlias = Literal["host", "compute", "io", "backward", "overlap"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Algorithm: TypeAlias = Literal[
     "auto", "ring", "tree", "double_tree", "halving_doubling", "direct", "hierarchical", "server"
@@ -434,7 +434,7 @@ def stream_of(op: Op) -> Stream:
         case Select() | Merge() | Densify() | LowRank():
             return op.stream
         case Delay():
-            return op.channel
+            return "compute" if op.channel == "backward" or op.channel == "overlap" else op.channel
         case Wait():
             return "host"
         case _:

@@ -8,7 +8,18 @@ import numpy as np
 from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
 from simdist.profiles.estimates import collectives, stragglers
-from simdist.profiles.estimates.base import BaseTimes, HostModel, base_times, excess_times, host_model, parts, recorded
+from simdist.profiles.estimates.base import (
+    BaseTimes,
+    HostModel,
+    base_times,
+    excess_times,
+    host_model,
+    late_backward_s,
+    parts,
+    recorded,
+    shares_cores,
+    with_late_backward,
+)
 from simdist.profiles.estimates.links import Fabric, Links, derive_links, fabric_of_gpus
 from simdist.profiles.estimates.proof import Proof, prove_step
 from simdist.profiles.estimates.stragglers import DelayTable, Noise, Straggler
@@ -129,6 +140,8 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     check_same_run(job, matched, clocks)
     untraced = collectives.find_untraced_waits(matched, clocks)
     times = collectives.collective_times(matched, clocks, layout, untraced)
+    if shares_cores(job, seconds):
+        times = collectives.on_shared_cores(times, matched, clocks)
     cluster, links = _cluster(job, layout, times, options)
     traced, clipped_s = excess_times(seconds, base)
     excess = collectives.with_untraced_rank(DelayTable(traced, job.ranks, job.numbers, step_s), untraced, job)
@@ -139,7 +152,9 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     # of a rank without a trace only what is exposed is known: that is a delay, not a slow device
     slow = stragglers.slow_throughout(seen, len(job.numbers))
     without = (stragglers.without(excess, who) for who in (slow, late))
+    late_s = late_backward_s(job, seconds, base)
     delays, calm = (recorded(rest, host, excess.ranks, job.world_size) for rest in without)
+    delays, calm = (with_late_backward(rest, calm, late_s, job.ranks) for rest in (delays, calm))
     shape = {"nodes": layout.nodes, "gpus_per_node": layout.gpus_per_node}
     has_links = links is None or links.is_complete
     schedules = traced_schedules(model.schedule, len(job.numbers), **shape, has_links=has_links)

@@ -1,7 +1,8 @@
 """Disturbances: settings of the random and recorded delays that hold ranks up. `simdist.scenario.sampling` draws them.
 
 Every delay is seconds per step and rank, added on one channel: `host` (the CPU sleeps before it enqueues the backward
-pass), `compute` (the GPU is slow) or `io` (loading is slow).
+pass), `compute` (the GPU is slow), `io` (loading is slow), `backward` (the GPU is slow in the backward pass) or
+`overlap` (likewise, where gradients are exchanged meanwhile).
 """
 
 from dataclasses import replace

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from simdist.plan import Body, Buffer, Group, Op, ops
-from simdist.plan.ops import ALONE, Algorithm
+from simdist.plan.ops import ALONE, Algorithm, Channel
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules.job import Job, levels
 
@@ -208,10 +208,23 @@ def last_backward(
     """Return the last backward pass, each bucket followed by its all-reduce over the group `all_reduce`, if any."""
     body: list[Op] = []
     for number in range(len(buckets)):
+        body += late_backward(job, buckets, number, exchanges=all_reduce is not None)
         body.append(bucket_backward(number, params, adds=job.micro_batches > 1))
         if all_reduce:
             body.append(ops.AllReduce(f"grad.{number}", all_reduce, algorithm=algorithm))
     return tuple(body)
+
+
+def late_backward(job: Job, buckets: Sequence[Bucket], number: int, *, exchanges: bool) -> Body:
+    """Return the delays of the backward pass, which stand before the last bucket; beside exchanges of others, one more.
+
+    So the last bucket is as late as it was, and none before it: exact where the step waits for the last one's backward
+    pass, and where the links have been busy since the first.
+    """
+    if number < len(buckets) - 1:
+        return ()
+    channels: tuple[Channel, ...] = ("backward", "overlap") if exchanges and number else ("backward",)
+    return tuple(ops.Delay(channel) for channel in channels if channel in job.delay_channels)
 
 
 def optimize(

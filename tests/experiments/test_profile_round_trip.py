@@ -113,6 +113,12 @@ def test_recorded_steps_are_predicted_within_ten_per_cent_and_speedups_within_fi
     assert max(abs(result.speedup_error(each)) for each in others) <= 0.15
 
 
+@pytest.mark.parametrize("case", RUN.CONVNETS, ids=lambda case: case.slug)
+def test_recorded_steps_of_real_arithmetic_are_predicted_within_five_per_cent(case) -> None:
+    (result,) = RUN.recorded([case])
+    assert abs(result.timings[0].error) <= 0.05
+
+
 def test_recorded_stragglers_are_those_that_were_injected() -> None:
     delays = [each for result in RUN.recorded(RUN.CASES) for each in result.delays]
     assert {each.kind for each in delays} == {"transient", "persistent"}

@@ -27,6 +27,7 @@ from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankStep
 
 _LOW = 0.05
+_SHARED = 0.1  # of computing that is beside collectives, for it to matter what these take of cores
 _NOTICEABLE = 0.01  # of a step, for input to be more than fetching what is there
 
 
@@ -101,6 +102,10 @@ def base_times(job: TracedJob, of: Parts) -> BaseTimes:
     step_s = float(np.median(of.step_s))
     input_s = _low_s(of.input_s)
     buckets_s, nbytes, notes = _buckets(job, of)
+    if shares_cores(job, of):
+        reducing_s = _low_s(np.array([step.reducing_s for profile in job.profiles for step in profile.steps]))
+        alone = max(0.0, 1 - reducing_s / sum(buckets_s) / job.micro_batches)
+        buckets_s = tuple(alone * seconds for seconds in buckets_s)
     forward_s, host_s, optimize_s = map(_low_s, (of.forward_s, of.host_s, of.optimize_s))
     is_loaded = max(input_s, float((of.input_s - input_s).mean())) > _NOTICEABLE * step_s
     rest = optimize_s, is_loaded, job.micro_batches, tuple(notes)
@@ -230,6 +235,53 @@ def recorded(
     else:
         routed = {"host": excess["host"] + excess["io"], "compute": excess["compute"], "io": zeros}
     return {channel: _filled(routed[channel], ranks, world_size) for channel in _CHANNELS if routed[channel].any()}
+
+
+def shares_cores(job: TracedJob, of: Parts) -> bool:
+    """Tell whether so much of what ranks compute runs beside collectives that it matters who has the cores."""
+    beside_s = [step.beside_s for profile in job.profiles for step in profile.steps]
+    return float(np.mean(beside_s)) > _SHARED * float(of.compute_s.mean())
+
+
+def late_backward_s(job: TracedJob, of: Parts, base: BaseTimes) -> tuple[Floats, Floats]:
+    """Return how much longer backward passes took, and the part that is due to exchanges; 0 where no cores are shared.
+
+    Due to exchanges is what is more than the share by which the forward pass of the step, beside which nothing is
+    exchanged, took longer; but not more than the time in which operators ran beside collectives.
+
+    Returns:
+        Both seconds, `[n_steps, n_traced_ranks]`.
+    """
+    if not shares_cores(job, of):
+        return np.zeros_like(of.step_s), np.zeros_like(of.step_s)
+    beside_s = np.array([[step.beside_s for step in profile.steps] for profile in job.profiles]).T
+    noise = np.maximum(0.0, of.forward_s / base.forward_s - 1) if base.forward_s else 0.0
+    late_s = np.maximum(0.0, of.backward_s - base.backward_s)
+    return late_s, np.clip(late_s - base.backward_s * noise, 0.0, beside_s)
+
+
+def with_late_backward(
+    delays: dict[Channel, Floats], calm: dict[Channel, Floats], late_s: tuple[Floats, Floats], ranks: Sequence[int]
+) -> dict[Channel, Floats]:
+    """Move what backward passes took longer to where it was, and what is due to exchanges to steps that have some.
+
+    Args:
+        delays: As `recorded` returns them, `[n_steps, world_size]`.
+        calm: Likewise, without stragglers, whose delays stay.
+        late_s: See `late_backward_s`.
+        ranks: Of its columns.
+    """
+    if "compute" not in calm or not late_s[0].any():
+        return delays
+    backward_s, overlap_s = (
+        np.minimum(calm["compute"], _filled(each, ranks, calm["compute"].shape[1])) for each in late_s
+    )
+    moved: dict[Channel, Floats] = {
+        "compute": delays["compute"] - backward_s,
+        "backward": backward_s - overlap_s,
+        "overlap": overlap_s,
+    }
+    return delays | moved
 
 
 def typical_s(seconds: Floats) -> Floats:

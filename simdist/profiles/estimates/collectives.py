@@ -239,6 +239,37 @@ def collective_times(
     return tuple(found)
 
 
+def on_shared_cores(
+    times: tuple[CollectiveTimes, ...], matched: Matched, clocks: RankClocks
+) -> tuple[CollectiveTimes, ...]:
+    """Return the times of a job whose collectives share cores with what is computed, and go on several at once.
+
+    Some wait for a core while others have the links. Equal shares of the time in which several go on leave that out, as
+    medians do: so all together take as long as at least one of them went on. Nor do those that go on at once have equal
+    shares of the links: if the largest took about as long as smaller ones, what they took together is theirs by size.
+    """
+    start_s, end_s = np.nanmax(clocks.corrected_s(matched.start_s), axis=1), clocks.corrected_s(matched.end_s)
+    order = np.argsort(start_s)
+    start_s, ended_s = start_s[order], np.maximum.accumulate(np.nanmedian(end_s, axis=1)[order])
+    busy_s = np.maximum(0.0, ended_s - np.maximum(start_s, np.append(-np.inf, ended_s[:-1]))).sum()
+    told_s = np.array([each.seconds * each.calls for each in times])
+    scaled = [replace(each, seconds=each.seconds * float(busy_s / told_s.sum())) for each in times if told_s.any()]
+    alike = [i for i, each in enumerate(times) if each.kind == "all_reduce" and each.nbytes and each.seconds][::-1]
+    pooled = alike[:1]
+    for smaller in alike[1:]:
+        nbytes, seconds = (sum(getattr(scaled[i], of) * times[i].calls for i in pooled) for of in ("nbytes", "seconds"))
+        last, small = times[pooled[-1]].nbytes or 0, times[smaller].nbytes or 0
+        if 2 * scaled[smaller].seconds * nbytes < (last + small) * seconds:
+            break
+        pooled.append(smaller)
+    if len(pooled) > 1:
+        per_byte_s = sum(scaled[i].seconds * times[i].calls for i in pooled)
+        per_byte_s /= sum((times[i].nbytes or 0) * times[i].calls for i in pooled)
+        for i in pooled:
+            scaled[i] = replace(scaled[i], seconds=per_byte_s * (times[i].nbytes or 0))
+    return tuple(scaled) or times
+
+
 def _times(arrival_s: Floats, end_s: Floats) -> tuple[Floats, float]:
     """Return the seconds of each call from when its last member came, `[n_calls]`, and the share of waiting before."""
     last_s = np.nanmax(arrival_s, axis=1)

@@ -21,17 +21,15 @@ Source:
 """
 
 import math
-from typing import get_args
 
 import numpy as np
 
-from simdist.plan.ops import Channel
 from simdist.profiles.kineto.columns import Floats
 
 #: Probability that a job without stragglers is said to have one of a kind, on any channel.
 FALSE_ALARM = 0.01
 
-_ALARM = FALSE_ALARM / len(get_args(Channel))
+_ALARM = FALSE_ALARM / 3  # host, compute, io
 _HEAVIEST = 0.35  # xi; few delays may show any
 _NOISE = 0.6  # share of delays that are noise, at least
 _FEWEST = 3  # steps; in fewer nothing is usual

@@ -65,6 +65,7 @@ class RankStep:
             `backward_s`. Empty if there are no collectives.
         calls: The collectives that were issued in this step, in the order in which they were issued.
         beside_s: Time in which operators ran on a CPU beside a collective.
+        reducing_s: Time in which the host copied gradients into DDP's buckets, handed these over, and copied back.
         micro_batches: Forward and backward passes whose gradients are added up; only the last exchanges them.
         earlier_s: Backward seconds of those before the last.
     """
@@ -83,6 +84,7 @@ class RankStep:
     buckets_s: tuple[float, ...]
     calls: tuple[TracedCollective, ...]
     beside_s: float = 0.0
+    reducing_s: float = 0.0
     micro_batches: int = 1
     earlier_s: float = 0.0
 

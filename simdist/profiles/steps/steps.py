@@ -131,6 +131,7 @@ def rank_steps(
         calls: Of all steps, in the order in which they were issued.
     """
     issued_s = np.array([call.issued_s for call in calls])
+    reducing_s = _reducing_s(host)
     steps = []
     for span in spans:
         first, last = np.searchsorted(issued_s, [span.host.start_s, span.host.end_s]).tolist()
@@ -154,8 +155,20 @@ def rank_steps(
             micro_batches=n_passes,
             earlier_s=earlier_s,
         )
-        steps.append(replace(step, beside_s=beside_s))
+        inside = (reducing_s[0] >= span.start_s) & (reducing_s[0] < span.end_s)
+        steps.append(replace(step, beside_s=beside_s, reducing_s=float(np.diff(reducing_s[:, inside], axis=0).sum())))
     return steps
+
+
+def _reducing_s(host: HostRun) -> Floats:
+    """Return when DDP copied gradients: from the end of a gradient's node to that of its hooks, and back, `[2, n]`."""
+    events = host.trace.host
+    nodes, ready, copies = (events.of(kind) for kind in (EventKind.BACKWARD, EventKind.READY, EventKind.COPY_BACK))
+    hooks_s = np.zeros((2, 0))
+    if len(nodes):
+        node = np.searchsorted(nodes.start_s, ready.start_s, side="right") - 1
+        hooks_s = np.stack([ready.end_s, np.maximum(ready.end_s, nodes.end_s[node])])
+    return np.concatenate([hooks_s, [copies.start_s, copies.end_s]], axis=1)
 
 
 def _passes(host: HostRun, run: DeviceRun, span: StepSpan, calls: tuple[TracedCollective, ...]) -> tuple[int, float]:

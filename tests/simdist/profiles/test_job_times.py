@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from profiled_jobs import Bucket, Delay, Truth, profiles_of, without_input
 
+from simdist.engines import simulate
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan.group import Group
 from simdist.profiles.estimates.base import base_times, parts
@@ -17,6 +18,7 @@ from simdist.profiles.job.layout import find_layout
 from simdist.profiles.job.matching import match, synchronize
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.steps.model import TracedCollective
+from simdist.runs.building import build
 from simdist.scenario import Cluster, Link, Tensor
 from simdist.schedules import Sync
 from simdist.tune.candidates import input_choices
@@ -257,6 +259,26 @@ def test_the_scenario_predicts_the_step_that_was_measured(case: str, device) -> 
     assert abs(imported.proof.error) < (0.02 if "jitter" in case or "missing" in case else 1e-3)
     assert imported.proof.misses is None
     assert imported.scenario.workload.micro_batches == PROVED[case].micro_batches
+
+
+@pytest.mark.parametrize("transfer_s", [0.0005, 0.03])  # bound by what is computed, and by links
+def test_what_takes_longer_beside_exchanges_does_so_only_beside_exchanges(transfer_s: float) -> None:
+    buckets = tuple(Bucket((1000,), seconds, transfer_s) for seconds in (0.002, 0.008, 0.010))
+    beside = (0.0, 0.5, 1.0, 0.75) * 5
+    imported = import_job(profiles_of(replace(JOB, buckets=buckets, beside=beside)), name="job")
+    assert abs(imported.proof.error) < 1e-3
+    assert imported.base.buckets_s == pytest.approx([0.002, 0.008, 0.010])
+    overlap_s = np.repeat(0.018 * np.array(beside)[:, None], 4, axis=1)
+    assert imported.delays["overlap"] == pytest.approx(overlap_s, abs=1e-8)
+    assert all(seconds.max() < 1e-8 for channel, seconds in imported.delays.items() if channel != "overlap")
+    local = imported.scenario.changed(schedules=[{"kind": "local_sgd", "period": 20}])
+    built = build(local, local.schedules[0])
+    delays = {channel: seconds[None] for channel, seconds in imported.delays.items()}
+    computing_s = JOB.forward_s + 0.020 + JOB.optimize_s
+    averaging_s = 3 * transfer_s  # 12 kB at the rate of what 4 kB take
+    assert simulate(built.plan, built.costs, delays).makespan_s == pytest.approx(
+        20 * computing_s + averaging_s, rel=1e-3
+    )
 
 
 def test_a_host_that_runs_ahead_is_predicted_by_what_its_device_saw() -> None:

@@ -42,7 +42,7 @@ from simdist.plan import (
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
-from simdist.plan.ops import Algorithm
+from simdist.plan.ops import Algorithm, stream_of
 from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import GradientSchedule, InputPath, Job, Schedule, kinds
@@ -390,6 +390,18 @@ def test_host_delay_stands_between_the_loss_and_the_backward_pass(schedule: Sche
         assert isinstance(step[at - 1], Wait)
         assert step[at - 1].buffer.startswith("loss")
         assert kinds_of_ops.index(Forward) < at < kinds_of_ops.index(Backward)
+
+
+@every_schedule
+def test_delays_of_the_backward_pass_stand_before_its_last_bucket(schedule: Schedule) -> None:
+    plan = schedule.plan(dataclasses.replace(JOB, delay_channels=frozenset({"backward", "overlap"})))
+    check_and_prove(plan, schedule)
+    for step in steps_of(plan):
+        first, *_, last = [at for at, op in enumerate(step) if isinstance(op, Backward)] * 2
+        is_fused = getattr(schedule, "fusion", None)  # afterwards: what was to run beside buckets may run behind them
+        is_beside = bool(is_fused) or any(stream_of(op) == "comm" for op in step[first:last])
+        assert [op for op in step if isinstance(op, Delay)] == [Delay("backward"), Delay("overlap")][: 1 + is_beside]
+        assert isinstance(step[last - 1], Delay)
 
 
 @every_schedule
