@@ -36,6 +36,7 @@ from simdist.errors import RunError
 from simdist.plan import Plan, Servers
 from simdist.plan.group import Group
 from simdist.schedules import HierarchicalSGD, InputPath, Job, LocalSGD, Schedule, Sync
+from simdist.schedules.diloco import DiLoCo
 
 CPU = torch.device("cpu")
 Values = Mapping[str, tuple[np.ndarray, ...]]
@@ -316,6 +317,59 @@ def _parallel(module: nn.Module, how: Torch) -> DistributedDataParallel:
     return model
 
 
+class StandInManager:
+    """Does what the manager of torchft is documented to do if no rank ever fails: it averages, and counts commits."""
+
+    _use_async_quorum = False
+
+    def __init__(self) -> None:
+        self._n_commits = 0
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        assert name in {"start_quorum", "allow_state_dict_read", "disallow_state_dict_read", "register_state_dict_fn"}
+        return lambda *_: None
+
+    def current_step(self) -> int:
+        return self._n_commits
+
+    def should_commit(self) -> bool:
+        self._n_commits += 1
+        return True
+
+    def allreduce(self, tensor: Tensor, should_quantize: bool = False) -> object:
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        tensor /= dist.get_world_size()
+        return work
+
+
+def by_torchft(training: Training, n_steps: int, sync_every: int, outer: Mapping[str, float] | None) -> np.ndarray:
+    """Train on this rank with torchft's LocalSGD, or with its DiLoCo of so many fragments; return parameters."""
+    from torchft import local_sgd
+
+    module, optimizer = training.make()
+    if outer is None:
+        method = local_sgd.LocalSGD(StandInManager(), module, optimizer, sync_every)
+    else:
+        fragments = [module[:1], module[1:]] if outer["fragments"] == 2 else [module]
+        method = local_sgd.DiLoCo(
+            StandInManager(),
+            fragments,
+            optimizer,
+            [torch.optim.SGD(each.parameters(), lr=0.7, momentum=0.9, nesterov=True) for each in fragments],
+            sync_every,
+            fragment_sync_delay=int(outer["delay"]),
+            fragment_update_alpha=outer["alpha"],
+        )
+    with method:
+        for step in range(n_steps):
+            inputs, targets = training.batch(step, dist.get_rank())
+            optimizer.zero_grad()
+            loss(module(inputs), targets).backward()
+            optimizer.step()
+    return _vector(module)
+
+
 def buffers_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) -> Values:
     """Perform a plan without a model on this rank, from the given values `[world_size, count]`; return what is left."""
     rank = dist.get_rank()
@@ -407,6 +461,11 @@ SCHEDULES: list[Schedule] = [
     Sync(first_bucket_nbytes=100, bucket_nbytes=300),
     LocalSGD(period=3, warmup_steps=2),
     HierarchicalSGD(levels={2: 2, 4: "world"}),
+]
+LATE: list[Schedule] = [
+    LocalSGD(period=3, overlap_steps=2),
+    DiLoCo(period=4, fragments=2, overlap_steps=1, mixing=0.25, warmup_steps=1),
+    DiLoCo(period=3, ranks_per_worker=2),
 ]
 
 

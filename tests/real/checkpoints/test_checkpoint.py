@@ -14,7 +14,7 @@ import pytest
 from loops import Loop
 from pool import Pool
 from processes import restarting, run
-from trainings import SCHEDULES, Training, assert_equal
+from trainings import LATE, SCHEDULES, Training, assert_equal
 
 from simdist.schedules import LocalSGD, Sync
 from simdist.schedules.gtopk import GTopK
@@ -54,7 +54,7 @@ def names(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("schedule", "model"),
     [
-        *((schedule, "dropout") for schedule in SCHEDULES),
+        *((schedule, "dropout") for schedule in (*SCHEDULES, *LATE)),
         (SCHEDULES[1], "conv"),
         pytest.param(SCHEDULES[0], "conv", marks=pytest.mark.full),
         pytest.param(SCHEDULES[2], "conv", marks=pytest.mark.full),

@@ -1,11 +1,11 @@
 """Values that schedules compute: process world = virtual world for all, and the effect of compression."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
 from pool import Pool
-from trainings import CPU, Training, by_plan, by_torchs_powersgd, in_virtual_world, loss
+from trainings import CPU, Training, by_plan, by_torchft, by_torchs_powersgd, in_virtual_world, loss
 
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
@@ -15,10 +15,12 @@ from real.buffers.memory import Memory  # noqa: E402
 from real.execution import virtual  # noqa: E402
 from real.execution.running import check_world  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
+from real.programs.optimizers import nesterov  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan import Backward, Forward, Optimize, Plan, TrustRatios  # noqa: E402
 from simdist.plan.check import check  # noqa: E402
-from simdist.schedules import GradientSchedule, Schedule, Sync, kinds  # noqa: E402
+from simdist.schedules import GradientSchedule, HierarchicalSGD, LocalSGD, Schedule, Sync, kinds  # noqa: E402
+from simdist.schedules.diloco import DiLoCo  # noqa: E402
 from simdist.schedules.fusion import Fusion, fuse  # noqa: E402
 from simdist.schedules.parameter_server import ParameterServer  # noqa: E402
 from simdist.schedules.powersgd import PowerSGD  # noqa: E402
@@ -75,7 +77,8 @@ def test_worlds_agree_on_every_schedule(eight: Pool, schedule: Schedule) -> None
     training = Training()
     plan = plan_of(schedule, training, 4 if isinstance(schedule, GradientSchedule) else N_STEPS)
     theirs = np.stack([parameters for parameters, _ in eight.run(by_plan, plan, training)])
-    tolerance = 1e-2 if "fp16" in schedule.name else 1e-11  # half precision rounds with every addition
+    halves = "fp16" in schedule.name or "bf16" in schedule.name
+    tolerance = 1e-2 if halves else 1e-11  # half precision rounds with every addition
     assert_moved_alike(theirs, in_virtual_world(plan, training)[0], training, tolerance)
 
 
@@ -198,6 +201,120 @@ def test_shared_trust_ratios_are_those_that_each_would_compute_to_the_last_bit(c
     assert sizes == [{1}, {WORLD_SIZE}]
     one, other = (in_virtual_world(plan, training)[0] for plan in plans)
     np.testing.assert_array_equal(one, other)
+
+
+# --- averages that come late, and outer optimizers ---
+
+
+@pytest.mark.parametrize(
+    ("period", "fragments", "delay", "alpha"),
+    [(4, 1, 0, 0.0), (4, 2, 0, 0.0), (6, 2, 2, 0.0), (6, 2, 1, 0.5), (3, 1, 2, 0.25)],
+)
+def test_diloco_and_its_stream_train_as_those_of_torchft(
+    eight: Pool, period: int, fragments: int, delay: int, alpha: float
+) -> None:
+    pytest.importorskip("torchft.local_sgd")
+    training, turn = Training(optimizer="adamw"), period // fragments
+    schedule = DiLoCo(
+        period=period, fragments=fragments, overlap_steps=delay, mixing=alpha, phase=(turn - delay - 1) % turn
+    )
+    plan = plan_of(schedule, training, 14)
+    settings = {"fragments": fragments, "delay": delay, "alpha": alpha}
+    theirs = np.stack(eight.run(by_torchft, training, 14, period, settings))
+    ours = np.stack([parameters for parameters, _ in eight.run(by_plan, plan, training)])
+    for found in (ours, in_virtual_world(plan, training)[0]):
+        assert_moved_alike(found, theirs, training, 1e-11)
+
+
+def test_local_sgd_trains_as_that_of_torchft(eight: Pool) -> None:
+    pytest.importorskip("torchft.local_sgd")
+    training = Training(optimizer="adamw")
+    theirs = np.stack(eight.run(by_torchft, training, 8, 3, None))
+    assert_moved_alike(in_virtual_world(plan_of(LocalSGD(period=3), training, 8), training)[0], theirs, training, 1e-11)
+
+
+def stacked(modules: Sequence[nn.Module]) -> Tensor:
+    return torch.stack([torch.cat([each.detach().flatten() for each in module.parameters()]) for module in modules])
+
+
+def parameters_by_step(schedule: Schedule, n_steps: int, outer: dict[str, float] | None = None) -> Tensor:
+    """Return the parameters after every step, `[n_steps, world_size, n]`."""
+    training, seen = Training(optimizer="adamw"), []
+    plan = plan_of(schedule, training, n_steps)
+    make = nesterov if outer is None else lambda params: torch.optim.SGD(params, **outer)
+    note = lambda step, modules: seen.append(stacked(modules).clone())  # noqa: E731
+    virtual.train(plan, training.make, loss, training.batch, on_step=note, outer_optimizer=make)
+    return torch.stack(seen)
+
+
+def by_definition(
+    n_steps: int, period: int, delay: int, alpha: float, outer: dict[str, float] | None, fragments: tuple[slice, ...]
+) -> Tensor:
+    """Train all ranks in turn as the papers define it, with one vector for each rank; likewise."""
+    training, seen, sent = Training(optimizer="adamw"), [], {}
+    made = [training.make(rank) for rank in range(WORLD_SIZE)]
+    anchor = stacked([module for module, _ in made])[0]
+    turn = period // len(fragments)
+    anchors = [nn.Parameter(anchor[part].clone()) for part in fragments]
+    optimizers = [torch.optim.SGD([each], **(outer or {"lr": 0.0})) for each in anchors]
+    for step in range(n_steps):
+        for rank, (module, optimizer) in enumerate(made):
+            inputs, targets = training.batch(step, rank)
+            optimizer.zero_grad()
+            loss(module(inputs), targets).backward()
+            optimizer.step()
+        vectors = stacked([module for module, _ in made])
+        if (step + 1) % turn == 0:
+            sent[step] = vectors.clone()
+        if step - delay in sent:
+            number = (step - delay) // turn % len(fragments)
+            part, then = fragments[number], sent.pop(step - delay)
+            if outer is None:
+                vectors[:, part] += then[:, part].mean(dim=0) - then[:, part]
+            else:
+                anchors[number].grad = (anchors[number].detach() - then[:, part]).mean(dim=0)
+                optimizers[number].step()
+                vectors[:, part] = alpha * vectors[:, part] + (1 - alpha) * anchors[number].detach()
+        for (module, _), vector in zip(made, vectors, strict=True):
+            nn.utils.vector_to_parameters(vector.clone(), list(module.parameters()))
+        seen.append(vectors)
+    return torch.stack(seen)
+
+
+NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+WHOLE, HALVES = (slice(None),), (slice(56), slice(56, None))  # of the first layer, and the rest
+
+
+@pytest.mark.parametrize(
+    ("schedule", "definition"),
+    [
+        (LocalSGD(period=4), (4, 0, 0.0, None, WHOLE)),
+        (LocalSGD(period=4, overlap_steps=3), (4, 3, 0.0, None, WHOLE)),
+        (LocalSGD(period=2, overlap_steps=2), (2, 2, 0.0, None, WHOLE)),
+        (DiLoCo(period=3), (3, 0, 0.0, NESTEROV, WHOLE)),
+        (DiLoCo(period=4, fragments=2, overlap_steps=3, mixing=0.5), (4, 3, 0.5, NESTEROV, HALVES)),
+        (DiLoCo(period=4, overlap_steps=4, mixing=0.25), (4, 4, 0.25, NESTEROV, WHOLE)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Schedule) else "",
+)
+def test_averages_are_as_defined_after_every_step(schedule: Schedule, definition: tuple[object, ...]) -> None:
+    ours, theirs = parameters_by_step(schedule, 13), by_definition(13, *definition)  # type: ignore[arg-type]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{"period": 1}, {"period": 3}, {"period": 4, "warmup_steps": 2}])
+def test_diloco_of_learning_rate_1_without_momentum_averages_parameters(settings: dict[str, int]) -> None:
+    ours, theirs = (parameters_by_step(each, 8, {"lr": 1.0}) for each in (DiLoCo(**settings), LocalSGD(**settings)))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-14)
+
+
+def test_an_average_that_is_taken_at_once_is_a_plain_one() -> None:
+    training = Training()
+    for plain, late in (
+        (LocalSGD(period=2), LocalSGD(period=2, overlap_steps=0)),
+        *((HierarchicalSGD(levels={2: 4, 4: 8}), HierarchicalSGD(levels={2: 4, 4: 8}, overlap_steps=0)),),
+    ):
+        assert plan_of(plain, training).digest() == plan_of(late, training).digest()
 
 
 # --- error feedback ---

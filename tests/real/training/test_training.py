@@ -12,7 +12,7 @@ import pytest
 from loops import Extras, Loop, error_of, with_extras
 from pool import Pool
 from processes import run
-from trainings import SCHEDULES, Torch, Training, assert_equal, by_plan, by_torch
+from trainings import LATE, SCHEDULES, Torch, Training, assert_equal, by_plan, by_torch
 
 from simdist.cli import main
 from simdist.errors import UnsupportedError
@@ -42,6 +42,7 @@ GRADIENT_SCHEDULES: list[Schedule] = [
 MODELS = ["mlp", "frozen", "tied", "conv", "dropout", "one rank uses it", "even backwards"]
 STAND_FOR_OTHERS = {(0, model) for model in MODELS} | {(1, model) for model in MODELS[::2]}
 STAND_FOR_OTHERS |= {(2, model) for model in ("dropout", *MODELS[1::2])}
+STAND_FOR_OTHERS |= {(3, "tied"), (4, "conv"), (4, "one rank uses it"), (5, "mlp")}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def one() -> Iterator[Pool]:
             id=f"{schedule.name}-{model}",
             marks=[] if (number, model) in STAND_FOR_OTHERS else pytest.mark.full,
         )
-        for number, schedule in enumerate(SCHEDULES)
+        for number, schedule in enumerate([*SCHEDULES, *LATE])
         for model in MODELS
     ],
 )
