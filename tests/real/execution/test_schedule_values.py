@@ -264,7 +264,7 @@ def by_definition(
             loss(module(inputs), targets).backward()
             optimizer.step()
         vectors = stacked([module for module, _ in made])
-        if (step + 1) % turn == 0:
+        if (step + 1) % turn == 0 and not delay:
             sent[step] = vectors.clone()
         if step - delay in sent:
             number = (step - delay) // turn % len(fragments)
@@ -275,6 +275,8 @@ def by_definition(
                 anchors[number].grad = (anchors[number].detach() - then[:, part]).mean(dim=0)
                 optimizers[number].step()
                 vectors[:, part] = alpha * vectors[:, part] + (1 - alpha) * anchors[number].detach()
+        if (step + 1) % turn == 0 and delay:  # what was taken is sent on
+            sent[step] = vectors.clone()
         for (module, _), vector in zip(made, vectors, strict=True):
             nn.utils.vector_to_parameters(vector.clone(), list(module.parameters()))
         seen.append(vectors)

@@ -5,6 +5,7 @@ was ready at 2 s and waited for others until 5 s. In the drawings a character is
 A all-reduce, O optimiser, C copy, L load, D injected delay, w the host waits, . waiting for other ranks.
 """
 
+import math
 import re
 
 import numpy as np
@@ -360,6 +361,27 @@ def test_averages_copy_at_the_speed_of_memory_and_do_not_overlap(engine):
         copy        9-10   9-10
     """
     check(engine, plan, cluster(2, device=Device(memory_bandwidth_Bps=8.0)), workload(), {}, table)
+
+
+@ENGINES
+@pytest.mark.parametrize("tau", range(5))
+@pytest.mark.parametrize("comm_s", [1.0, 4.0, 6.0, 14.0, 40.0])
+def test_overlap_hides_communication_behind_just_tau_steps(engine, comm_s, tau):
+    """Copies are free. A step takes 7 s, and 3 averages are taken; each hides min(comm, 7 tau), to the last bit.
+
+    With tau = 4 an average is taken where the next one is sent, and the last one, which nobody takes, ends the run.
+    """
+    job = Job(2, 1, 4 * 3 + tau, (1,), run_ahead_steps=None)
+    for schedule in (
+        kinds()["local_sgd"](period=4, overlap_steps=tau),
+        kinds()["diloco"](period=4, overlap_steps=tau, mixing=0.5),
+    ):
+        network = Link(latency_s=0.0, bandwidth_Bps=4.0 / comm_s)  # of 4 B between two ranks
+        where = cluster(2, network=network, device=Device(memory_bandwidth_Bps=math.inf))
+        plan = schedule.plan(job)
+        found = engine.simulate(plan, price(plan, where, workload()), {}).makespan_s
+        last_s = comm_s if tau == 4 else 0.0
+        assert found == 7 * job.n_steps + 3 * (comm_s - min(comm_s, 7 * tau)) + last_s
 
 
 @ENGINES

@@ -620,7 +620,7 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
                 last = max((i for i, each in enumerate(before) if isinstance(each, ops.Backward)), default=0)
                 if declared.gradients.size > declared.parameters.size:
                     yield "update before the last all_reduce", (*body[: last + 1], op, *body[last + 1 : at], *after)
-                if after and declared.gradients.size < declared.parameters.size:
+                if after and declared.gradients.size < declared.parameters.size and not declared.late_steps:
                     yield "average before the update", (*before, *after, op)
             case ops.Load():
                 yield f"{op_text(op)} twice", (*before, op, op, *after)
@@ -628,6 +628,10 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
                 yield "backward before forward", (*before, *_backward_first(after, op))
                 yield "no parameters", (*before, ops.Forward(op.srcs[1:], op.dsts), *after)
                 yield "no input", (*before, ops.Forward(op.srcs[:1], op.dsts), *after)
+            case ops.Combine():
+                for weights in (tuple(-each for each in op.weights), tuple(each + 1 for each in op.weights)):
+                    yield f"{weights} in {op_text(op)}", (*before, dataclasses.replace(op, weights=weights), *after)
+                yield f"{op_text(op)} of one", (*before, ops.Combine(op.srcs[:1], op.weights[:1], op.dst), *after)
             case ops.Copy() if op.dst == "param":
                 yield "copy the wrong way", (*before, ops.Copy(op.dst, op.src), *after)
             case ops.AllGather():
@@ -677,7 +681,8 @@ def mistake_of(plan: Plan, schedule: Schedule) -> str:
 def test_every_mutation_of_a_schedule_is_refused_with_its_step_and_operation(schedule: Schedule) -> None:
     plan = schedule.plan(JOB)
     steps = [plan.bodies[body] for body in plan.body_of_steps()]
-    last_step_of = {body: step for step, body in enumerate(plan.body_of_steps())}  # states are richest late
+    n_taken = JOB.n_steps - getattr(schedule, "overlap_steps", 0)  # what is sent later on, nobody takes
+    last_step_of = {body: step for step, body in zip(range(n_taken), plan.body_of_steps(), strict=False)}  # rich late
     n_mutants = 0
     for step in last_step_of.values():
         for what, mutant in mutations(steps[step], schedule.result(step, JOB)):
@@ -692,6 +697,126 @@ def test_every_mutation_of_a_schedule_is_refused_with_its_step_and_operation(sch
             assert len(re.findall(r"^--> ", text, re.MULTILINE)) == 1
             n_mutants += 1
     assert n_mutants > 50
+
+
+# ---------------------------------------------------------------- outer optimizers, and averages that come late
+
+HALVES = tuple(
+    Buffer(f"{name}.{half}", 8, tensors=(half, half + 1), initialized=name in ("param", "anchor"))
+    for name in ("param", "anchor", "outer", "sent", "flat")
+    for half in range(2)
+)
+STREAM_BUFFERS = (*HALVES, Buffer("grad", 16, tensors=(0, 2)), Buffer("loss", 1))
+TRAIN: Body = (
+    ops.Forward(("param.0", "param.1"), ("loss",)),
+    ops.Backward(("param.0", "param.1", "loss"), "grad"),
+    ops.Optimize(("param.0", "param.1"), ("grad",)),
+)
+
+
+def sent(half: int, group: Group = WORLD) -> Body:
+    """Send the outer gradient of a half of the model."""
+    return (
+        ops.Combine((f"anchor.{half}", f"param.{half}"), (1.0, -1.0), f"outer.{half}"),
+        ops.AllReduce(f"outer.{half}", group),
+    )
+
+
+def taken(half: int) -> Body:
+    """Update the anchor of that half, of which a rank takes three quarters."""
+    return (
+        ops.Optimize((f"anchor.{half}",), (f"outer.{half}",), optimizer="outer"),
+        ops.Combine((f"anchor.{half}", f"param.{half}"), (0.75, 0.25), f"param.{half}"),
+    )
+
+
+STREAM = [TRAIN + sent(0), TRAIN + sent(1), TRAIN + taken(0), TRAIN + taken(1)]
+
+
+def stream(step: int) -> Result:
+    """Declare that halves are taken in steps 2 and 3, each two steps after it was sent."""
+    if step < 2:
+        return Result(Group(1), Group(1))
+    return Result(Group(1), WORLD, late_steps=2, tensors=((step - 2, step - 1),), mixing=0.25)
+
+
+def test_a_stream_of_two_halves_proves() -> None:
+    assert verify(plan_of(*STREAM, buffers=STREAM_BUFFERS), stream) == 8
+
+
+STREAM_MISTAKES: dict[str, tuple[dict[int, Body], str]] = {
+    "a fragment is forgotten": ({3: TRAIN}, "at step 3: afterwards param.1 of rank 0 holds nothing of the anchor"),
+    "it is never sent": ({1: TRAIN}, "reads 'outer.1', which nothing has written yet"),
+    "one is sent twice, the other not": ({1: TRAIN + sent(0)}, "reads 'outer.1', which nothing has written yet"),
+    "it is sent again before it was taken": (
+        {1: TRAIN + sent(1) + sent(0)},
+        "at step 2: afterwards param.0 of rank 0 holds -3/32 of the anchor, one step old, of rank 0; the schedule "
+        "declares nothing",
+    ),
+    "it is taken twice": ({2: TRAIN + taken(0) + taken(0)}, "at step 2: afterwards param.0 of rank 0 holds"),
+    "it is taken before it is declared to arrive": (
+        {1: TRAIN + sent(1) + taken(0)},
+        "at step 1: afterwards param.0 of rank 0 holds",
+    ),
+    "the other fragment is taken": ({2: TRAIN + taken(1)}, "at step 2: afterwards param.0 of rank 0 holds"),
+    "over a group": ({0: TRAIN + sent(0, Group(4))}, "at step 2: afterwards param.0 of rank 0 holds"),
+    "anchors differ by rank": (
+        {0: TRAIN + sent(0) + (ops.AllReduce("anchor.1", Group(2)),)},
+        "all_reduce(anchor.1, mean over group of 2) at step 0: afterwards anchor.1 of rank 0 holds 1/2 of the anchor "
+        "of rank 0; the schedule declares 1/1",
+    ),
+    "anchors go on from what one rank has": (
+        {2: TRAIN + taken(0) + (ops.Copy("param.0", "anchor.0"),)},
+        "copy(param.0 -> anchor.0) at step 2: afterwards anchor.0 of rank 0 holds",
+    ),
+    "another share is kept": (
+        {2: (*TRAIN, taken(0)[0], dataclasses.replace(taken(0)[1], weights=(0.5, 0.5)))},
+        "at step 2: afterwards param.0 of rank 0 holds 1/2 of the anchor of rank 0; the schedule declares 3/4",
+    ),
+    "the gradient points the wrong way": (
+        {0: (*TRAIN, dataclasses.replace(sent(0)[0], weights=(-1.0, 1.0)), sent(0)[1])},
+        "at step 2: afterwards param.0 of rank 0 holds",
+    ),
+    "of other tensors": (
+        {
+            0: (
+                *TRAIN,
+                ops.Copy("param.1", "flat.1"),
+                dataclasses.replace(sent(0)[0], srcs=("anchor.0", "flat.1")),
+                sent(0)[1],
+            )
+        },
+        "combine(anchor.0 - flat.1 -> outer.0) at step 0: copies tensors (1, 2) over tensors (0, 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", STREAM_MISTAKES)
+def test_mistake_of_a_stream_is_refused(mistake: str) -> None:
+    changed, message = STREAM_MISTAKES[mistake]
+    steps = [changed.get(step, body) for step, body in enumerate(STREAM)]
+    assert message in refusal(plan_of(*steps, buffers=STREAM_BUFFERS), stream)
+
+
+LATE_AVERAGE = (ops.Combine(("param", "flat", "was"), (1.0, 1.0, -1.0), "param"),)
+SENT_AVERAGE = (ops.Copy("param", "was"), *AVERAGE[:-1])
+
+
+def late(step: int) -> Result:
+    """Declare an average of three steps ago in step 4, and none elsewhere."""
+    return Result(Group(1), WORLD, late_steps=3) if step == 4 else Result(Group(1), Group(1))
+
+
+@pytest.mark.parametrize(("sent_at", "is_right"), [(0, False), (1, True), (2, False), (3, False)])
+def test_a_late_average_is_of_exactly_so_many_steps_ago(sent_at: int, is_right: bool) -> None:
+    local = (FORWARD, BACKWARD, OPTIMIZE)
+    steps = [local + SENT_AVERAGE if step == sent_at else local for step in range(4)]
+    buffers = (*BUFFERS, Buffer("was", 64, tensors=(0, 1)))
+    plan = plan_of(*steps, local + LATE_AVERAGE, buffers=buffers)
+    if is_right:
+        assert verify(plan, late) == 8
+    else:
+        assert "at step 4: afterwards param of rank 0 holds" in refusal(plan, late)
 
 
 # ---------------------------------------------------------------- top-k
