@@ -51,6 +51,7 @@ class Loop:
         trace: File.
         noisy: Batches draw random numbers.
         ranks_per_node: Ranks of one machine.
+        final_average: At the end of the loop.
         slow_s: How long the first layer's gradient takes, which is the last one.
     """
 
@@ -66,6 +67,7 @@ class Loop:
     noisy: bool = True
     slow_s: float = 0.0
     ranks_per_node: int = 2
+    final_average: bool = True
 
 
 def train(loop: Loop) -> np.ndarray:
@@ -92,6 +94,7 @@ def train(loop: Loop) -> np.ndarray:
         also={"scheduler": scheduler} if scheduler else None,
         trace=loop.trace,
         ranks_per_node=loop.ranks_per_node,
+        final_average=loop.final_average,
     ) as worker:
         for step in range(worker.step, worker.n_steps) if loop.plain else worker.steps():
             if step == loop.stop_before:

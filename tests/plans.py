@@ -179,7 +179,7 @@ def _op(
             params, chosen = draw(_updates(ready_grads))
             enough = [name for name in written if _holds_ratios(buffers, name, params)]
             ratios, optimizer = draw(st.sampled_from([None, *enough])), draw(st.sampled_from(["inner", "outer"]))
-            return ops.Optimize(params, chosen, ratios if optimizer == "inner" else None, optimizer)
+            return ops.Optimize(params, chosen, ratios if optimizer == "inner" else None, optimizer=optimizer)
         case "Combine":
             alike = [name for name in WHOLE_SIZED if name in written] or numbers[:1]
             srcs = draw(st.lists(st.sampled_from(alike), min_size=1, unique=True))

@@ -79,7 +79,7 @@ def test_a_wrapped_loop_ends_with_the_parameters_of_its_plan_to_the_last_bit(
     four: Pool, schedule: Schedule, model: str
 ) -> None:
     training = Training(model)
-    looped = four.run(loops.train, Loop(schedule, training, N_STEPS, noisy=False))
+    looped = four.run(loops.train, Loop(schedule, training, N_STEPS, noisy=False, final_average=False))
     planned = four.run(by_plan, schedule.plan(training.job(4, N_STEPS)), training)
     for parameters, (expected, _) in zip(looped, planned, strict=True):
         np.testing.assert_array_equal(parameters, expected)
