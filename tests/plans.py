@@ -15,8 +15,8 @@ from simdist.schedules.job import Checkpoint
 N_TENSORS = 4
 """Tensors of the model that the plans train: a workload that prices them has as many."""
 
-OP_KINDS: tuple[type[ops.Op], ...] = tuple(kind for kind in get_args(ops.Op) if kind is not ops.StageIn)
-"""All but what only a plan with a data set has."""
+OP_KINDS: tuple[type[ops.Op], ...] = tuple(kind for kind in get_args(ops.Op) if kind not in (ops.StageIn, ops.Enter))
+"""All but what only a plan with a data set has, and who sits out a step, which stands first."""
 CHANNELS = ("host", "compute", "io")
 COUNTS = (1, 3, 250, 4_096, 1_000_000)
 COMPRESSING = (ops.Select, ops.Merge, ops.Densify, ops.LowRank)

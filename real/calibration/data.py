@@ -31,13 +31,14 @@ from numpy.typing import NDArray
 
 from real.data.board import Want
 from real.data.filecache import FileCache
-from real.data.inputs import open_store, own_address
+from real.data.inputs import open_store
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import PeerClient, PeerServer
 from real.data.sample_index import SampleIndex
 from real.data.sources import Decode
 from real.data.storages import DataStorage, read_sample
 from real.processes.launch import Connection, RankPlace
+from real.processes.rendezvous import own_address
 from real.recording.timing import now_s
 from simdist.cost.topology import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage

@@ -14,6 +14,7 @@ is kept, see `real.buffers.memory`.
 """
 
 import datetime
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -29,10 +30,16 @@ except ImportError:  # their names before torch 2.13
     from torch.distributed import reduce_scatter_tensor as reduce_scatter_single
 
 from real.buffers.memory import Memory, Purpose, Scratch
+from real.collectives.byte_transfer import broadcast_text
+from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
+from real.processes.rendezvous import own_address
 from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, op_text, ops
 from simdist.plan.group import Group
+from simdist.plan.walk import drops_late
+
+_TOKEN_NBYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ def _most_needed(plan: Plan) -> Mapping[Purpose, int]:
 def _needs(op: ops.Collective, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Purpose, int]]:
     match op:
         case ops.AllReduce():
-            if op.servers:
+            if op.servers and not op.drop:
                 itemsize = buffers[op.buffer].nbytes // buffers[op.buffer].count
                 count = min(piece_count(op.group.size, itemsize), max(op.servers.parts))
                 yield "arriving", op.group.size * count * itemsize
@@ -123,6 +130,34 @@ class ProcessWorld:
         self._everyone = everyone or dist.group.WORLD
         self._members: Mapping[Group, Members] = {group: self._join(group, timeout_s) for group in groups}
         self.scratch = Scratch()
+        self._timeout_s = timeout_s
+        self._arrivals: ArrivalClient | None = None
+        self.arrival_server: ArrivalServer | None = None
+        """On rank 0, once there is an all-reduce that drops the late: who was late in them."""
+
+    def is_over(self) -> bool:
+        """Tell whether the next all-reduce that drops the late has happened without this rank."""
+        return self._arriving().is_over()
+
+    def late(self, plan: Plan) -> dict[int, tuple[int, ...]]:
+        """Return who was late in a plan that all ranks have performed, as a trace has it; only rank 0 knows."""
+        found: dict[int, tuple[int, ...]] = {}
+        for number, (row, entering) in enumerate(drops_late(plan).items()):
+            if self.arrival_server is not None:
+                found[row] = self.arrival_server.late[number]
+                found[entering] = tuple(sorted(self.arrival_server.sat_out.get(number, ())))
+        return {row: ranks for row, ranks in found.items() if ranks}
+
+    def _arriving(self) -> ArrivalClient:
+        """Return the way to where ranks come that may be late; the first time, all ranks meet."""
+        if self._arrivals is None:
+            place, token = "", secrets.token_hex(_TOKEN_NBYTES)
+            if self.rank == 0:
+                self.arrival_server = ArrivalServer(own_address(), token.encode(), self.world_size, self._timeout_s)
+                place = f"{self.arrival_server.address} {token}"
+            address, token = broadcast_text(place, group=self._everyone).split()
+            self._arrivals = ArrivalClient(address, token.encode(), self.rank, self.world_size, self._timeout_s)
+        return self._arrivals
 
     def members(self, group: Group) -> Members:
         """Return the members of this rank's group."""
@@ -138,6 +173,8 @@ class ProcessWorld:
             members = self._members[group]
             if len(members.ranks) > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=members.process_group)
+        if drops_late(plan):
+            self._arriving()
         serves = False
         for op in _served(plan):
             assert op.servers is not None
@@ -162,6 +199,11 @@ class ProcessWorld:
         match op:
             case ops.AllReduce():
                 buffer = memory.dense(op.buffer)
+                if op.drop:
+                    self._arriving().sum_of_first(buffer, op.drop)
+                    if op.reduction == "mean":
+                        buffer /= op.group.size - op.drop
+                    return
                 _scaled(buffer, op, buffer)
                 if op.servers:
                     sum_by_servers(buffer, op.servers, members.ranks, members.process_group, self.scratch)
@@ -267,7 +309,7 @@ class ProcessWorld:
 
 def _served(plan: Plan) -> list[ops.AllReduce]:
     """Return the all-reduces through servers, one for each group and its servers."""
-    served = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.servers)
+    served = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.servers and not op.drop)
     return list({(op.group, op.servers.members): op for op in served if op.servers}.values())
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import secrets
 import socket
 import threading
@@ -28,7 +27,7 @@ from real.data.storages import open_storage, read_storage_index
 from real.data.tallies import Tally
 from real.data.wire import key_of
 from real.processes.heartbeat import machine, ranks_have
-from real.processes.rendezvous import RankPlace
+from real.processes.rendezvous import RankPlace, own_address
 from simdist.caching import look_up, on_disk_at_first, staged_samples
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Dataset, Plan
@@ -265,14 +264,3 @@ def _file_cache(
         warm = replace(plan, dataset=replace(dataset, warm=True))
         files.keep_only(on_disk_at_first(warm, place.node).tolist() if stays else ())
     return files
-
-
-def own_address() -> str:
-    """Return the address of this machine that other ranks reach: the one on the way to the first of them."""
-    host = os.environ.get("MASTER_ADDR", "localhost")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, 9))  # sends nothing
-        except OSError as error:
-            raise RunError(f"no way from {socket.gethostname()} to {host} (MASTER_ADDR): {error}") from error
-        return str(probe.getsockname()[0])

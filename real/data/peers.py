@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from real.data.board import Want, wait_for
 from real.data.memory import Loan, MemoryStore, Pixels, flat
-from real.data.wire import HEAD, WANT, hear_hello, hello, packed, receive, send, unpacked
+from real.data.wire import HEAD, WANT, packed, unpacked
+from real.processes.messages import hear_hello, hello, receive, send
 from simdist.errors import RunError
 
 # Of a rank to a node: a few streams fill a network, one would wait for each answer before the next request.

@@ -1,9 +1,4 @@
-"""The messages by which a node asks another one for samples in memory: fixed form, over TCP.
-
-**Hello.** Samples in memory bear no checksum, and the port of a node that is gone may be taken by another program. So
-each side proves that it knows the key of the run and data set, without sending it: HMAC-SHA256(key, side). The client
-begins; a server does not answer without proof. This keeps out strangers, other runs and other data sets. It hides
-nothing from who listens on the way between nodes: run on a network that you trust. Source: RFC 2104 (HMAC).
+"""The messages by which a node asks another one for samples in memory: fixed form, over TCP, after a hello.
 
 **Requests.** As often as it likes, a client then sends a head and so many wants. The server answers with one byte per
 want, 1 if it has the sample; then the samples that it has, from where they lie; then one byte for each of these, 1 if
@@ -11,24 +6,17 @@ it was still the same sample when the last of it had been sent. Numbers are litt
 """
 
 import hmac
-import socket
 import struct
-import time
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from real.data.board import Want
 
-HELLO = struct.Struct("<8s32s")  # `simdist3`, and the proof
 # How many wants follow, and the seconds that the server may wait for samples that are about to come.
 HEAD = struct.Struct("<qd")
 
-_MAGIC = b"simdist3"
 WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
-_BUFFERS_AT_ONCE = 512  # sendmsg(2) takes IOV_MAX, 1024 on Linux
 
 
 def key_of(token: bytes, data_set: bytes) -> bytes:
@@ -41,27 +29,6 @@ def key_of(token: bytes, data_set: bytes) -> bytes:
     return hmac.digest(token, data_set, "sha256")
 
 
-def hello(key: bytes, side: Literal["client", "server"]) -> bytes:
-    """Return the first message of a side."""
-    return HELLO.pack(_MAGIC, hmac.digest(key, side.encode(), "sha256"))
-
-
-def hear_hello(
-    connection: socket.socket, key: bytes, side: Literal["client", "server"], *, deadline_s: float | None
-) -> None:
-    """Receive the first message of the other side.
-
-    Raises:
-        OSError: It does not come, or is not that of a rank of this run that reads the same data set.
-    """
-    message = bytearray(HELLO.size)
-    receive(connection, message, deadline_s=deadline_s)
-    if not message.startswith(_MAGIC):
-        raise ConnectionAbortedError(f"does not serve samples: began with {bytes(message[: len(_MAGIC)])!r}")
-    if not hmac.compare_digest(message, hello(key, side)):
-        raise ConnectionAbortedError("is not of this run, or has another data set")
-
-
 def packed(wants: Sequence[Want]) -> bytes:
     """Write wants."""
     return np.array([(want.sample, want.local_rank, want.number) for want in wants], WANT).tobytes()
@@ -70,54 +37,3 @@ def packed(wants: Sequence[Want]) -> bytes:
 def unpacked(data: bytes | bytearray) -> list[Want]:
     """Read what `packed` wrote."""
     return [Want(*fields) for fields in np.frombuffer(data, WANT).tolist()]
-
-
-def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:
-    """Send buffers one after the other, from where they lie.
-
-    Args:
-        connection: To whom.
-        buffers: Bytes to send.
-        deadline_s: Of `time.monotonic`.
-
-    Raises:
-        OSError: The connection is broken, or time is over.
-    """
-    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
-    while left:
-        connection.settimeout(_left_s(deadline_s))
-        n_sent = connection.sendmsg(left[:_BUFFERS_AT_ONCE])
-        n_done = 0
-        while n_done < len(left) and n_sent >= len(left[n_done]):
-            n_sent -= len(left[n_done])
-            n_done += 1
-        del left[:n_done]
-        if n_sent:
-            left[0] = left[0][n_sent:]
-
-
-def receive(connection: socket.socket, into: bytearray | NDArray[np.uint8], *, deadline_s: float | None) -> None:
-    """Fill a buffer.
-
-    Args:
-        connection: From whom.
-        into: As many bytes as are to come.
-        deadline_s: Of `time.monotonic`; None waits for ever.
-
-    Raises:
-        OSError: The connection is broken or at its end, or time is over.
-    """
-    left = memoryview(into) if isinstance(into, bytearray) else into.data
-    while left:
-        connection.settimeout(None if deadline_s is None else _left_s(deadline_s))
-        n_received = connection.recv_into(left)
-        if not n_received:
-            raise ConnectionResetError("closed by the other side")
-        left = left[n_received:]
-
-
-def _left_s(deadline_s: float) -> float:
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("timed out")
-    return left_s

@@ -62,6 +62,9 @@ class World(Protocol):
     def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective; return when its result is there, or enqueued on a GPU."""
 
+    def is_over(self) -> bool:
+        """Tell whether the next all-reduce that drops the late has happened without this rank."""
+
 
 class Watch(Protocol):
     """Knows whether the run has failed, here or on another rank, and tells others how far this one is.
@@ -132,6 +135,8 @@ class Executor:
         )
         self._pass: _Pass | None = None
         self._buckets: dict[tuple[int, int], tuple[ops.Backward, ...]] = {}  # by body and place of the first one
+        self._enters = [ops.entering(body) for body in plan.bodies]
+        self._rank, self._late_step = rank, -1  # the last step that this rank sits out because it is late
         self._recorder = recorder
         self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
@@ -176,6 +181,11 @@ class Executor:
     def done(self, instance: Instance) -> None:
         """End an instance that `reach` began."""
         self._lane(instance).end(instance)
+
+    def sits_out(self, step: int) -> bool:
+        """Tell whether this rank sits a step out, as the plan says, or as it has found when it was about to enter."""
+        enter = self._enters[self._steps.body(step)]
+        return enter is not None and (self._rank in enter.absent or self._late_step == step)
 
     def finish_step(self, step: int) -> None:
         """Submit what is left of a step."""
@@ -279,13 +289,19 @@ class Executor:
         """Perform an instance, in its lane."""
         with self._lane(instance).active():
             self._begin(instance)
-            if isinstance(instance.op, ops.Backward):
+            if self._passes_over(instance):
+                self._lane(instance).end(instance)
+            elif isinstance(instance.op, ops.Backward):
                 self._backward(instance)
             else:
                 if instance.stream == "comm":
                     self._watch.position = instance.index
                 self._perform(instance)
                 self._lane(instance).end(instance)
+
+    def _passes_over(self, instance: Instance) -> bool:
+        enter = self._enters[self._steps.body(instance.step)] if any(self._enters) else None
+        return ops.is_passed_over(instance.op, enter) and self.sits_out(instance.step)
 
     def _begin(self, instance: Instance) -> None:
         lane = self._lane(instance)
@@ -315,6 +331,9 @@ class Executor:
         match op:
             case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
                 self._world.perform(op, self._memory)
+            case ops.Enter():
+                if op.awaits and self._world.is_over():
+                    self._late_step = step
             case ops.Load():
                 self._program.load(op, self._loads.number(instance))
             case ops.Tick():

@@ -140,7 +140,8 @@ def perform(
     with guard.explaining(f"{plan.name}: bringing the times together"):
         at_end = compare()
         source = f"real {connection.backend} on {connection.device.type}, {program_name}"
-        trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source)
+        late = world.late(plan)
+        trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source, late=late)
         report = _report(connection, plan, program_name, trace, (at_start, at_end))
     return (replace(trace, run=report.run), report) if trace and report else None
 
@@ -163,6 +164,10 @@ class _ExplainedWorld:
     def perform(self, op: Collective, memory: Memory) -> None:
         with self._guard.explaining(f"{self._name}: {op_text(op)}"):
             self._world.perform(op, memory)
+
+    def is_over(self) -> bool:
+        with self._guard.explaining(f"{self._name}: entering a step"):
+            return self._world.is_over()
 
 
 def _report(

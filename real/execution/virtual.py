@@ -2,14 +2,15 @@
 
 Every buffer is one tensor `[world_size, count]`, and a collective is a reshape: viewed as `[n_blocks, size, stride,
 count]` (see `Group.shape`), it reduces, gathers or spreads along the axis `size`, for all groups at once. There are no
-streams and no time, so the order of the program is the order of events. Waits, ticks and delays change no values.
+streams and no time, so the order of the program is the order of events. Waits, ticks and delays change no values. Who
+comes too late for an all-reduce that drops the late, a trace must tell.
 
 It is an oracle for the process world, because it shares no code with it but the program, and a way to see how 256
 workers converge on a laptop.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import TypeAlias, assert_never, final
@@ -22,7 +23,9 @@ from real.programs.base import Batch
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import MakeOptimizer, nesterov
+from simdist.errors import RunError
 from simdist.plan import Plan, ops
+from simdist.plan.walk import drops_late
 
 _CPU = torch.device("cpu")
 
@@ -54,6 +57,7 @@ def train(
     seed: int = 0,
     on_step: Callable[[int, Sequence[nn.Module]], None] | None = None,
     outer_optimizer: MakeOptimizer = nesterov,
+    late: Mapping[int, Sequence[int]] | None = None,
 ) -> VirtualResult:
     """Train a model of one's own on all ranks of a plan, on the CPU.
 
@@ -66,10 +70,11 @@ def train(
         seed: Rank r draws (dropout, sampling) what a process would after `torch.manual_seed(seed + r)`.
         on_step: Called at the end of each step with its number and the modules of all ranks.
         outer_optimizer: Makes the outer optimizer of each rank's anchors, if the plan has some.
+        late: Who is late where, as a trace of the plan has it.
 
     Raises:
         PlanError: The plan is for another model.
-        RunError: Its buffers do not fit into memory.
+        RunError: Its buffers do not fit into memory; or it is not known who is late.
     """
     memory = Memory(plan, _CPU, Binding.buffers_of(plan), n_ranks=plan.world_size)
     modules: list[nn.Module] = []
@@ -99,7 +104,7 @@ def train(
         if on_step:
             on_step(step, modules)
 
-    perform(plan, programs, memory, seed=seed, on_step=end)
+    perform(plan, programs, memory, seed=seed, on_step=end, late=late)
     vectors = [torch.cat([each.detach().flatten() for each in trained_parameters(module)]) for module in modules]
     return VirtualResult(torch.stack(vectors), losses, tuple(modules))
 
@@ -111,6 +116,7 @@ def perform(
     *,
     seed: int = 0,
     on_step: Callable[[int], None] | None = None,
+    late: Mapping[int, Sequence[int]] | None = None,
 ) -> None:
     """Perform a plan, operation by operation, each on all ranks.
 
@@ -120,15 +126,27 @@ def perform(
         memory: The stacked buffers.
         seed: See `train`.
         on_step: Called at the end of each step.
+        late: See `train`.
+
+    Raises:
+        RunError: It is not known who is late.
     """
-    ranks = _Ranks(programs, seed)
+    ranks, late, index = _Ranks(programs, seed), late or {}, 0
+    if unknown := [row for row in drops_late(plan) if row not in late]:
+        raise RunError(
+            f"plan {plan.name} drops the late, and nothing says who is late at operation {unknown[0]}: give the `late` "
+            f"of a trace of this plan, as simdist.simulate makes one"
+        )
     with torch.random.fork_rng(devices=[]):
         for step, number in enumerate(plan.body_of_steps()):
+            enter = ops.entering(plan.bodies[number])
+            sits_out = (*enter.absent, *late.get(index, ())) if enter else ()
             for op in plan.bodies[number]:
                 if isinstance(op, ops.COLLECTIVES):
-                    exchange(op, memory, plan.world_size)
+                    exchange(op, memory, plan.world_size, late.get(index, ()))
                 else:
-                    ranks.compute(op, step)
+                    ranks.compute(op, step, sits_out if ops.is_passed_over(op, enter) else ())
+                index += 1
             if on_step:
                 on_step(step)
 
@@ -144,9 +162,11 @@ class _Ranks:
         self._has_gradients = False
         self._n_loaded = 0
 
-    def compute(self, op: ops.Op, step: int) -> None:
-        """Perform what is no collective, rank after rank."""
+    def compute(self, op: ops.Op, step: int, sits_out: Sequence[int]) -> None:
+        """Perform what is no collective, rank after rank, but for some."""
         for rank, program in enumerate(self._programs):
+            if rank in sits_out:
+                continue
             torch.set_rng_state(self._random_states[rank])
             self._compute(op, step, program)
             self._random_states[rank] = torch.get_rng_state()
@@ -162,7 +182,7 @@ class _Ranks:
                 if not self._has_gradients:
                     program.differentiate()  # all of them at the first `Backward` after a forward pass
                 program.fill_bucket(op)
-            case ops.Delay() | ops.Wait() | ops.Tick():
+            case ops.Enter() | ops.Delay() | ops.Wait() | ops.Tick():
                 pass
             case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
                 raise TypeError(f"{op} takes all ranks")
@@ -170,16 +190,21 @@ class _Ranks:
                 program.perform(op, step)
 
 
-def exchange(op: ops.Collective, memory: Memory, world_size: int) -> None:
+def exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequence[int] = ()) -> None:
     """Perform a collective of all groups.
 
     Args:
         op: The collective.
         memory: Stacked buffers.
         world_size: Ranks in the stack.
+        late: Ranks that come too late for one that drops them.
     """
     stacked = op.group.shape(world_size)
     match op:
+        case ops.AllReduce() if op.drop:
+            members = memory.dense(op.buffer).unflatten(0, stacked)
+            first = [rank for rank in range(world_size) if rank not in late]
+            members.copy_(_reduced(members[:, first], op.reduction))
         case ops.AllReduce():
             members = memory.dense(op.buffer).unflatten(0, stacked)
             members.copy_(_reduced(members, op.reduction))

@@ -7,6 +7,7 @@ Where the script has made a process group, rank 0 hosts one more store, and says
 
 import hmac
 import json
+import os
 import secrets
 import socket
 import threading
@@ -244,3 +245,14 @@ def bounded(function: Callable[[], T], timeout_s: float, late: Callable[[], str]
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def own_address() -> str:
+    """Return the address of this machine that other ranks reach: the one on the way to the first of them."""
+    host = os.environ.get("MASTER_ADDR", "localhost")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing
+        except OSError as error:
+            raise RunError(f"no way from {socket.gethostname()} to {host} (MASTER_ADDR): {error}") from error
+        return str(probe.getsockname()[0])

@@ -10,8 +10,10 @@ know: that is when the last member was ready, and it is computed here, after the
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -26,7 +28,8 @@ from simdist.errors import RunError
 from simdist.files import read_content
 from simdist.plan import COLLECTIVES, Plan, occurrences
 from simdist.plan.group import Group
-from simdist.traces.trace import Trace
+from simdist.plan.walk import drops_late
+from simdist.traces.trace import Trace, ended_with_its_last_result
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
@@ -116,6 +119,7 @@ def gather(
     clocks: tuple[Clocks, Clocks],
     source: str,
     group: dist.ProcessGroup | None = None,
+    late: Mapping[int, tuple[int, ...]] | None = None,
 ) -> Trace | None:
     """Bring the times of all ranks together; all take part, rank 0 gets the trace.
 
@@ -126,6 +130,7 @@ def gather(
         clocks: At the start and at the end.
         source: Who made the trace.
         group: Of all ranks, and able to move tensors of the host.
+        late: Who was late where, as the trace will have it; rank 0 knows.
     """
     rank = dist.get_rank()
     noted_s = np.asarray(recorder.times_s)
@@ -133,7 +138,7 @@ def gather(
     times_s = np.empty((3, plan.n_instances, plan.world_size))
     for other, theirs in enumerate(gather_to_first(mine, group=group)):
         times_s[:, :, other] = theirs.numpy()
-    return None if rank else assemble(plan, times_s, source)
+    return None if rank else assemble(plan, times_s, source, late or {})
 
 
 def salvage(folder: Path, plan: Plan) -> Trace | None:
@@ -158,15 +163,21 @@ def salvage(folder: Path, plan: Plan) -> Trace | None:
     return None if np.isnan(times_s).all() else assemble(plan, times_s, "real, ended early")
 
 
-def assemble(plan: Plan, times_s: NDArray[np.float64], source: str) -> Trace:
+def assemble(
+    plan: Plan, times_s: NDArray[np.float64], source: str, late: Mapping[int, tuple[int, ...]] = MappingProxyType({})
+) -> Trace:
     """Return the trace of times in common time, float64 `[3, n_instances, world_size]`."""
     ready_s, start_s, end_s = times_s
     for each in occurrences(plan):
         if isinstance(each.op, COLLECTIVES):
             start_s[each.rows] = _last_ready_s(ready_s[each.rows], each.op.group)
+    for row in drops_late(plan):  # who is late waits for nobody
+        first = np.delete(np.arange(plan.world_size), late.get(row, ()))
+        start_s[row] = ready_s[row]
+        start_s[row, first] = np.fmax.reduce(ready_s[row, first])
     start_s = np.maximum(np.minimum(start_s, end_s), ready_s)  # clocks are not perfect, and a root may leave early
     end_s = np.maximum(start_s, end_s)
-    return Trace(plan, ready_s, start_s, end_s, source)
+    return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source, late=late))
 
 
 def _last_ready_s(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.float64]:

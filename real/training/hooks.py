@@ -148,6 +148,16 @@ class Hooks:
         finally:
             self._before_step = None
 
+    def pass_over_step(self) -> bool:
+        """Pass over the next step if the plan says that this rank sits it out; tell whether it does."""
+        if self.step >= self._plan.n_steps or not self._executor.sits_out(self.step):
+            return False
+        with self._guard.explaining(f"step {self.step}"):
+            self._executor.finish_step(self.step)
+        self.step += 1
+        self._after_step()
+        return True
+
     def idle_step(self) -> None:
         """Take part in a step without a batch: with no gradients."""
         self._optimizer.zero_grad()
@@ -185,6 +195,8 @@ class Hooks:
                 raise self._refusal(f"pass {self._n_passes} in worker.no_sync(); {self._passes_planned}")
             self._at = _At.NEXT
             return
+        while self._n_left == self._n_passes and self.pass_over_step():
+            pass
         if self.step >= self._plan.n_steps:
             raise self._refusal(
                 f"the plan has {self._plan.n_steps} steps, and all are done; wrap with a larger n_steps"
@@ -420,6 +432,8 @@ def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
         return f"its passes are {', '.join(kind.__name__ for kind in kinds) or 'none'}"
     if backwards != [(name, number > 0) for number in range(n_passes(plan)) for name in buckets]:
         return "its passes do not add up"
+    if ops.drops(body) is not None:
+        return "it drops the late, whose loops would have to pass over steps when they come"
     if any(isinstance(op, ops.Save) for op in body):
         return "it saves checkpoints, which `real.wrap` writes by itself (`checkpoint=`)"
     update = next(op for op in body if isinstance(op, ops.Optimize))

@@ -53,6 +53,7 @@ from simdist.errors import RunError, ScenarioError
 from simdist.files import locked
 from simdist.plan import Load, Plan
 from simdist.plan.delays import Delays
+from simdist.plan.ops import entering
 from simdist.runs import run_directory
 from simdist.schedules import Schedule
 
@@ -261,6 +262,8 @@ class Worker(nn.Module):
     def steps(self) -> Iterator[int]:
         """Yield every step that is left to do; checkpoints are written where the loop asks for the next one.
 
+        Steps that the plan lets this rank sit out are not among them.
+
         A loop over epochs calls this in each of them; a step that was yielded and not begun is yielded again then.
 
         Raises:
@@ -272,6 +275,9 @@ class Worker(nn.Module):
         self._conclude()
         self._resuming.rewind_random()
         while self.step < self.plan.n_steps:
+            if self._hooks.pass_over_step():
+                self._conclude()
+                continue
             step = self.step
             yield step
             self._hooks.settle()
@@ -331,6 +337,8 @@ class Worker(nn.Module):
                 "worker.join() with shared updates: others would wait for the slice of a rank that is through; leave "
                 "out shared_update, or let all ranks have equally many batches"
             )
+        if any(map(entering, self.plan.bodies)):
+            raise RunError(f"worker.join(): ranks of {self.plan.name} sit steps out; give all of them enough data")
         if self._join_group is None:
             self._join_group = patient_group(self._connection)
         group, last, active = self._join_group, 0, True

@@ -35,6 +35,7 @@ from simdist.errors import PlanError, naming_file
 from simdist.files import replacing
 from simdist.plan import STREAMS, Copy, Delay, Instance, Load, Op, Plan, Save, Tick, Wait
 from simdist.plan.delays import Delays
+from simdist.plan.ops import entering
 from simdist.plan.walk import walk
 from simdist.scenario import Workload
 from simdist.settings.units import format_nbytes
@@ -65,6 +66,13 @@ class Export:
     workload: Workload
     delays: Delays
     n_steps: int
+
+    def __post_init__(self) -> None:
+        if any(map(entering, self.plan.bodies)):
+            raise PlanError(
+                f"plan {self.plan.name}: ranks sit steps out, and execution traces are the same on every rank and in "
+                f"every run: export a schedule in which all ranks take part in every step"
+            )
 
     @property
     def nbytes(self) -> int:

@@ -237,12 +237,16 @@ class Shared:
         transfers: One per group, in the groups' order.
         alone_s: Duration of each when it shares its resources with no other, `[n_groups]`, or one number.
         segments: How members begin and end on their own, where that is modelled and nobody shares the resources.
+        drop: Members that are left out, the last to come.
+        late_s: What it takes one of those to get the result.
     """
 
     group: Group
     transfers: tuple[Transfer, ...]
     alone_s: float | NDArray[np.float64]
     segments: Segments | None = None
+    drop: int = 0
+    late_s: float = 0.0
 
     @classmethod
     def of(cls, group: Group, transfers: Iterable[Transfer], capacity_Bps: NDArray[np.float64]) -> "Shared":

@@ -151,7 +151,7 @@ class _Pricing:
 
     def cost(self, op: ops.Op) -> OpCost:
         cost, host = self._cost(op), self._cluster.host
-        if host is None or not isinstance(cost, Local) or isinstance(op, ops.Delay | ops.Tick):
+        if host is None or not isinstance(cost, Local) or isinstance(op, ops.Enter | ops.Delay | ops.Tick):
             return cost
         return Local(cost.seconds + self._cluster.ranks_per_core * host.handover_s)
 
@@ -203,7 +203,7 @@ class _Pricing:
                 latency_s, paths = self._disk() if op.to == "disk" else self._storage(inward=False)
                 nbytes = sum(self._buffer(name).nbytes for name in op.srcs)
                 return self._shared(latency_s, paths, nbytes, by=op.by)
-            case ops.Delay() | ops.Wait() | ops.Tick():  # ticks: see `simdist.plan.ops`
+            case ops.Enter() | ops.Delay() | ops.Wait() | ops.Tick():  # ticks: see `simdist.plan.ops`
                 return Local(0.0)
             case _:
                 assert_never(op)
@@ -212,6 +212,8 @@ class _Pricing:
         return self._buffers[name]
 
     def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
+        if isinstance(op, ops.AllReduce) and op.drop:
+            return self._first_come(op, nbytes)
         groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
         sparse = isinstance(op, ops.AllGather) and self._buffer(op.dst).sparse
         calls = [Call(op, members, nbytes, self.topology, number, sparse) for number, members in groups]
@@ -224,6 +226,24 @@ class _Pricing:
         from simdist.cost.algorithms.gloo import segments
 
         return replace(shared, segments=segments(calls, shared.alone_s))
+
+    def _first_come(self, op: ops.AllReduce, nbytes: int) -> Shared:
+        """Price what as many members as are not dropped push and pull, and what one that is late pulls."""
+        members = np.arange(op.group.size)
+
+        def among(some: NDArray[np.int64]) -> Transfer:
+            servers = replace(op.servers, members=(0,)) if op.servers else None
+            call = Call(replace(op, servers=servers, drop=0), some, nbytes, self.topology, 0, False)
+            transfer = collective_transfer(call, self._cluster, self._undisturbed_Bps)
+            return self._with_copies(transfer, op, nbytes) if math.isfinite(self.topology.host_Bps) else transfer
+
+        assert op.servers is not None
+        server = op.servers.members[0]
+        others = np.delete(members, server)
+        pull = Transfer(among(np.array([server, others[-1]])).stages[1:])
+        transfer = among(np.array([server, *others[: op.group.size - op.drop - 1]]))
+        shared = Shared.of(op.group, [transfer], self.capacity_Bps)
+        return replace(shared, drop=op.drop, late_s=pull.alone_s(self.capacity_Bps))
 
     def _with_copies(self, transfer: Transfer, op: ops.Collective, nbytes: int) -> Transfer:
         """Add what it takes to copy a buffer to the host, or back, or both for what is replaced everywhere."""

@@ -27,6 +27,7 @@ from typing import TypeAlias
 import numpy as np
 import simpy
 from numpy.typing import NDArray
+from simpy.events import EventPriority
 
 from simdist.cost.costs import Costs, Local, Segments, Shared, Transfer, Varying
 from simdist.cost.traffic import Traffic
@@ -34,17 +35,21 @@ from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
 from simdist.errors import PlanError, RunError, UnsupportedError
-from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Stream, Tick
+from simdist.plan import STREAMS, Delay, Enter, Instance, Load, Op, Plan, Stream, Tick
 from simdist.plan.delays import Delays, check_delays
-from simdist.plan.ops import tick_s
+from simdist.plan.ops import drops, entering, is_passed_over, tick_s
 from simdist.plan.walk import walk
-from simdist.traces.trace import Trace
+from simdist.traces.trace import Trace, ended_with_its_last_result
 
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _NAMED = 8  # of those who wait when nothing can happen any more
 _ROUNDING_ULPS = 64  # of the time: what the stages of a transfer may be rounded by
 _LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
+_AT_LAST, _LATER = (
+    EventPriority(3),
+    EventPriority(4),
+)  # priorities: when all that happens at a moment has, and after that
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
 
@@ -93,7 +98,8 @@ def simulate(
     if progress:
         progress(plan.n_steps)
     ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(-1, plan.world_size) for rows in world.rows)
-    return Trace(plan, ready_s, start_s, end_s, source="simulated by des", links=world.cluster.recorder.table())
+    links, late = world.cluster.recorder.table(), world.late
+    return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, "simulated by des", links=links, late=late))
 
 
 @contextmanager
@@ -120,12 +126,14 @@ class _Task:
     meeting: "_Meeting | None"  # a transfer
     batch: int | None  # number of a load
     period_s: float | None  # of a tick
+    is_passed_over: bool  # by a rank that sits the step out
+    exchange: int | None  # where the host may find the step over: the index of the all-reduce that drops the late
 
 
 class _Meeting:
     """A collective: who belongs together, and what the last to arrive starts."""
 
-    __slots__ = ("_transfers", "group_of", "members", "seconds", "segments")
+    __slots__ = ("_transfers", "drop", "group_of", "late_s", "members", "seconds", "segments")
 
     def __init__(self, cost: Shared | Varying, world_size: int, seconds: float | NDArray[np.float64] | None) -> None:
         self.members = cost.group.members(world_size)
@@ -136,6 +144,7 @@ class _Meeting:
         self._transfers = lru_cache(_LOADS_AT_HAND)(cost.transfers) if isinstance(cost, Varying) else cost.transfers
         self.seconds = None if seconds is None else np.broadcast_to(seconds, len(self.members)).tolist()
         self.segments = cost.segments if isinstance(cost, Shared) and seconds is not None else None
+        self.drop, self.late_s = (cost.drop, cost.late_s) if isinstance(cost, Shared) else (0, 0.0)
 
     def transfer(self, task: _Task, group: int) -> Transfer:
         """Return what a group moves; loads differ from one another."""
@@ -172,6 +181,13 @@ class _World:
         self._waiting: defaultdict[_Key, Notice] = defaultdict(partial(Notice, self._clock))
         self._n_running = 0
         self._arrivals: dict[_Key, tuple[int, float]] = {}  # how many of a group are missing, the latest of the others
+        self._came: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # when, and which rank, to one
+        self._in: dict[int, list[int]] = {}  # that drops the late: who was not
+        self._over_s: dict[int, float] = {}  # when it was over
+        self._late_s: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)  # who has still to take its result
+        self._sits_out = [-1] * plan.world_size  # of each rank, the last step that it does
+        self.late: dict[int, tuple[int, ...]] = {}
+        """See `simdist.traces.trace.Trace`."""
 
     def run(self) -> None:
         for changes in self._traffic.shares:
@@ -235,10 +251,16 @@ class _World:
                 if clock.now > asked_s:
                     now_s = clock.now  # it was held
                 cluster.tell(who, "ready", task.instance)
+            if task.exchange is not None:
+                yield clock.at(max(now_s, clock.now), priority=_LATER)
+                if self._over_s.get(task.exchange, math.inf) <= now_s:
+                    self._sits_out[rank] = task.step
+                    self.late[index] = tuple(sorted((*self.late.get(index, ()), rank)))
             ready[index][rank] = now_s
             if task.meeting is None:
                 start[index][rank] = now_s
-                now_s += task.seconds[rank] if task.period_s is None else self._until_tick_s(task, rank, now_s)
+                if not (task.is_passed_over and self._sits_out[rank] == task.step):
+                    now_s += task.seconds[rank] if task.period_s is None else self._until_tick_s(task, rank, now_s)
                 if is_live:
                     cluster.tell(who, "started", task.instance)
                     yield clock.at(max(now_s, clock.now))  # see `_move`
@@ -248,7 +270,11 @@ class _World:
                 if notice is not None:
                     happen(notice)
             else:
-                self._meet(task, task.meeting, rank, now_s)
+                if task.meeting.drop:
+                    yield clock.at(max(now_s, clock.now))
+                    self._come(task, task.meeting, rank, now_s)
+                else:
+                    self._meet(task, task.meeting, rank, now_s)
                 if end[index][rank] != end[index][rank]:
                     yield waiting[index, rank]
                 now_s = end[index][rank]
@@ -277,8 +303,45 @@ class _World:
             self._arrivals.pop(key, None)
             self._begin(task, meeting, group, latest_s)
 
+    def _come(self, task: _Task, meeting: _Meeting, rank: int, now_s: float) -> None:
+        """Come to an all-reduce that drops the late; the last that it waits for begins it."""
+        came = self._came[task.index]
+        came.append((now_s, rank))
+        if len(came) == len(meeting.members[0]) - meeting.drop:
+            self._clock.call_at(now_s, lambda _: self._close(task, meeting), priority=_AT_LAST)
+        elif task.index in self._in:
+            self._be_late(task, meeting, rank, now_s)
+
+    def _close(self, task: _Task, meeting: _Meeting) -> None:
+        """Begin an all-reduce with the first that came."""
+        came, index = sorted(self._came[task.index]), task.index
+        n_in = len(meeting.members[0]) - meeting.drop
+        self._in[index] = sorted(rank for _, rank in came[:n_in])
+        self.late[index] = tuple(sorted({*meeting.members[0]} - {*self._in[index]}))
+        self._begin(task, meeting, 0, came[n_in - 1][0])
+        for at_s, rank in came[n_in:]:
+            self._be_late(task, meeting, rank, at_s)
+
+    def _be_late(self, task: _Task, meeting: _Meeting, rank: int, at_s: float) -> None:
+        """Come too late: take the result, as soon as it is there."""
+        self.rows[1][task.index][rank] = at_s
+        if self.cluster.is_live:
+            self.cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
+        if task.index in self._over_s:
+            self._take(task, rank, at_s + meeting.late_s)
+        else:
+            self._late_s[task.index].append((rank, at_s + meeting.late_s))
+
+    def _take(self, task: _Task, rank: int, earliest_s: float) -> None:
+        """Take the result of an all-reduce that is over."""
+        end_s = max(earliest_s, self._over_s[task.index])
+        if self.cluster.is_live:
+            self._clock.call_at(end_s, lambda _: self._end(task, [rank], end_s))
+        else:
+            self._end(task, [rank], end_s)
+
     def _begin(self, task: _Task, meeting: _Meeting, group: int, start_s: float) -> None:
-        members, row = meeting.members[group], self.rows[1][task.index]
+        members, row = self._in[task.index] if meeting.drop else meeting.members[group], self.rows[1][task.index]
         for rank in members:
             row[rank] = start_s
             if self.cluster.is_live:
@@ -313,7 +376,7 @@ class _World:
             cluster.tell(name, "started", task.instance)
             yield self._clock.at(end_s)
             cluster.tell(name, "ended", task.instance)
-        self._end(task, meeting.members[group], end_s)
+        self._end(task, self._in[task.index] if meeting.drop else meeting.members[group], end_s)
 
     def _end_each(self, task: _Task, members: Sequence[int], segments: Segments, group: int) -> None:
         """End a collective whose members begin and end on their own."""
@@ -348,6 +411,10 @@ class _World:
             notice = waiting.pop((task.index, rank), None)
             if notice is not None:
                 happen(notice)
+        if task.meeting and task.meeting.drop and task.index not in self._over_s:
+            self._over_s[task.index] = end_s
+            for rank, earliest_s in self._late_s.pop(task.index, ()):
+                self._take(task, rank, earliest_s)
 
 
 def _text(op: Op) -> str:
@@ -372,17 +439,37 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
             case Varying():
                 known[op] = [], _Meeting(cost, plan.world_size, None)
     numbers = count()  # of loads
+    entered = {body: (entering(body), drops(body)) for body in plan.bodies}
+    bodies = [entered[plan.bodies[number]] for number in plan.body_of_steps()]
     return [
-        _task(instance, *known[instance.op], next(numbers) if isinstance(instance.op, Load) else None, delays)
+        _task(
+            instance,
+            *known[instance.op],
+            next(numbers) if isinstance(instance.op, Load) else None,
+            delays,
+            *bodies[instance.step],
+        )
         for instance in walk(plan)
     ]
 
 
 def _task(
-    instance: Instance, seconds: list[float], meeting: _Meeting | None, batch: int | None, delays: Delays
+    instance: Instance,
+    seconds: list[float],
+    meeting: _Meeting | None,
+    batch: int | None,
+    delays: Delays,
+    enter: Enter | None,
+    exchange: int | None,
 ) -> _Task:
     if isinstance(instance.op, Delay):
         seconds = delays[instance.op.channel][0, instance.step].tolist()
+    passes_over = enter is not None and is_passed_over(instance.op, enter)
+    if passes_over and enter is not None and enter.absent:
+        seconds = [0.0 if rank in enter.absent else each for rank, each in enumerate(seconds)]
     period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
     where = instance.index, instance.step, instance.lane
-    return _Task(instance, *where, instance.after, seconds, meeting, batch, period_s)
+    over = None
+    if exchange is not None and instance.op is enter:
+        over = instance.index + exchange
+    return _Task(instance, *where, instance.after, seconds, meeting, batch, period_s, passes_over, over)

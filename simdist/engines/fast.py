@@ -21,10 +21,10 @@ from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
-from simdist.plan.walk import Stretch, Template, stretches
-from simdist.traces.breakdown import Attribution, Breakdown, HeldUp
+from simdist.plan.walk import Stretch, Template, drops_late, stretches
+from simdist.traces.breakdown import Attribution, Breakdown, HeldUp, break_down, side_by_side
 from simdist.traces.links import LinkRecorder
-from simdist.traces.trace import Trace
+from simdist.traces.trace import Trace, ended_with_its_last_result
 
 _FEW = 8  # members of a group up to which numpy is faster member by member than by a reduction along a short axis
 
@@ -47,10 +47,17 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
     ready_s, start_s, end_s = times_s
     walked = list(stretches(plan))
     table = end_s[:, :, np.newaxis]
-    Recurrence(plan, 1, _prices(plan, [costs], 1), delays=DrawnDelays(delays), table=table).run(walked, progress)
+    recurrence = Recurrence(plan, 1, _prices(plan, [costs], 1), delays=DrawnDelays(delays), table=table)
+    recurrence.run(walked, progress)
     for stretch in walked:
         _recover_ready_and_start(stretch, ready_s, start_s, end_s)
-    return Trace(plan, ready_s, start_s, end_s, source="simulated by fast", links=LinkRecorder(costs.slow).table())
+    for row in drops_late(plan):
+        late = recurrence.late[row]
+        start_s[row] = np.delete(ready_s[row], late).max()
+        start_s[row, late] = ready_s[row, late]
+    links = LinkRecorder(costs.slow).table()
+    trace = Trace(plan, ready_s, start_s, end_s, source="simulated by fast", links=links, late=recurrence.late)
+    return ended_with_its_last_result(trace)
 
 
 def measure(
@@ -77,6 +84,12 @@ def measure(
     Raises:
         UnsupportedError: Transfers share a resource and start at different times.
     """
+    if drops_late(plan):
+        if held:
+            raise UnsupportedError("links that are slow throughout hold up who comes first: use --engine des (or auto)")
+        taken = delays.take(plan.n_steps)
+        drawn = ({channel: each[[seed]] for channel, each in taken.items()} for seed in range(n_seeds))
+        return side_by_side([break_down(simulate(plan, costs, each, progress=progress)) for each in drawn])
     attribution = Attribution(plan.world_size, n_seeds, held=held)
     prices = _prices(plan, [costs], n_seeds)
     Recurrence(plan, n_seeds, prices, delays=delays, observer=attribution).run(stretches(plan), progress)
@@ -94,6 +107,8 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
     Raises:
         UnsupportedError: As of `measure`.
     """
+    if drops_late(plan):
+        raise UnsupportedError("who comes first depends on prices, which differ from seed to seed: use --engine des")
     ends = _LastEnds()
     n_seeds = len(costs)
     Recurrence(plan, n_seeds, _prices(plan, costs, n_seeds), delays=delays, observer=ends).run(stretches(plan))
@@ -154,6 +169,13 @@ def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]
         match cost:
             case Local():
                 prices[op] = _alone_s(op, costs)
+            case Shared() if cost.drop:
+                if op in contention.uses:
+                    raise UnsupportedError(f"{plans.op_text(op)}: others may use its links: use --engine des (or auto)")
+                alone_s, drop, late_s = cost.alone_s, cost.drop, cost.late_s
+                prices[op] = GroupMeeting.of(
+                    cost.group, plan.world_size, n_seeds, seconds=alone_s, drop=drop, late_s=late_s
+                )
             case Shared() if op in contention.uses:
                 seconds, check = contention.seconds(op), partial(contention.check, op)
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)

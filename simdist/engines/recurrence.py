@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from simdist.cost.costs import Segments
 from simdist.plan.delays import DelaySource
 from simdist.plan.group import Group
-from simdist.plan.ops import Channel, Delay, Op, Tick, tick_s
+from simdist.plan.ops import Channel, Delay, Enter, Op, Tick, is_passed_over, tick_s
 from simdist.plan.plan import Plan
 from simdist.plan.walk import Stretch, Template
 from simdist.traces.breakdown import Observer
@@ -33,6 +33,7 @@ Progress: TypeAlias = Callable[[int], None]
 Check: TypeAlias = Callable[[Times, Times, int], None]
 Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
+_BY_TIME = Enter(awaits="")  # whatever it awaits
 _FEW_COLUMNS = 2  # up to which numpy finds the last of a group faster by `reduceat`
 
 
@@ -61,6 +62,8 @@ class GroupMeeting:
         check: Called with starts and ends `[n_groups, n]`, and the step, if somebody else may want its resources.
         firsts: First rank of every group of few consecutive ranks, if numpy is faster that way; else None.
         segments: How members begin and end on their own; else they begin with the last one, and end together.
+        drop: Ranks that are left out, the last to come; then there is one group.
+        late_s: What it takes one of those to get the result.
     """
 
     shape: tuple[int, int, int, int]
@@ -68,6 +71,8 @@ class GroupMeeting:
     check: Check | None
     firsts: NDArray[np.int64] | None
     segments: Segments | None = None
+    drop: int = 0
+    late_s: float = 0.0
 
     @classmethod
     def of(
@@ -79,6 +84,8 @@ class GroupMeeting:
         seconds: float | Times = 0.0,
         check: Check | None = None,
         segments: Segments | None = None,
+        drop: int = 0,
+        late_s: float = 0.0,
     ) -> "GroupMeeting":
         """Return the meeting of groups that take `seconds`: one number, `[n_groups]`, or `[n_groups or 1, n]`."""
         n_blocks, size, stride = group.shape(world_size)
@@ -86,7 +93,7 @@ class GroupMeeting:
             seconds = np.broadcast_to(seconds, (n_blocks * stride, *seconds.shape[1:]))
             seconds = seconds.reshape(n_blocks, 1, stride, -1)
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
-        return cls((n_blocks, size, stride, n), seconds, check, firsts, segments)
+        return cls((n_blocks, size, stride, n), seconds, check, firsts, segments, drop, late_s)
 
     def last_of_groups(self, ready: Times) -> Times:
         """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`."""
@@ -130,7 +137,11 @@ class Recurrence:
         delays: Source of the injected delays.
         durations: Take the place of the seconds of prices, and of delays.
         observer: Gets the times of every instance in program order.
-        table: For the ends, float64 `[n_instances, world_size, n]`.
+        table: For the ends, float64 `[n_instances, world_size, n]`. One column of it is
+            needed where the late are dropped.
+
+    Attributes:
+        late: See `simdist.traces.trace.Trace`.
     """
 
     def __init__(
@@ -150,6 +161,7 @@ class Recurrence:
         self._observer = observer
         self._table = table
         self._zero = np.zeros((plan.world_size, n))
+        self.late: dict[int, tuple[int, ...]] = {}
 
     def run(self, walked: Iterable[Stretch], progress: Progress | None = None) -> None:
         """Execute the plan, of which `walked` are the stretches; `progress` is called with the number of steps done."""
@@ -184,13 +196,30 @@ class Recurrence:
             needed.update(range(distance % n or n, distance, n))
         carried = tuple(sorted(needed, reverse=True))
         program: list[_Instruction] = []
+        enter: Enter | None = None
         for at, template in enumerate(stretch.templates):
+            if template.position == 0:
+                enter = template.op if isinstance(template.op, Enter) else None
             first = 0 if template.previous is None else _place(at - template.previous, carried)
             others = tuple(_place(at - back, carried) for back in template.after)
-            program.append((template, first, others, *self._prices.get(template.op, (None, None))))
+            seconds, meeting = self._prices.get(template.op, (None, None))
+            if enter is not None and enter.absent and is_passed_over(template.op, enter):
+                enters = np.ones_like(self._zero)
+                enters[list(enter.absent)] = 0.0
+                seconds = enters if isinstance(template.op, Delay) else None if seconds is None else seconds * enters
+            program.append((template, first, others, seconds, meeting))
         return carried, program
 
-    def _run_once(self, program: list[_Instruction], rows: list[Times], index: int, step: int) -> None:
+    def _run_once(
+        self,
+        program: list[_Instruction],
+        rows: list[Times],
+        index: int,
+        step: int,
+        *,
+        sits_out: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Append the ends of instructions; ranks that sit the step out pass over what they then need not do."""
         maximum, add = np.maximum, np.add
         observer, durations, feed = self._observer, self._durations, self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
@@ -202,12 +231,17 @@ class Recurrence:
             if durations is not None:
                 ready, seconds = _given(durations, at, template, ready)
             start = ready
-            if meeting is not None:
+            if meeting is not None and meeting.drop:
+                end = self._drop(meeting, program, rows, index, step, at - index)
+                if out is not None:
+                    out[...] = end
+            elif meeting is not None:
                 start, end = self._meet(meeting, seconds, template, ready, out, step)
+            elif feed is not None and isinstance(template.op, Delay):
+                delay_s = feed.delay(template.op.channel, step + template.step)
+                end = add(ready, delay_s if seconds is None else delay_s * seconds, out)
             elif seconds is not None:
                 end = add(ready, seconds, out)
-            elif feed is not None and isinstance(template.op, Delay):
-                end = add(ready, feed.delay(template.op.channel, step + template.step), out)
             elif isinstance(template.op, Tick):
                 written = reduce(maximum, (rows[other] for other in others), self._zero)
                 end = add(ready, maximum(tick_s(written, template.op.period_s) - ready, 0.0), out)
@@ -215,9 +249,37 @@ class Recurrence:
                 end = ready
                 if out is not None:
                     out[...] = ready
+            if sits_out is not None and is_passed_over(template.op, _BY_TIME):
+                end = np.where(sits_out, ready, end)
+                if out is not None:
+                    out[...] = end
             rows.append(end)
             if observer is not None:
                 observer.add(at, template, ready, start, end)
+
+    def _drop(
+        self, meeting: GroupMeeting, program: list[_Instruction], rows: list[Times], index: int, step: int, here: int
+    ) -> Times:
+        """Return the ends of an all-reduce over the first that come, number `here` of a program.
+
+        Who comes first is found as if all had entered the step: a rank that could not would have come after its end.
+        Then the step is run again, for those that sit it out.
+        """
+        first, base = here - program[here][0].position, len(rows) - here
+        ready = _ready(program[here], rows)
+        order = np.argsort(ready[:, 0], kind="stable")
+        n_in = len(order) - meeting.drop
+        over_s = ready[order[n_in - 1]] + np.ravel(meeting.seconds)[0]
+        sits_out = rows[base + first] >= over_s
+        if sits_out.any():
+            del rows[base + first + 1 :]
+            self.late[index + first] = tuple(np.flatnonzero(sits_out).tolist())
+            self._run_once(program[first + 1 : here], rows, index + first + 1, step, sits_out=sits_out)
+            ready = _ready(program[here], rows)
+        self.late[index + here] = tuple(sorted(order[n_in:].tolist()))
+        end = np.maximum(ready + meeting.late_s, over_s)
+        end[order[:n_in]] = over_s
+        return np.asarray(end)
 
     def _meet(
         self, meeting: GroupMeeting, seconds: Seconds, template: Template, ready: Times, out: Times | None, step: int
@@ -245,6 +307,12 @@ def _given(durations: Durations, index: int, template: Template, ready: Times) -
     gap_s = durations.gap_s(index)
     seconds = None if isinstance(template.op, Tick) else durations.seconds(index)
     return ready if gap_s is None else ready + gap_s, seconds
+
+
+def _ready(instruction: _Instruction, rows: list[Times]) -> Times:
+    """Return when what an instruction waits for has ended."""
+    _, first, others, _, _ = instruction
+    return reduce(np.maximum, (rows[other] for other in others), rows[first])
 
 
 def _place(position: int, carried: tuple[int, ...]) -> int:

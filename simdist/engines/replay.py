@@ -58,6 +58,10 @@ def timing(trace: Trace) -> Timing:
     """
     _refuse_incomplete(trace)
     plan = trace.plan
+    if trace.late:
+        raise TraceError(
+            f"plan {plan.name} drops the late: at other speeds others would be, which a replay cannot know"
+        )
     gaps_s = np.empty_like(trace.end_s)
     durations_s = np.empty_like(trace.end_s)
     for stretch in stretches(plan):

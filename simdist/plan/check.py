@@ -30,7 +30,7 @@ def check(plan: Plan) -> None:
         if number not in seen:
             seen.add(number)
             _check_body(plan, number, step, buffers, written)
-    for body, position, problem in chain(_misfits(plan), _missing_copies(plan)):
+    for body, position, problem in chain(_lateness(plan), _misfits(plan), _missing_copies(plan)):
         step = next(step for step, number in enumerate(plan.body_of_steps()) if number == body)
         fail_at(plan, step=step, body=body, position=position, problem=problem)
 
@@ -179,10 +179,40 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
                 yield "saves nothing; name the buffers that the file holds"
             if op.dst and buffers[op.dst].place != "host":
                 yield f"stands for a file as {op.dst!r} on the device; declare it in host memory"
-        case ops.Delay() | ops.Wait():
+        case ops.Enter() | ops.Delay() | ops.Wait():
             pass
         case _:
             assert_never(op)
+
+
+def _lateness(plan: Plan) -> Iterator[tuple[int, int, str]]:
+    """Yield body, position and what is wrong with who sits a step out, or comes too late in it."""
+    for number, body in enumerate(plan.bodies):
+        enter, exchange = ops.entering(body), ops.drops(body)
+        collectives = [at for at, op in enumerate(body) if isinstance(op, ops.COLLECTIVES)]
+        for position, op in enumerate(body):
+            if isinstance(op, ops.Enter) and position:
+                yield number, position, "stands in the middle of a step; put it first"
+        if enter and enter.absent:
+            ranks = range(plan.world_size)
+            if not set(enter.absent) < set(ranks) or list(enter.absent) != sorted(set(enter.absent)):
+                yield number, 0, f"ranks {enter.absent}; write some of {len(ranks)} in order, each once, but not all"
+            if enter.awaits:
+                yield number, 0, "sits out by plan and by time; write one of the two"
+            if collectives:
+                yield number, collectives[0], "has to wait for ranks that sit the step out; let all of them enter it"
+        if exchange is not None:
+            op = body[exchange]
+            assert isinstance(op, ops.AllReduce)
+            if not 0 < op.drop < op.group.size or op.group.size != plan.world_size:
+                yield number, exchange, f"drops {op.drop}; write fewer than all {plan.world_size} ranks, over all ranks"
+            if op.servers is None or op.servers.members != (0,):
+                yield number, exchange, "drops the late, without saying where they come to: to one server, member 0"
+            if len(collectives) > 1:
+                other = next(at for at in collectives if at != exchange)
+                yield number, other, "stands beside an all-reduce that drops the late; a step has one of the two"
+        if (enter is not None and enter.awaits is not None) != (exchange is not None):
+            yield number, exchange or 0, "a step that may be late waits for its parameters first: enter(awaits=...)"
 
 
 def _group_problems(group: Group, world_size: int) -> Iterator[str]:

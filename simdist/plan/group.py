@@ -83,6 +83,8 @@ class Result:
         tensors: The mean is that of these ranges of tensors only; all of them if empty.
         mixing: The mean is that of outer gradients: the outer optimizer moves anchors against it, and parameters
             become this share of the rank's own and the rest of the anchors. None: there is no outer optimizer.
+        drop: The mean gradient is over all members but so many, the last to come.
+        absent: Ranks that sit the step out: they have no gradient, and leave their parameters as they are.
     """
 
     gradients: Group
@@ -91,3 +93,5 @@ class Result:
     late_steps: int = 0
     tensors: tuple[tuple[int, int], ...] = ()
     mixing: float | None = None
+    drop: int = 0
+    absent: tuple[int, ...] = ()

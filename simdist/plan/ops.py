@@ -45,6 +45,22 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True, slots=True)
+class Enter:
+    """Begin a step, or sit it out: pass over its forward and backward passes, and over its delays (host).
+
+    It stands first in a body. Input is brought all the same.
+
+    Args:
+        absent: Ranks that sit it out, in order; they make no update then.
+        awaits: The host waits for the last writer of this buffer. If the all-reduce of the step that drops the late is
+            over by then, the rank sits the step out, and takes its result.
+    """
+
+    absent: tuple[int, ...] = ()
+    awaits: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Read the next batch into the host buffer `dst` (io stream).
 
@@ -197,6 +213,9 @@ class AllReduce:
     """Replace `buffer` on every member by the reduction over its group.
 
     By the algorithm `server`, every member pushes its part to each of `servers`, and pulls what they have reduced.
+
+    With `drop`, the reduction is over the first `group.size - drop` members that come, and starts with the last of
+    them; of several that come at one time, those of lower numbers are first. Who comes later takes the result.
     """
 
     buffer: str
@@ -204,6 +223,7 @@ class AllReduce:
     reduction: Reduction = "mean"
     algorithm: Algorithm = "auto"
     servers: Servers | None = None
+    drop: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +418,8 @@ class Save:
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather | Reduce | Broadcast
 COLLECTIVES = (AllReduce, ReduceScatter, AllGather, Reduce, Broadcast)
 Op: TypeAlias = (
-    Load
+    Enter
+    | Load
     | StageIn
     | Copy
     | Pack
@@ -435,7 +456,7 @@ def stream_of(op: Op) -> Stream:
             return op.stream
         case Delay():
             return "compute" if op.channel == "backward" or op.channel == "overlap" else op.channel
-        case Wait():
+        case Enter() | Wait():
             return "host"
         case _:
             assert_never(op)
@@ -451,6 +472,8 @@ def lane_of(op: Op) -> int:
 def reads(op: Op) -> tuple[str, ...]:
     """Return the buffers whose contents `op` needs."""
     match op:
+        case Enter():
+            return (op.awaits,) if op.awaits else ()
         case Load() | StageIn() | Delay():
             return ()
         case Copy() | Unpack() | ReduceScatter() | AllGather() | Densify():
@@ -481,7 +504,7 @@ def reads(op: Op) -> tuple[str, ...]:
 def writes(op: Op) -> tuple[str, ...]:
     """Return the buffers that `op` replaces."""
     match op:
-        case StageIn() | Delay() | Wait() | Tick():
+        case Enter() | StageIn() | Delay() | Wait() | Tick():
             return ()
         case Save():
             return (op.dst,) if op.dst else ()
@@ -506,6 +529,25 @@ def writes(op: Op) -> tuple[str, ...]:
             return replaced[op.stage]
         case _:
             assert_never(op)
+
+
+def is_passed_over(op: Op, enter: Enter | None) -> bool:
+    """Tell whether a rank that sits out a step, which begins with `enter`, passes over an operation of it."""
+    if enter is None or (isinstance(op, Delay) and op.channel == "io"):
+        return False
+    return isinstance(op, Forward | Backward | Delay) or (
+        enter.awaits is None and isinstance(op, TrustRatios | Optimize)
+    )
+
+
+def entering(body: tuple[Op, ...]) -> Enter | None:
+    """Return the operation that says who sits out a step with this body; None if nobody does."""
+    return body[0] if body and isinstance(body[0], Enter) else None
+
+
+def drops(body: tuple[Op, ...]) -> int | None:
+    """Return the position of the all-reduce of a body that drops the late, if there is one."""
+    return next((at for at, op in enumerate(body) if isinstance(op, AllReduce) and op.drop), None)
 
 
 def next_tick(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:

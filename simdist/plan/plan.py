@@ -43,6 +43,7 @@ FORMAT = "simdist-plan-1"
 #: Fields that few operations set, left out of files and digests at these values.
 _UNWRITTEN: dict[str, object] = {
     "padding": 0,
+    "drop": 0,
     "servers": None,
     "queue": None,
     "ratios": None,

@@ -33,6 +33,9 @@ def op_text(op: ops.Op) -> str:
 
 def _arguments(op: ops.Op) -> str:
     match op:
+        case ops.Enter():
+            absent = f"without {', '.join(map(str, op.absent))}" if op.absent else ""
+            return absent or (f"after {op.awaits}, unless the others are through" if op.awaits else "")
         case ops.Load():
             return f"{_levels(op)}-> {op.dst}"
         case ops.StageIn():
@@ -60,7 +63,8 @@ def _arguments(op: ops.Op) -> str:
         case ops.Combine():
             return f"{_sum_text(op)} -> {op.dst}"
         case ops.AllReduce():
-            return f"{op.buffer}, {op.reduction} over {op.group}{_by(op.algorithm)}{_served(op.servers)}"
+            where = f"{op.group}{_by(op.algorithm)}{_served(op.servers)}{_dropped(op.drop)}"
+            return f"{op.buffer}, {op.reduction} over {where}"
         case ops.ReduceScatter():
             return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}"
         case ops.AllGather():
@@ -127,6 +131,10 @@ def _served(servers: ops.Servers | None) -> str:
         return ""
     where = f"members {', '.join(map(str, servers.members))}" if servers.members else f"{len(servers.parts)} apart"
     return f" ({where})"
+
+
+def _dropped(drop: int) -> str:
+    return f", without the last {drop}" if drop else ""
 
 
 def _queued(queue: ops.Queue | None) -> str:

@@ -29,7 +29,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan.ops import STREAMS, Op, Stream, lane_of, reads, stream_of, writes
+from simdist.plan.ops import STREAMS, Op, Stream, drops, lane_of, reads, stream_of, writes
 from simdist.plan.plan import Plan, Run
 
 
@@ -280,6 +280,15 @@ def _minimal(needed: list[_Done], clock: _Clock) -> tuple[tuple[int, ...], _Cloc
             after.append(done.index)
             clock = tuple(map(max, clock, done.clock))
     return tuple(sorted(after)), clock
+
+
+def drops_late(plan: Plan) -> dict[int, int]:
+    """Return the rows in a trace of all-reduces that drop the late, in order, with those of their steps' `Enter`."""
+    within = [drops(body) for body in plan.bodies]
+    if not any(within):  # a step enters first, so none stands at 0
+        return {}
+    steps = zip(plan.first_instances().tolist(), plan.body_of_steps(), strict=False)
+    return {first + at: first for first, body in steps if (at := within[body]) is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ that ranks project on the same factor is demanded.
 Ranks that share an update hold the same parameters when a step begins, and so they must when it ends.
 Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded. So it is of
 a checkpoint that the parameters in it are those that the step leaves behind.
+Who comes too late depends on time. The proof lets the last members of a group be late: which ones they are makes no
+difference to what becomes of them.
 
 An outer optimizer is taken for one that subtracts outer gradients from anchors, which with learning rate 1 and no
 momentum is parameter averaging: what it makes of them it does on every rank alike. Like parameters, anchors are new
@@ -37,6 +39,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import assert_never
 
 import numpy as np
@@ -112,6 +115,11 @@ def _share_text(divisor: int) -> str:
     return f"keeping 1/{divisor}" if divisor > 1 else "keeping all"
 
 
+def _total_of_first(view: NDArray[np.int64], drop: int) -> NDArray[np.int64]:
+    """Return on all members the sum over all but the last so many of them."""
+    return total(view) if drop == 0 else spread(view[:, :-drop].sum(1, keepdims=True), view)
+
+
 class _Proof:
     """One execution of a plan on the contributions of a few source ranks."""
 
@@ -170,6 +178,8 @@ class _Proof:
     def _step(self, state: State, step: int, body: int, declared: Result) -> State:
         self._rated, self._saved = [], []
         self._n_passes, self._n_declared = 0, declared.micro_batches
+        enter = ops.entering(self._plan.bodies[body])
+        self._entered = self._without(enter.absent if enter else ())
         for position, op in enumerate(self._plan.bodies[body]):
             try:
                 self._execute(op, state, position)
@@ -181,6 +191,14 @@ class _Proof:
         return {
             name: self._initial(name) if name in fresh else aged(value, self._oldest) for name, value in state.items()
         }
+
+    def _without(self, absent: tuple[int, ...]) -> Weights:
+        """Return what ranks have that they computed themselves, if some did not."""
+        if not absent:
+            return self._own
+        numerators = self._own.numerators.copy()
+        numerators[list(absent)] = 0
+        return Weights(numerators)
 
     def _initial(self, name: str) -> Value:
         for kind, names, began in (("param", self._params, self._began), ("anchor", self._anchors, self._own)):
@@ -204,7 +222,7 @@ class _Proof:
     def _execute(self, op: ops.Op, state: State, position: int) -> None:
         """Execute one operation on the weights."""
         match op:
-            case ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick():
+            case ops.Enter() | ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick():
                 pass
             case ops.Save():
                 self._saved += [(position, name, state[name]) for name in op.srcs]
@@ -221,7 +239,7 @@ class _Proof:
                 if any(name in self._params and not self._is_current(state[name]) for name in op.srcs):
                     raise _BrokenError("reads parameters that have changed since the step began")
                 oldest = max(passes, key=lambda tag: (tag.age, -tag.micro_batch))
-                gradient = self._value(op.dst, {replace(oldest, kind="gradient"): self._own})
+                gradient = self._value(op.dst, {replace(oldest, kind="gradient"): self._entered})
                 state[op.dst] = self._sum(op.dst, state[op.dst], gradient) if op.adds else gradient
             case ops.Copy():
                 self._demand_used(op.dst, state)
@@ -244,7 +262,7 @@ class _Proof:
             case ops.Unpack():
                 self._unpack(op, state)
             case ops.AllReduce():
-                state[op.buffer] = self._map(op, state[op.buffer], total)
+                state[op.buffer] = self._map(op, state[op.buffer], partial(_total_of_first, drop=op.drop))
             case ops.Reduce():
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: at_root(view, op.root))
             case ops.Broadcast():
@@ -484,7 +502,8 @@ class _Proof:
         if isinstance(op, ops.ReduceScatter) and n_atoms % op.group.size:
             raise _BrokenError(f"scatters {n_atoms} slices over a {op.group}; a buffer is scattered once over a group")
         mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
-        divisor = op.group.size if mean else 1
+        n_in = op.group.size - (op.drop if isinstance(op, ops.AllReduce) else 0)
+        divisor = n_in if mean else 1
         weights = {}
         for tag, each in value.weights.items():
             each.demand_room(op.group.size * divisor)
@@ -507,7 +526,7 @@ class _Proof:
         return places.reshape(self._plan.world_size, -1)
 
     def _compare(self, state: State, step: int, body: int, declared: Result) -> None:
-        gradient = self._mean(self._own, declared.gradients)
+        gradient = self._mean(self._without(declared.absent), declared.gradients, declared.drop)
         passes = [Tag("gradient", micro_batch=number) for number in range(declared.micro_batches)]
         updates = [op for op in self._plan.bodies[body] if isinstance(op, ops.Optimize)]
         whole = {name for op in updates if not op.slices for name in op.grads} if updates else self._grads
@@ -548,10 +567,10 @@ class _Proof:
                 problem = f"{name} is not {left[0]} as the step leaves it; save it after updates and averages"
                 fail_at(self._plan, step=step, body=body, position=position, problem=problem)
 
-    def _mean(self, weights: Weights, group: Group) -> Weights:
+    def _mean(self, weights: Weights, group: Group, drop: int = 0) -> Weights:
         view = weights.numerators.reshape(*group.shape(self._plan.world_size), *weights.numerators.shape[1:])
-        means = spread(view.sum(1, keepdims=True), view)
-        return reduced(means.reshape(weights.numerators.shape), weights.denominator * group.size)
+        means = _total_of_first(view, drop)
+        return reduced(means.reshape(weights.numerators.shape), weights.denominator * (group.size - drop))
 
     def _difference(self, name: str, found: Value, expected: dict[Tag, Weights]) -> str | None:
         """Return in words how a buffer differs from what is expected of each of its atoms."""

@@ -103,7 +103,7 @@ def _spans(trace: Trace, ranks: list[int]) -> Iterator[_Spans]:
         ready_s, start_s, end_s = (array[each.rows[:, None], ranks] for array in times_s)
         if isinstance(each.op, ops.COLLECTIVES):
             yield _Spans(WAITING_FOR_OTHERS, "comm", ready_s, start_s)
-        if not isinstance(each.op, ops.Wait):
+        if not isinstance(each.op, ops.Wait | ops.Enter):
             yield _Spans(style_of(each.op), stream_of(each.op), start_s, end_s)
     blocked = host_waits(trace)
     yield _Spans(HOST_BLOCKED, "host", blocked.begin_s[:, ranks], blocked.end_s[:, ranks])
@@ -128,7 +128,7 @@ def style_of(op: ops.Op) -> Style:
             return _COMPRESS
         case ops.Delay() | ops.Tick():
             return _DELAY
-        case ops.Wait():
+        case ops.Enter() | ops.Wait():
             return HOST_BLOCKED
         case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
             return _TRANSFER

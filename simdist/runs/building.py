@@ -67,6 +67,7 @@ def job(scenario: Scenario) -> Job:
         delay_channels=frozenset(each.on for each in scenario.delays if each),
         tensor_backward_s=tensor_backward_s(workload, cluster),
         checkpoint=scenario.checkpoint.of_job(cluster.world_size) if scenario.checkpoint else None,
+        speeds=tuple(cluster.device_speed().tolist()),
     )
 
 

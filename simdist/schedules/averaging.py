@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from pydantic import Field
 
-from simdist.plan import Body, Buffer, Group, Plan, Result
+from simdist.plan import Body, Buffer, Enter, Group, Plan, Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
@@ -35,6 +35,10 @@ class AveragingSchedule(Schedule, abc.ABC):
     @abc.abstractmethod
     def average(self, step: int, job: Job) -> Group | None:
         """Return over whom the parameters are averaged at the end of a step; None if they are not."""
+
+    def absent(self, step: int, job: Job) -> tuple[int, ...]:
+        """Return the ranks that sit a step out; by default none do. In steps that exchange something, none may."""
+        return ()
 
     def fires(self, period: int, step: int) -> bool:
         """Tell whether `step` is the last of a period, counted from the end of the warm-up.
@@ -111,11 +115,17 @@ class AveragingSchedule(Schedule, abc.ABC):
 
         @cache
         def body(
-            begins_like: int, gradients: Group | None, sent: Average | None, taken: Average | None, is_warm: bool
+            begins_like: int,
+            gradients: Group | None,
+            sent: Average | None,
+            taken: Average | None,
+            is_warm: bool,
+            absent: tuple[int, ...],
         ) -> Body:
             send = self._send(*sent, job) if sent else ()
             take = self._take(taken[1], job) if taken else ()
             return (
+                *((Enter(absent),) if absent else ()),
                 *parts.begin_step(job, begins_like, buckets, names),
                 *parts.last_backward(job, buckets, names, all_reduce=gradients, algorithm=self.algorithm),
                 *parts.optimize(job, buckets, names),
@@ -130,6 +140,7 @@ class AveragingSchedule(Schedule, abc.ABC):
                 self._average(step, job),
                 self._average(step - self.overlap_steps, job),
                 step == self.warmup_steps - 1,
+                self.absent(step, job),
             )
             for step in range(job.n_steps)
         )
@@ -165,7 +176,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         """Declare whose gradients enter the update, and over whom the parameters are averaged then."""
         gradients, taken = self._gradients(step, job) or Group(1), self._average(step - self.overlap_steps, job)
         if taken is None:
-            return Result(gradients, Group(1), job.micro_batches)
+            return Result(gradients, Group(1), job.micro_batches, absent=self.absent(step, job))
         return Result(gradients, taken[0], job.micro_batches, self.overlap_steps)
 
     @property

@@ -118,6 +118,7 @@ class Job:
             schedules that depend on when gradients are ready. Empty if not known.
         checkpoint: That is written; None for none.
         tensor_rows: Rows of every tensor as a matrix, of a vector as many as elements. Empty if not known.
+        speeds: Relative speeds of the ranks' devices; empty if not known.
     """
 
     world_size: int
@@ -135,3 +136,4 @@ class Job:
     tensor_backward_s: tuple[float, ...] = ()
     checkpoint: Checkpoint | None = None
     tensor_rows: tuple[int, ...] = ()
+    speeds: tuple[float, ...] = ()

@@ -1,13 +1,17 @@
 """Local SGD: every rank trains on its own; now and then all average their parameters."""
 
+import math
 from typing import ClassVar, Literal, final
 
 from pydantic import Field
 
+from simdist.errors import PlanError
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
+
+_ROUNDING = 1e-9  # of a step: speeds of 1/3 and the like are rounded
 
 
 @final
@@ -24,15 +28,34 @@ class LocalSGD(AveragingSchedule):
         {"period": 4, "warmup_steps": 3},
         {"period": 3, "phase": 0, "synchronize": False},
         {"period": 4, "overlap_steps": 2},
+        {"period": 4, "warmup_steps": 1, "inner_steps": {1: 2, 6: 3}},
     )
 
     kind: Literal["local_sgd"] = "local_sgd"
     period: Whole = Field(ge=1)
     """Steps from one average to the next."""
+    inner_steps: Literal["by_speed"] | dict[Whole, Whole] | None = None
+    """Rank -> how many of these steps it does, the last ones; those that are not named do all. `by_speed`: as many as
+    a device does in the time that the fastest takes for all, at least 1. Averages stay plain means over all ranks."""
 
     def default_label(self) -> str:
-        """Return the label, such as `local-4`."""
-        return f"local-{self.period}{self._traits}"
+        """Return the label, such as `local-4` or `local-4-by-speed`."""
+        uneven = "-by-speed" if self.inner_steps == "by_speed" else "-uneven" if self.inner_steps else ""
+        return f"local-{self.period}{uneven}{self._traits}"
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return which ranks there are not, or which do more or fewer steps than there are."""
+        found = super().problems(world_size, ranks_per_node)
+        for rank, steps in self.inner_steps.items() if isinstance(self.inner_steps, dict) else ():
+            if not 0 <= rank < world_size:
+                found.append(("inner_steps", f"rank {rank}; ranks are numbered 0 to {world_size - 1}"))
+            if not 1 <= steps <= self.period:
+                found.append(("inner_steps", f"{steps} steps of rank {rank}; write 1 to {self.period}, the period"))
+        if self.inner_steps is not None and self.overlap_steps:
+            found.append(
+                ("inner_steps", "ranks that sit steps out cannot overlap averages with them: leave out overlap_steps")
+            )
+        return found
 
     def shortest_period(self) -> int:
         """Return the period."""
@@ -41,6 +64,30 @@ class LocalSGD(AveragingSchedule):
     def average(self, step: int, job: Job) -> Group | None:
         """Return the world at the end of each period."""
         return Group(job.world_size) if self.fires(self.period, step) else None
+
+    def absent(self, step: int, job: Job) -> tuple[int, ...]:
+        """Return the ranks that have fewer steps to do than are left of the period.
+
+        Raises:
+            PlanError: Steps go by speed, and it is not known how fast the devices are.
+        """
+        if self.inner_steps is None or step < self.warmup_steps:
+            return ()
+        end = self.warmup_steps - 1 if self.phase is None else self.phase
+        n_left = self.period - (step - end - 1) % self.period
+        return tuple(rank for rank, steps in self._inner_steps(job).items() if steps < n_left)
+
+    def _inner_steps(self, job: Job) -> dict[int, int]:
+        if isinstance(self.inner_steps, dict):
+            return dict(sorted(self.inner_steps.items()))
+        if not job.speeds:
+            raise PlanError(
+                f"plan {self.name}: inner_steps: it is not known here how fast the devices are: build the plan from a "
+                f"scenario (simdist plan SCENARIO), or write inner_steps: {{rank: steps}}"
+            )
+        fastest = max(job.speeds)
+        steps = (math.floor(self.period * speed / fastest + _ROUNDING) for speed in job.speeds)
+        return {rank: max(1, n_steps) for rank, n_steps in enumerate(steps)}
 
     def cycle(self, job: Job) -> range:
         """Return the first period after the warm-up."""

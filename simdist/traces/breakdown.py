@@ -243,6 +243,16 @@ class Attribution:
         self._open.held = [each for each in self._open.held if (each[-1] > start_s).any()]
 
 
+def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:
+    """Return the breakdowns of single seeds as one; none of them has links."""
+
+    def row(name: str) -> Times:
+        return np.concatenate([getattr(each, name) for each in seeds], axis=-1)
+
+    compute_s, comm_s, wait_s, io_s, host_s = (row(f"{state}_s") for state in STATES)
+    return Breakdown(seeds[0].n_steps, row("makespan_s"), compute_s, comm_s, wait_s, io_s, host_s)
+
+
 def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
     return np.asarray(np.minimum(np.maximum(at_s, low_s), high_s))
 

@@ -58,7 +58,7 @@ from simdist.traces.waiting import host_waits, step_end_s
 _THREADS = ("steps", *STREAMS)
 _NEVER = -(2**62)
 _LINKS_PID = 10**8  # above all ranks, their threads and tensors
-_PAUSES = ops.Delay | ops.Tick | ops.Wait
+_PAUSES = ops.Enter | ops.Delay | ops.Tick | ops.Wait
 _json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 

@@ -13,7 +13,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -48,6 +48,8 @@ class Trace:
         source: Who wrote it, such as `simulated by des`.
         run: Of a measured one, what no other run has; else empty.
         links: What links did that misbehaved; empty if none did.
+        late: By row: of an all-reduce that drops the late, the ranks that were; of an `Enter`, those that sat the step
+            out because the others had completed it. Such a trace ends with the last result.
     """
 
     plan: Plan
@@ -57,6 +59,7 @@ class Trace:
     source: str
     run: str = ""
     links: LinkTable = field(default_factory=dict)
+    late: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, array in zip(_ARRAYS, (self.ready_s, self.start_s, self.end_s), strict=True):
@@ -85,7 +88,8 @@ class Trace:
         arrays = {"ready_s": self.ready_s, "start_s": self.start_s, "end_s": self.end_s}
         from simdist.plan.codec import dumps
 
-        some = {key: value for key, value in (("run", self.run), ("links", self.links)) if value}
+        late = {str(row): ranks for row, ranks in sorted(self.late.items())}
+        some = {key: value for key, value in (("run", self.run), ("links", self.links), ("late", late)) if value}
         write_with_header(path, {"format": _FORMAT, "source": self.source, **some, "plan": dumps(self.plan)}, arrays)
 
     @classmethod
@@ -97,17 +101,20 @@ class Trace:
         """
         from simdist.plan.codec import loads
 
-        def check(header: dict[str, object], declared: Mapping[str, Declared]) -> tuple[Plan, str, str, LinkTable]:
+        def check(
+            header: dict[str, object], declared: Mapping[str, Declared]
+        ) -> tuple[Plan, str, str, LinkTable, Mapping[int, tuple[int, ...]]]:
             plan = loads(str(header.get("plan")), name="plan")
             for name, found in declared.items():
                 _check_shape(plan, name, found)
             links = read_links(header.get("links", {}))
-            return plan, str(header.get("source")), str(header.get("run", "")), links
+            late = _read_late(header.get("late", {}), plan)
+            return plan, str(header.get("source")), str(header.get("run", "")), links, late
 
-        (plan, source, run, links), (ready_s, start_s, end_s) = read_with_header(
+        (plan, source, run, links, late), (ready_s, start_s, end_s) = read_with_header(
             path, _FORMAT, _ARRAYS, check, what="a trace", hint=_WRITERS
         )
-        trace = cls(plan, ready_s, start_s, end_s, source, run, links)
+        trace = cls(plan, ready_s, start_s, end_s, source, run, links, late)
         if problem := trace._disorder():
             raise TraceError(f"{path}: {problem}")
         return trace
@@ -164,6 +171,31 @@ class Trace:
         step = np.repeat(np.arange(len(bodies)), lengths[bodies])
         position = np.arange(len(step)) - self.plan.first_instances()[step]
         return step, position, bodies[step]
+
+
+def ended_with_its_last_result(trace: Trace) -> Trace:
+    """Cut off what ranks still do that came too late for the last result, once who did not is through."""
+    if not trace.late:
+        return trace
+    end_s = np.delete(trace.end_s, trace.late[max(trace.late)], axis=1).max()
+    ready_s, start_s, ends_s = (np.minimum(each, end_s) for each in (trace.ready_s, trace.start_s, trace.end_s))
+    return replace(trace, ready_s=ready_s, start_s=start_s, end_s=ends_s)
+
+
+def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Read who was late.
+
+    Raises:
+        TraceError: It names no rows of the plan, or no ranks.
+    """
+    try:
+        late = {int(row): tuple(ranks) for row, ranks in raw.items()}  # type: ignore[attr-defined]
+        named = {rank for ranks in late.values() for rank in ranks}
+        if late.keys() <= {*range(plan.n_instances)} and named <= {*range(plan.world_size)}:
+            return late
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise TraceError("`late` is no table of the plan's all-reduces and the ranks that were late there")
 
 
 def write_with_header(

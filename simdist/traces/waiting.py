@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Stream, Wait, occurrences, stream_of
+from simdist.plan import COLLECTIVES, Channel, Delay, Enter, Op, Plan, Stream, Wait, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
@@ -205,7 +205,7 @@ def _caused_s(wait_s: Seconds, ready_s: Seconds, group: Group) -> Seconds:
 
 @dataclass(frozen=True)
 class HostWaits:
-    """When hosts were blocked in a `Wait`.
+    """When hosts were blocked in a `Wait`, or before they could `Enter` a step.
 
     A trace has a `Wait` as a moment, the one when it is over. The host needs no time to enqueue, so it has been blocked
     since the end of the host operation before; on a real machine its enqueueing is part of that.
@@ -228,7 +228,7 @@ def host_waits(trace: Trace) -> HostWaits:
         nothing = np.zeros((0, trace.plan.world_size))
         return HostWaits(np.zeros(0, dtype=np.int64), nothing, nothing)
     rows = np.concatenate([each.rows for each in on_host])
-    is_wait = np.concatenate([np.full(len(each.rows), isinstance(each.op, Wait)) for each in on_host])
+    is_wait = np.concatenate([np.full(len(each.rows), isinstance(each.op, Enter | Wait)) for each in on_host])
     order = np.argsort(rows)
     rows, is_wait = rows[order], is_wait[order]
     end_s = trace.end_s[rows]

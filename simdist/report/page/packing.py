@@ -32,7 +32,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan import COLLECTIVES, STREAMS, Op, Plan, Stream, Wait, occurrences, op_text, reads, stream_of, writes
+from simdist.plan import (
+    COLLECTIVES,
+    STREAMS,
+    Enter,
+    Op,
+    Plan,
+    Stream,
+    Wait,
+    occurrences,
+    op_text,
+    reads,
+    stream_of,
+    writes,
+)
 from simdist.report.lanes import HOST_BLOCKED, LEGEND, WAITING_FOR_OTHERS, style_of
 from simdist.report.palette import Style
 from simdist.traces.trace import Trace
@@ -173,7 +186,7 @@ def _waiting_style(op: Op) -> Style | None:
     """Return how the time between ready and start is drawn; None if nothing is."""
     if isinstance(op, COLLECTIVES):
         return WAITING_FOR_OTHERS
-    return HOST_BLOCKED if isinstance(op, Wait) else None
+    return HOST_BLOCKED if isinstance(op, Wait | Enter) else None
 
 
 def _op_record(op: Op, streams: list[Stream], styles: list[Style], nbytes: dict[str, int]) -> Record:

@@ -27,7 +27,8 @@ from real.data.peers import (
     most_connections,
     raise_file_limit,
 )
-from real.data.wire import HEAD, HELLO, hello, key_of, packed, receive, send, unpacked
+from real.data.wire import HEAD, key_of, packed, unpacked
+from real.processes.messages import HELLO, hello, receive, send
 from simdist.errors import RunError
 
 NBYTES = 1000

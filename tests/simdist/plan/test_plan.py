@@ -162,6 +162,15 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
         ("file",),
     ),
     (ops.Copy("p", "q", Group(8)), "copy(p -> q, by the first of each group of 8)", "compute", ("p",), ("q",)),
+    (ops.Enter((1, 3)), "enter(without 1, 3)", "host", (), ()),
+    (ops.Enter(awaits="p"), "enter(after p, unless the others are through)", "host", ("p",), ()),
+    (
+        ops.AllReduce("g", Group(8), algorithm="server", servers=ops.Servers((9,), (0,)), drop=2),
+        "all_reduce(g, mean over group of 8, server (members 0), without the last 2)",
+        "comm",
+        ("g",),
+        ("g",),
+    ),
 ]
 
 
@@ -448,7 +457,7 @@ def damaged(path: str, value: object) -> str:
         ("bodies/0/0/op", ..., "bodies[0][0]"),
         ("bodies/0/2/reduction", "max", "bodies[0][2].reduction: Input should be 'mean' or 'sum'; found 'max'"),
         ("bodies/0/2/group", 2, "bodies[0][2].group"),
-        ("bodies/0/2/speed", 2, "bodies[0][2].speed: unknown field; known: algorithm, buffer, group, op, reduction"),
+        ("bodies/0/2/speed", 2, "bodies[0][2].speed: unknown field; known: algorithm, buffer, drop, group, op"),
         ("bodies/0/2/group/width", 2, "bodies[0][2].group.width: unknown field; known: size, stride"),
         ("order/0/times", "3", "order[0].times: Input should be a valid integer; found '3'"),
         ("order/0/until", 3, "order[0].until: unknown field; known: bodies, times"),

@@ -439,7 +439,9 @@ def test_algorithm_that_does_not_fit_is_refused_beforehand(schedule: Schedule) -
         if not problems:
             check(chosen.plan(JOB))
         assert set(problems) <= {"algorithm"}
-        assert not (problems and algorithm in ("auto", "ring") and schedule.kind != "parameter_server")
+        assert not (
+            problems and algorithm in ("auto", "ring") and schedule.kind not in ("parameter_server", "backup_workers")
+        )
 
 
 @every_schedule

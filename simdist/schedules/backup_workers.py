@@ -1,0 +1,73 @@
+"""Synchronous SGD with backup workers: the update takes the first gradients that come."""
+
+from functools import cache
+from typing import ClassVar, Literal, final
+
+from pydantic import Field
+
+from simdist.plan import AllReduce, Body, Enter, Group, Plan, Result, Servers
+from simdist.schedules import parts
+from simdist.schedules.base import Schedule
+from simdist.schedules.job import Job
+from simdist.schedules.sync import Sync
+from simdist.settings.units import Whole
+
+
+@final
+class BackupWorkers(Schedule):
+    """Average the first n - b gradients of n ranks that come to rank 0, by time, and drop those that come later.
+
+    A rank that comes too late takes the averages of the steps that the others have completed meanwhile, updates its
+    parameters with them, and goes on with the newest step. So parameters are the same on all ranks. Who is waited for
+    is decided once a step, over the whole gradient, which overlaps with no backward pass. With b = 0 it is synchronous
+    SGD with one bucket.
+
+    Source:
+        Chen et al., Revisiting Distributed Synchronous SGD, arXiv 1604.00981, section 3, algorithms 3 and 4.
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = ({"backup": 2}, {"backup": 0}, {"backup": 7})
+
+    kind: Literal["backup_workers"] = "backup_workers"
+    backup: Whole = Field(ge=0)
+    """Ranks that no update waits for."""
+
+    def default_label(self) -> str:
+        """Return the label, such as `backup-2`."""
+        return f"backup-{self.backup}"
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what does not fit: an algorithm, or no rank left that is waited for."""
+        found = []
+        if self.algorithm not in ("auto", "server"):
+            found.append(("algorithm", f"{self.algorithm}: ranks come to a server; leave it out"))
+        if self.backup >= world_size:
+            found.append(("backup", f"{self.backup} of {world_size} ranks: write at most {world_size - 1}"))
+        return found
+
+    def write(self, job: Job) -> Plan:
+        """Write the plan."""
+        if self.backup == 0:
+            return Sync(label=self.name, bucket_nbytes=None).write(job)
+        buckets = parts.gradient_buckets(job, first_nbytes=parts.WHOLE_MODEL_NBYTES, nbytes=parts.WHOLE_MODEL_NBYTES)
+        servers, world = Servers((sum(job.tensor_counts),), members=(0,)), Group(job.world_size)
+        exchange = AllReduce("grad.0", world, algorithm="server", servers=servers, drop=self.backup)
+        end = (
+            *parts.last_backward(job, buckets, all_reduce=None, algorithm=self.algorithm),
+            exchange,
+            *parts.optimize(job, buckets),
+        )
+
+        @cache
+        def body(begins_like: int) -> Body:
+            return (Enter(awaits="param"), *parts.begin_step(job, begins_like, buckets), *end)
+
+        steps = (body(parts.begins_like(job, step)) for step in range(job.n_steps))
+        buffers = parts.training_buffers(job, buckets)
+        return Plan.from_steps(
+            self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
+        )
+
+    def result(self, step: int, job: Job) -> Result:
+        """Declare that every step averages the gradients of all ranks but those that are late."""
+        return Result(Group(job.world_size), Group(1), job.micro_batches, drop=self.backup)

@@ -1,0 +1,263 @@
+"""Backup workers and unequal inner steps: who takes part in a step, and when it is over."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simdist.engines import DrawnDelays, des, fast
+from simdist.engines.replay import timing
+from simdist.errors import PlanError, TraceError
+from simdist.plan import AllReduce, Enter, Group, Plan, Result
+from simdist.plan.check import check
+from simdist.plan.ops import entering
+from simdist.plan.walk import drops_late
+from simdist.proof import prove
+from simdist.runs.building import build, delays
+from simdist.scenario import Scenario, loads
+from simdist.schedules import Job, LocalSGD, Sync
+from simdist.schedules.backup_workers import BackupWorkers
+from simdist.traces.breakdown import STATES, break_down
+from simdist.traces.trace import Trace, read_with_header, write_with_header
+
+N = 8
+JOB = Job(N, 4, 6, (20, 30, 7), delay_channels=frozenset({"compute"}))
+ARRAYS = ("ready_s", "start_s", "end_s")
+FREE = "ideal"
+SLOW = "{latency: 30 us, bandwidth: 1 GB/s}"
+
+
+def scenario_of(
+    schedule: str, *, network: str = FREE, n_steps: int = 20, more: str = "", compute: str = "1 s"
+) -> Scenario:
+    return loads(f"""
+        cluster: {{nodes: {N}, gpus_per_node: 1, fabric: ideal, network: {network}, {more or "slow_devices: []"}}}
+        workload:
+          tensors: [{{name: all, count: 1000000}}]
+          batch_size: 1
+          forward: {compute}
+          backward: 0 s
+        disturbances: [{{kind: transient, on: compute, probability: 0.5, delay: 1 s}}]
+        schedules: [{schedule}]
+        steps: {n_steps}
+    """)
+
+
+def by_vectors(delays_s: np.ndarray, compute_s: float, drop: int) -> tuple[list[float], list[set[int]], list[set[int]]]:
+    """Return when each step is over, who was late in it, and who sat it out, where the exchange costs nothing.
+
+    Args:
+        delays_s: Of each step and rank, `[n_steps, n]`.
+        compute_s: Of a step.
+        drop: Ranks that no step waits for.
+    """
+    free_s, over_s = np.zeros(delays_s.shape[1]), 0.0
+    ends_s, late, sat_out = [], [], []
+    for step_s in delays_s + compute_s:
+        arrival_s = np.maximum(free_s, over_s) + step_s
+        order = sorted(range(len(arrival_s)), key=lambda rank: (arrival_s[rank], rank))
+        over_s = arrival_s[order[len(order) - drop - 1]]
+        late.append(set(order[len(order) - drop :]))
+        sat_out.append({rank for rank in range(len(order)) if free_s[rank] >= over_s})
+        free_s = np.where(free_s >= over_s, free_s, np.maximum(arrival_s, over_s))
+        ends_s.append(float(over_s))
+    return ends_s, late, sat_out
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, N - 1), st.integers(0, 2**32 - 1), st.sampled_from([0.1, 1.0, 5.0]))
+def test_first_ranks_to_come_end_a_step_and_late_ones_go_on_with_the_newest(drop: int, seed: int, scale: float) -> None:
+    built = build(scenario := scenario_of(f"{{kind: backup_workers, backup: {drop}}}"), scenario.schedules[0])
+    drawn = np.random.default_rng(seed).exponential(scale, (scenario.steps, N))
+    ends_s, late, sat_out = by_vectors(drawn, 1.0, drop)
+    for engine in (des, fast):
+        trace = engine.simulate(built.plan, built.costs, {"compute": drawn[np.newaxis]})
+        rows = drops_late(built.plan)
+        assert [set(trace.late[row]) for row in rows] == late
+        assert [set(trace.late.get(entering, ())) for entering in rows.values()] == sat_out
+        found_s = [min(np.delete(trace.end_s[row], sorted(trace.late[row]))) for row in rows]
+        np.testing.assert_allclose(found_s, ends_s, rtol=1e-12)
+        np.testing.assert_allclose(trace.makespan_s, ends_s[-1], rtol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from([FREE, SLOW]), st.integers(1, N - 1), st.integers(0, 2**32 - 1), st.sampled_from([1, 3]))
+def test_engines_agree_on_who_is_late_to_the_last_bit(network: str, drop: int, seed: int, micro_batches: int) -> None:
+    scenario = scenario_of(f"{{kind: backup_workers, backup: {drop}}}", network=network)
+    workload = scenario.workload.model_copy(update={"micro_batches": micro_batches, "optimize_s": 0.01})
+    scenario = scenario.model_copy(update={"workload": workload})
+    built = build(scenario, scenario.schedules[0])
+    drawn = {"compute": np.random.default_rng(seed).integers(0, 4, (1, scenario.steps, N)) / 2}  # many come together
+    one, other = (engine.simulate(built.plan, built.costs, drawn) for engine in (des, fast))
+    assert dict(one.late) == dict(other.late)
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    observed = des.simulate(built.plan, built.costs, drawn, observers=[lambda change: None])
+    np.testing.assert_array_equal(observed.end_s, one.end_s)
+    expected = break_down(other)
+    measured = fast.measure(built.plan, built.costs, DrawnDelays(drawn), n_seeds=1)
+    for name in ("makespan_s", *(f"{state}_s" for state in STATES)):
+        np.testing.assert_array_equal(getattr(measured, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("drop", [1, 3, 6])
+def test_a_step_takes_an_order_statistic_of_exponential_delays(drop: int) -> None:
+    """The k-th of n comes after sum of 1 / (n - i), i = 0 ... k - 1, of the mean delay."""
+    scenario = scenario_of(f"{{kind: backup_workers, backup: {drop}}}", n_steps=1)
+    built, n_seeds = build(scenario, scenario.schedules[0]), 1500
+    drawn = np.random.default_rng(drop).exponential(1.0, (n_seeds, 1, N))
+    step_s = fast.measure(built.plan, built.costs, DrawnDelays({"compute": drawn}), n_seeds=n_seeds).step_s
+    expected_s = 1.0 + sum(1 / (N - i) for i in range(N - drop))
+    assert abs(step_s.mean() - expected_s) < 3 * step_s.std() / math.sqrt(n_seeds)
+
+
+@pytest.mark.parametrize(("drop", "probability"), [(1, 0.1), (2, 0.3), (4, 0.5)])
+def test_a_step_is_held_up_where_more_ranks_are_than_it_can_do_without(drop: int, probability: float) -> None:
+    scenario = scenario_of(f"{{kind: backup_workers, backup: {drop}}}", n_steps=1)
+    built, n_seeds = build(scenario, scenario.schedules[0]), 1500
+    drawn = 1.0 * (np.random.default_rng(drop).random((n_seeds, 1, N)) < probability)
+    step_s = fast.measure(built.plan, built.costs, DrawnDelays({"compute": drawn}), n_seeds=n_seeds).step_s
+    held = 1 - sum(math.comb(N, k) * probability**k * (1 - probability) ** (N - k) for k in range(drop + 1))
+    assert set(np.unique(step_s)) == {1.0, 2.0}
+    assert abs(step_s.mean() - 1 - held) < 3 * math.sqrt(held * (1 - held) / n_seeds)
+
+
+def test_without_backup_it_is_synchronous_sgd_with_one_bucket() -> None:
+    assert BackupWorkers(backup=0).plan(JOB).digest() == Sync(bucket_nbytes=None).plan(JOB).digest()
+
+
+def test_exchange_costs_a_push_and_a_pull_of_those_who_are_waited_for_and_a_late_one_its_pull() -> None:
+    """Every node has one GPU: n - b - 1 messages of S bytes converge on the server, and come back from it."""
+    scenario = scenario_of("{kind: backup_workers, backup: 2}", network=SLOW, n_steps=1)
+    built = build(scenario, scenario.schedules[0])
+    late_s = np.zeros((1, 1, N))
+    late_s[..., 3:5] = 100.0, 200.0
+    trace = fast.simulate(built.plan, built.costs, {"compute": late_s})
+    nbytes, Bps, latency_s = 4e6, 1e9, 30e-6
+    assert trace.makespan_s == pytest.approx(1 + 2 * (latency_s + 5 * nbytes / Bps), rel=1e-12)
+    cost = next(cost for op, cost in built.costs.of.items() if isinstance(op, AllReduce))
+    assert cost.late_s == pytest.approx(latency_s + nbytes / Bps, rel=1e-12)
+
+
+def test_a_trace_says_who_was_late(tmp_path: Path) -> None:
+    scenario = scenario_of("{kind: backup_workers, backup: 2}")
+    built = build(scenario, scenario.schedules[0])
+    trace = fast.simulate(built.plan, built.costs, delays(scenario))
+    trace.save(tmp_path / "trace.npz")
+    assert dict(Trace.load(tmp_path / "trace.npz").late) == dict(trace.late)
+    with pytest.raises(TraceError, match="drops the late: at other speeds others would be"):
+        timing(trace)
+    header = {}
+    _, arrays = read_with_header(
+        tmp_path / "trace.npz", "simdist-trace-1", ARRAYS, lambda found, _: header.update(found), what="", hint=""
+    )
+    for wrong in ({"999999": [0]}, {"3": [N]}, {"x": [0]}, [3]):
+        write_with_header(tmp_path / "wrong.npz", header | {"late": wrong}, dict(zip(ARRAYS, arrays, strict=True)))
+        with pytest.raises(TraceError, match="`late` is no table of the plan's all-reduces"):
+            Trace.load(tmp_path / "wrong.npz")
+
+
+def test_proof_counts_who_is_dropped() -> None:
+    schedule = BackupWorkers(backup=2)
+    plan = schedule.plan(JOB)
+    with pytest.raises(PlanError, match="holds 1/6 of the gradient of rank 0; the schedule declares 1/8"):
+        prove(plan, lambda step: Result(Group(N), Group(1)))
+    with pytest.raises(PlanError, match="holds 1/6 of the gradient of rank 0; the schedule declares 1/5"):
+        prove(plan, lambda step: Result(Group(N), Group(1), drop=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda op: dataclasses.replace(op, drop=N), "drops 8; write fewer than all 8 ranks"),
+        (lambda op: dataclasses.replace(op, group=Group(4)), "write fewer than all 8 ranks, over all ranks"),
+        (lambda op: dataclasses.replace(op, drop=0), "a step that may be late waits for its parameters first"),
+        (lambda op: dataclasses.replace(op, servers=dataclasses.replace(op.servers, members=(1,))), "to one server"),
+        (lambda op: (op, AllReduce("grad.0", Group(2))), "stands beside an all-reduce that drops the late"),
+        (lambda op: (Enter(awaits="param"), op), "stands in the middle of a step; put it first"),
+    ],
+)
+def test_plan_that_cannot_be_late_is_refused(change, says: str) -> None:
+    plan = BackupWorkers(backup=2).plan(JOB)
+    changed = (change(op) if isinstance(op, AllReduce) else op for op in plan.bodies[0])
+    body = tuple(op for each in changed for op in (each if isinstance(each, tuple) else (each,)))
+    with pytest.raises(PlanError, match=says):
+        check(dataclasses.replace(plan, bodies=(body,)))
+
+
+# ---------------------------------------------------------------- unequal inner steps
+
+
+def entered(plan: Plan) -> list[tuple[int, ...]]:
+    """Return the ranks that sit out each step."""
+    enters = [entering(plan.bodies[number]) for number in plan.body_of_steps()]
+    return [enter.absent if enter else () for enter in enters]
+
+
+def test_slow_ranks_do_the_last_steps_of_a_period() -> None:
+    job = dataclasses.replace(JOB, n_steps=11)
+    schedule = LocalSGD(period=4, warmup_steps=1, inner_steps={6: 3, 1: 1})
+    assert entered(schedule.plan(job)) == [(), (1, 6), (1,), (1,), (), (1, 6), (1,), (1,), (), (1, 6), (1,)]
+    by_phase = LocalSGD(period=4, phase=1, inner_steps={1: 1})
+    assert entered(by_phase.plan(job)) == [(1,), (), (1,), (1,), (1,), (), (1,), (1,), (1,), (), (1,)]
+
+
+@pytest.mark.parametrize("engine", [des, fast])
+def test_a_round_takes_the_longest_of_steps_times_their_seconds(engine) -> None:
+    inner = {1: 2, 3: 3, 4: 1}
+    more = "slow_devices: [{ranks: [1], speed: 0.25}, {ranks: [3], speed: 0.8}]"
+    scenario = scenario_of(f"{{kind: local_sgd, period: 4, inner_steps: {inner}}}", more=more, n_steps=12)
+    scenario = scenario.model_copy(update={"disturbances": ()})
+    built = build(scenario, scenario.schedules[0])
+    round_s = max(2 / 0.25, 3 / 0.8, 1, 4)
+    assert engine.simulate(built.plan, built.costs, {}).makespan_s == pytest.approx(3 * round_s, rel=1e-12)
+
+
+def test_a_device_of_half_the_speed_costs_nothing() -> None:
+    slow = "slow_devices: [{ranks: [2], speed: 0.5}]"
+    makespan_s = []
+    for more, schedule in [
+        ("", "{kind: local_sgd, period: 4}"),
+        (slow, "{kind: local_sgd, period: 4, inner_steps: by_speed}"),
+        (slow, "{kind: local_sgd, period: 4}"),
+    ]:
+        scenario = scenario_of(schedule, more=more).model_copy(update={"disturbances": ()})
+        built = build(scenario, scenario.schedules[0])
+        one, other = (engine.simulate(built.plan, built.costs, {}) for engine in (des, fast))
+        np.testing.assert_array_equal(one.end_s, other.end_s)
+        makespan_s.append(one.makespan_s)
+    assert makespan_s == pytest.approx([20, 20, 40], rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.dictionaries(st.integers(0, N - 1), st.integers(1, 4), max_size=5))
+def test_engines_agree_where_ranks_sit_steps_out(seed: int, inner: dict[int, int]) -> None:
+    scenario = scenario_of(f"{{kind: local_sgd, period: 4, inner_steps: {inner}}}", network=SLOW)
+    built = build(scenario, scenario.schedules[0])
+    drawn = {"compute": np.random.default_rng(seed).exponential(1.0, (1, scenario.steps, N))}
+    one, other = (engine.simulate(built.plan, built.costs, drawn) for engine in (des, fast))
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    measured = fast.measure(built.plan, built.costs, DrawnDelays(drawn), n_seeds=1)
+    np.testing.assert_array_equal(measured.compute_s, break_down(one).compute_s)
+
+
+def test_unequal_steps_that_do_not_fit_are_refused() -> None:
+    found = LocalSGD(period=4, inner_steps={8: 2, 1: 5}).problems(N, 4)
+    assert [name for name, _ in found] == ["inner_steps"] * 2
+    with pytest.raises(PlanError, match="it is not known here how fast the devices are"):
+        LocalSGD(period=4, inner_steps="by_speed").plan(JOB)
+    plan = LocalSGD(period=2, inner_steps={1: 1}).plan(JOB)
+    for absent, says in [((1, 1), "write some of 8 in order"), ((8,), "write some of 8"), (tuple(range(N)), "not all")]:
+        bodies = tuple((Enter(absent), *body[1:]) if entering(body) else body for body in plan.bodies)
+        with pytest.raises(PlanError, match=says):
+            check(dataclasses.replace(plan, bodies=bodies))
+    late = tuple((Enter((1,)), *body) if not entering(body) else body for body in plan.bodies)
+    with pytest.raises(PlanError, match="has to wait for ranks that sit the step out"):
+        check(dataclasses.replace(plan, bodies=late))
+    with pytest.raises(PlanError, match="rank 1 holds nothing of the gradient of rank 1; the schedule declares"):
+        prove(plan, lambda step: Result(Group(1), Group(N) if step % 2 else Group(1)))
