@@ -403,7 +403,7 @@ def facts() -> Facts:
         imported=step,
         imported_speedups=speedups,
         imported_stragglers=f"{seen} of {injected} found by rank and step, sizes within {size.lstrip('+')}",
-        computing=f"step {busy_step}, speed-ups {busy_speedups}, and none recommended",
+        computing=f"step {busy_step}, speed-ups {busy_speedups}; few are recommended",
         read=f"times of a step within {max(most_ms, 0.1):.1f} ms of a second reader's, in {len(traces)} public traces",
     )
 
