@@ -62,6 +62,9 @@ _OF_PASSES = (
 )
 
 
+_ALLOWED = ("fp16", "servers", "overlap", "diloco")
+
+
 @click.command("tune")
 @common.scenario
 @click.option(
@@ -76,7 +79,9 @@ _OF_PASSES = (
 @click.option("--checkpoint-every", metavar="K,...", help="Steps between checkpoints to try, e.g. 100,500.")
 @click.option("--checkpoint-mode", multiple=True, type=click.Choice(get_args(Mode)), help="How to write them; repeat.")
 @click.option("--only", multiple=True, type=click.Choice(KINDS), help="Only schedules of this kind; may be repeated.")
-@click.option("--allow", multiple=True, type=click.Choice(("fp16", "servers")), help="Also try fp16, or servers.")
+@click.option(
+    "--allow", multiple=True, type=click.Choice(_ALLOWED), help="Also try fp16, servers, late averages, DiLoCo."
+)
 @click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
 @click.option("--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Of the finalists; 20, of recordings 200.")
 @click.option("--search-seeds", "n_search_seeds", type=click.IntRange(1, 1_000_000), default=5, help="Of the search.")
@@ -121,7 +126,17 @@ def command(
         raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
     passes = _counts("--micro-batches", "passes of a step, 1 or more, such as 1,2,4", micro_batches)
     every = _counts("--checkpoint-every", "steps, 1 or more, such as 100,500", checkpoint_every)
-    extras = Extras(only, density, "fp16" in allow, "servers" in allow, passes, every, checkpoint_mode)
+    extras = Extras(
+        only,
+        density,
+        "fp16" in allow,
+        "servers" in allow,
+        passes,
+        every,
+        checkpoint_mode,
+        "overlap" in allow,
+        "diloco" in allow,
+    )
     wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)
     if (facts := scenario.imported) and (sentence := not_compared(scenario)):

@@ -20,7 +20,8 @@ Value: TypeAlias = str | int | float | bool | None
 ChangedSettings: TypeAlias = tuple[tuple[str, Value], ...]
 
 #: Kinds that average parameters.
-AVERAGING = ("local_sgd", "hierarchical_sgd")
+AVERAGING = ("local_sgd", "hierarchical_sgd", "diloco")
+_OUTER = "diloco"  # what is learnt depends on another optimizer
 _DENSE = ("sync", "torus")
 _SERVERS = ("parameter_server",)
 _SPARSE = ("hitopk", "gtopk", "naive_ag")
@@ -34,6 +35,8 @@ _BUCKETS: tuple[Value, ...] = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 
 _SPARSE_BUCKETS: tuple[Value, ...] = (25 * _MIB, None)
 _DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)
 _PREFETCH = (1, 2, 4, 8)
+_OVERLAPS: tuple[Value, ...] = (0, 1, 2, 4)
+_FRAGMENTS: tuple[Value, ...] = (1, 2, 4)
 _TIMES_READERS = (1, 2, 4)
 
 
@@ -85,7 +88,7 @@ class Candidate:
     def settings(self) -> dict[str, object]:
         """Return the schedule's attributes."""
         settings: dict[str, object] = {"kind": self.kind}
-        if self.kind == "local_sgd":
+        if self.kind in ("local_sgd", _OUTER):
             settings["period"] = self.levels[-1][0]
         elif self.levels:
             settings |= {"levels": dict(self.levels), "intra_node_gradients": False}
@@ -144,8 +147,8 @@ def n_changes(one: Candidate, other: Candidate) -> int:
 
 
 def family_of(candidate: Candidate) -> str:
-    """Return the kind, or `averaging` of all that average parameters."""
-    return "averaging" if candidate.levels else candidate.kind
+    """Return the kind, or `averaging` of all that average parameters without an outer optimizer."""
+    return "averaging" if candidate.levels and candidate.kind != _OUTER else candidate.kind
 
 
 def unlike(labels: Sequence[str], label: str) -> str:
@@ -172,6 +175,8 @@ class Extras:
             scenario's own.
         checkpoint_every: Steps between checkpoints to try; the scenario's own if empty.
         checkpoint_mode: Modes of checkpoints to try; the scenario's own if empty.
+        allows_overlap: Averages of parameters may come some steps late.
+        allows_diloco: There may be an outer optimizer.
     """
 
     only: tuple[str, ...] = ()
@@ -181,6 +186,8 @@ class Extras:
     micro_batches: tuple[int, ...] = ()
     checkpoint_every: tuple[int, ...] = ()
     checkpoint_mode: tuple[Mode, ...] = ()
+    allows_overlap: bool = False
+    allows_diloco: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds that may be tried.
@@ -194,7 +201,8 @@ class Extras:
                 f"--only {sparse[0]}: it sends a part of the gradient, which changes what is learnt; say how small a "
                 f"part it may be, e.g. --min-density 0.001"
             )
-        allowed = (*_DENSE, *AVERAGING, *_SERVERS * self.allows_servers, *_SPARSE * (self.min_density is not None))
+        averaging = (kind for kind in AVERAGING if kind != _OUTER or self.allows_diloco)
+        allowed = (*_DENSE, *averaging, *_SERVERS * self.allows_servers, *_SPARSE * (self.min_density is not None))
         return self.only or allowed
 
 
@@ -210,6 +218,8 @@ def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices,
     if extras.allows_fp16 and workload.dtype == "float32":
         values["compression"] = ("none", "fp16")
     values["servers"] = sorted({1, cluster.nodes, cluster.world_size})
+    values |= {"overlap_steps": _OVERLAPS} if extras.allows_overlap else {}
+    values["fragments"] = _FRAGMENTS
     if extras.min_density is not None:
         least = extras.min_density
         values["density"] = (least, *(density for density in _DENSITIES if density > least))

@@ -88,7 +88,7 @@ def _candidates(
     """Yield every kind with every way to average and every setting of its own."""
     for kind, of_kind in own.items():
         for levels, changed in product(_levels(kind, scenario, constraints), _products(of_kind)):
-            is_local_sgd = len(levels) == 1 and not changed  # which is a kind of its own
+            is_local_sgd = len(levels) == 1 and "intra_node_gradients" not in dict(changed)  # a kind of its own
             if kind != "hierarchical_sgd" or not is_local_sgd:
                 yield Candidate(kind, levels, changed)
 

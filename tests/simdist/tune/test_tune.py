@@ -228,8 +228,17 @@ def test_entry_of_a_schedule_can_be_pasted_into_a_scenario():
         assert read.plan(job(scenario)).digest() == schedule.plan(job(scenario)).digest()
 
 
+def test_late_averages_and_outer_optimizers_are_tried_where_they_are_allowed():
+    plain = labels(space(small(), Constraints(4), Extras()))
+    found = labels(space(small(), Constraints(4), Extras(allows_overlap=True, allows_diloco=True)))
+    assert set(plain) < set(found)
+    assert not any("overlap" in name or "diloco" in name for name in plain)
+    assert {"local-2-overlap1", "local-2-overlap2", "diloco-4", "diloco-2-fragments2-overlap1"} <= set(found)
+    assert not {"local-2-overlap4", "diloco-2-fragments4"} & set(found)
+
+
 def test_labels_of_candidates_differ():
-    extras = Extras(min_density=0.01, allows_fp16=True, allows_servers=True)
+    extras = Extras(min_density=0.01, allows_fp16=True, allows_servers=True, allows_overlap=True, allows_diloco=True)
     big = small(("count: 100000", "count: 60000000"))
     names = labels(space(big, Constraints(4), extras))
     assert len(names) == len(set(names))
