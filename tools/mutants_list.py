@@ -1409,15 +1409,6 @@ _REAL = (
         _TEST_TOPK,
     ),
     Mutant(
-        "real: top-k",
-        "a threshold that exactly k reach is too low",
-        "real/kernels/mstopk.py",
-        "is_upper = (entries >= threshold).sum() <= k",
-        "is_upper = (entries >= threshold).sum() < k",
-        _TEST_TOPK,
-        equivalent="where exactly k reach a threshold, all of them are taken, be they above the bracket or in it",
-    ),
-    Mutant(
         "real: collectives",
         "a server adds itself up first",
         "real/collectives/servers.py",

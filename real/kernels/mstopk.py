@@ -19,7 +19,7 @@ exactly what b bisections give.
 k-th largest is among the entries that reach t: a few more than k if the groups are small against 1 / density. The
 maxima are found in the read that yields mean and maximum, and only groups whose maximum reaches t, or the foot of the
 level of t, are read again. All digits are then counted on what reaches it. `by_groups`, on a CPU, and
-`real.kernels.triton_mstopk` do that; `bisect` reads the vector N times, as published. All three select the same.
+`real.kernels.triton_mstopk` do that, and select the same. On a GPU without kernels for it, the k largest are taken.
 """
 
 from dataclasses import dataclass
@@ -97,35 +97,11 @@ def mstopk(
         from real.kernels import triton_mstopk  # takes a second, and a GPU to be of use
 
         return triton_mstopk.mstopk(values, k, drawn, n_bisections=n_bisections)
-    return bisect(values, k, drawn, n_bisections=n_bisections)
-
-
-def bisect(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int) -> Tensor:
-    """Return what `mstopk` does, by counting what reaches one threshold after the other, on any device.
-
-    Args:
-        values: As for `mstopk`, like `k` and `n_bisections`.
-        k: How many.
-        drawn: Where the stretch begins, from 0 to 1; float64 `[]` on the same device.
-        n_bisections: How many thresholds to try between mean and maximum, or mean and 0.
-    """
-    magnitudes = thresholds.finite_magnitudes(values)
-    mean = magnitudes.sum(dtype=torch.float64) / magnitudes.numel()
-    entries = heights(magnitudes, Scale.of(mean, magnitudes.max(), n_bisections))
-    top = torch.full((), 2.0**n_bisections, dtype=entries.dtype, device=entries.device)  # which none reaches
-    zero = torch.zeros_like(top)
-    mean_reached = (entries >= zero).sum() >= k
-    lower, upper = torch.where(mean_reached, zero, -top), torch.where(mean_reached, top, zero)
-    for _ in range(n_bisections):
-        threshold = (lower + upper) / 2
-        is_upper = (entries >= threshold).sum() <= k
-        upper = torch.where(is_upper, threshold, upper)
-        lower = torch.where(is_upper, lower, threshold)
-    return thresholds.take(entries, k, lower=lower, upper=upper, drawn=drawn)
+    return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
 
 
 def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor:
-    """Return k positions, the same as `bisect`.
+    """Return k positions, the same as N bisections, each with a read of the vector.
 
     Args:
         values: Floating point `[count]` on the CPU.

@@ -1,4 +1,4 @@
-"""Shared by the ways to top-k: magnitudes that compare, random numbers, taking exactly n without waiting for a GPU.
+"""Shared by the ways to top-k: magnitudes that compare, random numbers, a threshold from a sample.
 
 On a CPU, one read finds the maxima of groups of neighbours, and they tell which groups to read again. That goes chunk
 by chunk through memory that stays in the cache: fresh memory of the size of the vector would cost more than to read it.
@@ -46,28 +46,6 @@ def uniform(generator: torch.Generator | None, device: torch.device) -> Tensor:
     source = torch.device("cpu") if generator is None else generator.device
     drawn = torch.rand((), dtype=torch.float64, device=source, generator=generator)
     return drawn if source == device else torch.full((), drawn.item(), dtype=torch.float64, device=device)
-
-
-def take(heights: Tensor, n: int, *, lower: Tensor, upper: Tensor, drawn: Tensor) -> Tensor:
-    """Return n positions: all that reach `upper`, and a stretch of those that reach `lower` only.
-
-    The host does not wait: hence prefix sums where `nonzero` would do, whose size the host must know.
-
-    Args:
-        heights: `[count]`, without NaN.
-        n: At most n reach `upper`, and at least n `lower`.
-        lower: Of shape `[]`, as `upper`.
-        upper: At least `lower`.
-        drawn: Where the stretch begins: from 0, at the first that it can, to 1, at the last; float64 `[]`.
-    """
-    is_certain = heights >= upper
-    certain = is_certain.cumsum(0, dtype=torch.int32)  # the i-th is where the sum comes to i
-    possible = ((heights >= lower) & ~is_certain).cumsum(0, dtype=torch.int32)
-    n_certain, n_possible = certain[-1], possible[-1]
-    first = (drawn * (n_possible - (n - n_certain) + 1)).int()
-    rank = torch.arange(1, n + 1, dtype=torch.int32, device=heights.device)
-    filling = torch.searchsorted(possible, first + rank - n_certain)
-    return torch.where(rank <= n_certain, torch.searchsorted(certain, rank), filling)
 
 
 def sampled_threshold(values: Tensor, k: int, drawn: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from simdist.errors import RunError
 from simdist.plan.ops import SelectMethod
 
 _MAX_COUNT = 2**31 - 1  # indices are int32
-_MAX_CANDIDATES = 4  # times k: where the host cannot know how many there are, memory is for that many
+_MAX_CANDIDATES = 4  # times k: of a shorter vector, the largest k are found as fast at once
 
 
 def select(
@@ -110,7 +110,7 @@ def dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Ten
         from real.kernels import triton_dgc  # takes a second, and a GPU to be of use
 
         return triton_dgc.dgc(values, k, threshold, drawn)
-    return _among_some_that_reach(threshold, thresholds.finite_magnitudes(values), k, drawn)
+    return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
 
 
 def _among_all_that_reach(threshold: float, values: Tensor, k: int) -> Tensor:
@@ -118,16 +118,3 @@ def _among_all_that_reach(threshold: float, values: Tensor, k: int) -> Tensor:
     if candidates.numel() < k:
         return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
     return candidates[torch.topk(magnitudes, k, sorted=False).indices]
-
-
-def _among_some_that_reach(threshold: Tensor, magnitudes: Tensor, k: int, drawn: Tensor) -> Tensor:
-    """Select from as many candidates as there is memory for, without waiting to learn how many there are."""
-    n_candidates = _MAX_CANDIDATES * k
-    above = torch.nextafter(threshold, torch.full_like(threshold, torch.inf))
-    above_all, zero = torch.full_like(threshold, torch.inf), torch.zeros_like(threshold)
-    too_few = (magnitudes >= threshold).sum() < n_candidates
-    too_many = (magnitudes >= above).sum() > n_candidates  # if neither, many equal the threshold, e.g. 0
-    lower = torch.where(too_few, zero, threshold)
-    upper = torch.where(too_few, threshold, torch.where(too_many, above_all, above))
-    candidates = thresholds.take(magnitudes, n_candidates, lower=lower, upper=upper, drawn=drawn)
-    return candidates[torch.topk(magnitudes[candidates], k, sorted=False).indices]

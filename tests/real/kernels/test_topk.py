@@ -119,12 +119,10 @@ each_draw = pytest.mark.parametrize("drawn", [0.0, 0.4, 1 - 2**-53])
 @each_draw
 @pytest.mark.parametrize("n_bisections", [1, 2, 5, 8, 20])
 @pytest.mark.parametrize("k", [1, 37, 500, 2500, 4999])
-def test_every_way_to_mstopk_takes_what_the_paper_does(k: int, n_bisections: int, drawn: float) -> None:
+def test_mstopk_takes_what_the_paper_does(k: int, n_bisections: int, drawn: float) -> None:
     values = whole_numbers(5000)
     expected = by_the_paper(values, k, drawn, n_bisections)
     assert len(expected) == k
-    plain = mstopk.bisect(values, k, torch.tensor(drawn, dtype=torch.float64), n_bisections=n_bisections)
-    assert set(plain.tolist()) == expected
     assert set(mstopk.by_groups(values, k, drawn, n_bisections=n_bisections).tolist()) == expected
 
 
@@ -135,9 +133,8 @@ def test_every_way_to_mstopk_takes_what_the_paper_does(k: int, n_bisections: int
 def test_one_read_selects_what_many_reads_do(count: int, density: float, dtype: torch.dtype) -> None:
     values = whole_numbers(count, dtype=dtype)
     k = max(1, int(density * count))
-    drawn = torch.tensor(0.3, dtype=torch.float64)
     fast = mstopk.by_groups(values, k, 0.3, n_bisections=12)
-    assert set(fast.tolist()) == set(mstopk.bisect(values, k, drawn, n_bisections=12).tolist())
+    assert set(fast.tolist()) == by_the_paper(values, k, 0.3, 12)
 
 
 def test_one_group_that_holds_all_large_ones_is_enough() -> None:

@@ -17,7 +17,9 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from real.kernels.topk import mstopk, select  # noqa: E402
+from real.kernels import thresholds  # noqa: E402
+from real.kernels.mstopk import Scale, heights  # noqa: E402
+from real.kernels.topk import select  # noqa: E402
 from simdist.plan.ops import SelectMethod  # noqa: E402
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
@@ -47,15 +49,26 @@ def kernels(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int = 20, la
     return select_by_kernels(values, k, drawn, n_bisections=n_bisections, layout=Layout(**layout))
 
 
+def plainly(values: Tensor, k: int, drawn: float, n_bisections: int) -> list[int]:
+    """Return the positions on levels above that of the k-th largest, and a stretch of those on it."""
+    magnitudes = thresholds.finite_magnitudes(values)
+    mean = magnitudes.sum(dtype=torch.float64) / magnitudes.numel()
+    levels = heights(magnitudes, Scale.of(mean, magnitudes.max(), n_bisections))
+    kth = levels.sort(descending=True).values[k - 1]
+    certain, possible = ((each).nonzero().squeeze(1).tolist() for each in (levels > kth, levels == kth))
+    first = int(drawn * (len(possible) - (k - len(certain)) + 1))
+    return sorted(certain + possible[first : first + k - len(certain)])
+
+
 def assert_like_plain(
     values: Tensor, k: int, *, drawn: float = 0.3, n_bisections: int = 12, layout: dict[str, int] = TINY
 ) -> list[int]:
-    """Assert that kernels take k different positions, those that counting threshold by threshold finds."""
+    """Assert that kernels take k different positions, those of the highest levels."""
     where = torch.tensor(drawn, dtype=torch.float64, device=values.device)
     taken = kernels(values, k, where, n_bisections=n_bisections, layout=layout)
     assert (taken.dtype, taken.shape) == (torch.int32, (k,))
     found = sorted(taken.tolist())
-    assert found == sorted(mstopk.bisect(values, k, where, n_bisections=n_bisections).tolist())
+    assert found == plainly(values, k, drawn, n_bisections)
     assert len(set(found)) == k
     return found
 
@@ -65,7 +78,7 @@ def assert_like_plain(
     ("count", "k"),
     [(2, 1), (256, 200), (257, 1), (1025, 1024), (1501, 20)],
 )
-def test_kernels_select_what_plain_bisection_does(count: int, k: int, dtype: torch.dtype) -> None:
+def test_kernels_select_what_is_on_the_highest_levels(count: int, k: int, dtype: torch.dtype) -> None:
     assert_like_plain(whole_numbers(count, dtype=dtype), k)
 
 
@@ -189,7 +202,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [2**16, 2**20 + 3, 2**24])
 @pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.3])
-def test_gpu_selects_what_plain_bisection_does(density: float, count: int, dtype: torch.dtype) -> None:
+def test_gpu_selects_what_is_on_the_highest_levels(density: float, count: int, dtype: torch.dtype) -> None:
     assert_like_plain(whole_numbers(count, dtype=dtype), int(density * count), n_bisections=20, layout={})
 
 
