@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from simdist import exporting
 
 if TYPE_CHECKING:
-    from real.checkpoints.loading import load_checkpoint
+    from real.checkpoints.checkpoint import load_checkpoint
     from real.programs.optimizers import Lars
     from real.training import Worker, plan_for, wrap
 
@@ -17,7 +17,7 @@ __getattr__ = exporting(
     {
         "Lars": "programs.optimizers",
         "Worker": "training.wrapping",
-        "load_checkpoint": "checkpoints.loading",
+        "load_checkpoint": "checkpoints.checkpoint",
         "plan_for": "training.planning",
         "wrap": "training.wrapping",
     },

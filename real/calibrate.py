@@ -20,7 +20,7 @@ from real.calibration.clusters import Cores, Form, derive
 from real.calibration.data import DataRates, Setup, measure_data, with_data
 from real.calibration.measure import Pace, measure, tasks
 from real.calibration.tables import OPS, OpName
-from real.data.folders import default_folder
+from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.processes.exit_codes import run_command

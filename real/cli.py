@@ -19,7 +19,7 @@ from typing import Any, Literal
 import click
 
 from real import models
-from real.data.folders import default_folder
+from real.data.filecache import default_folder
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.running import RunReport, check_world, forget, perform

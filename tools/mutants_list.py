@@ -692,7 +692,7 @@ _CACHING = (
     Mutant(
         "caching",
         "a file that just fits is not kept",
-        "simdist/caching/keeping.py",
+        "simdist/caching/lookup.py",
         'np.searchsorted(totals, room_nbytes, side="right")',
         'np.searchsorted(totals, room_nbytes, side="left")',
         (*_TEST_CACHING, "-k", "policy or fit"),
@@ -700,7 +700,7 @@ _CACHING = (
     Mutant(
         "caching",
         "a sample that no node has is read from a peer",
-        "simdist/caching/keeping.py",
+        "simdist/caching/lookup.py",
         "(held_by != node) & (held_by != NOWHERE)",
         "(held_by != node)",
         (*_TEST_CACHING, "-k", "policy or room_for_all"),
@@ -708,7 +708,7 @@ _CACHING = (
     Mutant(
         "caching",
         "what is kept takes no room",
-        "simdist/caching/keeping.py",
+        "simdist/caching/lookup.py",
         "room_nbytes[node] -= nbytes[fits].sum()",
         "room_nbytes[node] -= 0",
         (*_TEST_CACHING, "-k", "keep_what"),
@@ -716,7 +716,7 @@ _CACHING = (
     Mutant(
         "caching",
         "the first that came leaves a disk, used or not",
-        "simdist/caching/evicting.py",
+        "simdist/caching/lookup.py",
         "self._disks[node].held.move_to_end(sample)",
         "self._disks[node].held[sample]",
         (*_TEST_CACHING, "-k", "steady_hits"),
@@ -724,7 +724,7 @@ _CACHING = (
     Mutant(
         "caching",
         "a sample that has left a memory still has an owner",
-        "simdist/caching/evicting.py",
+        "simdist/caching/lookup.py",
         "            del self._owner[oldest]",
         "            self._owner[oldest] = node",
         (*_TEST_CACHING, "-k", "within_a_load"),

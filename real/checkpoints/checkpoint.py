@@ -8,6 +8,8 @@ member: one that was cut off, or has changed, is noticed.
 Rank 0 writes it; the others send, one after the other, what it has not got yet, so it never holds more than two states.
 The file before it is kept, in case the newest is damaged. To resume, rank 0 reads the newest complete file and sends
 each rank its state, so only its machine needs to reach the folder.
+
+`load_checkpoint` takes what a job has learned without the job: for other numbers of ranks, schedules and uses.
 """
 
 import hashlib
@@ -24,8 +26,9 @@ from typing import final
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
-from torch import Tensor
+from torch import Tensor, nn
 
+from real.checkpoints.rank_state import RankState
 from real.collectives import byte_transfer
 from simdist.errors import RunError, naming_file
 from simdist.files import MAX_FILE_NBYTES, locked, open_regular, replacing
@@ -292,3 +295,34 @@ def content_of(archive: zipfile.ZipFile, name: str) -> Tensor:
 def _sha256(content: Tensor) -> Tensor:
     """Return the SHA-256 of bytes, uint8 `[32]`."""
     return torch.frombuffer(bytearray(hashlib.sha256(content.numpy().data).digest()), dtype=torch.uint8)
+
+
+def load_checkpoint(
+    path: Path | str, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, rank: int = 0
+) -> int:
+    """Load a checkpoint of `real.wrap` into a model and its optimizer; no other rank is needed.
+
+    Args:
+        path: The file.
+        module: With the parameters and buffers of the one that was wrapped.
+        optimizer: Of its parameters; None leaves the optimizer's state out.
+        rank: Whose state; between averages, ranks have their own.
+
+    Returns:
+        How many steps were done.
+
+    Raises:
+        RunError: It is damaged, or of another model.
+    """
+    state = RankState(module, optimizer or torch.optim.SGD(module.parameters()), {}, torch.device("cpu"))
+    with naming_file(Path(path), "read"):
+        try:
+            index = read_index(Path(path))
+        except DamagedError as error:
+            raise RunError(f"{path}: {error}") from None
+        if rank not in range(len(index.ranks)):
+            raise RunError(f"{path}: it has no rank {rank}, of {len(index.ranks)} from 0")
+        with zipfile.ZipFile(path) as archive:
+            for section in ("tensors", "optimizer") if optimizer else ("tensors",):
+                state.restore(section, content_of(archive, index.ranks[rank][section]))
+    return index.step

@@ -1,4 +1,7 @@
-"""One rank's reader of a plan's data set, opened together with those of the other ranks."""
+"""One rank's reader of a plan's data set, opened together with those of the other ranks.
+
+How much a rank and its node need for it, and how long they wait, follows from the plan.
+"""
 
 import hashlib
 import json
@@ -14,25 +17,24 @@ from typing import Protocol, final
 
 from torch import Tensor
 
-from real.data import sizes
 from real.data.board import Board, wait_until_all_staged
-from real.data.filecache import FileCache
-from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder
-from real.data.loader import Loader
+from real.data.filecache import FileCache, cold_folder, default_folder, folder_of_set, warm_folder
+from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
-from real.data.peers import PeerClient, PeerServer, most_connections, raise_file_limit
+from real.data.peers import PeerClient, PeerServer, connections_per_peer, key_of, most_connections, raise_file_limit
 from real.data.sample_index import SampleIndex, check_index
 from real.data.sources import Sources, choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.data.tallies import Tally
-from real.data.wire import key_of
 from real.processes.heartbeat import machine, ranks_have
 from real.processes.rendezvous import RankPlace, own_address
 from simdist.caching import look_up, on_disk_at_first, staged_samples
 from simdist.errors import RunError, ScenarioError
-from simdist.plan import Dataset, Plan
+from simdist.plan import Dataset, Load, Plan, StageIn
 
 _TOKEN_NBYTES = 32
+# A load may take so many times the longest wait for a file: it reads many, each of which may wait for its server.
+LOADS_PER_WAIT = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,17 @@ def open_input(
         decode = choose_decode(index, shape, options.url)
         raise_file_limit()
         run, token = _meet(others, place, index)
-        files = _file_cache(stack, plan, options, index, run, place) if sizes.uses_disk(plan) else None
-        store, peers = _open_memories(stack, plan, place, others, key_of(token, f"{_digest(index)} {shape}".encode()))
+        files = _file_cache(stack, plan, dataset, options, index, run, place) if _uses_disk(plan) else None
+        key = key_of(token, f"{_digest(index)} {shape}".encode())
+        store, peers = _open_memories(stack, plan, dataset, place, others, key)
         sources = Sources(index, storage, decode, shape, files)
-        limits = sizes.limits(plan, options.timeout_s)
+        limits = LoaderLimits(
+            readers=dataset.readers,
+            decoders=dataset.decoders,
+            wait_s=options.timeout_s,
+            timeout_s=LOADS_PER_WAIT * options.timeout_s,
+            grace=n_ahead(plan) + 1,  # ranks of other nodes may have loaded fewer batches ahead
+        )
         loader = Loader(look_up(plan), sources, place=place, store=store, peers=peers, failed=failed, limits=limits)
         stack.enter_context(loader)
         yield InputReader(plan, dataset, options, place, sources, loader, store.board, failed, tally)
@@ -170,7 +179,7 @@ class InputReader:
                 self.board,
                 place.local_rank,
                 first_rank=place.rank - place.local_rank,
-                timeout_s=sizes.LOADS_PER_WAIT * self.options.timeout_s,
+                timeout_s=LOADS_PER_WAIT * self.options.timeout_s,
                 stop=self.failed,
             )
         except RunError as error:
@@ -190,11 +199,20 @@ class InputReader:
 
 
 def _open_memories(
-    stack: ExitStack, plan: Plan, place: RankPlace, others: RankExchange, key: bytes
+    stack: ExitStack, plan: Plan, dataset: Dataset, place: RankPlace, others: RankExchange, key: bytes
 ) -> tuple[MemoryStore, PeerClient | None]:
     """Open the memory of this node and the way to those of others."""
-    store = open_store(stack, sizes.geometry(plan, place), place, others)
-    address, with_peers = "", sizes.uses_peers(plan)
+    n_slots, sample_nbytes, per_node = (
+        most_kept(plan, dataset, place.node),
+        dataset.sample_nbytes,
+        dataset.ranks_per_node,
+    )
+    if n_slots and dataset.eviction != "none":
+        # as many samples may have left by plan, and still be there: those of the loads of its `grace`
+        n_slots += (2 * n_ahead(plan) + 3) * dataset.batch_size * per_node
+    geometry = Geometry(dataset.n_samples, min(n_slots, dataset.n_samples), sample_nbytes, per_node)
+    store = open_store(stack, geometry, place, others)
+    address, with_peers = "", per_node < plan.world_size and any("peer" in op.read for op in set(plan.loads()))
     if place.local_rank == 0 and with_peers:
         server = PeerServer(store, host=own_address(), key=key, most_connections=most_connections())
         address = stack.enter_context(server).address
@@ -203,9 +221,9 @@ def _open_memories(
         return store, None
     peers = PeerClient(
         key,
-        store.geometry.sample_nbytes,
-        address_of=lambda node: addresses[node * place.local_world_size],
-        n_connections=sizes.n_connections(plan),
+        sample_nbytes,
+        address_of=lambda node: addresses[node * per_node],
+        n_connections=connections_per_peer(dataset.readers, n_clients=plan.world_size - per_node),
     )
     return store, stack.enter_context(peers)
 
@@ -247,14 +265,19 @@ def _digest(index: SampleIndex) -> str:
 
 
 def _file_cache(
-    stack: ExitStack, plan: Plan, options: DataOptions, index: SampleIndex, run: str, place: RankPlace
+    stack: ExitStack,
+    plan: Plan,
+    dataset: Dataset,
+    options: DataOptions,
+    index: SampleIndex,
+    run: str,
+    place: RankPlace,
 ) -> FileCache:
     """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
 
     Of what others have left on a disk with a limit, a warm run finds what the plan says, or less. A run that goes on
     after a crash (not cold, while its plan begins so) finds what it will keep, and nothing if that is to leave again.
     """
-    dataset = sizes.dataset_of(plan)
     folder = folder_of_set(options.cache or default_folder(), index)
     if options.cold:
         return FileCache(stack.enter_context(cold_folder(folder, run, place.node)), index)
@@ -264,3 +287,27 @@ def _file_cache(
         warm = replace(plan, dataset=replace(dataset, warm=True))
         files.keep_only(on_disk_at_first(warm, place.node).tolist() if stays else ())
     return files
+
+
+def n_ahead(plan: Plan) -> int:
+    """Return how many batches a rank may have loaded before it computes with the first."""
+    return len({op.dst for body in plan.bodies for op in body if isinstance(op, Load)})
+
+
+def _uses_disk(plan: Plan) -> bool:
+    """Tell whether a plan reads or keeps files on disks."""
+    ops = {op for body in plan.bodies for op in body if isinstance(op, Load | StageIn)}
+    return any(isinstance(op, StageIn) or "disk" in (*op.read, *op.keep) for op in ops)
+
+
+def most_kept(plan: Plan, dataset: Dataset, node: int) -> int:
+    """Return how many samples a node's memory holds at most, by the plan."""
+    if not any("memory" in op.keep for op in set(plan.loads())):
+        return 0
+    mine = slice(node * dataset.ranks_per_node, (node + 1) * dataset.ranks_per_node)
+    held = most = 0
+    for batch in look_up(plan):
+        held += int(batch.keeps_memory[mine].sum())
+        held -= sum(owner == node for owner, _ in batch.evicted_memory)
+        most = max(most, held)
+    return most

@@ -1,13 +1,24 @@
 """Samples from the memory of other nodes: one process of each node serves its store, every rank asks.
 
 A peer that is dead, slow or without the sample is no error: the answer is `not there`, the caller reads the sample from
-somewhere else, and `PeerClient.complaints` says what happened. The same holds for strangers, and for other data sets.
+somewhere else. The same holds for strangers, and for other data sets.
+
+**Hello.** Samples in memory bear no checksum, and the port of a node that is gone may be taken by another program. So
+each side proves that it knows the key of the run and data set, without sending it: HMAC-SHA256(key, side). The client
+begins; a server does not answer without proof. This keeps out strangers, other runs and other data sets. It hides
+nothing from who listens on the way between nodes: run on a network that you trust. Source: RFC 2104 (HMAC).
+
+**Requests.** As often as it likes, a client then sends a head and so many wants. The server answers with one byte per
+want, 1 if it has the sample; then the samples that it has, from where they lie; then one byte for each of these, 1 if
+it was still the same sample when the last of it had been sent. Numbers are little-endian.
 """
 
 import contextlib
+import hmac
 import queue
 import resource
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +30,34 @@ from numpy.typing import NDArray
 
 from real.data.board import Want, wait_for
 from real.data.memory import Loan, MemoryStore, Pixels, flat
-from real.data.wire import HEAD, WANT, packed, unpacked
 from real.processes.messages import hear_hello, hello, receive, send
 from simdist.errors import RunError
+
+# How many wants follow, and the seconds that the server may wait for samples that are about to come.
+HEAD = struct.Struct("<qd")
+
+WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
+
+
+def key_of(token: bytes, data_set: bytes) -> bytes:
+    """Return what the ranks of a run must know to read a data set from one another.
+
+    Args:
+        token: Of the run: random, known to its ranks only.
+        data_set: Digest of all that says what a sample is.
+    """
+    return hmac.digest(token, data_set, "sha256")
+
+
+def packed(wants: Sequence[Want]) -> bytes:
+    """Write wants."""
+    return np.array([(want.sample, want.local_rank, want.number) for want in wants], WANT).tobytes()
+
+
+def unpacked(data: bytes | bytearray) -> list[Want]:
+    """Read what `packed` wrote."""
+    return [Want(*fields) for fields in np.frombuffer(data, WANT).tolist()]
+
 
 # Of a rank to a node: a few streams fill a network, one would wait for each answer before the next request.
 MOST_CONNECTIONS = 4

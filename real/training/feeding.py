@@ -10,8 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from real.data.inputs import DataOptions, InputReader, open_input
-from real.data.sizes import n_ahead
+from real.data.inputs import DataOptions, InputReader, n_ahead, open_input
 from real.data.tallies import Tally, totals
 from real.processes.launch import Connection
 from simdist.errors import RunError, ScenarioError

@@ -27,8 +27,7 @@ from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, find_layout
-from simdist.profiles.job.matching import RankClocks, match, synchronize
-from simdist.profiles.job.same_run import check_same_run
+from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
 from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile

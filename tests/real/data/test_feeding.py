@@ -24,12 +24,21 @@ from data_runs import Looking, Still  # noqa: E402
 from real import jobs  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
 from real.data.board import Board, wait_until_all_staged  # noqa: E402
-from real.data.filecache import FileCache  # noqa: E402
-from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder  # noqa: E402
-from real.data.inputs import DataOptions, _file_cache, _meet  # noqa: E402
+from real.data.filecache import (  # noqa: E402
+    FileCache,
+    cold_folder,
+    default_folder,
+    folder_of_set,
+    warm_folder,
+)
+from real.data.inputs import (  # noqa: E402
+    DataOptions,
+    _file_cache,
+    _meet,
+    most_kept,
+)
 from real.data.loader import LoadCounts  # noqa: E402
 from real.data.sample_index import SampleIndex, check_index, make_index  # noqa: E402
-from real.data.sizes import most_kept  # noqa: E402
 from real.data.sources import choose_decode, decode_image, decode_raw, sample_shape  # noqa: E402
 from real.data.tallies import Tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402
 from real.execution.running import forget  # noqa: E402
@@ -118,7 +127,7 @@ def test_a_disk_with_a_limit_keeps_of_what_is_there_when_a_run_goes_on_what_the_
         before.fetch(sample, lambda sample=sample: content_of(sample), keep=True)
     with ExitStack() as stack:
         options = DataOptions("/set", tmp_path, cold=False, timeout_s=1.0)
-        files = _file_cache(stack, plan, options, index, "run", place)
+        files = _file_cache(stack, plan, dataset, options, index, "run", place)
     wanted = on_disk_at_first(replace(plan, dataset=replace(dataset, warm=True)), 0).tolist() if stays else []
     assert [sample for sample in range(8) if sample in files] == wanted
     assert len(wanted) == 3 * stays
@@ -156,7 +165,7 @@ def test_cold_folders_of_killed_runs_are_removed_and_warm_ones_stay(tmp_path: Pa
 HOLD = """
 import sys, time
 from pathlib import Path
-from real.data.folders import cold_folder
+from real.data.filecache import cold_folder
 with cold_folder(Path(sys.argv[1]), "dead", int(sys.argv[2])) as folder:
     (folder / "file").touch()
     print("held", flush=True)
@@ -351,8 +360,9 @@ def test_ranks_that_do_not_come_are_named() -> None:
 def test_memory_has_room_for_what_the_plan_keeps_and_no_more(tmp_path: Path, more: str) -> None:
     """A node reads 8 samples of 1 kB in an epoch, and 4 kB hold 4."""
     plan = run_of(tmp_path, "memory", more).plan
-    assert [most_kept(plan, node) for node in (0, 1)] == [4, 4]
-    assert most_kept(run_of(tmp_path, "files").plan, 0) == 0
+    assert [most_kept(plan, plan.dataset, node) for node in (0, 1)] == [4, 4]
+    files = run_of(tmp_path, "files").plan
+    assert most_kept(files, files.dataset, 0) == 0
 
 
 # --- counts ---

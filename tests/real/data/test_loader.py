@@ -18,9 +18,8 @@ from PIL import Image
 from processes import ROOT
 from watched_peers import WatchedPeers
 
-from real.data.agenda import Leaving
 from real.data.filecache import FileCache
-from real.data.loader import Loader, LoaderLimits
+from real.data.loader import Leaving, Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import PeerServer
 from real.data.sample_index import make_index

@@ -17,17 +17,20 @@ from processes import reserved_port, run, start
 from watched_peers import WatchedPeers
 
 from real.data import board as boards
-from real.data import memory, segment
+from real.data import memory
 from real.data.board import Board, Want, wait_for
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import (
+    HEAD,
     MOST_WAIT_S,
     PeerServer,
     connections_per_peer,
+    key_of,
     most_connections,
+    packed,
     raise_file_limit,
+    unpacked,
 )
-from real.data.wire import HEAD, key_of, packed, unpacked
 from real.processes.messages import HELLO, hello, receive, send
 from simdist.errors import RunError
 
@@ -250,7 +253,7 @@ def test_memory_is_taken_not_promised(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(segment.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(memory.os, "posix_fallocate", refuse)
     with pytest.raises(RunError, match="No space left"):
         MemoryStore(SMALL, folder=tmp_path)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.caching import BatchReads, epoch_order, look_up, node_part, on_disk_at_first, staged_samples
-from simdist.caching.keeping import that_fit
+from simdist.caching.lookup import that_fit
 from simdist.plan import LEVELS, Dataset, Plan, StageIn
 
 MEMORY, PEER, DISK, STORAGE = range(len(LEVELS))
