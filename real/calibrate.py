@@ -18,7 +18,7 @@ from real import models
 from real.calibration import machine, output
 from real.calibration.clusters import Cores, Form, derive
 from real.calibration.data import DataRates, Setup, measure_data, with_data
-from real.calibration.measure import Pace, measure, tasks
+from real.calibration.measure import measure, tasks
 from real.calibration.tables import OPS, OpName
 from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
@@ -224,7 +224,7 @@ def _links(
         click.echo(f"measuring {len(todo)} operations: {about}", err=True)
     device = machine.measure_device(connection)
     cores = _cores(connection) if options.links == "line" and connection.backend == "gloo" else None
-    measurements = measure(connection, todo, Pace(options.budget_s, options.gap_s))
+    measurements = measure(connection, todo, budget_s=options.budget_s, gap_s=options.gap_s)
     if here.rank != 0:
         return
     source = f"{measured}; gaps of {format_seconds(options.gap_s)}"

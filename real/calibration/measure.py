@@ -8,7 +8,6 @@ it, the division of a mean included.
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 import numpy as np
@@ -28,19 +27,6 @@ from simdist.plan.group import Group
 _COLD_NBYTES, _MOST_BUFFERS = 2**25, 8  # buffers of each task take turns
 _LEAST_REPETITIONS, _MOST_REPETITIONS = 3, 200
 _Act: TypeAlias = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How much time to spend.
-
-    Args:
-        budget_s: Seconds of all measurements together; each is repeated three times in any case.
-        gap_s: Seconds without traffic before each repetition.
-    """
-
-    budget_s: float
-    gap_s: float
 
 
 def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence[OpName]) -> list[MeasuringTask]:
@@ -96,17 +82,25 @@ def one_op_plan(op: ops.Collective, count: int, world_size: int) -> Plan:
     return Plan.from_steps("calibration", world_size=world_size, buffers=buffers, steps=[(op,)])
 
 
-def measure(connection: Connection, todo: Sequence[MeasuringTask], pace: Pace) -> list[Measurement]:
+def measure(
+    connection: Connection, todo: Sequence[MeasuringTask], *, budget_s: float, gap_s: float
+) -> list[Measurement]:
     """Measure; all ranks take part with the same tasks, and all get the results.
+
+    Args:
+        connection: All ranks.
+        todo: What to measure.
+        budget_s: Seconds to spend on all repetitions, but for three of each task, which take place in any case.
+        gap_s: Seconds without traffic before each repetition.
 
     Raises:
         RunError: A rank failed or did not come; a backend lacks an operation.
     """
     groups = list(dict.fromkeys(task.group for task in todo))
     world = ProcessWorld(groups, timeout_s=connection.timeout_s)
-    bench = _Bench(connection, world, pace.gap_s)
+    bench = _Bench(connection, world, gap_s)
     precise_sleeps()
-    deadline_s = now_s() + pace.budget_s
+    deadline_s = now_s() + budget_s
     left = sum(map(_weight, todo))
     results: list[Measurement] = []
     for before, task in zip((None, *todo), todo, strict=False):
@@ -140,7 +134,9 @@ class _Bench:
         with self._connection.guard.explaining(str(task)):
             times = self._repeat(self._act(task), share_s)
         groups = task.taking_part(self._world.world_size)
-        seconds = np.concatenate([_durations(times[members]) for members in groups])
+        seconds = np.concatenate(
+            [times[members, :, 1].max(axis=0) - times[members, :, 0].max(axis=0) for members in groups]
+        )
         if task.op == "sendrecv":
             seconds /= 2  # there and back
         return Measurement(task, tuple(seconds.tolist()))
@@ -149,15 +145,14 @@ class _Bench:
         """Return begin and end of each repetition on each rank, `[world_size, n, 2]`; the first is to warm up."""
         times: list[tuple[float, float]] = []
         begin_s = now_s()
-        while self._meet(self._more(len(times) - 1, now_s() - begin_s, share_s)):
+        has_time = True
+        while self._meet(len(times) - 1 < _LEAST_REPETITIONS or has_time):
             times.append(self._time(act))
+            has_time = now_s() - begin_s < share_s and len(times) - 1 < _MOST_REPETITIONS
         mine = torch.tensor(times[1:], dtype=torch.float64)
         everybodys = torch.zeros(self._world.world_size, *mine.shape, dtype=torch.float64)
         dist.all_gather(list(everybodys.unbind()), mine)
         return everybodys.numpy()
-
-    def _more(self, n_done: int, spent_s: float, share_s: float) -> bool:
-        return n_done < _LEAST_REPETITIONS or (spent_s < share_s and n_done < _MOST_REPETITIONS)
 
     def _meet(self, more: bool) -> bool:
         """Wait for all, agree on whether there is more and when it begins, and wait until then: rank 0 decides."""
@@ -212,8 +207,3 @@ class _Bench:
             dist.send(message, dst=first)
 
         return ping if self._rank == first else pong
-
-
-def _durations(times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what each repetition took: from the last begin to the last end, of times `[n_members, n, 2]`."""
-    return np.asarray(times[:, :, 1].max(axis=0) - times[:, :, 0].max(axis=0))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from real.calibration.data import DataRates
 from real.calibration.line_fit import predicted_s
-from real.calibration.tables import Measurement, busbw_factor
+from real.calibration.tables import Measurement
 from simdist.errors import RunError, ScenarioError
 from simdist.files import replacing
 from simdist.scenario import Cluster
 from simdist.settings.units import format_Bps, format_seconds
+from simdist.traces.collectives import bus_factor
 
 _COLUMNS = ("op", "group", "size", "count", "time", "p10", "p90", "algbw", "busbw", "model")
 _UNITS = ("", "", "(B)", "(elements)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "(us)")
@@ -102,7 +103,7 @@ def write(path: Path, content: str, *, force: bool) -> None:
 def _row(each: Measurement, cluster: Cluster | None) -> tuple[str, ...]:
     task = each.task
     algbw_Bps = task.nbytes / each.median_s
-    busbw_Bps = algbw_Bps * busbw_factor(task.op, task.n_members)
+    busbw_Bps = algbw_Bps * bus_factor(task.op, task.n_members)
     model_s = predicted_s(cluster, task) if cluster else None
     return (
         task.op,

@@ -105,23 +105,6 @@ class Hop:
     weight: float = 1.0
 
 
-def busbw_factor(op: OpName, n_members: int) -> float:
-    """Return busbw / algbw, as nccl-tests define it: the share of S that the busiest link carries.
-
-    >>> busbw_factor("all_reduce", 4), busbw_factor("all_gather", 4), busbw_factor("broadcast", 4)
-    (1.5, 0.75, 1.0)
-    """
-    match op:
-        case "all_reduce":
-            return 2 * (n_members - 1) / n_members
-        case "reduce_scatter" | "all_gather":
-            return (n_members - 1) / n_members
-        case "broadcast" | "reduce" | "sendrecv":
-            return 1.0
-        case _:
-            assert_never(op)
-
-
 def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
     """Return the hops of the all_reduces that were measured there, by size; equal sizes are one hop."""
     found: dict[int, list[Hop]] = {}
@@ -130,7 +113,7 @@ def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
             n, weight = each.task.n_members, float(len(each.seconds))
             hop = Hop(each.task.nbytes // n, each.median_s / (2 * (n - 1)), weight)
             found.setdefault(hop.nbytes, []).append(hop)
-    return [_pool(found[nbytes], nbytes) for nbytes in sorted(found)]
+    return [Hop(nbytes, _mean_s(same), sum(hop.weight for hop in same)) for nbytes, same in sorted(found.items())]
 
 
 def pooled(points: Sequence[Hop]) -> list[Hop]:
@@ -229,10 +212,6 @@ def _need_two(points: Sequence[Hop]) -> None:
             f"{len(points)} size(s) of all_reduce were measured; a link takes two or more: lower --min-size or raise "
             f"--max-size"
         )
-
-
-def _pool(same: list[Hop], nbytes: int) -> Hop:
-    return Hop(nbytes, _mean_s(same), sum(hop.weight for hop in same))
 
 
 def _mean_s(block: Sequence[Hop]) -> float:

@@ -10,7 +10,6 @@ import io
 import json
 import pickle
 import random
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from real.programs.base import on_host
 from simdist.errors import RunError
 from simdist.plan import Plan, ops
 
@@ -64,7 +64,7 @@ class RankState:
     def pack(self, section: str) -> Tensor:
         """Return a section as uint8 `[nbytes]`; equal states give equal bytes."""
         file = io.BytesIO()
-        torch.save(_plain(self._get(section)), file)
+        torch.save(on_host(self._get(section)), file)
         return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
     def restore(self, section: str, packed: Tensor) -> None:
@@ -161,20 +161,6 @@ def _copy(targets: Mapping[Any, Tensor], found: Mapping[Any, Tensor]) -> None:
             if target.shape != found[name].shape:
                 raise ValueError(f"{name} is {tuple(found[name].shape)}; needed: {tuple(target.shape)}")
             target.copy_(found[name])
-
-
-def _plain(value: Any) -> Any:
-    """Return a value with its tensors on the host and without the rest of the memory that they are views of."""
-    match value:
-        case Tensor():
-            host = value.detach().cpu()
-            return host.clone() if host.untyped_storage().nbytes() != host.numel() * host.element_size() else host
-        case dict() if type(value) in (dict, OrderedDict):  # others, such as Counter, hold no tensors
-            return {key: _plain(item) for key, item in value.items()}
-        case list():
-            return [_plain(item) for item in value]
-        case _:
-            return value
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Programs, the computation of a training job in the operations of a plan; and feeds, which read its batches."""
 
 import abc
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,6 +50,19 @@ def normalised(images: Tensor, shape: torch.Size, device: torch.device, dtype: t
     """
     there = images.to(device, non_blocking=True).view(len(images), *shape)
     return there.to(dtype).sub_(_MEAN).div_(_DEVIATION)
+
+
+def on_host(state: Any) -> Any:
+    """Return nested dicts, lists and tuples with copies of their tensors in the host's memory, and of nothing else."""
+    match state:
+        case Tensor():
+            return state.detach().to("cpu", copy=True)
+        case dict() if type(state) in (dict, OrderedDict):  # others, such as Counter, hold no tensors
+            return {key: on_host(value) for key, value in state.items()}
+        case list() | tuple() if type(state) in (list, tuple):
+            return type(state)(map(on_host, state))
+        case _:
+            return state
 
 
 class Program(abc.ABC):

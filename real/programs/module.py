@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from real.buffers import transforms
 from real.buffers.memory import Memory
-from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised
+from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised, on_host
 from real.programs.binding import Binding
 from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov
 from real.programs.sharing import SharedUpdate, shared_update
@@ -260,19 +260,6 @@ class LoopProgram(Program):
         raise RunError(
             f"Backward of {', '.join(op.dst for op in buckets)} is for the training loop to do, not for the plan"
         )
-
-
-def on_host(state: object) -> object:
-    """Return a copy of nested dicts, lists and tuples whose tensors are in the host's memory."""
-    match state:
-        case Tensor():
-            return state.detach().to("cpu", copy=True)
-        case dict():
-            return {key: on_host(value) for key, value in state.items()}
-        case list() | tuple():
-            return type(state)(map(on_host, state))
-        case _:
-            return state
 
 
 def _check_updates(plan: Plan) -> None:

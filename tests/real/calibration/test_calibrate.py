@@ -24,7 +24,7 @@ from real.calibration.data import DataRates, Setup, drop_cached, fresh_readings,
 from real.calibration.line_fit import predicted_s  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
 from real.calibration.measure import one_op_plan, tasks  # noqa: E402
-from real.calibration.tables import OPS, Hop, Measurement, MeasuringTask, busbw_factor, hops, line, pooled, table  # noqa: E402
+from real.calibration.tables import OPS, Hop, Measurement, MeasuringTask, hops, line, pooled, table  # noqa: E402
 from real.data.sources import decode_raw  # noqa: E402
 from real.data.storages import DataStorage, open_storage  # noqa: E402
 from real.processes.launch import RankPlace  # noqa: E402
@@ -35,6 +35,7 @@ from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402
 from simdist.scenario.cluster import HostWork  # noqa: E402
+from simdist.traces.collectives import bus_factor  # noqa: E402
 
 FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
 NETWORK = Link(latency_s=25e-6, bandwidth_Bps=50e6, efficiency=0.95)
@@ -301,8 +302,8 @@ def test_latency_of_a_line_is_never_negative():
 # ---------------------------------------------------------------- what else is said
 
 
-def test_busbw_factors_are_those_of_nccl_tests():
-    factors = {op: busbw_factor(op, 8) for op in OPS}
+def test_bus_factors_are_those_of_nccl_tests():
+    factors = {op: bus_factor(op, 8) for op in OPS}
     assert factors == {"all_reduce": 1.75, "reduce_scatter": 0.875, "all_gather": 0.875, "broadcast": 1, "reduce": 1}
 
 
