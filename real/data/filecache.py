@@ -2,20 +2,17 @@
 
     FOLDER/1f/0000031-9ad00f2b      sample 31, whose file has this CRC-32; 256 sub-folders by the sample's last byte
     FOLDER/parts/*                  being written; locked by their writers, so those of a killed writer can be told
-    FOLDER/locks/*                  one lock for every 4096th sample: its fetcher; and one for all parts
 
 * **Never a wrong byte.** A file appears under its name when it is whole, by a rename; its name holds the checksum of
   the index, so a file of another data set is not found; what is read is compared with size and checksum, and a
   damaged file is removed and fetched again. So no `fsync` is needed: what a crash of the machine spoils, is noticed.
-* **One fetch per node.** The fetcher holds the lock of the sample; the others wait and find the file.
 * **Bounded** by who decides which files are kept and which leave (`evict`, `keep_only`): the plan. A file for which the
   disk is full is handed on and not kept.
 
-Locks are `flock`s, so the kernel drops those of a process that is killed. They are of files that stay empty or are
-never replaced, and every lock has an open file of its own: it keeps out threads of the same process, too.
+Locks are `flock`s, so the kernel drops those of a process that is killed. Two that fetch a file at once both write it,
+and the last one stays; by plan there are no two, because who finds a file on disk waits for who brings it.
 
-fsspec's own caches (`filecache`, `simplecache`) are not used: they have no checksum, no limit, and no lock that lets
-one process of a node fetch for all.
+fsspec's own caches (`filecache`, `simplecache`) are not used: they have no checksum, and writers do not see each other.
 
 A cache is in a folder of the data set.
 
@@ -44,14 +41,13 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import final
 
 from real.data.sample_index import SampleIndex
 from simdist.errors import RunError
 
-N_LOCKS = 4096
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -72,8 +68,7 @@ class FileCache:
         self._index = index
         self._unwarned = threading.Lock()
         try:
-            for each in (folder / "locks", folder / "parts"):
-                each.mkdir(parents=True, exist_ok=True)
+            (folder / "parts").mkdir(parents=True, exist_ok=True)
             self._clear_parts()
         except OSError as error:
             raise RunError(f"{error.filename or folder}: no cache can be here: {error.strerror}") from error
@@ -106,25 +101,19 @@ class FileCache:
         return content
 
     def fetch(self, sample: int, read: Callable[[], bytes], *, keep: bool) -> bytes:
-        """Return the file of a sample: from here, or by `read`; of all that ask at once, one reads and keeps it.
+        """Return the file of a sample: from here, or by `read`.
 
         Args:
             sample: Its number.
-            read: Reads it elsewhere, and checks it; what it raises, is passed on, and the next one that waits tries for
-                itself.
-            keep: Keep what was read. Otherwise no thread waits for another.
+            read: Reads it elsewhere, and checks it; what it raises, is passed on.
+            keep: Keep what was read.
         """
-        if not keep:
-            content = self.get(sample)
-            return read() if content is None else content
-        with ExitStack() as held:
-            with suppress(OSError):  # no room even for a lock: every thread reads for itself
-                held.enter_context(locked(self._folder / "locks" / f"{sample % N_LOCKS:03x}"))
-            content = self.get(sample)
-            if content is None:
-                content = read()
+        content = self.get(sample)
+        if content is None:
+            content = read()
+            if keep:
                 self._keep(sample, content)
-            return content
+        return content
 
     def evict(self, sample: int) -> bool:
         """Remove the file of a sample; return whether it was here."""
@@ -153,9 +142,12 @@ class FileCache:
     def _part(self) -> Iterator[tuple[Path, int]]:
         """Give a new file and its descriptor, locked while it is written, and gone afterwards."""
         part = self._folder / "parts" / secrets.token_hex(8)
-        with locked(self._folder / "locks" / "parts"):  # a process that clears away looks only at files that are locked
+        while True:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:  # else one that clears away was here before the lock
+                break
+            os.close(descriptor)
         try:
             yield part, descriptor
         finally:
@@ -171,15 +163,8 @@ class FileCache:
 
     def _clear_parts(self) -> None:
         """Remove the unfinished files of writers that are gone: their locks are free."""
-        with locked(self._folder / "locks" / "parts"):
-            for part in (self._folder / "parts").iterdir():
-                try:
-                    descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    continue
-                if try_lock(descriptor):
-                    part.unlink(missing_ok=True)
-                os.close(descriptor)
+        for part in (self._folder / "parts").iterdir():
+            _remove_if_unused(part)
 
     def _path(self, sample: int) -> Path:
         return self._folder / f"{sample % 256:02x}" / f"{sample:07d}-{int(self._index.crc32[sample]):08x}"
@@ -194,49 +179,6 @@ def _write_all(descriptor: int, content: bytes) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Hold the lock of a file, which is made if it is not there; gives its descriptor."""
-    descriptor = open_own(path)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
-    finally:
-        # A forked child may hold a copy of the descriptor: closing is not enough.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def open_own(path: Path) -> int:
-    """Open a file of this user, to which no other one has access, or make it; follow no link.
-
-    Raises:
-        PermissionError: It is another user's, who could change what is in it.
-    """
-    while True:
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            with suppress(FileNotFoundError):  # removed meanwhile
-                fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-                break
-        else:
-            break
-    if os.fstat(fd).st_uid != os.geteuid():
-        os.close(fd)
-        raise PermissionError(errno.EACCES, "it belongs to another user", str(path))
-    return fd
-
-
-def try_lock(fd: int) -> bool:
-    """Lock a file exclusively unless another process or descriptor has locked it; return whether it could."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # Only what is called like this is ever removed: a folder that a user gave may hold anything.
@@ -340,11 +282,15 @@ def _sweep(folder: Path) -> None:
 
 def _remove_if_unused(path: Path) -> None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:  # removed meanwhile, or another user's
         return
-    if try_lock(descriptor):
-        shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
     os.close(descriptor)
 
 

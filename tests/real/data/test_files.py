@@ -1,16 +1,11 @@
 """Files of a data set: their index, storages, and a node's copies. Whatever fails, no wrong byte."""
 
 import errno
-import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -308,51 +303,6 @@ def test_failed_fetch_is_passed_on_and_the_next_one_tries_for_itself(tmp_path: P
     assert cache.fetch(0, lambda: content_of(0), keep=True) == content_of(0)
 
 
-def n_waiting(folder: Path) -> int:
-    """Return how many threads and processes wait for the locks in a folder, as the kernel tells it."""
-    inodes = {str(path.stat().st_ino) for path in (folder / "locks").iterdir()}
-    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-    return sum("->" in line and any(word.split(":")[-1] in inodes for word in line if ":" in word) for line in lines)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait for what must come; in vain, if what is tested does not work."""
-    give_up_s = time.monotonic() + TIMEOUT_S
-    while not is_true():
-        assert time.monotonic() < give_up_s, "what was waited for has not come"
-        time.sleep(0.005)
-
-
-def missing_locks() -> str | None:
-    with tempfile.TemporaryFile() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            told = str(os.fstat(file.fileno()).st_ino) in Path("/proc/locks").read_text()
-        except OSError:
-            told = False
-    return None if told else "/proc/locks does not tell who waits for a file here"
-
-
-NO_LOCKS = missing_locks()
-needs_locks = pytest.mark.skipif(NO_LOCKS is not None, reason=NO_LOCKS or "")
-
-
-@needs_locks
-def test_threads_that_want_one_file_fetch_it_once(tmp_path: Path) -> None:
-    reads = []
-
-    def read() -> bytes:
-        reads.append(1)
-        wait_until(lambda: n_waiting(tmp_path) == 7 or len(reads) > 1)
-        return content_of(0)
-
-    cache = FileCache(tmp_path, index_of(1))
-    with ThreadPoolExecutor(8) as threads:
-        got = list(threads.map(lambda _: cache.fetch(0, read, keep=True), range(8)))
-    assert got == [content_of(0)] * 8
-    assert len(reads) == 1
-
-
 def test_full_disk_hands_files_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, content: memoryview) -> None:
         os.write(descriptor, content[:10])
@@ -364,17 +314,6 @@ def test_full_disk_hands_files_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         fetch(cache, range(2))
     assert len(warned) == 1
     assert cached(tmp_path) == list((tmp_path / "parts").iterdir()) == []
-
-
-def test_disk_without_room_for_a_lock_still_gives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    cache = FileCache(tmp_path, index_of(1))
-    monkeypatch.setattr(filecache, "locked", full)
-    with pytest.warns(RuntimeWarning, match="the disk is full"):
-        fetch(cache, [0])
-    assert cached(tmp_path) == []
 
 
 @pytest.fixture
@@ -418,25 +357,6 @@ filecache._write_all = half
 cache = FileCache(folder, index_of(4))
 cache.fetch(1, lambda: content_of(1), keep=True)
 """
-HALF_READ = """
-def read():
-    print("half", flush=True)
-    time.sleep(1000)
-cache = FileCache(folder, index_of(4))
-cache.fetch(1, read, keep=True)
-"""
-ALL_FETCH = """
-def read(sample):
-    with open(folder / "reads", "a") as file:
-        file.write(f"{sample}\\n")
-    time.sleep(0.002)
-    return content_of(sample)
-cache = FileCache(folder / "cache", index_of(40))
-print("ready", flush=True)
-sys.stdin.readline()
-for sample in range(40):
-    assert cache.fetch(sample, lambda: read(sample), keep=True) == content_of(sample)
-"""
 
 
 @contextmanager
@@ -459,7 +379,7 @@ def line_of(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def test_killed_writer_leaves_no_file_no_lock_and_no_bytes(tmp_path: Path) -> None:
+def test_killed_writer_leaves_no_file(tmp_path: Path) -> None:
     with child(HALF_WRITTEN, tmp_path) as process:
         assert line_of(process) == "half"
         cache = FileCache(tmp_path, index_of(4))
@@ -468,40 +388,10 @@ def test_killed_writer_leaves_no_file_no_lock_and_no_bytes(tmp_path: Path) -> No
         process.kill()
         process.wait()
         assert cache.get(1) is None
-        assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)  # the lock is free
+        assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)
     cache = FileCache(tmp_path, index_of(4))
     assert list((tmp_path / "parts").iterdir()) == []
     assert cache.get(1) == content_of(1)
-
-
-@needs_locks
-def test_killed_fetcher_does_not_hold_up_the_one_that_waits(tmp_path: Path) -> None:
-    with child(HALF_READ, tmp_path) as process, ThreadPoolExecutor(1) as threads:
-        assert line_of(process) == "half"
-        cache = FileCache(tmp_path, index_of(4))
-        began = threading.Event()
-
-        def read() -> bytes:
-            began.set()
-            return content_of(1)
-
-        waiting = threads.submit(cache.fetch, 1, read, keep=True)
-        wait_until(lambda: n_waiting(tmp_path) == 1 or began.is_set())
-        assert not began.is_set()
-        process.kill()
-        assert waiting.result(TIMEOUT_S) == content_of(1)
-
-
-def test_processes_of_a_node_fetch_every_file_once(tmp_path: Path) -> None:
-    with child(ALL_FETCH, tmp_path) as first, child(ALL_FETCH, tmp_path) as second:
-        assert [line_of(first), line_of(second)] == ["ready", "ready"]
-        for process in (first, second):
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-        assert [first.wait(TIMEOUT_S), second.wait(TIMEOUT_S)] == [0, 0]
-    assert len(cached(tmp_path / "cache")) == 40
-    assert len((tmp_path / "reads").read_text().split()) == 40
 
 
 def test_links_in_a_cache_are_not_followed(tmp_path: Path) -> None:
@@ -513,10 +403,6 @@ def test_links_in_a_cache_are_not_followed(tmp_path: Path) -> None:
     kept.symlink_to(elsewhere)
     assert cache.get(0) is None
     assert not kept.is_symlink()
-    (tmp_path / "cache" / "locks" / "parts").unlink()
-    (tmp_path / "cache" / "locks" / "parts").symlink_to(elsewhere)
-    with pytest.raises(RunError, match="parts: no cache can be here"):
-        FileCache(tmp_path / "cache", index_of(1))
     assert elsewhere.read_bytes() == content_of(0)
 
 
