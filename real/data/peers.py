@@ -250,7 +250,8 @@ class PeerClient(AbstractContextManager["PeerClient"]):
             with self._borrowed(node, deadline_s=time.monotonic() + patience_s) as connection:
                 return _ask(connection, wants, targets, wait_s, deadline_s=time.monotonic() + patience_s)
         except OSError:
-            self._give_up(node)
+            if not self._is_left_alone(node):
+                self._not_before_s[node] = time.monotonic() + self._retry_s
             return [False] * len(wants)
 
     def close(self) -> None:
@@ -319,19 +320,6 @@ class PeerClient(AbstractContextManager["PeerClient"]):
 
     def _is_left_alone(self, node: int) -> bool:
         return time.monotonic() < self._not_before_s.get(node, 0.0)
-
-    def _give_up(self, node: int) -> None:
-        """Leave a peer alone for a while."""
-        if self._is_left_alone(node):
-            return
-        self._not_before_s[node] = time.monotonic() + self._retry_s
-        pool, idle = self._pool(node), []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                idle.append(pool.get_nowait())
-        for connection in idle:  # as broken, most likely
-            self._drop(connection)
-            pool.put(None)
 
 
 def _ask(
