@@ -12,8 +12,7 @@ import torch
 from real import models
 from real.buffers.memory import Memory
 from real.checkpoints.planned import CheckpointFiles
-from real.data.batches import BatchFeed, batch_buffers
-from real.data.inputs import InputReader
+from real.data.inputs import BatchFeed, InputReader, batch_buffers
 from real.data.sample_index import check_labels
 from real.execution.gpu import Spin
 from real.execution.running import MakeProgram

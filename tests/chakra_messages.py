@@ -7,7 +7,7 @@ cloud-stragglers, cloud-gradients and cloud-data were read by that package's `pr
 had the same bytes.
 """
 
-from simdist.chakra.schema import NodeType, add_attribute, message_classes
+from simdist.chakra.files import NodeType, add_attribute, message_classes
 
 Attribute = tuple[str, str, object]
 """Name, type and value."""

@@ -1,7 +1,7 @@
 """Top-k: the k entries of a vector that are largest in magnitude, found in one of three ways.
 
 `exact` is `torch.topk`. `mstopk` (Shi et al.) bisects a threshold between the mean and the maximum; how that takes
-little more than one read of the vector is told in `real.kernels.mstopk`. `dgc` (Lin et al.) reads a threshold off
+little more than one read of the vector is told below. `dgc` (Lin et al.) reads a threshold off
 a small sample. The paper aims at k entries and lets the number selected vary; here the threshold aims at 2k, and the
 largest k of those are taken, so the largest k are found unless the sample was far off.
 
@@ -11,16 +11,163 @@ as it does of any other kernel.
 **Not finite.** NaN and infinities count as the largest. They are selected first and reach the parameters of all ranks,
 as they do in dense training, and the loss shows it. To refuse them would make the host wait; to order them last would
 hide a diverged run. Beside an infinity, mstopk chooses the finite rest of the k blindly: its steps are too wide.
+
+**MSTopK.** Bisect a threshold, take what reaches it, and fill up with a stretch of those that nearly do. The threshold
+of the paper is mean + ratio (max - mean), and N bisections move the ratio through [0, 1]. The ratio of an entry is its
+*height*, here in units of 2^-N, so all thresholds that N bisections can try are the whole numbers below 2^N; what lies
+between two of them is a *level*. N bisections find the level of the k-th largest entry: fewer than k entries stand on
+higher levels, at least k on it or higher. All of the former are taken, and the rest is a contiguous stretch, from a
+random place on, of the entries on that level.
+
+**The paper's gaps.** Its thresholds lie in [mean, max], so more entries than reach the mean (42 % of a normal
+distribution) cannot be bracketed; here levels go on below, 2^N of them from the mean down to 0. The first bracket holds
+the k-th largest whatever the vector is, so constant vectors, many ties and a threshold that is never met need no
+special case.
+
+**Several bisections at once.** The levels are numbers of N + 1 binary digits, and a bisection finds one digit of one of
+them, the k-th largest's. To count the entries by their next b digits is to try 2^b thresholds in one read, which gives
+exactly what b bisections give.
+
+**Few reads.** Cut the vector into groups. If k groups have a maximum that reaches t, then k entries reach t, so the
+k-th largest is among the entries that reach t: a few more than k if the groups are small against 1 / density. The
+maxima are found in the read that yields mean and maximum, and only groups whose maximum reaches t, or the foot of the
+level of t, are read again. All digits are then counted on what reaches it. `by_groups`, on a CPU, and
+`real.kernels.triton_mstopk` do that, and select the same. On a GPU without kernels for it, the k largest are taken.
 """
 
+from dataclasses import dataclass
 from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from real.kernels import mstopk, thresholds
+from real.kernels import thresholds
 from simdist.errors import RunError
 from simdist.plan.ops import SelectMethod
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Thresholds at equal distances: 2^N from the mean to the maximum, 2^N from 0 to the mean. All of shape `[]`.
+
+    Args:
+        mean: Of the magnitudes.
+        up: Thresholds per unit of magnitude above the mean.
+        down: Below it.
+        n_bisections: N.
+    """
+
+    mean: Tensor
+    up: Tensor
+    down: Tensor
+    n_bisections: int
+
+    @classmethod
+    def of(cls, mean: Tensor, highest: Tensor, n_bisections: int) -> "Scale":
+        """Return the scale of magnitudes with that mean and that maximum, in the dtype of the latter.
+
+        Where the distance of two thresholds is too small a number, as between equal magnitudes, it is a little larger.
+        """
+        mean = torch.minimum(mean.to(highest.dtype), highest)  # of equal numbers, the mean may be rounded up
+        densest = torch.finfo(highest.dtype).max
+        up, down = ((2**n_bisections / distance).clamp(max=densest) for distance in (highest - mean, mean))
+        return cls(mean, up, down, n_bisections)
+
+
+def heights(magnitudes: Tensor, scale: Scale) -> Tensor:
+    """Return whole numbers from -2^N to 2^N - 1: the last threshold that each magnitude reaches; 0 is the mean.
+
+    Args:
+        magnitudes: Finite, of the scale's dtype.
+        scale: Of the vector that they are from.
+    """
+    offset = magnitudes - scale.mean
+    exact = torch.where(offset >= 0, scale.up, scale.down).mul_(offset)
+    return exact.floor_().clamp_(-(2**scale.n_bisections), 2**scale.n_bisections - 1)
+
+
+_N_BISECTIONS = 20  # recall of at least 0.9999 at densities of 0.001 and 0.01
+
+
+def mstopk(
+    values: Tensor, k: int, generator: torch.Generator | None = None, *, n_bisections: int = _N_BISECTIONS
+) -> Tensor:
+    """Return k positions of nearly the largest magnitudes, in the way that is fastest on the device of `values`.
+
+    Args:
+        values: Floating point `[count]`.
+        k: More than 0 and less than `count`.
+        generator: Draws where the stretch begins.
+        n_bisections: From 1 to 23, for a float32 has 24 digits. At 10 to 15, 20 the recall of a normal distribution is
+            0.96, 0.999 and 0.9999.
+
+    Returns:
+        int32 or int64 `[k]`, all different, in no special order.
+
+    Source: Shi et al., MLSys 2021, arXiv 2010.10458, algorithm 1.
+    """
+    drawn = thresholds.uniform(generator, values.device)
+    if values.device.type == "cpu":
+        return by_groups(values, k, drawn.item(), n_bisections=n_bisections)
+    if thresholds.can_use_triton(values):
+        from real.kernels import triton_mstopk  # takes a second, and a GPU to be of use
+
+        return triton_mstopk.mstopk(values, k, drawn, n_bisections=n_bisections)
+    return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
+
+
+def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor:
+    """Return k positions, the same as N bisections, each with a read of the vector.
+
+    Args:
+        values: Floating point `[count]` on the CPU.
+        k: More than 0 and less than `count`.
+        drawn: Where the stretch begins, from 0 to 1.
+        n_bisections: How many binary digits of a height are told apart, besides the sign.
+    """
+    groups = thresholds.summarize(values, k)
+    mean = torch.tensor(groups.total / values.numel(), dtype=torch.float64)
+    scale = Scale.of(mean, groups.maxima.max(), n_bisections)
+    positions, magnitudes = _candidates(groups, k, scale, drawn)
+    keys = heights(magnitudes, scale).int().add_(2**n_bisections)
+    kth = _kth_largest(keys, k, n_bisections + 1)
+    certain, possible = positions[keys > kth], positions[keys == kth]
+    n_missing = k - certain.numel()
+    first = int(drawn * (possible.numel() - n_missing + 1))
+    return torch.cat([certain, possible[first : first + n_missing]])
+
+
+def _candidates(groups: thresholds.GroupMaxima, k: int, scale: Scale, drawn: float) -> tuple[Tensor, Tensor]:
+    """Return positions and magnitudes of at least k, and rarely many more: all on the level of the least, or above."""
+    if 2 * k <= groups.maxima.numel():
+        return thresholds.reaching(groups, foot(thresholds.reached_by(groups.maxima, k), scale))
+    aim = min(groups.values.numel(), k + k // 4)
+    threshold = thresholds.sampled_threshold(groups.values, aim, torch.tensor(drawn, dtype=torch.float64))
+    positions, magnitudes = thresholds.reaching(groups, foot(threshold.item(), scale))
+    return (positions, magnitudes) if positions.numel() >= k else thresholds.reaching(groups, 0.0)
+
+
+def foot(magnitude: float, scale: Scale) -> float:
+    """Return a number, at most that magnitude, that all reach which stand on its level or above.
+
+    It is a little below the threshold of the level, for heights are rounded: twice, by 2^-24 of them each time.
+
+    Args:
+        magnitude: From 0 to the maximum.
+        scale: That of the levels.
+    """
+    height = heights(torch.tensor(magnitude, dtype=scale.mean.dtype), scale).item()
+    offset = height / (scale.up if height >= 0 else scale.down).item()
+    return min(magnitude, scale.mean.item() + offset - abs(offset) * 2**-20)
+
+
+def _kth_largest(keys: Tensor, k: int, n_digits: int) -> int:
+    """Return the k-th largest of the integers below 2^n_digits: its upper binary digits, then its lower ones."""
+    n_lower = n_digits // 2
+    upper, n_above = thresholds.kth_cell(keys >> n_lower, k)
+    lower, _ = thresholds.kth_cell(keys[keys >> n_lower == upper] & (2**n_lower - 1), k - n_above)
+    return (upper << n_lower) + lower
+
 
 _MAX_COUNT = 2**31 - 1  # indices are int32
 _MAX_CANDIDATES = 4  # times k: of a shorter vector, the largest k are found as fast at once
@@ -57,7 +204,7 @@ def select(
         case "exact":
             indices = torch.topk(values.abs(), k, sorted=False).indices
         case "mstopk":
-            indices = mstopk.mstopk(values, k, generator)
+            indices = mstopk(values, k, generator)
         case "dgc":
             indices = dgc(values, k, generator)
         case _:

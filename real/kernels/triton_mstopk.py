@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
 """MSTopK on a GPU: one read of the vector, another of the groups that matter, and no wait of the host.
 
-The algorithm is that of `real.kernels.mstopk`. Four kernels find candidates, tile by tile of [groups, entries]:
+The algorithm is that of `real.kernels.topk`. Four kernels find candidates, tile by tile of [groups, entries]:
 
 1. `_summarize` reads the vector: maximum of each group, sum and maximum of each span.
 2. `_scale` makes of these the mean, the maximum and the distances of thresholds.
@@ -21,14 +21,14 @@ from real.kernels.triton_candidates import tl, triton
 
 _CELLS = {"CELLS": 256, "SHIFT": 19}  # 4 of float32's 23 bits of mantissa: 16 octaves, and the last cell for the rest
 _CHUNK = 4096  # maxima that a program counts
-_DENSEST = torch.finfo(torch.float32).max  # thresholds per unit, as in `real.kernels.mstopk.Scale`
+_DENSEST = torch.finfo(torch.float32).max  # thresholds per unit, as in `real.kernels.topk.Scale`
 _SIZES = ("k", "n_tiles", "n_spans", "n_groups")  # no kernel of its own for a size that 16 divides, or for 1
 
 
 def mstopk(
     values: Tensor, k: int, drawn: Tensor, *, n_bisections: int, layout: common.Layout = common.DEFAULT
 ) -> Tensor:
-    """Return k positions, the same as `real.kernels.mstopk.bisect`; int32, on the device of `values`.
+    """Return k positions, the same as `real.kernels.topk.bisect`; int32, on the device of `values`.
 
     Args:
         values: float32, float16 or bfloat16 `[count]`; on a GPU, or anywhere under `TRITON_INTERPRET=1`.
@@ -94,7 +94,7 @@ def _floor_of(cell, highest, CELLS: tl.constexpr, SHIFT: tl.constexpr):
 
 @triton.jit
 def _level(magnitudes, mean, up, down, STEPS: tl.constexpr):
-    """Return the height of `real.kernels.mstopk`, plus `STEPS`: a number of N + 1 binary digits."""
+    """Return the height of `real.kernels.topk`, plus `STEPS`: a number of N + 1 binary digits."""
     offset = magnitudes - mean
     height = tl.floor(offset * tl.where(offset >= 0, up, down))
     return tl.minimum(tl.maximum(height, -STEPS), STEPS - 1).to(tl.int32) + STEPS
@@ -127,7 +127,7 @@ def _scale(
     span_sums, span_maxima, scale, count, n_spans,
     DENSEST: tl.constexpr, STEPS: tl.constexpr, MAX_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """Write mean, maximum, thresholds per unit above the mean and below it, as `real.kernels.mstopk.Scale`."""
+    """Write mean, maximum, thresholds per unit above the mean and below it, as `real.kernels.topk.Scale`."""
     spans = tl.arange(0, MAX_SPANS)
     total = tl.sum(tl.load(span_sums + spans, mask=spans < n_spans, other=0.0), axis=0)
     highest = tl.max(tl.load(span_maxima + spans, mask=spans < n_spans, other=0.0), axis=0)

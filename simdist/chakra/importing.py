@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
+from simdist.chakra.export import WORLD
 from simdist.chakra.files import groups_beside, prefix_of
-from simdist.chakra.operations import WORLD
 from simdist.chakra.rank_traces import AllReduceCall, RankTrace, Rhythm, Step, cut, find_rhythm, names_phases, read_rank
 from simdist.errors import ScenarioError, TraceError, UnsupportedError
 from simdist.plan.plan import ITEM_NBYTES, DType

@@ -19,8 +19,7 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from simdist.chakra.files import read_trace
-from simdist.chakra.schema import CollectiveType, NodeType, find
+from simdist.chakra.files import CollectiveType, NodeType, find, read_trace
 from simdist.errors import TraceError, UnsupportedError
 
 if TYPE_CHECKING:

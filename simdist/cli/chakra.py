@@ -5,10 +5,9 @@ from typing import Any
 
 import click
 
-from simdist.chakra.export import Export, refuse_size, write
+from simdist.chakra.export import Export, cautions, refuse_size, write
 from simdist.chakra.files import find_traces
 from simdist.chakra.importing import ChakraJob, fit_cluster, import_traces, scenario_of, scenario_text
-from simdist.chakra.operations import cautions
 from simdist.cli import common, inputs
 from simdist.errors import ScenarioError
 from simdist.scenario import Recorded, Scenario

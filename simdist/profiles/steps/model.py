@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from simdist.profiles.kineto.events import Hint
-from simdist.profiles.kineto.messages import CollectiveKind
+from simdist.profiles.kineto.events import CollectiveKind, Hint
 
 
 @dataclass(frozen=True, slots=True)

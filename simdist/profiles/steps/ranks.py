@@ -8,8 +8,7 @@ import numpy as np
 from simdist.errors import TraceError
 from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents, rank_events
 from simdist.profiles.kineto.events import EventKind
-from simdist.profiles.kineto.header import Header
-from simdist.profiles.kineto.reading import TraceFile
+from simdist.profiles.kineto.reading import Header, TraceFile
 from simdist.profiles.steps.calls import Transfers, calls_of, issued_of
 from simdist.profiles.steps.cpu_steps import cpu_run
 from simdist.profiles.steps.cuda_steps import cuda_run

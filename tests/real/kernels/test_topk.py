@@ -15,9 +15,8 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from real.kernels import mstopk, thresholds  # noqa: E402
-from real.kernels.mstopk import Scale, heights  # noqa: E402
-from real.kernels.topk import densify, select  # noqa: E402
+from real.kernels import thresholds, topk  # noqa: E402
+from real.kernels.topk import Scale, densify, heights, select  # noqa: E402  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan.ops import SelectMethod as Method  # noqa: E402
 
@@ -72,13 +71,13 @@ def test_recall_of_mstopk_grows_with_the_number_of_bisections(density: float, n_
     k = int(density * values.numel())
     magnitudes = values.abs()
     kth = magnitudes.sort(descending=True).values[k - 1]
-    found = magnitudes[mstopk.mstopk(values, k, seeded(1), n_bisections=n_bisections)] >= kth
+    found = magnitudes[topk.mstopk(values, k, seeded(1), n_bisections=n_bisections)] >= kth
     assert found.double().mean() >= least
 
 
 def test_one_bisection_misses_many() -> None:
     values = normal(100_000).abs()
-    found = values[mstopk.mstopk(values, 1000, seeded(1), n_bisections=1)] >= values.sort().values[-1000]
+    found = values[topk.mstopk(values, 1000, seeded(1), n_bisections=1)] >= values.sort().values[-1000]
     assert 0.5 < found.double().mean() < 0.9
 
 
@@ -123,7 +122,7 @@ def test_mstopk_takes_what_the_paper_does(k: int, n_bisections: int, drawn: floa
     values = whole_numbers(5000)
     expected = by_the_paper(values, k, drawn, n_bisections)
     assert len(expected) == k
-    assert set(mstopk.by_groups(values, k, drawn, n_bisections=n_bisections).tolist()) == expected
+    assert set(topk.by_groups(values, k, drawn, n_bisections=n_bisections).tolist()) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,7 +132,7 @@ def test_mstopk_takes_what_the_paper_does(k: int, n_bisections: int, drawn: floa
 def test_one_read_selects_what_many_reads_do(count: int, density: float, dtype: torch.dtype) -> None:
     values = whole_numbers(count, dtype=dtype)
     k = max(1, int(density * count))
-    fast = mstopk.by_groups(values, k, 0.3, n_bisections=12)
+    fast = topk.by_groups(values, k, 0.3, n_bisections=12)
     assert set(fast.tolist()) == by_the_paper(values, k, 0.3, 12)
 
 
@@ -165,7 +164,7 @@ def test_all_that_reach_the_level_of_a_magnitude_reach_its_foot() -> None:
     scale = Scale.of(magnitudes.double().mean(), magnitudes[-1], 10)
     _, counts = heights(magnitudes, scale).unique_consecutive(return_counts=True)
     ends = counts.cumsum(0)
-    feet = [mstopk.foot(highest, scale) for highest in magnitudes[ends - 1].tolist()]
+    feet = [topk.foot(highest, scale) for highest in magnitudes[ends - 1].tolist()]
     n_below = torch.searchsorted(magnitudes, torch.tensor(feet))
     assert (n_below <= ends - counts).all()
     assert (n_below >= ends - counts - 2).all()

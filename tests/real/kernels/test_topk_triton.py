@@ -18,8 +18,11 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real.kernels import thresholds  # noqa: E402
-from real.kernels.mstopk import Scale, heights  # noqa: E402
-from real.kernels.topk import select  # noqa: E402
+from real.kernels.topk import (  # noqa: E402
+    Scale,
+    heights,
+    select,
+)
 from simdist.plan.ops import SelectMethod  # noqa: E402
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from commandline import SMALL, STORAGE, Answer, call, edited, write
 
-from simdist.chakra.export import MAX_NBYTES, Export, refuse_size
+from simdist.chakra.export import MAX_NBYTES, Export, NodeTemplates, ProcessGroups, cautions, refuse_size
 from simdist.chakra.export import write as chakra_write
-from simdist.chakra.files import read_trace
-from simdist.chakra.operations import NodeTemplates, ProcessGroups, cautions
-from simdist.chakra.schema import NodeType, find
+from simdist.chakra.files import NodeType, find, read_trace
 from simdist.cost import Varying
 from simdist.engines import simulate
 from simdist.errors import PlanError

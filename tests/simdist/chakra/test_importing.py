@@ -14,10 +14,9 @@ from chakra_messages import Attribute, head, node, replaced
 from commandline import Answer, call, edited, write
 from messages import assert_message
 
-from simdist.chakra.files import read_trace, write_trace
+from simdist.chakra.files import NodeType, read_trace, write_trace
 from simdist.chakra.importing import import_traces
 from simdist.chakra.rank_traces import Rhythm, find_rhythm
-from simdist.chakra.schema import NodeType
 from simdist.errors import UnsupportedError
 from simdist.runs.building import simulate
 from simdist.scenario import load, loads

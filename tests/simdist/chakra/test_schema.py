@@ -5,7 +5,7 @@ import sys
 import pytest
 from chakra_messages import ALL_REDUCE, ALL_REDUCE_HEX, EVERYTHING, EVERYTHING_HEX, HEAD, HEAD_HEX, OF_EVERY_KIND, node
 
-from simdist.chakra.schema import find, message_classes
+from simdist.chakra.files import find, message_classes
 from simdist.errors import UnsupportedError
 
 GOLDEN = [(HEAD, HEAD_HEX), (ALL_REDUCE, ALL_REDUCE_HEX), (EVERYTHING, EVERYTHING_HEX)]
