@@ -4,7 +4,8 @@ The first message is the head, the others are nodes. There is no mark at the beg
 be compressed with gzip, which readers in Python take, and simulators mostly do not. Beside the traces of a job may lie
 `PREFIX.json` with its process groups.
 
-Head and nodes have attributes. The classes of the messages are made from `SCHEMA` when they are first needed, by the library protobuf (extra `chakra`).
+Head and nodes have attributes. The classes of the messages are made from `SCHEMA` when they are first needed, by the
+library protobuf (extra `chakra`).
 
 >>> node = message_classes().node(id=7, name="forward", type=NodeType.COMP, data_deps=[3])
 >>> add_attribute(node, "is_cpu_op", "bool", False)
