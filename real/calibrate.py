@@ -8,9 +8,9 @@ codes are those of `simdist`: 0; 1 for a run that failed; 2 for wrong input.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import click
 
@@ -34,38 +34,6 @@ from simdist.settings.units import format_seconds, parse_Bps, parse_nbytes, pars
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line on one rank and return its exit code."""
     return run_command(_command, args, program="real.calibrate")
-
-
-@dataclass(frozen=True, slots=True)
-class _CalibrationOptions:
-    """The command line; click gives each option by the name of its field."""
-
-    cluster: Path | None
-    raw: Path | None
-    workload: Path | None
-    ops: tuple[OpName, ...]
-    min_nbytes: int
-    max_nbytes: int
-    budget_s: float
-    gap_s: float
-    links: Literal["table", "line"]
-    rate_Bps: float | None
-    model: str | None
-    batch_size: int | None
-    precision: machine.Precision
-    data: str | None
-    cache: Path | None
-    n_readers: int
-    sample_nbytes: int
-    backend: Literal["auto", "gloo", "nccl"]
-    device: Literal["auto", "cpu", "cuda"]
-    timeout_s: float
-    force: bool
-
-    @property
-    def measures_links(self) -> bool:
-        """Whether to measure links: unless only a workload is wanted."""
-        return self.cluster is not None or self.raw is not None or self.workload is None
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]
@@ -124,7 +92,9 @@ _SIZE, _TIME, _RATE = (
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
 def _command(**given: Any) -> None:
-    options = _CalibrationOptions(**given)
+    options = SimpleNamespace(**given)
+    # unless only a workload is wanted
+    options.measures_links = bool(options.cluster or options.raw or not options.workload)
     here = place(os.environ)
     sizes = sizes_of(options.min_nbytes, options.max_nbytes)
     _check(options, here)
@@ -168,7 +138,7 @@ def sizes_of(least: int, most: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _check(options: _CalibrationOptions, here: RankPlace) -> None:
+def _check(options: SimpleNamespace, here: RankPlace) -> None:
     """Refuse what cannot be measured, before the others are met; equal on every rank."""
     network = here.world_size > here.local_world_size
     if (options.model is None) != (options.workload is None):
@@ -199,7 +169,7 @@ def _nodes(connection: Connection) -> int:
     return here.world_size // here.local_world_size
 
 
-def _data(connection: Connection, url: str, options: _CalibrationOptions) -> DataRates:
+def _data(connection: Connection, url: str, options: SimpleNamespace) -> DataRates:
     """Measure what samples are read from."""
     storage = open_storage(url, timeout_s=options.timeout_s)
     index = read_storage_index(storage)
@@ -211,7 +181,7 @@ def _data(connection: Connection, url: str, options: _CalibrationOptions) -> Dat
 
 def _links(
     connection: Connection,
-    options: _CalibrationOptions,
+    options: SimpleNamespace,
     sizes: Sequence[int],
     nodes: int,
     measured: str,
@@ -273,7 +243,7 @@ def _cores(connection: Connection) -> Cores:
 
 
 def _model(
-    connection: Connection, model: str, path: Path, batch_size: int, options: _CalibrationOptions, measured: str
+    connection: Connection, model: str, path: Path, batch_size: int, options: SimpleNamespace, measured: str
 ) -> None:
     times = machine.measure_step(
         connection, model, batch_size=batch_size, precision=options.precision, budget_s=options.budget_s / 3

@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
 import click
 
@@ -49,24 +50,6 @@ from simdist.traces.trace import Trace
 
 PARTS = "parts"
 _DAY_S = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class _RunOptions:
-    """The command line; click gives each option by the name of its field."""
-
-    runs: tuple[Path, ...]
-    program: str
-    precision: str
-    backend: Literal["auto", "gloo", "nccl"]
-    device: Literal["auto", "cpu", "cuda"]
-    timeout_s: float
-    label: str | None
-    force: bool
-    data: str | None
-    cache: Path | None
-    checkpoints: str | None
-    links: str | None
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -120,7 +103,7 @@ def main(args: Sequence[str] | None = None) -> int:
 )
 @click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
 def _command(**given: Any) -> None:
-    options = _RunOptions(**given)
+    options = SimpleNamespace(**given)
     if math.isnan(options.timeout_s):
         raise ScenarioError("--timeout nan: write seconds")
     build, perform_links = find_build(options.program), find_links(options.links)
@@ -148,7 +131,7 @@ def _warn_of_environment(rank: int) -> None:
             print(f"real: warning: {name} is set: nothing overlaps", file=sys.stderr, flush=True)
 
 
-def _runs(options: _RunOptions) -> list[RunDirectory]:
+def _runs(options: SimpleNamespace) -> list[RunDirectory]:
     """Read the run directories, and refuse those that have a real trace already, unless forced."""
     for path in options.runs:
         if not path.is_dir():
@@ -175,7 +158,7 @@ def _runs(options: _RunOptions) -> list[RunDirectory]:
     return runs
 
 
-def _check_not_measured(run: RunDirectory, options: _RunOptions) -> None:
+def _check_not_measured(run: RunDirectory, options: SimpleNamespace) -> None:
     if (run.path / run_directory.REAL).exists() and not options.force:
         raise ScenarioError(f"{run.path / run_directory.REAL}: is there already; replace it with --force")
 
@@ -185,7 +168,7 @@ def _one(
     run: RunDirectory,
     build: Build | None,
     perform_links: PerformLinks | None,
-    options: _RunOptions,
+    options: SimpleNamespace,
 ) -> None:
     parts, rank = run.path / PARTS, connection.place.rank
     if rank == 0:
@@ -229,7 +212,7 @@ def _one(
 
 
 def _open_input(
-    stack: ExitStack, connection: Connection, run: RunDirectory, options: _RunOptions
+    stack: ExitStack, connection: Connection, run: RunDirectory, options: SimpleNamespace
 ) -> InputReader | None:
     """Open the data set, if there is one to read; all ranks take part."""
     if options.data is None or run.plan.dataset is None:
@@ -265,7 +248,7 @@ class _Counted:
     totals: Mapping[str, int]
 
 
-def _agree(connection: Connection, run: RunDirectory, options: _RunOptions) -> None:
+def _agree(connection: Connection, run: RunDirectory, options: SimpleNamespace) -> None:
     """Refuse ranks that were given different runs: with other delays, say, the trace would tell of none of them."""
     for name, content in run_directory.contents(run.scenario, run.plan, run.delays).items():
         connection.agree(name, hashlib.sha256(content).hexdigest())
@@ -347,7 +330,7 @@ def _read(report: RunReport) -> str:
     return f"; read {read or 'nothing'}" + (f" ({elsewhere:,} elsewhere than planned)" if elsewhere else "")
 
 
-def _hint(run: RunDirectory, options: _RunOptions, counted: _Counted | None) -> str:
+def _hint(run: RunDirectory, options: SimpleNamespace, counted: _Counted | None) -> str:
     """Say why a warm run has read more from storage than its plan says, and what to do; nothing if it has not."""
     dataset = run.plan.dataset
     if counted is None or dataset is None or not dataset.warm or not counted.totals["samples_not_as_planned"]:
