@@ -19,22 +19,11 @@ from typing import Any
 
 import click
 
-from real import models
+from real import jobs, models
 from real.data.filecache import default_folder
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.running import RunReport, check_world, forget, perform
-from real.jobs import (
-    AUTOCAST,
-    Build,
-    PerformLinks,
-    buffers_of,
-    check_links,
-    find_build,
-    find_links,
-    open_links,
-    program_maker,
-)
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, connect, place
 from real.recording.recorder import salvage
@@ -70,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> int:
         f"or MODULE:FUNCTION."
     ),
 )
-@click.option("--precision", type=click.Choice(list(AUTOCAST)), default="fp32", help="Of a model.")
+@click.option("--precision", type=click.Choice(list(jobs.AUTOCAST)), default="fp32", help="Of a model.")
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option(
@@ -106,7 +95,7 @@ def _command(**given: Any) -> None:
     options = SimpleNamespace(**given)
     if math.isnan(options.timeout_s):
         raise ScenarioError("--timeout nan: write seconds")
-    build, perform_links = find_build(options.program), find_links(options.links)
+    build, perform_links = jobs.find_build(options.program), jobs.find_links(options.links)
     here = place(os.environ)
     runs = _runs(options)
     for each in runs:
@@ -144,7 +133,7 @@ def _runs(options: SimpleNamespace) -> list[RunDirectory]:
         raise ScenarioError(f"{where}: no run is labelled {options.label!r}; there are: {labels}")
     for each in runs:
         _check_not_measured(each, options)
-        check_links(each, options.links)
+        jobs.check_links(each, options.links)
         if options.data and each.plan.dataset is None:
             raise ScenarioError(
                 f"{each.path}: its plan reads no data set; give its scenario `data`, or leave --data out"
@@ -166,8 +155,8 @@ def _check_not_measured(run: RunDirectory, options: SimpleNamespace) -> None:
 def _one(
     connection: Connection,
     run: RunDirectory,
-    build: Build | None,
-    perform_links: PerformLinks | None,
+    build: jobs.Build | None,
+    perform_links: jobs.PerformLinks | None,
     options: SimpleNamespace,
 ) -> None:
     parts, rank = run.path / PARTS, connection.place.rank
@@ -181,13 +170,13 @@ def _one(
     with ExitStack() as stack:  # left after the others know of a failure, so that no thread waits any longer
         try:
             source = _open_input(stack, connection, run, options)
-            begins = stack.enter_context(open_links(run, perform_links, rank))
+            begins = stack.enter_context(jobs.open_links(run, perform_links, rank))
             done = perform(
                 connection,
                 run.plan,
                 run.delays,
-                buffers=buffers_of(run.plan, build, with_data=source is not None),
-                program=program_maker(connection, run, build, options.precision, source, options.checkpoints),
+                buffers=jobs.buffers_of(run.plan, build, with_data=source is not None),
+                program=jobs.program_maker(connection, run, build, options.precision, source, options.checkpoints),
                 program_name=options.program if build is None else f"{options.program} {options.precision}",
                 timeout_s=options.timeout_s,
                 parts=parts,

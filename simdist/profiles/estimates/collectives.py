@@ -31,7 +31,7 @@ from simdist.profiles.job.job import TracedJob
 from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.job.matching import Matched, RankClocks
 from simdist.profiles.kineto.columns import Floats, Ints
-from simdist.profiles.kineto.events import CollectiveKind
+from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import listed
 from simdist.settings.units import format_seconds
 

@@ -10,7 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from simdist.profiles.kineto.events import CollectiveKind, Hint
+from simdist.profiles.kineto.events import Hint
+from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective
 from simdist.settings.units import format_share
 

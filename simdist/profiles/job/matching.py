@@ -24,7 +24,7 @@ import numpy as np
 from simdist.errors import TraceError
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats, Ints
-from simdist.profiles.kineto.events import CollectiveKind
+from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, TracedCollective
 from simdist.settings.units import format_seconds
 

@@ -10,18 +10,8 @@ from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.events import (
-    Event,
-    EventKind,
-    Hint,
-    Message,
-    args_of,
-    dtype_of,
-    element_count,
-    hints_of,
-    meaning_of,
-    message_of,
-)
+from simdist.profiles.kineto.events import Event, EventKind, Hint, args_of, hints_of, meaning_of
+from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
 
 #: A number, mostly of seconds, for each of many.
 Floats: TypeAlias = NDArray[np.float64]

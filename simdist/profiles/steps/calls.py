@@ -8,7 +8,8 @@ import numpy as np
 
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
-from simdist.profiles.kineto.events import CollectiveKind, EventKind, Message
+from simdist.profiles.kineto.events import EventKind
+from simdist.profiles.kineto.messages import CollectiveKind, Message
 from simdist.profiles.kineto.reading import Header
 from simdist.profiles.steps.host import Passes, outermost
 from simdist.profiles.steps.model import TracedCollective

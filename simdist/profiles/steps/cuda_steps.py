@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.profiles.kineto.columns import UNKNOWN, EventColumns, Floats, RankEvents
-from simdist.profiles.kineto.events import EventKind, Message
+from simdist.profiles.kineto.events import EventKind
+from simdist.profiles.kineto.messages import Message
 from simdist.profiles.steps.calls import Transfers, backend_transfers
 from simdist.profiles.steps.host import HostRun, host_spans, outermost
 from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, overlaid

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from simdist.profiles.kineto.events import CollectiveKind, Hint
+from simdist.profiles.kineto.events import Hint
+from simdist.profiles.kineto.messages import CollectiveKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.profiles.kineto.columns import EventColumns, Floats
-from simdist.profiles.kineto.events import CollectiveKind, EventKind
+from simdist.profiles.kineto.events import EventKind
+from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.calls import Transfers
 from simdist.profiles.steps.host import HostRun, gaps_between
 from simdist.profiles.steps.phase_spans import Phases, StepPhase, cut
