@@ -40,7 +40,7 @@ from real.data.sources import Sources, decode_image
 from real.data.storages import open_storage
 from real.processes.rendezvous import RankPlace
 from simdist.caching import BatchReads
-from simdist.caching.batches import DISK
+from simdist.caching.lookup import DISK
 from simdist.plan.index import Entry
 
 LEAST_OF_MEMCPY, MOST_OF_DATALOADER = 0.5, 1.1

@@ -740,7 +740,7 @@ _CACHING = (
     Mutant(
         "caching",
         "all nodes shuffle the first part",
-        "simdist/caching/batches.py",
+        "simdist/caching/lookup.py",
         "first = part * size + _least(",
         "first = _least(",
         (*_TEST_CACHING, "-k", "epoch_reads or node_read"),
@@ -748,7 +748,7 @@ _CACHING = (
     Mutant(
         "caching",
         "the last of the samples that are read is lost",
-        "simdist/caching/batches.py",
+        "simdist/caching/lookup.py",
         "held, places = held[held <= most], places[held <= most]",
         "held, places = held[held < most], places[held < most]",
         (*_TEST_CACHING, "-k", "epoch_reads or random_keys"),

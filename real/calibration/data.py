@@ -29,10 +29,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from real.data.board import Want
 from real.data.filecache import FileCache
 from real.data.inputs import open_store
-from real.data.memory import Geometry, MemoryStore
+from real.data.memory import Geometry, MemoryStore, Want
 from real.data.peers import PeerClient, PeerServer
 from real.data.sample_index import SampleIndex
 from real.data.sources import Decode

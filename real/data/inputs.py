@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from real.buffers.memory import Memory
-from real.data.board import Board, wait_until_all_staged
 from real.data.filecache import FileCache, cold_folder, default_folder, folder_of_set, warm_folder
 from real.data.loader import Loader, LoaderLimits
-from real.data.memory import Geometry, MemoryStore
+from real.data.memory import Board, Geometry, MemoryStore, wait_until_all_staged
 from real.data.peers import PeerClient, PeerServer, connections_per_peer, key_of, most_connections, raise_file_limit
 from real.data.sample_index import SampleIndex, check_index
 from real.data.sources import Sources, choose_decode, sample_shape

@@ -31,15 +31,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from real.data.board import Board, Want, wait_for
 from real.data.filecache import FileCache
-from real.data.memory import MemoryStore
+from real.data.memory import Board, MemoryStore, Want, wait_for
 from real.data.peers import PeerClient
 from real.data.sources import Sources
 from real.processes.rendezvous import RankPlace
 from real.recording.timing import give_way
 from simdist.caching import BatchReads
-from simdist.caching.batches import DISK, MEMORY, PEER, STORAGE
+from simdist.caching.lookup import DISK, MEMORY, PEER, STORAGE
 from simdist.errors import RunError
 from simdist.plan import LEVELS
 

@@ -3,11 +3,6 @@
 A peer that is dead, slow or without the sample is no error: the answer is `not there`, the caller reads the sample from
 somewhere else. The same holds for strangers, and for other data sets.
 
-**Hello.** Samples in memory bear no checksum, and the port of a node that is gone may be taken by another program. So
-each side proves that it knows the key of the run and data set, without sending it: HMAC-SHA256(key, side). The client
-begins; a server does not answer without proof. This keeps out strangers, other runs and other data sets. It hides
-nothing from who listens on the way between nodes: run on a network that you trust. Source: RFC 2104 (HMAC).
-
 **Requests.** As often as it likes, a client then sends a head and so many wants. The server answers with one byte per
 want, 1 if it has the sample; then the samples that it has, from where they lie; then one byte for each of these, 1 if
 it was still the same sample when the last of it had been sent. Numbers are little-endian.
@@ -28,8 +23,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from real.data.board import Want, wait_for
-from real.data.memory import Loan, MemoryStore, Pixels, flat
+from real.data.memory import Loan, MemoryStore, Pixels, Want, flat, wait_for
 from real.processes.messages import hear_hello, hello, receive, send
 from simdist.errors import RunError
 

@@ -17,7 +17,7 @@ from PIL import Image
 from real.data.filecache import FileCache
 from real.data.sample_index import SampleIndex
 from real.data.storages import DataStorage, read_sample
-from simdist.caching.batches import DISK, STORAGE
+from simdist.caching.lookup import DISK, STORAGE
 from simdist.errors import RunError, ScenarioError
 
 # Decodes a file into an array of a sample's shape; the name is for errors. Several threads call it at once.

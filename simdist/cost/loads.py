@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.caching import BatchReads, look_up, staged_samples
-from simdist.caching.batches import DISK, MEMORY, PEER, STORAGE
+from simdist.caching.lookup import DISK, MEMORY, PEER, STORAGE
 from simdist.cost.costs import Stage, Transfer
 from simdist.cost.topology import Topology
 from simdist.errors import PlanError

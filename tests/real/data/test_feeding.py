@@ -23,7 +23,6 @@ from data_runs import Looking, Still  # noqa: E402
 
 from real import jobs  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
-from real.data.board import Board, wait_until_all_staged  # noqa: E402
 from real.data.filecache import (  # noqa: E402
     FileCache,
     cold_folder,
@@ -38,6 +37,7 @@ from real.data.inputs import (  # noqa: E402
     most_kept,
 )
 from real.data.loader import LoadCounts  # noqa: E402
+from real.data.memory import Board, wait_until_all_staged  # noqa: E402
 from real.data.sample_index import SampleIndex, check_index, make_index  # noqa: E402
 from real.data.sources import choose_decode, decode_image, decode_raw, sample_shape  # noqa: E402
 from real.data.tallies import Tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402

@@ -27,7 +27,7 @@ from real.data.sources import Sources, decode_image, decode_raw
 from real.data.storages import DataStorage
 from real.processes.rendezvous import RankPlace
 from simdist.caching import BatchReads, look_up
-from simdist.caching.batches import DISK, STORAGE
+from simdist.caching.lookup import DISK, STORAGE
 from simdist.errors import RunError
 from simdist.plan import Buffer, Dataset, Load, Plan
 from simdist.plan.index import Entry

@@ -16,10 +16,8 @@ import pytest
 from processes import reserved_port, run, start
 from watched_peers import WatchedPeers
 
-from real.data import board as boards
 from real.data import memory
-from real.data.board import Board, Want, wait_for
-from real.data.memory import Geometry, MemoryStore
+from real.data.memory import Board, Geometry, MemoryStore, Want, wait_for
 from real.data.peers import (
     HEAD,
     MOST_WAIT_S,
@@ -283,7 +281,7 @@ def test_wait_finds_a_sample_that_came_while_its_rank_passed():
 
 
 def test_wait_ends_when_time_is_over_or_the_run_is(monkeypatch):
-    monkeypatch.setattr(boards, "_LOOK_AGAIN_S", 1e-4)
+    monkeypatch.setattr(memory, "_LOOK_AGAIN_S", 1e-4)
     assert not wait_for(Want(0, 0, 4), lambda _: False, board_of(1), wait_s=0.001, stop=NEVER)
     over = threading.Event()
     over.set()
