@@ -426,7 +426,7 @@ def test_damaged_files_are_read_again_and_put_back(tmp_path, damage):
         cluster.run(first=per_epoch)
         n_new = planned(plan)[per_epoch:, :, STORAGE].sum()
         assert cluster.n_elsewhere == len(cluster.storage.reads) - n_new
-        assert 0 < cluster.n_elsewhere <= 5
+        assert 0 < cluster.n_elsewhere <= 2 * 5  # both ranks may find a file damaged at once
 
 
 def test_disk_that_is_full_only_costs_time(tmp_path, monkeypatch):
