@@ -7,8 +7,8 @@ Usage, from the root of the repository, with torch 2.x installed (no weights, no
 
 Each model is written from its paper, in `real.models` if it can be run and else here, and built on torch's `meta`
 device, where tensors have shapes but no values. One sample runs forward, and hooks note every parameter in the order in
-which it is first used: a row is `name,count,flops`. The rules, chosen so that a backward pass which walks the rows from
-last to first finishes every gradient at the right moment:
+which it is first used: a row is `name,count,flops,rows`. The rules, chosen so that a backward pass which walks the rows
+from last to first finishes every gradient at the right moment:
 
 * `flops` is 2 x the multiply-adds of the convolution or matrix product that uses the weight, for one sample.
 * Biases, normalisations, embeddings, activations and pooling count 0: they cost memory traffic, not arithmetic.
@@ -37,7 +37,7 @@ from real.models.gpt import MatrixProduct, ScaledDotProduct, feed_forward  # noq
 
 WORKLOADS = ROOT / "simdist" / "scenario" / "presets" / "workloads"
 
-Row = tuple[str, int, int]
+Row = tuple[str, int, int, int]
 
 # --- models that are counted, but not run ------------------------------------------------------------------------
 
@@ -175,15 +175,16 @@ def flops(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> int:
 
 
 def count_tensors(model: nn.Module, sample: Tensor) -> list[Row]:
-    """(name, elements, forward FLOPs per sample) of every parameter, in the order of first use."""
+    """(name, elements, forward FLOPs per sample, first dimension) of every parameter, in the order of first use."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     counts: dict[str, int] = {}
+    first: dict[str, int] = {}
     spent: dict[str, int] = {}
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         owned = [(names[id(parameter)], parameter) for parameter in module.parameters(recurse=False)]
         for name, parameter in owned:
-            counts[name], spent[name] = parameter.numel(), 0
+            counts[name], spent[name], first[name] = parameter.numel(), 0, parameter.shape[0]
         target = owned[0][0] if owned else next(reversed(counts))
         spent[target] += flops(module, inputs, output)
 
@@ -196,7 +197,7 @@ def count_tensors(model: nn.Module, sample: Tensor) -> list[Row]:
     unused = set(names.values()) - set(counts)
     if unused:
         raise RuntimeError(f"the forward pass never uses {sorted(unused)}")
-    return [(name, counts[name], spent[name]) for name in counts]
+    return [(name, counts[name], spent[name], first[name]) for name in counts]
 
 
 IMAGE = (3, 224, 224)
@@ -229,7 +230,7 @@ def rows_of(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> list[Row]
 
 def verify(name: str, rows: Iterable[Row], n_parameters: int, multiply_adds: float) -> list[str]:
     """Disagreements with the expected totals: parameters exactly, multiply-adds to 1 %."""
-    total_count, total_flops = (sum(column) for column in list(zip(*rows, strict=True))[1:])
+    total_count, total_flops = (sum(column) for column in list(zip(*rows, strict=True))[1:3])
     print(f"{name:13} {total_count:>11,} parameters {total_flops / 1e9:8.3f} GFLOP forward")
     wrong = []
     if total_count != n_parameters:
@@ -241,7 +242,7 @@ def verify(name: str, rows: Iterable[Row], n_parameters: int, multiply_adds: flo
 
 def to_csv(rows: Iterable[Row]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([("name", "count", "flops"), *rows])
+    csv.writer(text, lineterminator="\n").writerows([("name", "count", "flops", "rows"), *rows])
     return text.getvalue()
 
 

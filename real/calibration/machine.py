@@ -16,6 +16,7 @@ from real import models
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_rows
 from real.execution.running import perform
+from real.kernels.lowrank import orthonormalize
 from real.processes.launch import Connection
 from real.programs.base import Program
 from real.programs.emulated import EmulatedProgram
@@ -29,6 +30,7 @@ from simdist.settings.precision import Utilization
 Precision: TypeAlias = Literal["fp32", "bf16"]
 
 _GPU_NBYTES, _CPU_NBYTES = 2**29, 2**26  # several times the caches
+_FACTOR = (4096, 4)  # of PowerSGD
 _N_COPIES = 10
 _N_IDLE, _IDLE_S = 100, 2e-3
 _N_WARM_UP, _LEAST_STEPS, _MOST_STEPS = 3, 5, 200
@@ -74,18 +76,22 @@ def source(connection: Connection, n_nodes: int) -> str:
 
 
 def measure_device(connection: Connection) -> Device:
-    """Measure a copy within memory, and one from the host to a GPU, on all ranks at once."""
+    """Measure a copy within memory, one from the host to a GPU, and PowerSGD's kernel, on all ranks at once."""
     device = connection.device
     nbytes = _GPU_NBYTES if device.type == "cuda" else _CPU_NBYTES
     src, dst = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
     connection.barrier("memory bandwidth")
-    memory_Bps = 2 * nbytes / _median_of_ranks(_copy_s(src, dst))
+    memory_Bps = 2 * nbytes / _median_of_ranks(_laps_s(device, lambda: dst.copy_(src)))
+    factor = torch.randn(_FACTOR, device=device)
+    connection.barrier("columns made orthonormal")
+    column_s = _median_of_ranks(_laps_s(device, lambda: orthonormalize(factor))) / _FACTOR[1]
+    found = Device(name=device_name(device), memory_bandwidth_Bps=memory_Bps, orthonormalize_s=column_s)
     if device.type != "cuda":
-        return Device(name=device_name(device), memory_bandwidth_Bps=memory_Bps)
+        return found
     pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
     connection.barrier("host bandwidth")
-    host_Bps = nbytes / _median_of_ranks(_copy_s(pinned, dst))
-    return Device(name=device_name(device), memory_bandwidth_Bps=memory_Bps, host_bandwidth_Bps=host_Bps)
+    host_Bps = nbytes / _median_of_ranks(_laps_s(device, lambda: dst.copy_(pinned, non_blocking=True)))
+    return found.model_copy(update={"host_bandwidth_Bps": host_Bps})
 
 
 def measure_handover(connection: Connection) -> float:
@@ -214,12 +220,12 @@ class _Timer:
         return tuple(a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:], strict=False))
 
 
-def _copy_s(src: torch.Tensor, dst: torch.Tensor) -> float:
-    """Return the median seconds of a copy on this rank."""
-    timer, laps_s = _Timer(dst.device), []
+def _laps_s(device: torch.device, act: Callable[[], object]) -> float:
+    """Return the median seconds of something on this rank."""
+    timer, laps_s = _Timer(device), []
     for _ in range(_N_COPIES + 1):
         timer.start()
-        dst.copy_(src, non_blocking=True)
+        act()
         timer.lap()
         laps_s.append(timer.laps_s()[0])
     return statistics.median(laps_s[1:])

@@ -62,7 +62,7 @@ _OF_PASSES = (
 )
 
 
-_ALLOWED = ("fp16", "servers", "overlap", "diloco")
+_ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco")
 
 
 @click.command("tune")
@@ -79,9 +79,7 @@ _ALLOWED = ("fp16", "servers", "overlap", "diloco")
 @click.option("--checkpoint-every", metavar="K,...", help="Steps between checkpoints to try, e.g. 100,500.")
 @click.option("--checkpoint-mode", multiple=True, type=click.Choice(get_args(Mode)), help="How to write them; repeat.")
 @click.option("--only", multiple=True, type=click.Choice(KINDS), help="Only schedules of this kind; may be repeated.")
-@click.option(
-    "--allow", multiple=True, type=click.Choice(_ALLOWED), help="Also try fp16, servers, late averages, DiLoCo."
-)
+@click.option("--allow", multiple=True, type=click.Choice(_ALLOWED), help="Also try these; repeat.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
 @click.option("--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Of the finalists; 20, of recordings 200.")
 @click.option("--search-seeds", "n_search_seeds", type=click.IntRange(1, 1_000_000), default=5, help="Of the search.")
@@ -136,6 +134,7 @@ def command(
         checkpoint_mode,
         "overlap" in allow,
         "diloco" in allow,
+        "shared-updates" in allow,
     )
     wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)

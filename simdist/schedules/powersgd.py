@@ -1,5 +1,6 @@
 """PowerSGD: gradients of matrices travel as factors of low rank."""
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, final
 
 import numpy as np
@@ -85,6 +86,16 @@ class PowerSGD(GradientSchedule):
         """Project, all-reduce P, project on that, average Q, multiply."""
         return self._exchange(sent, number, job, None)
 
+    def sent_share(self, counts: Sequence[int], rows: Sequence[int]) -> float:
+        """Return what is sent of tensors, by their elements and rows, as a share of all elements, after the warm-up."""
+        tensors = zip(rows, counts, strict=True)
+        return sum(self._factor_count(n, count // n) or count for n, count in tensors) / sum(counts)
+
+    def _factor_count(self, rows: int, columns: int) -> int:
+        """Return the elements of both factors of a matrix; 0 if it is sent as it is."""
+        count = min(rows, columns, self.rank) * (rows + columns)
+        return count if count * self.min_compression_rate < rows * columns else 0
+
     def _exchange(self, sent: Buffer, number: int, job: Job, seed: int | None) -> Exchange:
         matrices = self.matrices(sent, job)
         world = Group(job.world_size)
@@ -121,7 +132,7 @@ class PowerSGD(GradientSchedule):
         for tensor in reversed(range(first, last) if job.tensor_rows else ()):
             rows, count = job.tensor_rows[tensor], job.tensor_counts[tensor]
             columns, end = count // rows, end - count
-            rank = min(rows, columns, self.rank)
-            if (rows + columns) * rank * self.min_compression_rate < count:
-                found.setdefault((rows, columns), []).append(Matrix(end, rows, columns, rank))
+            if self._factor_count(rows, columns):
+                matrix = Matrix(end, rows, columns, min(rows, columns, self.rank))
+                found.setdefault((rows, columns), []).append(matrix)
         return tuple(matrix for alike in found.values() for matrix in alike)

@@ -10,6 +10,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import Mode
 from simdist.schedules import Schedule, kinds
 from simdist.schedules.job import POLICIES
+from simdist.schedules.powersgd import PowerSGD
 from simdist.settings.base import Settings
 from simdist.studies.proposals import Levels
 
@@ -24,7 +25,7 @@ AVERAGING = ("local_sgd", "hierarchical_sgd", "diloco")
 _OUTER = "diloco"  # what is learnt depends on another optimizer
 _DENSE = ("sync", "torus")
 _SERVERS = ("parameter_server",)
-_SPARSE = ("hitopk", "gtopk", "naive_ag")
+_SPARSE = ("hitopk", "gtopk", "naive_ag", "powersgd")  # which send a part of the gradient, entries or factors
 #: Kinds that are tuned.
 KINDS = (*_DENSE, *AVERAGING, *_SERVERS, *_SPARSE)
 
@@ -33,6 +34,7 @@ _CHECKPOINT = "checkpoint_"  # settings of the scenario's checkpoint begin with 
 _MIB = 1024**2
 _BUCKETS: tuple[Value, ...] = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)
 _SPARSE_BUCKETS: tuple[Value, ...] = (25 * _MIB, None)
+_RANKS = (1, 2, 4, 8, 16, 32)
 _DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)
 _PREFETCH = (1, 2, 4, 8)
 _OVERLAPS: tuple[Value, ...] = (0, 1, 2, 4)
@@ -171,6 +173,7 @@ class Extras:
         min_density: Least share of a gradient that may be sent; None: all of it is, so no schedule is sparse.
         allows_fp16: Gradients may be sent in half precision.
         allows_servers: There may be parameter servers.
+        allows_shared_updates: Ranks may share updates.
         micro_batches: Numbers of micro-batches of a step; if any, times are compared per micro-batch. None: the
             scenario's own.
         checkpoint_every: Steps between checkpoints to try; the scenario's own if empty.
@@ -188,6 +191,7 @@ class Extras:
     checkpoint_mode: tuple[Mode, ...] = ()
     allows_overlap: bool = False
     allows_diloco: bool = False
+    allows_shared_updates: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds that may be tried.
@@ -223,6 +227,10 @@ def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices,
     if extras.min_density is not None:
         least = extras.min_density
         values["density"] = (least, *(density for density in _DENSITIES if density > least))
+        tensors = workload.tensor_counts, workload.tensor_rows
+        values["rank"] = [rank for rank in _RANKS if PowerSGD(rank=rank).sent_share(*tensors) >= least] or _RANKS[-1:]
+    if extras.allows_shared_updates and workload.optimizer != "lars" and kind not in _SERVERS:
+        values["shared_update"] = (False, True)
     found = [Choices(name, tuple(values[name]), fields[name].default) for name in values if name in fields]
     if "intra_node_gradients" in fields:
         has_levels = 1 < cluster.gpus_per_node < cluster.world_size

@@ -19,6 +19,7 @@ from trainings import LATE, SCHEDULES, Training, assert_equal
 from simdist.schedules import LocalSGD, Sync
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
+from simdist.schedules.powersgd import PowerSGD
 
 torch = pytest.importorskip("torch")
 from real.checkpoints import checkpoint  # noqa: E402
@@ -123,6 +124,18 @@ def test_compression_goes_on_to_the_last_bit(four: Pool, schedule, optimizer: st
     expected = four.run(loops.train, loop)
     four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path, stop_before=6))
     assert_equal(four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path)), expected)
+
+
+def test_factors_go_on_to_the_last_bit(four: Pool, tmp_path: Path) -> None:
+    """Q and the residual belong to the state; the step that draws Q may come before the checkpoint, or after it."""
+    for name, warmup_steps in (("before", 2), ("after", 6)):
+        schedule = PowerSGD(
+            rank=2, min_compression_rate=0.5, warmup_steps=warmup_steps, first_bucket_nbytes=100, bucket_nbytes=300
+        )
+        loop = Loop(schedule, Training(), 9)
+        expected = four.run(loops.train, loop)
+        four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path / name, stop_before=6))
+        assert_equal(four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path / name)), expected)
 
 
 def test_residuals_belong_to_the_state(pools: dict[int, Pool], tmp_path: Path) -> None:

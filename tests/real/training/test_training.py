@@ -24,6 +24,7 @@ from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
 from simdist.schedules.naive_ag import NaiveAllGather
 from simdist.schedules.parameter_server import ParameterServer
+from simdist.schedules.powersgd import PowerSGD
 from simdist.schedules.torus import Torus
 from simdist.traces.trace import Trace
 
@@ -38,6 +39,7 @@ GRADIENT_SCHEDULES: list[Schedule] = [
     NaiveAllGather(density=0.1, **SMALL),
     HiTopK(density=0.2, warmup_steps=2, **SMALL),
     GTopK(density=0.2, **SMALL),
+    PowerSGD(rank=2, min_compression_rate=0.5, warmup_steps=2, **SMALL),
 ]
 MODELS = ["mlp", "frozen", "tied", "conv", "dropout", "one rank uses it", "even backwards"]
 STAND_FOR_OTHERS = {(0, model) for model in MODELS} | {(1, model) for model in MODELS[::2]}
