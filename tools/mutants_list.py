@@ -590,6 +590,14 @@ _SCHEDULES = (
     ),
     Mutant(
         "schedules",
+        "Q is drawn anew in every step",
+        _SCHEDULES_AT + "powersgd.py",
+        "return self._exchange(sent, number, job, None)",
+        "return self.first_exchange(sent, number, job)",
+        ("tests/real/execution/test_schedule_values.py", "-k", "powersgd_is_that_of_torch"),
+    ),
+    Mutant(
+        "schedules",
         "an anchor moves without the average of the outer gradients",
         _SCHEDULES_AT + "diloco.py",
         "*(ops.AllReduce(name, group, algorithm=self.algorithm) for name in sent.values()),",
@@ -774,6 +782,14 @@ _PROOF = (
         'state[name] = self._value(name, {Tag("used"): self._own})',
         "state[name] = self._value(name, {})",
         _TEST_PROOF,
+    ),
+    Mutant(
+        "proof",
+        "ranks may project on different factors",
+        _PROVER,
+        "if any((each.numerators != each.numerators[:1]).any() for each in state[name].weights.values()):",
+        "if False:",
+        (*_TEST_PROOF, "-k", "powersgd"),
     ),
     Mutant(
         "proof",

@@ -111,6 +111,11 @@ def _updated(op: ops.Optimize | ops.TrustRatios, state: State) -> tuple[Value, .
     return tuple(state[name] for name in (*op.params, *op.grads))
 
 
+def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
+    pairs = [(each.numerators, other[tag].numerators) for tag, each in one.items() if tag in other]
+    return one.keys() == other.keys() and all((a * b.sum() == b * a.sum()).all() for a, b in pairs)
+
+
 def _share_text(divisor: int) -> str:
     return f"keeping 1/{divisor}" if divisor > 1 else "keeping all"
 
@@ -140,6 +145,7 @@ class _Proof:
         self._combines, self._oldest = any(isinstance(op, ops.Combine) for op in distinct), _OLDEST
         self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
         self._asked: tuple[Value | None, bool] = None, False
+        self._updated: set[str] = set()  # parameters of which ranks have updated slices in this step
         self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
         self._saved: list[tuple[int, str, Value]] = []  # position of a `Save` of this step, buffer and contents
         self._n_passes = self._n_declared = 0  # forward passes of this step so far, and in all
@@ -177,6 +183,7 @@ class _Proof:
 
     def _step(self, state: State, step: int, body: int, declared: Result) -> State:
         self._rated, self._saved = [], []
+        self._updated.clear()
         self._n_passes, self._n_declared = 0, declared.micro_batches
         enter = ops.entering(self._plan.bodies[body])
         self._entered = self._without(enter.absent if enter else ())
@@ -247,6 +254,9 @@ class _Proof:
                 self._use_batch(op.src, state)
             case ops.Optimize() if op.slices:
                 for param, grad, updated in zip(op.params, op.grads, op.slices, strict=True):
+                    if param in self._updated:
+                        raise _BrokenError(f"updates {param} twice in a step")
+                    self._updated.add(param)
                     state[updated] = self._shared_update(op, state[param], state[grad])
             case ops.Optimize():
                 if op.ratios:
@@ -310,8 +320,8 @@ class _Proof:
             case "product":
                 self._demand_alike(op.left, state)
                 product = state[op.right]
-                if product.weights.keys() != state[op.left].weights.keys():
-                    raise _BrokenError(f"{op.left} and {op.right} are factors of different gradients")
+                if not _in_proportion(state[op.left].weights, product.weights):
+                    raise _BrokenError(f"{op.left} and {op.right} are factors of different gradients, or ranks")
                 if any(not same(state[name].weights, product.weights) for name in op.others):
                     raise _BrokenError(f"{op.rest} is not the mean over the same ranks as {op.right}")
                 state[op.residual] = self._kept(op.residual, op.grad, state)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simdist.cost import Local, price
-from simdist.plan import Buffer, Merge, Op, Pack, Plan, Tick, TrustRatios, Unpack
+from simdist.plan import Buffer, LowRank, Matrix, Merge, Op, Optimize, Pack, Plan, Tick, TrustRatios, Unpack
 from simdist.plan.group import Group
 from simdist.plan.ops import tick_s
 from simdist.scenario.cluster import Cluster, Device, Link
@@ -25,13 +25,19 @@ BUFFERS = (
     Buffer("many", 40, sparse=True, initialized=True),
     Buffer("few", 20, sparse=True),
     *(Buffer(f"ratios.{n}", n) for n in range(1, 6)),
+    Buffer("left", 2 * (10 + 5), initialized=True),
+    Buffer("right", 2 * (8 + 4), initialized=True),
+    Buffer("rest", 110 - 80 - 20),
+    Buffer("kept.110", 110, initialized=True),
+    Buffer("slice.0", 55),
 )
+MATRICES = (Matrix(0, 10, 8, 2), Matrix(90, 5, 4, 2))
 PARAMS, GRADS = ("param.0", "param.1"), ("grad.0", "grad.1")
 
 
-def seconds_of(op: Op, *, world_size: int = 1, rate_Bps: float = RATE_BPS) -> object:
+def seconds_of(op: Op, *, world_size: int = 1, rate_Bps: float = RATE_BPS, **settings: object) -> object:
     ideal = Link.ideal()
-    device = Device(memory_bandwidth_Bps=rate_Bps)
+    device = Device(memory_bandwidth_Bps=rate_Bps, **settings)
     cluster = Cluster(nodes=world_size, gpus_per_node=1, fabric=ideal, network=ideal, device=device)
     plan = Plan.from_steps("one", world_size=world_size, buffers=BUFFERS, steps=[(op,)])
     cost = price(plan, cluster, WORKLOAD).of[op]
@@ -77,6 +83,29 @@ def test_trust_ratios_read_parameters_and_gradients_of_the_members_share(
 def test_trust_ratios_of_some_parameters_read_only_those() -> None:
     op = TrustRatios(("param.1",), ("grad.1",), "ratios.2", Group(2))  # of tensors of 30, 60 and 5 elements
     np.testing.assert_allclose(seconds_of(op, world_size=2), 2 * 4 * np.array([90, 5]) / RATE_BPS, rtol=1e-12)
+
+
+def low_rank(stage: str) -> LowRank:
+    return LowRank(stage, "grad.0", "kept.110", "left", "right", MATRICES, "rest")
+
+
+def test_stages_of_powersgd_pass_over_matrices_and_multiply_by_factors() -> None:
+    """100 elements of 4 bytes, factors of 2 (10 + 8) and 2 (5 + 4); beside them 10 elements that are no such matrix."""
+    product = 4 * (100 + 54)
+    column = {"left": 4 * (8 + 4) * (3 * 2 + 4), "right": 4 * (10 + 5) * (3 * 2 + 4)}  # by Gram-Schmidt
+    assert seconds_of(low_rank("left")) == pytest.approx((3 * 400 + product + column["left"]) / RATE_BPS)
+    assert seconds_of(low_rank("right")) == pytest.approx((product + column["right"]) / RATE_BPS)
+    assert seconds_of(low_rank("product")) == pytest.approx((3 * 400 + product + 2 * 40) / RATE_BPS)
+    measured = seconds_of(low_rank("right"), orthonormalize_s=3e-3)
+    assert measured == pytest.approx(product / RATE_BPS + 4 * 3e-3)  # 2 columns of each of 2 matrices
+    slow = seconds_of(low_rank("product"), peak_flops=100.0)
+    assert slow == pytest.approx((3 * 400 + 2 * 40) / RATE_BPS + 2 * 2 * 100 / 100.0)
+
+
+def test_a_shared_update_takes_its_share() -> None:
+    alone = seconds_of(Optimize(("param.0",), ("grad.0",)))
+    shared = Optimize(("param.0",), ("grad.0",), slices=("slice.0",), shared_by=Group(2))
+    assert seconds_of(shared, world_size=2) == pytest.approx(alone / 2)
 
 
 def test_a_tick_takes_no_time_by_itself() -> None:

@@ -45,6 +45,11 @@ BUFFERS = (
 )
 FIRST = ops.Wait("param")
 
+
+def low_rank(*matrices: ops.Matrix) -> ops.LowRank:
+    return ops.LowRank("left", "whole", "residual", "slice", "slice", matrices, seed=1)
+
+
 ILLEGAL: dict[str, ops.Op] = {  # what is wrong with each: golden/messages.txt
     "reads a buffer that is not declared": ops.Save(("velocity",)),
     "writes a buffer that is not declared": ops.Forward(("param",), ("logits",)),
@@ -134,6 +139,27 @@ ILLEGAL: dict[str, ops.Op] = {  # what is wrong with each: golden/messages.txt
         "grad.0", Group(4), "mean", "server", ops.Servers((4, 4), (0,))
     ),
     "one member as two servers": ops.AllReduce("grad.0", Group(4), "mean", "server", ops.Servers((4, 4), (2, 2))),
+    "shared update over a group that does not divide": ops.Optimize(
+        ("momentum.0",), ("momentum.0",), slices=("slice",), shared_by=Group(3)
+    ),
+    "shared update with trust ratios": ops.Optimize(
+        ("momentum.0",), ("momentum.0",), "one_ratio", slices=("slice",), shared_by=Group(1)
+    ),
+    "shared update to fewer slices than parameters": ops.Optimize(
+        ("param", "momentum.0"), ("grad.0",), slices=("slice",), shared_by=Group(4)
+    ),
+    "shared update to slices of another size": ops.Optimize(
+        ("momentum.0",), ("momentum.0",), slices=("slice",), shared_by=Group(2)
+    ),
+    "shared update of what is no parameter": ops.Optimize(
+        ("whole",), ("whole",), slices=("slice",), shared_by=Group(4)
+    ),
+    "shared update with gradients of other length": ops.Optimize(("momentum.0",), ("grad.0",), slices=("slice",)),
+    "matrix beside its bucket": low_rank(ops.Matrix(10, 4, 4, 1)),
+    "matrices that overlap": low_rank(ops.Matrix(0, 2, 4, 1), ops.Matrix(4, 2, 4, 1)),
+    "factors of more columns than the matrix": low_rank(ops.Matrix(0, 2, 8, 3)),
+    "factors of another size": low_rank(ops.Matrix(0, 2, 8, 1)),
+    "tensors beside the matrices that go nowhere": low_rank(ops.Matrix(0, 3, 3, 1)),
     "server outside the group": ops.AllReduce("grad.0", Group(4), "mean", "server", ops.Servers((4, 4), (0, 4))),
 }
 for _algorithm in ("double_tree", "hierarchical", "server"):

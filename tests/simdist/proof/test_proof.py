@@ -584,6 +584,7 @@ JOB = Job(
     ranks_per_node=4,
     n_steps=9,
     tensor_counts=(300_000, 300_000, 8),
+    tensor_rows=(500, 100, 8),
     batch_nbytes=64,
     input_path=STORAGE,
     run_ahead_steps=1,
@@ -606,10 +607,11 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
                 for group in OTHER_GROUPS:
                     if group != op.group:
                         yield f"{op_text(op)} over {group}", (*before, dataclasses.replace(op, group=group), *after)
-                if op.group.size > 1:
+                if op.group.size > 1 and op.reduction == "mean":
                     summed = dataclasses.replace(op, reduction="sum")
                     yield f"sum in {op_text(op)}", (*before, summed, *after)
                     yield f"{op_text(op)} again by sum", (*before, op, summed, *after)
+                if op.group.size > 1:
                     yield f"{op_text(op)} by reduce", (*before, ops.Reduce(op.buffer, op.group), *after)
                     yield f"{op_text(op)} by broadcast", (*before, ops.Broadcast(op.buffer, op.group), *after)
                 others = {each.buffer for each in body if isinstance(each, ops.AllReduce)} - {op.buffer, "flat"}
