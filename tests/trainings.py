@@ -4,7 +4,7 @@ import functools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -472,3 +472,47 @@ LATE: list[Schedule] = [
 def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
     for each, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(each, other)
+
+
+def by_arrival(
+    plan: Plan, training: Training, slow: Mapping[int, Collection[int]], delay_s: float, step_s: float = 0.0
+) -> tuple[np.ndarray, Mapping[int, tuple[int, ...]]]:
+    """Train on this rank, where ranks are slow in some steps; return parameters, and on rank 0 who was late.
+
+    Args:
+        plan: Drops the late.
+        training: The training.
+        slow: Rank -> steps in which it takes `delay_s` more.
+        delay_s: Seconds.
+        step_s: Seconds that every step takes on every rank.
+    """
+    rank = dist.get_rank()
+    module, optimizer = training.make(rank)
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+
+    def batch(number: int) -> tuple[Tensor, Tensor]:
+        step, number_in_step = divmod(number, training.micro_batches)
+        if number_in_step == 0:
+            time.sleep(step_s + delay_s * (step in slow.get(rank, ())))
+        return training.batch(number, rank)
+
+    program = ModuleProgram(plan, module, loss, optimizer, batch, memory, device=CPU, rank=rank)
+    torch.manual_seed(rank)
+    world = ProcessWorld(groups_of(plan), timeout_s=30.0)
+    _execute(plan, program, memory, world, False)
+    dist.barrier()
+    return _vector(module), world.late(plan)
+
+
+def comes_alone(ranks: Collection[int], n_first: int, timeout_s: float) -> str:
+    """Let some ranks come to an exchange of more; return what they are told."""
+    world = ProcessWorld([Group(dist.get_world_size())], timeout_s=timeout_s)
+    arrivals = world._arriving()
+    try:
+        if dist.get_rank() in ranks:
+            arrivals.sum_of_first(torch.ones(3), dist.get_world_size() - n_first)
+        return ""
+    except RunError as error:
+        return str(error)
+    finally:
+        dist.barrier()

@@ -766,13 +766,31 @@ _CACHING = (
 _PROVER, _SYMBOLS = "simdist/proof/prover.py", "simdist/proof/symbols.py"
 _TEST_PROOF = ("tests/simdist/proof/test_proof.py",)
 
+_TEST_BACKUP = ("tests/simdist/schedules/test_backup_workers.py",)
+
 _PROOF = (
+    Mutant(
+        "proof",
+        "the mean over the first to come is over all",
+        _PROVER,
+        "divisor = n_in if mean else 1",
+        "divisor = op.group.size if mean else 1",
+        _TEST_BACKUP,
+    ),
+    Mutant(
+        "engines",
+        "a late rank computes steps that are over",
+        "simdist/engines/recurrence.py",
+        "if sits_out.any():",
+        "if sits_out.all():",
+        _TEST_BACKUP,
+    ),
     Mutant(
         "proof",
         "declared means are those over the world",
         _PROVER,
-        "weights.denominator * group.size)",
-        "weights.denominator * self._plan.world_size)",
+        "weights.denominator * (group.size - drop))",
+        "weights.denominator * (self._plan.world_size - drop))",
         _TEST_PROOF,
     ),
     Mutant(

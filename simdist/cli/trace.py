@@ -1,6 +1,7 @@
 """`simdist trace`."""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -8,6 +9,7 @@ import click
 from simdist.cli import common, inputs
 from simdist.errors import ScenarioError
 from simdist.plan import load
+from simdist.plan.walk import drops_late
 from simdist.runs import run_directory
 from simdist.traces.chrome import chrome_trace, write_chrome
 from simdist.traces.trace import Trace
@@ -56,7 +58,11 @@ def command(
         "world_size": loaded.plan.world_size,
         **common.picked(loaded, "source", "makespan_s"),
     }
-    session.result(document, f"{path}, {loaded.source}: open {chrome} in https://ui.perfetto.dev")
+    late = Counter(rank for row in drops_late(loaded.plan) for rank in loaded.late.get(row, ()))
+    if late:
+        document["late_steps"] = {str(rank): n_late for rank, n_late in sorted(late.items())}
+    said = "".join(f"\nrank {rank} was late in {n_late} of {n_steps} steps" for rank, n_late in sorted(late.items()))
+    session.result(document, f"{path}, {loaded.source}: open {chrome} in https://ui.perfetto.dev{said}")
 
 
 def _load(path: Path, which: str | None) -> tuple[Path, Trace]:

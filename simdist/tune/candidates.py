@@ -26,8 +26,9 @@ _OUTER = "diloco"  # what is learnt depends on another optimizer
 _DENSE = ("sync", "torus")
 _SERVERS = ("parameter_server",)
 _SPARSE = ("hitopk", "gtopk", "naive_ag", "powersgd")  # which send a part of the gradient, entries or factors
+_DROPPING = ("backup_workers",)
 #: Kinds that are tuned.
-KINDS = (*_DENSE, *AVERAGING, *_SERVERS, *_SPARSE)
+KINDS = (*_DENSE, *AVERAGING, *_SERVERS, *_DROPPING, *_SPARSE)
 
 _PASSES = "micro_batches"  # a setting of the workload
 _CHECKPOINT = "checkpoint_"  # settings of the scenario's checkpoint begin with it
@@ -40,6 +41,7 @@ _PREFETCH = (1, 2, 4, 8)
 _OVERLAPS: tuple[Value, ...] = (0, 1, 2, 4)
 _FRAGMENTS: tuple[Value, ...] = (1, 2, 4)
 _TIMES_READERS = (1, 2, 4)
+_BACKUP_PARTS = (8, 16, 32, 64)  # one rank in so many is dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class Extras:
     """Which schedules may be tried.
 
     Args:
-        only: Kinds, of `KINDS`; all that are allowed if empty.
+        only: Kinds, of `KINDS`; all that are allowed if empty, but those that drop gradients.
         min_density: Least share of a gradient that may be sent; None: all of it is, so no schedule is sparse.
         allows_fp16: Gradients may be sent in half precision.
         allows_servers: There may be parameter servers.
@@ -224,6 +226,9 @@ def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices,
     values["servers"] = sorted({1, cluster.nodes, cluster.world_size})
     values |= {"overlap_steps": _OVERLAPS} if extras.allows_overlap else {}
     values["fragments"] = _FRAGMENTS
+    values["backup"] = sorted({max(1, cluster.world_size // part) for part in _BACKUP_PARTS})
+    if cluster.slow_devices and not extras.allows_overlap:  # the two do not go together
+        values["inner_steps"] = (None, "by_speed")
     if extras.min_density is not None:
         least = extras.min_density
         values["density"] = (least, *(density for density in _DENSITIES if density > least))

@@ -196,6 +196,12 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     plans += result("plan", study.scenario, "-o", folder / "plans")["plans"]
     simulated = result("simulate", study.scenario)["rows"] + result("simulate", study.run)["rows"]
     converted = result("trace", study.run, "--trace", "simulated", "--chrome", folder / "chrome.json")
+    dropping = folder / "dropping.yaml"
+    cluster = "cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}"
+    workload = "workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}"
+    dropping.write_text(f"{cluster}\n{workload}\nschedules: [{{kind: backup_workers, backup: 1}}]\nsteps: 3\n")
+    result("simulate", dropping, "-o", folder / "dropped")
+    dropped = result("trace", folder / "dropped", "--chrome", folder / "dropped.json")
     return {
         "A cluster that ships": keys(presets["clusters"]),
         "A workload that ships": keys(presets["workloads"]),
@@ -204,7 +210,7 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
         "A plan": keys(plans),
         "Proof": keys(each(plans, "proved")),
         "A simulated schedule": keys(simulated),
-        "A trace that was converted": keys([converted]),
+        "A trace that was converted": keys([converted, dropped]),
     }
 
 

@@ -87,6 +87,16 @@ def test_a_wrapped_loop_ends_with_the_parameters_of_its_plan_to_the_last_bit(
         np.testing.assert_array_equal(parameters, expected)
 
 
+def test_a_wrapped_loop_has_only_the_steps_that_its_rank_does_not_sit_out(four: Pool, tmp_path: Path) -> None:
+    schedule, training = LocalSGD(period=4, warmup_steps=1, inner_steps={1: 2, 3: 1}), Training("dropout")
+    loop = Loop(schedule, training, N_STEPS, noisy=False, final_average=False)
+    looped = four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path, every=3))
+    planned = four.run(by_plan, schedule.plan(training.job(4, N_STEPS)), training)
+    assert_equal(looped, [parameters for parameters, _ in planned])
+    errors = four.run(loops.error_of_loop, dataclasses.replace(loop, plain=True))
+    assert all(f"the plan has {N_STEPS} steps, and all are done" in errors[rank] for rank in (1, 3))
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "lars"])
 @pytest.mark.parametrize("schedule", GRADIENT_SCHEDULES, ids=[each.name for each in GRADIENT_SCHEDULES])
 def test_a_wrapped_loop_compresses_as_its_plan_to_the_last_bit(four: Pool, schedule: Schedule, optimizer: str) -> None:
