@@ -58,10 +58,10 @@ class DiLoCo(AveragingSchedule):
 
     @model_validator(mode="after")
     def _takes_turns(self) -> Self:
-        if self.period % self.fragments:
+        if self.period < self.fragments:
             raise ValueError(
-                f"period {self.period} with {self.fragments} fragments; each has its turn once a period, after equally "
-                f"many steps: write a multiple of {self.fragments}"
+                f"period {self.period} with {self.fragments} fragments; each has a step of its own once a period: write "
+                f"at most {self.period} fragments"
             )
         if self.layers is not None and self.layers < self.fragments:
             raise ValueError(f"{self.layers} layers for {self.fragments} fragments; write at least {self.fragments}")
@@ -93,14 +93,22 @@ class DiLoCo(AveragingSchedule):
 
     def average(self, step: int, job: Job) -> Group | None:
         """Return the world where a fragment has its turn; a model of few tensors leaves some of them empty."""
-        has_turn = self.fires(self.period // self.fragments, step) and self._pieces(self.fragment(step), job)
+        n_turns, n_before = self._n_turns(step + 1), self._n_turns(step)
+        has_turn = step >= self.warmup_steps and n_turns > max(n_before, 0) and self._pieces(self.fragment(step), job)
         return Group(job.world_size) if has_turn else None
 
     def fragment(self, step: int) -> int:
         """Return the fragment whose turn it is, in order from the end of the warm-up."""
+        return (self._n_turns(step + 1) - 1) % self.fragments
+
+    def _n_turns(self, step: int) -> int:
+        """Return how many turns are over before a step: they end as evenly as steps allow, the last one with a period.
+
+        A phase moves all of them, so that the first one ends at the first step of that phase, modulo the shortest turn.
+        """
         turn = self.period // self.fragments
-        last = turn - 1 if self.phase is None else (self.phase - self.warmup_steps) % turn
-        return (step - self.warmup_steps - last) // turn % self.fragments
+        moved = 0 if self.phase is None else turn - 1 - (self.phase - self.warmup_steps) % turn
+        return (step - self.warmup_steps + moved) * self.fragments // self.period
 
     def cycle(self, job: Job) -> range:
         """Return the first period after the warm-up."""
