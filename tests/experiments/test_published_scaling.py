@@ -310,3 +310,24 @@ def test_intervals_of_one_machine_hold_nine_rows_of_ten_and_no_family_is_worse_t
             np.median([abs(each.error(getattr(each, key))) for each in of]) for key in ("simulated", "linear")
         )
         assert ours <= plain
+
+
+streaming = load_script(EXPERIMENTS / "streaming_diloco" / "run.py")
+
+
+@pytest.mark.parametrize(
+    ("method", "wanted", "gbit_per_s"),
+    [
+        (
+            "Data-Parallel",
+            0.5,
+            16 / (0.1 + 0.2 / 3 * 23 / 24),
+        ),  # all but the last layer's hides behind the backward pass
+        ("Data-Parallel", 0.99, 16 / 24 / (0.1 / 99)),  # that layer's is what is left
+        ("Vanilla DiLoCo", 0.8, 16 / 2.5),  # 100 steps in four fifths of the time
+        ("Streaming DiLoCo", 0.5, 2 / 1.25),  # an eighth in an eighth of it
+    ],
+)
+def test_bandwidth_of_diloco_follows_closed_forms(method: str, wanted: float, gbit_per_s: float) -> None:
+    plan = streaming.plan_of(method, streaming.PUBLISHED["models"]["1B"])
+    assert streaming.needed(*plan, wanted) == pytest.approx(gbit_per_s, rel=2e-3)
