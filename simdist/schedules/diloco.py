@@ -60,8 +60,8 @@ class DiLoCo(AveragingSchedule):
     def _takes_turns(self) -> Self:
         if self.period < self.fragments:
             raise ValueError(
-                f"period {self.period} with {self.fragments} fragments; each has a step of its own once a period: write "
-                f"at most {self.period} fragments"
+                f"period {self.period} with {self.fragments} fragments; each has a step of its own once a period: "
+                f"write at most {self.period} fragments"
             )
         if self.layers is not None and self.layers < self.fragments:
             raise ValueError(f"{self.layers} layers for {self.fragments} fragments; write at least {self.fragments}")
