@@ -138,6 +138,27 @@ def test_problems_of_the_overriding_keys_are_those_of_the_scenario(folder):
     assert problems(path) == [f"{path}:3: cluster.nodes: 0: write at least 1"]
 
 
+def test_tensors_file_may_state_rows(folder):
+    tensors = folder / "models" / "tensors.csv"
+    write(tensors, "name,count,flops,rows\nweight,1000,0,25\nbias,10,0,10\n")
+    path = scenario_of(folder)
+    found = load(path).workload
+    assert (found.tensor_counts, found.tensor_rows) == ((1000, 10), (25, 10))
+    assert load_workload(write(folder / "written.yaml", dump_workload(found))) == found
+    write(tensors, "name,count,flops,rows\nweight,1000,0,30\n")
+    (problem,) = problems(path)
+    assert "tensors.csv" in problem
+    assert "30 do not divide 1000 elements: write its first dimension" in problem
+
+
+def test_powersgd_wants_to_know_the_rows(folder):
+    path = write(scenario_of(folder), scenario_of(folder).read_text().replace("kind: sync", "kind: powersgd"))
+    (problem,) = problems(path)
+    assert problem.endswith(
+        "powersgd: no tensor of the workload states its rows: write e.g. {name: weight, count: 1000, rows: 10}"
+    )
+
+
 def test_problem_of_a_tensors_file_is_named_through_all_files(folder):
     write(folder / "models" / "tensors.csv", "name,count,flops\nweight,none,0\n")
     path = scenario_of(folder)

@@ -608,6 +608,12 @@ GOLDEN_PLANS: dict[str, tuple[str, dict[str, object], Job]] = {
     "hierarchical_sgd": ("hierarchical_sgd", {"levels": {2: 4, 4: 8, 8: 16}}, DRAWING),
     "sync": ("sync", {}, DRAWING),
     "local_sgd_warmup": ("local_sgd", {"period": 4, "warmup_steps": 3}, dataclasses.replace(DRAWING, n_steps=15)),
+    "powersgd": (
+        "powersgd",
+        {"rank": 2, "warmup_steps": 2, "bucket_nbytes": 1_000_000},
+        dataclasses.replace(DRAWING, tensor_rows=(64, 500, 500, 1_000)),
+    ),
+    "sync_shared_update": ("sync", {"shared_update": True, "compression": "fp16", "bucket_nbytes": 1_000_000}, DRAWING),
     "sync_from_storage": ("sync", {}, STORED),
     "sync_datacache": ("sync", {}, CACHED),
     "sync_staged": ("sync", {"data": "staged", "prefetch": 1}, CACHED),

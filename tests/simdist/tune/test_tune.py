@@ -87,6 +87,26 @@ def test_gtopk_is_left_out_where_it_says_that_the_world_is_no_power_of_two():
     assert odd.n_illegal > 0
 
 
+def test_powersgd_takes_ranks_that_send_as_much_as_is_demanded():
+    """A matrix of 250 x 400, and 1,000 others that are sent as they are: rank r sends 650 r + 1000 of 101,000."""
+    extras = Extras(only=("powersgd",), min_density=0.03)
+    assert space(small(), Constraints(8), extras).candidates == ()  # no tensor states its rows
+    known = small(("count: 100000", "count: 100000, rows: 250"))
+    names = {schedule_of(each).name for each in space(known, Constraints(8), extras).candidates}
+    assert names == {f"powersgd-{rank}-one-bucket" for rank in (4, 8, 16, 32)}
+
+
+def test_updates_are_shared_if_that_is_allowed():
+    extras = Extras(only=("sync", "torus"), allows_shared_updates=True)
+    found = space(small(), Constraints(8), extras)
+    assert labels(found) == [
+        "sync-one-bucket",
+        "sync-shared-one-bucket",
+        "torus-one-bucket",
+        "torus-shared-one-bucket",
+    ]
+
+
 def test_schedules_that_change_the_mathematics_need_to_be_allowed():
     kinds = {each.kind for each in space(small(), Constraints(8), Extras()).candidates}
     assert kinds == {"sync", "torus", "local_sgd", "hierarchical_sgd"}
