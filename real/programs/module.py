@@ -12,7 +12,7 @@ from real.buffers.memory import Memory
 from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised, on_host
 from real.programs.binding import Binding
 from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov
-from real.programs.sharing import SharedUpdate, shared_update
+from real.programs.sharing import shared_update
 from simdist.errors import PlanError, RunError
 from simdist.plan import Plan, ops
 
@@ -59,8 +59,7 @@ class ModuleProgram(Program):
         self._plan = plan
         self._binding = Binding(plan, module, memory)
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
-        shared = shared_update(plan)
-        self._shared = SharedUpdate(shared, plan, self._binding, optimizer, memory, rank) if shared else None
+        self._shared = shared_update(plan, self._binding, optimizer, memory, rank)
         self._outer = Outer(plan, self._binding, memory, outer)
         self._module, self._loss_of, self._optimizer = module, loss, optimizer
         self._batch, self._memory, self._device = batch, memory, device

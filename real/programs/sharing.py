@@ -6,8 +6,6 @@ any optimizer of torch will do that treats each element by itself. Whether one d
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -40,10 +38,13 @@ class _Piece:
     place: slice
 
 
-def shared_update(plan: Plan) -> Optimize | None:
-    """Return an update of a plan that ranks share; None if there is none."""
+def shared_update(
+    plan: Plan, binding: Binding, optimizer: torch.optim.Optimizer, memory: Memory, rank: int
+) -> "SharedUpdate | None":
+    """Return a rank's part of the updates of a plan that ranks share; None if there are none."""
     updates = (op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.slices)
-    return next(updates, None)
+    update = next(updates, None)
+    return SharedUpdate(update, plan, binding, optimizer, memory, rank) if update else None
 
 
 @final
@@ -148,8 +149,10 @@ class SharedUpdate:
         """Return the state of this rank's pieces; before `split`, all of the optimizer's."""
         if not self._is_split:
             return {"whole": self._optimizer.state_dict()}
-        with self._lent():
-            return {"pieces": self._optimizer.state_dict()}
+        self._lend()
+        state = self._optimizer.state_dict()
+        self.end()
+        return {"pieces": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take either back."""
@@ -157,16 +160,9 @@ class SharedUpdate:
             self._optimizer.load_state_dict(state["whole"])
             return
         self._is_split = True
-        with self._lent():
-            self._optimizer.load_state_dict(state["pieces"])
-
-    @contextmanager
-    def _lent(self) -> Iterator[None]:
         self._lend()
-        try:
-            yield
-        finally:
-            self.end()
+        self._optimizer.load_state_dict(state["pieces"])
+        self.end()
 
     def _cut(self, number: int, plan: Plan, name: str, updated: Tensor) -> None:
         first = self._member * updated.numel()
@@ -207,11 +203,10 @@ def problem_of(optimizer: torch.optim.Optimizer) -> str:
     generator = torch.Generator().manual_seed(0)
     matrix, *slopes = (torch.randn(_TRIED, dtype=torch.float64, generator=generator) for _ in range(1 + _TRIED_STEPS))
     for number, group in enumerate(optimizer.param_groups):
-        device = next((each.device for each in group["params"]), torch.device("cpu"))
         try:
-            whole = _stepped(optimizer, group, [matrix], [[slope] for slope in slopes], device)
+            whole = _stepped(optimizer, group, [matrix], [[slope] for slope in slopes])
             flat, cut = matrix.flatten(), [_TRIED_SLICE, matrix.numel() - _TRIED_SLICE]
-            pieces = _stepped(optimizer, group, flat.split(cut), [each.flatten().split(cut) for each in slopes], device)
+            pieces = _stepped(optimizer, group, flat.split(cut), [each.flatten().split(cut) for each in slopes])
         except Exception as error:  # whatever it demands of its parameters
             return f"updates no slices of parameters ({type(error).__name__}: {error}); take SGD, Adam or AdamW"
         if not torch.allclose(whole, pieces, rtol=1e-9, atol=0.0):
@@ -222,15 +217,10 @@ def problem_of(optimizer: torch.optim.Optimizer) -> str:
     return ""
 
 
-def _stepped(
-    optimizer: torch.optim.Optimizer,
-    group: dict[str, Any],
-    parameters: Any,
-    gradients: Any,
-    device: torch.device,
-) -> Tensor:
+def _stepped(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameters: Any, gradients: Any) -> Tensor:
     """Return what some steps of a copy of an optimizer make of parameters, as one vector."""
     tried = copy.copy(optimizer)
+    device = next((each.device for each in group["params"]), torch.device("cpu"))
     tensors = [nn.Parameter(each.to(device, copy=True)) for each in parameters]
     tried.state = defaultdict(dict)
     tried.param_groups = [{**group, "params": tensors}]

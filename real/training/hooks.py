@@ -168,6 +168,11 @@ class Hooks:
             self._binding.buckets.finish()
         self._end_step(updated=False)
 
+    def check_unshared(self, doing: str) -> None:
+        """Refuse what would leave other ranks without this one's slice of an update."""
+        if self._shared:
+            raise RunError(f"{doing} with shared updates: others would wait for the slice of a rank that is through")
+
     def check_between_steps(self, doing: str) -> None:
         """Refuse to do something in the middle of a pass, or of an update."""
         self.settle()

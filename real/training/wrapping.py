@@ -42,7 +42,7 @@ from real.processes.launch import Connection
 from real.programs.binding import Binding
 from real.programs.module import LoopProgram
 from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov
-from real.programs.sharing import SharedUpdate, shared_update
+from real.programs.sharing import shared_update
 from real.recording.clock import Clocks, common_start_s, compare
 from real.recording.recorder import RecordedPart, Recorder, gather, part_path, salvage, write_part
 from real.training.feeding import LoopBatches, open_batches
@@ -142,7 +142,9 @@ def wrap(
         stack.callback(binding.buckets.release)
         rating = Rating(plan, binding, optimizer, memory, connection.place.rank)
         stack.callback(rating.release)
-        shared = _shared(plan, binding, optimizer, memory, connection.place.rank, stack)
+        shared = shared_update(plan, binding, optimizer, memory, connection.place.rank)
+        if shared:
+            stack.callback(shared.release)
         outer = Outer(plan, binding, memory, outer_optimizer)
         # Batches and losses are the loop's.
         carried = {name: memory.tensors(name) for name in carried_buffers(plan) if name in memory}
@@ -332,11 +334,7 @@ class Worker(nn.Module):
         longest. Every step costs one exchange more.
         """
         self._check_open("worker.join()")
-        if shared_update(self.plan):
-            raise RunError(
-                "worker.join() with shared updates: others would wait for the slice of a rank that is through; leave "
-                "out shared_update, or let all ranks have equally many batches"
-            )
+        self._hooks.check_unshared("worker.join()")
         if any(map(entering, self.plan.bodies)):
             raise RunError(f"worker.join(): ranks of {self.plan.name} sit steps out; give all of them enough data")
         if self._join_group is None:
@@ -511,18 +509,6 @@ class _Averaging:
         """Average now."""
         floating = [each for each in self.module.buffers() if buffers and each.is_floating_point()]
         average(self.connection, [*self.binding.parameter_buffers, *floating])
-
-
-def _shared(
-    plan: Plan, binding: Binding, optimizer: torch.optim.Optimizer, memory: Memory, rank: int, stack: ExitStack
-) -> SharedUpdate | None:
-    """Return a rank's part of the updates that ranks share, until the loop is closed; None if they share none."""
-    update = shared_update(plan)
-    if update is None:
-        return None
-    found = SharedUpdate(update, plan, binding, optimizer, memory, rank)
-    stack.callback(found.release)
-    return found
 
 
 @contextmanager

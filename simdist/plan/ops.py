@@ -491,11 +491,8 @@ def reads(op: Op) -> tuple[str, ...]:
         case Select() | Merge():
             return (op.src, op.residual)
         case LowRank():
-            needed = {
-                "left": (op.grad, *((op.right,) if op.seed is None else ())),
-                "right": (op.left,),
-                "product": (op.left, op.right, *op.others),
-            }
+            drawn = (op.grad,) if op.seed is not None else (op.grad, op.right)
+            needed = {"left": drawn, "right": (op.left,), "product": (op.left, op.right, *op.others)}
             return (op.residual, *needed[op.stage])
         case _:
             assert_never(op)
@@ -521,12 +518,9 @@ def writes(op: Op) -> tuple[str, ...]:
         case Select() | Merge():
             return (op.dst, op.residual)
         case LowRank():
-            replaced = {
-                "left": (op.residual, op.left, op.right, *op.others),
-                "right": (op.left, op.right),
-                "product": (op.grad, op.residual),
-            }
-            return replaced[op.stage]
+            factors = op.left, op.right
+            replaced = {"left": (op.residual, *factors, *op.others), "right": factors}
+            return replaced.get(op.stage, (op.grad, op.residual))
         case _:
             assert_never(op)
 

@@ -127,11 +127,7 @@ class GradientSchedule(Schedule, abc.ABC):
         grads = parts.gradient_buffers(job, buckets, multiple=self._multiple(job))
         sent = [self.sent(grad, job) for grad in grads]
         warm = [self._in_wire_type(grad, job) for grad in grads]
-        ways = {
-            _WARM_UP: (warm, self._all_reduce),
-            _FIRST: (sent, self.first_exchange),
-            _USUAL: (sent, self.exchange),
-        }
+        ways = {_WARM_UP: (warm, self._all_reduce), _FIRST: (sent, self.first_exchange), _USUAL: (sent, self.exchange)}
         exchanges = {
             way: [self._sharing(exchange(buffer, number, job), buffer, job) for number, buffer in enumerate(taken)]
             for way, (taken, exchange) in ways.items()

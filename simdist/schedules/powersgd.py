@@ -102,13 +102,8 @@ class PowerSGD(GradientSchedule):
         if not matrices:
             return Exchange((AllReduce(sent.name, world, algorithm=self.algorithm),))
         n_rest = sent.count - sent.padding - sum(matrix.rows * matrix.columns for matrix in matrices)
-        left, right = (
-            Buffer(f"{side}.{number}", sum(matrix.rank * length for matrix, length in each), job.dtype)
-            for side, each in (
-                ("left", [(matrix, matrix.rows) for matrix in matrices]),
-                ("right", [(matrix, matrix.columns) for matrix in matrices]),
-            )
-        )
+        left = Buffer(f"left.{number}", sum(each.rank * each.rows for each in matrices), job.dtype)
+        right = Buffer(f"right.{number}", sum(each.rank * each.columns for each in matrices), job.dtype)
         rest = Buffer(f"rest.{number}", max(n_rest, 1), job.dtype)
         residual = Buffer(f"residual.{number}", sent.count, job.dtype, initialized=True)
 
