@@ -709,7 +709,7 @@ HALVES = tuple(
     for half in range(2)
 )
 STREAM_BUFFERS = (*HALVES, Buffer("grad", 16, tensors=(0, 2)), Buffer("loss", 1))
-TRAIN: Body = (
+LEARN: Body = (
     ops.Forward(("param.0", "param.1"), ("loss",)),
     ops.Backward(("param.0", "param.1", "loss"), "grad"),
     ops.Optimize(("param.0", "param.1"), ("grad",)),
@@ -732,7 +732,7 @@ def taken(half: int) -> Body:
     )
 
 
-STREAM = [TRAIN + sent(0), TRAIN + sent(1), TRAIN + taken(0), TRAIN + taken(1)]
+STREAM = [LEARN + sent(0), LEARN + sent(1), LEARN + taken(0), LEARN + taken(1)]
 
 
 def stream(step: int) -> Result:
@@ -747,42 +747,42 @@ def test_a_stream_of_two_halves_proves() -> None:
 
 
 STREAM_MISTAKES: dict[str, tuple[dict[int, Body], str]] = {
-    "a fragment is forgotten": ({3: TRAIN}, "at step 3: afterwards param.1 of rank 0 holds nothing of the anchor"),
-    "it is never sent": ({1: TRAIN}, "reads 'outer.1', which nothing has written yet"),
-    "one is sent twice, the other not": ({1: TRAIN + sent(0)}, "reads 'outer.1', which nothing has written yet"),
+    "a fragment is forgotten": ({3: LEARN}, "at step 3: afterwards param.1 of rank 0 holds nothing of the anchor"),
+    "it is never sent": ({1: LEARN}, "reads 'outer.1', which nothing has written yet"),
+    "one is sent twice, the other not": ({1: LEARN + sent(0)}, "reads 'outer.1', which nothing has written yet"),
     "it is sent again before it was taken": (
-        {1: TRAIN + sent(1) + sent(0)},
+        {1: LEARN + sent(1) + sent(0)},
         "at step 2: afterwards param.0 of rank 0 holds -3/32 of the anchor, one step old, of rank 0; the schedule "
         "declares nothing",
     ),
-    "it is taken twice": ({2: TRAIN + taken(0) + taken(0)}, "at step 2: afterwards param.0 of rank 0 holds"),
+    "it is taken twice": ({2: LEARN + taken(0) + taken(0)}, "at step 2: afterwards param.0 of rank 0 holds"),
     "it is taken before it is declared to arrive": (
-        {1: TRAIN + sent(1) + taken(0)},
+        {1: LEARN + sent(1) + taken(0)},
         "at step 1: afterwards param.0 of rank 0 holds",
     ),
-    "the other fragment is taken": ({2: TRAIN + taken(1)}, "at step 2: afterwards param.0 of rank 0 holds"),
-    "over a group": ({0: TRAIN + sent(0, Group(4))}, "at step 2: afterwards param.0 of rank 0 holds"),
+    "the other fragment is taken": ({2: LEARN + taken(1)}, "at step 2: afterwards param.0 of rank 0 holds"),
+    "over a group": ({0: LEARN + sent(0, Group(4))}, "at step 2: afterwards param.0 of rank 0 holds"),
     "anchors differ by rank": (
-        {0: TRAIN + sent(0) + (ops.AllReduce("anchor.1", Group(2)),)},
+        {0: LEARN + sent(0) + (ops.AllReduce("anchor.1", Group(2)),)},
         "all_reduce(anchor.1, mean over group of 2) at step 0: afterwards anchor.1 of rank 0 holds 1/2 of the anchor "
         "of rank 0; the schedule declares 1/1",
     ),
     "anchors go on from what one rank has": (
-        {2: TRAIN + taken(0) + (ops.Copy("param.0", "anchor.0"),)},
+        {2: LEARN + taken(0) + (ops.Copy("param.0", "anchor.0"),)},
         "copy(param.0 -> anchor.0) at step 2: afterwards anchor.0 of rank 0 holds",
     ),
     "another share is kept": (
-        {2: (*TRAIN, taken(0)[0], dataclasses.replace(taken(0)[1], weights=(0.5, 0.5)))},
+        {2: (*LEARN, taken(0)[0], dataclasses.replace(taken(0)[1], weights=(0.5, 0.5)))},
         "at step 2: afterwards param.0 of rank 0 holds 1/2 of the anchor of rank 0; the schedule declares 3/4",
     ),
     "the gradient points the wrong way": (
-        {0: (*TRAIN, dataclasses.replace(sent(0)[0], weights=(-1.0, 1.0)), sent(0)[1])},
+        {0: (*LEARN, dataclasses.replace(sent(0)[0], weights=(-1.0, 1.0)), sent(0)[1])},
         "at step 2: afterwards param.0 of rank 0 holds",
     ),
     "of other tensors": (
         {
             0: (
-                *TRAIN,
+                *LEARN,
                 ops.Copy("param.1", "flat.1"),
                 dataclasses.replace(sent(0)[0], srcs=("anchor.0", "flat.1")),
                 sent(0)[1],
