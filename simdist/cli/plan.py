@@ -87,6 +87,10 @@ def _result_text(result: Result, world_size: int) -> str:
     gradients = "every rank applies " + _mean_text(
         result.gradients, world_size, "its own gradient", "the mean gradient"
     )
+    if result.drop:
+        gradients += f", without the last {result.drop} to come"
+    if result.absent:
+        gradients += f", but ranks {', '.join(map(str, result.absent))}, which sit the step out"
     if result.micro_batches > 1:
         gradients += f", summed over {result.micro_batches} micro-batches"
     if result.parameters.size == 1:

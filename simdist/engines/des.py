@@ -439,8 +439,8 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
             case Varying():
                 known[op] = [], _Meeting(cost, plan.world_size, None)
     numbers = count()  # of loads
-    entered = {body: (entering(body), drops(body)) for body in plan.bodies}
-    bodies = [entered[plan.bodies[number]] for number in plan.body_of_steps()]
+    entered = [(entering(body), drops(body)) for body in plan.bodies]
+    bodies = [entered[number] for number in plan.body_of_steps()]
     return [
         _task(
             instance,

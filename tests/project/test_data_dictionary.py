@@ -199,9 +199,11 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     dropping = folder / "dropping.yaml"
     cluster = "cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}"
     workload = "workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}"
-    dropping.write_text(f"{cluster}\n{workload}\nschedules: [{{kind: backup_workers, backup: 1}}]\nsteps: 3\n")
+    schedules = "schedules: [{kind: backup_workers, backup: 1}, {kind: local_sgd, period: 2, inner_steps: {1: 1}}]"
+    dropping.write_text("\n".join((cluster, workload, schedules, "steps: 4\n")))
+    plans += result("plan", dropping)["plans"]
     result("simulate", dropping, "-o", folder / "dropped")
-    dropped = result("trace", folder / "dropped", "--chrome", folder / "dropped.json")
+    dropped = result("trace", folder / "dropped" / "backup-1", "--chrome", folder / "dropped.json")
     return {
         "A cluster that ships": keys(presets["clusters"]),
         "A workload that ships": keys(presets["workloads"]),

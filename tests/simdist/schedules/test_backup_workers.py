@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simdist.chakra.export import Export
 from simdist.engines import DrawnDelays, des, fast
 from simdist.engines.replay import timing
 from simdist.errors import PlanError, TraceError
@@ -187,6 +188,16 @@ def test_plan_that_cannot_be_late_is_refused(change, says: str) -> None:
     body = tuple(op for each in changed for op in (each if isinstance(each, tuple) else (each,)))
     with pytest.raises(PlanError, match=says):
         check(dataclasses.replace(plan, bodies=(body,)))
+
+
+@pytest.mark.parametrize(
+    "schedule", ["{kind: backup_workers, backup: 2}", "{kind: local_sgd, period: 2, inner_steps: {1: 1}}"]
+)
+def test_execution_traces_of_steps_that_ranks_sit_out_are_refused(schedule: str) -> None:
+    scenario = scenario_of(schedule)
+    built = build(scenario, scenario.schedules[0])
+    with pytest.raises(PlanError, match="ranks sit steps out, and execution traces are the same on every rank"):
+        Export(built.plan, built.costs, scenario.workload, delays(scenario), scenario.steps)
 
 
 # ---------------------------------------------------------------- unequal inner steps
