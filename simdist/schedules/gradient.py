@@ -172,10 +172,8 @@ class GradientSchedule(Schedule, abc.ABC):
     @property
     def traits(self) -> str:
         """Suffix of a default label: compression, and what ranks share."""
-        return "".join(f"-{trait}" for trait, is_chosen in self._chosen_traits().items() if is_chosen)
-
-    def _chosen_traits(self) -> dict[str, bool]:
-        return {"fp16": self.compression == "fp16", "pto": self.parallel_optimizer, "shared": self.shared_update}
+        chosen = {"fp16": self.compression == "fp16", "pto": self.parallel_optimizer, "shared": self.shared_update}
+        return "".join(f"-{trait}" for trait, is_chosen in chosen.items() if is_chosen)
 
     def limits(self) -> tuple[int, int]:
         """Return the sizes, in bytes, that close the first bucket and the others."""
@@ -202,9 +200,8 @@ class GradientSchedule(Schedule, abc.ABC):
             shard = next(buffer for buffer in exchange.buffers if buffer.name == last.src)
             return replace(exchange, ops=tuple(before), shard=shard)
         if isinstance(last, AllReduce) and not before and last.group == sharers != ALONE and last.servers is None:
-            shard = Buffer(
-                sent.name.replace("grad", "shard").replace("half", "shard"), sent.count // sharers.size, sent.dtype
-            )
+            number = sent.name.split(".")[1]
+            shard = Buffer(f"shard.{number}", sent.count // sharers.size, sent.dtype)
             scatter = ReduceScatter(sent.name, shard.name, sharers, algorithm=last.algorithm)
             return replace(exchange, ops=(scatter,), buffers=(*exchange.buffers, shard), shard=shard)
         return exchange

@@ -97,17 +97,9 @@ def training_buffers(
     buffers += [Buffer(f"loss.{turn}", 1) for turn in range(_n_losses(job))]
     if job.optimizer == "lars":
         buffers += _ratio_buffers(job, raters)
-    if sharers != ALONE:
-        buffers += updated_slices(job, buckets, sharers)
+    for number, each in enumerate(param_buffers(job, buckets, sharers) if sharers != ALONE else ()):
+        buffers.append(Buffer(f"updated.{number}", each.count // sharers.size, job.dtype))
     return (*buffers, *_input_buffers(job))
-
-
-def updated_slices(job: Job, buckets: Sequence[Bucket], sharers: Group) -> tuple[Buffer, ...]:
-    """Return the buffers of a rank's slices of the parameters, after a shared update."""
-    params = param_buffers(job, buckets, sharers)
-    return tuple(
-        Buffer(f"updated.{number}", each.count // sharers.size, job.dtype) for number, each in enumerate(params)
-    )
 
 
 def _ratio_buffers(job: Job, raters: Group) -> tuple[Buffer, ...]:
