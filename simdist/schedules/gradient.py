@@ -196,10 +196,12 @@ class GradientSchedule(Schedule, abc.ABC):
         """Leave slices as they are that sharers of the update need no more of: do not put them together again."""
         sharers = self._sharers(job)
         *before, last = exchange.ops
+        if sharers == ALONE:
+            return exchange
         if isinstance(last, AllGather) and (last.dst, last.group) == (sent.name, sharers):
             shard = next(buffer for buffer in exchange.buffers if buffer.name == last.src)
             return replace(exchange, ops=tuple(before), shard=shard)
-        if isinstance(last, AllReduce) and not before and last.group == sharers != ALONE and last.servers is None:
+        if isinstance(last, AllReduce) and not before and last.group == sharers and last.servers is None:
             number = sent.name.split(".")[1]
             shard = Buffer(f"shard.{number}", sent.count // sharers.size, sent.dtype)
             scatter = ReduceScatter(sent.name, shard.name, sharers, algorithm=last.algorithm)

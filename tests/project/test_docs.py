@@ -407,6 +407,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "NaiveAllGather": "naive_ag",
     "HiTopK": "hitopk",
     "GTopK": "gtopk",
+    "PowerSGD": "powersgd",
     "LocalSGD": "local_sgd",
     "HierarchicalSGD": "hierarchical_sgd",
 }
@@ -414,7 +415,7 @@ INPUT = {"data", "prefetch", "readers", "decode_workers"}
 COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps", *INPUT}  # have tables of their own
 LINKS, FLOWS = {"link"}, {"from", "to", "flows"}
 AVERAGING = {"warmup_steps", "phase", "synchronize"}
-GRADIENT = {"first_bucket_size", "bucket_size", "compression", "parallel_optimizer"}
+GRADIENT = {"first_bucket_size", "bucket_size", "compression", "parallel_optimizer", "shared_update"}
 SPARSE = {"density", "method", "warmup_steps"}
 
 
