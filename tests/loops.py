@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -52,6 +53,7 @@ class Loop:
         noisy: Batches draw random numbers.
         ranks_per_node: Ranks of one machine.
         final_average: At the end of the loop.
+        outer_lr: Learning rate of a plain SGD as outer optimizer, in place of the one that `wrap` would take.
         slow_s: How long the first layer's gradient takes, which is the last one.
     """
 
@@ -68,6 +70,7 @@ class Loop:
     slow_s: float = 0.0
     ranks_per_node: int = 2
     final_average: bool = True
+    outer_lr: float | None = None
 
 
 def train(loop: Loop) -> np.ndarray:
@@ -95,6 +98,7 @@ def train(loop: Loop) -> np.ndarray:
         trace=loop.trace,
         ranks_per_node=loop.ranks_per_node,
         final_average=loop.final_average,
+        **({} if loop.outer_lr is None else {"outer_optimizer": partial(torch.optim.SGD, lr=loop.outer_lr)}),
     ) as worker:
         for step in range(worker.step, worker.n_steps) if loop.plain else worker.steps():
             if step == loop.stop_before:

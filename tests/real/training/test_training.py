@@ -19,6 +19,7 @@ from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Backward, Delay, Forward, Optimize, Plan, Run, Select, Tick, occurrences, save
 from simdist.plan.walk import walk
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
+from simdist.schedules.diloco import DiLoCo
 from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
@@ -95,6 +96,13 @@ def test_a_wrapped_loop_has_only_the_steps_that_its_rank_does_not_sit_out(four: 
     assert_equal(looped, [parameters for parameters, _ in planned])
     errors = four.run(loops.error_of_loop, dataclasses.replace(loop, plain=True))
     assert all(f"the plan has {N_STEPS} steps, and all are done" in errors[rank] for rank in (1, 3))
+
+
+def test_the_outer_optimizer_of_a_wrapped_loop_is_the_users(four: Pool) -> None:
+    plain = Loop(LocalSGD(period=3), Training(), N_STEPS, final_average=False)
+    outer = dataclasses.replace(plain, schedule=DiLoCo(period=3), outer_lr=1.0)
+    for one, other in zip(four.run(loops.train, plain), four.run(loops.train, outer), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "lars"])
