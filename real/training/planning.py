@@ -13,7 +13,7 @@ from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
 from real.training.hooks import check_shape
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
-from simdist.plan import Delay, Group, Plan, load
+from simdist.plan import Delay, Group, Plan, Result, load
 from simdist.plan.check import check
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.plan import DType
@@ -221,7 +221,9 @@ def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:
         yield f"does not average over all ranks in the last of {n_steps} steps: another n_steps, or final_average"
     if averages and all(each.gradients.size == job.world_size for each in results):
         yield "averages gradients over all ranks in every step, so averages of parameters change nothing: use Sync()"
-    elif len(averages) == len(results) and all(each.parameters.size == job.world_size for each in averages):
+    elif len(averages) == len(results) and all(
+        each == Result(each.gradients, Group(job.world_size)) for each in averages
+    ):
         yield "averages parameters over all ranks in every step: Sync() does as much, and overlaps with backward()"
     elif vain := sorted({each.parameters.size for each in averages if each.parameters.size <= each.gradients.size}):
         yield (
