@@ -499,18 +499,19 @@ def by_arrival(
     program = ModuleProgram(plan, module, loss, optimizer, batch, memory, device=CPU, rank=rank)
     torch.manual_seed(rank)
     world = ProcessWorld(groups_of(plan), timeout_s=30.0)
+    world.warm_up(plan, CPU)
     _execute(plan, program, memory, world, False)
     dist.barrier()
     return _vector(module), world.late(plan)
 
 
-def comes_alone(ranks: Collection[int], n_first: int, timeout_s: float) -> str:
+def comes_alone(ranks: Collection[int], n_first: int, timeout_s: float, servers: Servers) -> str:
     """Let some ranks come to an exchange of more; return what they are told."""
     world = ProcessWorld([Group(dist.get_world_size())], timeout_s=timeout_s)
-    arrivals = world._arriving()
+    arrivals = world.meet(servers.members)
     try:
         if dist.get_rank() in ranks:
-            arrivals.sum_of_first(torch.ones(3), dist.get_world_size() - n_first)
+            arrivals.sum_of_first(torch.ones(sum(servers.parts)), dist.get_world_size() - n_first, servers)
         return ""
     except RunError as error:
         return str(error)

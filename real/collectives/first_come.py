@@ -1,8 +1,9 @@
 """An all-reduce over the first ranks that come: they come to rank 0, whose threads take them in order of arrival.
 
-A rank says that it has come. If it is among the first, it sends its numbers; the sum is taken in the order of ranks
-when those of all of them are there, so that it depends on who they are and not on who was first. Every rank gets the
-sum when it asks for it, however late that is: rank 0 keeps it until the last rank has it.
+A rank says that it has come. If it is among the first, it sends each server its part of the numbers; rank 0 is one of
+them. A server adds up in the order of ranks when the parts of all of the first are there, so that the sum depends on
+who they are and not on who was first. Every rank gets the sum when it asks for it, however late that is: a server keeps
+it until the last rank has it.
 """
 
 import contextlib
@@ -10,35 +11,39 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from real.buffers.memory import DTYPES
 from real.processes.messages import hear_hello, hello, receive, send
 from simdist.errors import RunError
+from simdist.plan import Servers
 
-_HEAD = struct.Struct("<qqq16s")  # exchange, how many are first, bytes, type; nobody is first: is it over?
+_HEAD = struct.Struct("<cqqq16s")  # what, exchange, how many are first, bytes, type
 _RANK = struct.Struct("<q")
 _GRACE_S = 5.0  # for what the server has to say about who is missing
+_IS_IT_OVER, _COME, _PUSH, _PULL = b"?", b"c", b"+", b"-"  # of heads; who pushes then pulls
 _OVER, _FIRST, _LATE, _FAILED = b"o", b"f", b"l", b"x"
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """What rank 0 knows of an exchange: who came, in order, what the first sent, their sum, and who has it."""
+    """What a server knows of an exchange: on rank 0 how many came; what the first sent, their sum, who has it."""
 
-    n_first: int
-    came: list[int] = field(default_factory=list)
+    n_first: int = 0
+    n_came: int = 0
     sent: dict[int, Tensor] = field(default_factory=dict)
     total: Tensor | None = None
     n_have_it: int = 0
 
 
 class ArrivalServer:
-    """Rank 0's threads, one for each rank; they end when the ranks close their connections.
+    """A server's threads, one for each rank; they end when the ranks close their connections.
 
     Args:
         host: Address of this machine that the others reach.
@@ -48,7 +53,7 @@ class ArrivalServer:
 
     Attributes:
         late: Of every exchange that is over, the ranks that were not among the first.
-        sat_out: Of exchanges that some found over before their step began, those ranks.
+        sat_out: On rank 0: of exchanges that some found over before their step began, those ranks.
     """
 
     def __init__(self, host: str, key: bytes, world_size: int, timeout_s: float) -> None:
@@ -99,26 +104,24 @@ class ArrivalServer:
         head = bytearray(_HEAD.size)
         receive(connection, head, deadline_s=None)
         deadline_s = time.monotonic() + self._timeout_s + _GRACE_S
-        number, n_first, nbytes, dtype = _HEAD.unpack(head)
+        what, number, n_first, nbytes, dtype = _HEAD.unpack(head)
         with self._changed:
-            exchange = self._exchanges.get(number)
-            if not n_first:
-                is_over = exchange is not None and exchange.total is not None
-                if is_over:
-                    self.sat_out.setdefault(number, set()).add(rank)
-            else:
-                exchange = self._exchanges.setdefault(number, _Exchange(n_first))
-                is_first = len(exchange.came) < n_first
-                exchange.came.append(rank)
-        if exchange is None or not n_first:
-            send(connection, [_OVER if is_over else _LATE], deadline_s=deadline_s)
+            exchange = self._exchanges.setdefault(number, _Exchange())
+            exchange.n_first = n_first or exchange.n_first
+            is_over = exchange.total is not None
+            if what == _IS_IT_OVER and is_over:
+                self.sat_out.setdefault(number, set()).add(rank)
+            exchange.n_came += what == _COME
+            is_first = what == _COME and exchange.n_came <= n_first
+        if what in (_IS_IT_OVER, _COME):
+            send(connection, [_FIRST if is_first else _OVER if is_over else _LATE], deadline_s=deadline_s)
             return
-        send(connection, [_FIRST if is_first else _LATE], deadline_s=deadline_s)
-        if is_first:
+        if what == _PUSH:
             content = bytearray(nbytes)
             receive(connection, content, deadline_s=deadline_s)
             self._take(number, exchange, rank, torch.frombuffer(content, dtype=DTYPES[dtype.rstrip(b"\0").decode()]))
         total = self._await(exchange)
+        deadline_s = time.monotonic() + self._timeout_s + _GRACE_S  # it may take what others send before
         if isinstance(total, str):
             text = total.encode()
             send(connection, [_FAILED, _RANK.pack(len(text)), text], deadline_s=deadline_s)
@@ -135,13 +138,12 @@ class ArrivalServer:
             exchange.sent[rank] = sent
             if len(exchange.sent) < exchange.n_first:
                 return
+            self.late[number] = tuple(rank for rank in range(self._world_size) if rank not in exchange.sent)
             parts = [exchange.sent.pop(rank) for rank in sorted(exchange.sent)]
             total = parts[0]
             for part in parts[1:]:
                 total += part
             exchange.total = total
-            first = exchange.came[: exchange.n_first]
-            self.late[number] = tuple(rank for rank in range(self._world_size) if rank not in first)
             self._changed.notify_all()
 
     def _await(self, exchange: _Exchange) -> Tensor | str:
@@ -165,70 +167,89 @@ class ArrivalServer:
 
 
 class ArrivalClient:
-    """A rank's way to the server; a connection that is closed when this is forgotten.
+    """A rank's ways to the servers; connections that are closed when this is forgotten.
 
     Args:
-        address: Of the server.
-        key: That it must know.
+        addresses: Rank -> of the server there; rank 0 has one.
+        key: That they must know.
         rank: This rank.
         world_size: All of them.
         timeout_s: How long one that has come waits for the others.
 
     Raises:
-        RunError: The server is not there.
+        RunError: A server is not there.
     """
 
-    def __init__(self, address: str, key: bytes, rank: int, world_size: int, timeout_s: float) -> None:
-        self._world_size, self._timeout_s = world_size, timeout_s
+    def __init__(self, addresses: Mapping[int, str], key: bytes, rank: int, world_size: int, timeout_s: float) -> None:
+        self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
         self._number = 0
-        host, _, port = address.rpartition(":")
-        with self._explained(0.0):
-            deadline_s = time.monotonic() + timeout_s
-            self._connection = socket.create_connection((host, int(port)), timeout=timeout_s)
-            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            send(self._connection, [hello(key, "client")], deadline_s=deadline_s)
-            hear_hello(self._connection, key, "server", deadline_s=deadline_s)
-            send(self._connection, [_RANK.pack(rank)], deadline_s=deadline_s)
+        self._connections: dict[int, socket.socket] = {}
+        for server, address in addresses.items():
+            host, _, port = address.rpartition(":")
+            with _explained(server):
+                deadline_s = time.monotonic() + timeout_s
+                self._connections[server] = made = socket.create_connection((host, int(port)), timeout=timeout_s)
+                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                send(made, [hello(key, "client")], deadline_s=deadline_s)
+                hear_hello(made, key, "server", deadline_s=deadline_s)
+                send(made, [_RANK.pack(rank)], deadline_s=deadline_s)
 
     def is_over(self) -> bool:
         """Tell whether the next exchange has happened without this rank."""
-        with self._explained(0.0) as deadline_s:
-            send(self._connection, [_HEAD.pack(self._number, 0, 0, b"")], deadline_s=deadline_s)
-            return self._hear(deadline_s) == _OVER
+        return self._ask(_IS_IT_OVER) == _OVER
 
-    def sum_of_first(self, buffer: Tensor, drop: int) -> None:
-        """Replace a buffer by the sum over the ranks that come first, all but `drop`.
+    def sum_of_first(self, buffer: Tensor, drop: int, servers: Servers) -> None:
+        """Replace a buffer by the sum over the ranks that come first, all but `drop`; `servers` hold parts of it.
+
+        Like `real.collectives.servers`, each rank begins with the server next to it, so that not all go to one.
 
         Raises:
             RunError: Too few have come within the timeout; it names those that have not.
         """
         on_host = buffer.cpu().contiguous()
-        content, name = on_host.view(torch.uint8).numpy(), str(buffer.dtype).removeprefix("torch.")
-        with self._explained(self._timeout_s) as deadline_s:
-            head = _HEAD.pack(self._number, self._world_size - drop, content.nbytes, name.encode())
-            send(self._connection, [head], deadline_s=deadline_s)
-            if self._hear(deadline_s) == _FIRST:
-                send(self._connection, [content.data], deadline_s=deadline_s)
-            if self._hear(deadline_s) == _FAILED:
-                length = bytearray(_RANK.size)
-                receive(self._connection, length, deadline_s=deadline_s)
-                problem = bytearray(_RANK.unpack(length)[0])
-                receive(self._connection, problem, deadline_s=deadline_s)
-                raise RunError(problem.decode(errors="replace"))
-            receive(self._connection, content, deadline_s=deadline_s)
+        name = str(buffer.dtype).removeprefix("torch.").encode()
+        parts = [part.view(torch.uint8).numpy() for part in on_host.split(list(servers.parts))]
+        n_first = self._world_size - drop
+        begin = self._rank * len(parts) // self._world_size
+        held = [*zip(servers.members, parts, strict=True)]
+        held = [(server, part) for server, part in (*held[begin:], *held[:begin]) if part.nbytes]
+        is_first = self._ask(_COME, n_first) == _FIRST
+        deadline_s = time.monotonic() + 2 * (self._timeout_s + _GRACE_S)
+        for server, part in held:
+            head = _HEAD.pack(_PUSH if is_first else _PULL, self._number, n_first, part.nbytes, name)
+            with _explained(server):
+                send(self._connections[server], [head, *[part.data] * is_first], deadline_s=deadline_s)
+        for server, part in held:
+            with _explained(server):
+                self._pull(self._connections[server], part, deadline_s)
         if buffer.is_cuda:
             buffer.copy_(on_host)
         self._number += 1
 
-    def _hear(self, deadline_s: float) -> bytes:
-        answer = bytearray(1)
-        receive(self._connection, answer, deadline_s=deadline_s)
-        return bytes(answer)
+    def _ask(self, what: bytes, n_first: int = 0) -> bytes:
+        """Return what rank 0 answers."""
+        deadline_s = time.monotonic() + self._timeout_s + 2 * _GRACE_S
+        with _explained(0):
+            send(self._connections[0], [_HEAD.pack(what, self._number, n_first, 0, b"")], deadline_s=deadline_s)
+            return _hear(self._connections[0], 1, deadline_s)
 
-    @contextlib.contextmanager
-    def _explained(self, patience_s: float) -> Iterator[float]:
-        """Give a deadline; say of an exchange that fails where it was."""
-        try:
-            yield time.monotonic() + self._timeout_s + patience_s + 2 * _GRACE_S
-        except OSError as error:
-            raise RunError(f"rank 0, to which all ranks come with their gradients, does not answer: {error}") from None
+    def _pull(self, connection: socket.socket, part: NDArray[np.uint8], deadline_s: float) -> None:
+        if _hear(connection, 1, deadline_s) == _FAILED:
+            length = _RANK.unpack(_hear(connection, _RANK.size, deadline_s))[0]
+            raise RunError(_hear(connection, length, deadline_s).decode(errors="replace"))
+        receive(connection, part, deadline_s=deadline_s)
+
+
+def _hear(connection: socket.socket, nbytes: int, deadline_s: float) -> bytes:
+    heard = bytearray(nbytes)
+    receive(connection, heard, deadline_s=deadline_s)
+    return bytes(heard)
+
+
+@contextlib.contextmanager
+def _explained(server: int) -> Iterator[None]:
+    """Say of an exchange that fails where it was."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"rank {server}, to which ranks come with their gradients, does not answer: {error}") from None

@@ -15,7 +15,7 @@ is kept, see `real.buffers.memory`.
 
 import datetime
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -30,7 +30,7 @@ except ImportError:  # their names before torch 2.13
     from torch.distributed import reduce_scatter_tensor as reduce_scatter_single
 
 from real.buffers.memory import Memory, Purpose, Scratch
-from real.collectives.byte_transfer import broadcast_text
+from real.collectives.byte_transfer import broadcast_text, gather_texts
 from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
 from real.processes.rendezvous import own_address
@@ -133,30 +133,32 @@ class ProcessWorld:
         self._timeout_s = timeout_s
         self._arrivals: ArrivalClient | None = None
         self.arrival_server: ArrivalServer | None = None
-        """On rank 0, once there is an all-reduce that drops the late: who was late in them."""
+        """On ranks that serve all-reduces that drop the late; rank 0's knows who was."""
 
     def is_over(self) -> bool:
         """Tell whether the next all-reduce that drops the late has happened without this rank."""
-        return self._arriving().is_over()
+        assert self._arrivals is not None
+        return self._arrivals.is_over()
 
     def late(self, plan: Plan) -> dict[int, tuple[int, ...]]:
         """Return who was late in a plan that all ranks have performed, as a trace has it; only rank 0 knows."""
         found: dict[int, tuple[int, ...]] = {}
         for number, (row, entering) in enumerate(drops_late(plan).items()):
-            if self.arrival_server is not None:
+            if self.rank == 0 and self.arrival_server is not None:
                 found[row] = self.arrival_server.late[number]
                 found[entering] = tuple(sorted(self.arrival_server.sat_out.get(number, ())))
         return {row: ranks for row, ranks in found.items() if ranks}
 
-    def _arriving(self) -> ArrivalClient:
-        """Return the way to where ranks come that may be late; the first time, all ranks meet."""
+    def meet(self, servers: Collection[int]) -> ArrivalClient:
+        """Return a way to the ranks that serve those that may be late; the first time, all ranks have to call it."""
         if self._arrivals is None:
-            place, token = "", secrets.token_hex(_TOKEN_NBYTES)
-            if self.rank == 0:
-                self.arrival_server = ArrivalServer(own_address(), token.encode(), self.world_size, self._timeout_s)
-                place = f"{self.arrival_server.address} {token}"
-            address, token = broadcast_text(place, group=self._everyone).split()
-            self._arrivals = ArrivalClient(address, token.encode(), self.rank, self.world_size, self._timeout_s)
+            key = broadcast_text(secrets.token_hex(_TOKEN_NBYTES), group=self._everyone).encode()
+            if self.rank in servers:
+                self.arrival_server = ArrivalServer(own_address(), key, self.world_size, self._timeout_s)
+            own = self.arrival_server.address if self.arrival_server else ""
+            places = enumerate(gather_texts(own, group=self._everyone))
+            addresses = {rank: address for rank, address in places if address}
+            self._arrivals = ArrivalClient(addresses, key, self.rank, self.world_size, self._timeout_s)
         return self._arrivals
 
     def members(self, group: Group) -> Members:
@@ -173,8 +175,9 @@ class ProcessWorld:
             members = self._members[group]
             if len(members.ranks) > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=members.process_group)
-        if drops_late(plan):
-            self._arriving()
+        dropping = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.drop)
+        if servers := {member for op in dropping if op.servers for member in op.servers.members}:
+            self.meet(servers)
         serves = False
         for op in _served(plan):
             assert op.servers is not None
@@ -199,8 +202,8 @@ class ProcessWorld:
         match op:
             case ops.AllReduce():
                 buffer = memory.dense(op.buffer)
-                if op.drop:
-                    self._arriving().sum_of_first(buffer, op.drop)
+                if op.drop and op.servers:
+                    self.meet(op.servers.members).sum_of_first(buffer, op.drop, op.servers)
                     if op.reduction == "mean":
                         buffer /= op.group.size - op.drop
                     return

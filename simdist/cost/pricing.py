@@ -228,22 +228,21 @@ class _Pricing:
         return replace(shared, segments=segments(calls, shared.alone_s))
 
     def _first_come(self, op: ops.AllReduce, nbytes: int) -> Shared:
-        """Price what as many members as are not dropped push and pull, and what one that is late pulls."""
-        members = np.arange(op.group.size)
+        """Price the exchange of the first, where those that are late are spread evenly, and what the last of these does.
+
+        The first ask, are answered, push and pull; who is late asks, is answered and pulls.
+        """
+        n = op.group.size
 
         def among(some: NDArray[np.int64]) -> Transfer:
-            servers = replace(op.servers, members=(0,)) if op.servers else None
-            call = Call(replace(op, servers=servers, drop=0), some, nbytes, self.topology, 0, False)
+            call = Call(op, some, nbytes, self.topology)
             transfer = collective_transfer(call, self._cluster, self._undisturbed_Bps)
             return self._with_copies(transfer, op, nbytes) if math.isfinite(self.topology.host_Bps) else transfer
 
-        assert op.servers is not None
-        server = op.servers.members[0]
-        others = np.delete(members, server)
-        pull = Transfer(among(np.array([server, others[-1]])).stages[1:])
-        transfer = among(np.array([server, *others[: op.group.size - op.drop - 1]]))
-        shared = Shared.of(op.group, [transfer], self.capacity_Bps)
-        return replace(shared, drop=op.drop, late_s=pull.alone_s(self.capacity_Bps))
+        late = np.arange(1, op.drop + 1) * n // op.drop - 1
+        shared = Shared.of(op.group, [among(np.delete(np.arange(n), late))], self.capacity_Bps)
+        ask, answer, _, pull = among(np.array([n - 1])).stages
+        return replace(shared, drop=op.drop, late_s=Transfer((ask, answer, pull)).alone_s(self.capacity_Bps))
 
     def _with_copies(self, transfer: Transfer, op: ops.Collective, nbytes: int) -> Transfer:
         """Add what it takes to copy a buffer to the host, or back, or both for what is replaced everywhere."""

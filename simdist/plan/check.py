@@ -206,8 +206,9 @@ def _lateness(plan: Plan) -> Iterator[tuple[int, int, str]]:
             assert isinstance(op, ops.AllReduce)
             if not 0 < op.drop < op.group.size or op.group.size != plan.world_size:
                 yield number, exchange, f"drops {op.drop}; write fewer than all {plan.world_size} ranks, over all ranks"
-            if op.servers is None or op.servers.members != (0,):
-                yield number, exchange, "drops the late, without saying where they come to: to one server, member 0"
+            if op.servers is None or op.servers.members[:1] != (0,) or not sum(op.servers.parts[:1]):
+                where = "servers that are members, the first of them member 0, with a part"
+                yield number, exchange, f"drops the late, without saying where they come to: {where}"
             if len(collectives) > 1:
                 other = next(at for at in collectives if at != exchange)
                 yield number, other, "stands beside an all-reduce that drops the late; a step has one of the two"

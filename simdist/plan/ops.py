@@ -215,7 +215,8 @@ class AllReduce:
     By the algorithm `server`, every member pushes its part to each of `servers`, and pulls what they have reduced.
 
     With `drop`, the reduction is over the first `group.size - drop` members that come, and starts with the last of
-    them; of several that come at one time, those of lower numbers are first. Who comes later takes the result.
+    them; of several that come at one time, those of lower numbers are first. Who comes later takes the result. The
+    first server decides who is in.
     """
 
     buffer: str

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, final
 
 from pydantic import Field
 
-from simdist.plan import AllReduce, Body, Enter, Group, Plan, Result, Servers
+from simdist.plan import AllReduce, Body, Enter, Group, Plan, Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
@@ -15,43 +15,60 @@ from simdist.settings.units import Whole
 
 @final
 class BackupWorkers(Schedule):
-    """Average the first n - b gradients of n ranks that come to rank 0, by time, and drop those that come later.
+    """Average the first n - b gradients of n ranks that come, by time, and drop those that come later.
 
     A rank that comes too late takes the averages of the steps that the others have completed meanwhile, updates its
     parameters with them, and goes on with the newest step. So parameters are the same on all ranks. Who is waited for
-    is decided once a step, over the whole gradient, which overlaps with no backward pass. With b = 0 it is synchronous
-    SGD with one bucket.
+    is decided once a step by rank 0, over the whole gradient, which overlaps with no backward pass. The first push it
+    to servers that hold even parts of it, and all ranks pull the averages, late or not. With b = 0 it is synchronous
+    SGD with one bucket, without servers.
 
     Source:
         Chen et al., Revisiting Distributed Synchronous SGD, arXiv 1604.00981, section 3, algorithms 3 and 4.
     """
 
-    examples: ClassVar[tuple[dict[str, object], ...]] = ({"backup": 2}, {"backup": 0}, {"backup": 7})
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {"backup": 2},
+        {"backup": 0},
+        {"backup": 7, "servers": "world"},
+        {"backup": 1, "servers": 1},
+    )
 
     kind: Literal["backup_workers"] = "backup_workers"
     backup: Whole = Field(ge=0)
     """Ranks that no update waits for."""
+    servers: Whole | Literal["node", "world"] = Field(default="node", union_mode="left_to_right")
+    """How many, or one for each node, or each rank. Server i is rank i x world // servers, as in `parameter_server`."""
 
     def default_label(self) -> str:
-        """Return the label, such as `backup-2`."""
-        return f"backup-{self.backup}"
+        """Return the label, such as `backup-2` or `backup-2-ps-4`."""
+        return f"backup-{self.backup}" + (f"-ps-{self.servers}" if self.servers != "node" else "")
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return what does not fit: an algorithm, or no rank left that is waited for."""
+        """Return what does not fit: an algorithm, no rank left that is waited for, or no servers."""
         found = []
         if self.algorithm not in ("auto", "server"):
             found.append(("algorithm", f"{self.algorithm}: ranks come to a server; leave it out"))
         if self.backup >= world_size:
             found.append(("backup", f"{self.backup} of {world_size} ranks: write at most {world_size - 1}"))
+        if not 1 <= self._n_servers(world_size, ranks_per_node) <= world_size:
+            wanted = f"1 to {world_size}, node or world"
+            found.append(("servers", f"{self.servers} on {world_size} ranks: write {wanted}"))
         return found
+
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return whether there are servers to which nobody comes."""
+        idle = self.backup == 0 and self.servers != "node"
+        return ["waits for all ranks, which need no servers: servers has no effect"] if idle else []
 
     def write(self, job: Job) -> Plan:
         """Write the plan."""
         if self.backup == 0:
             return Sync(label=self.name, bucket_nbytes=None).write(job)
         buckets = parts.gradient_buckets(job, first_nbytes=parts.WHOLE_MODEL_NBYTES, nbytes=parts.WHOLE_MODEL_NBYTES)
-        servers, world = Servers((sum(job.tensor_counts),), members=(0,)), Group(job.world_size)
-        exchange = AllReduce("grad.0", world, algorithm="server", servers=servers, drop=self.backup)
+        n_servers = self._n_servers(job.world_size, job.ranks_per_node)
+        servers = parts.even_servers(sum(job.tensor_counts), n_servers, job.world_size)
+        exchange = AllReduce("grad.0", Group(job.world_size), algorithm="server", servers=servers, drop=self.backup)
         end = (
             *parts.last_backward(job, buckets, all_reduce=None, algorithm=self.algorithm),
             exchange,
@@ -71,3 +88,7 @@ class BackupWorkers(Schedule):
     def result(self, step: int, job: Job) -> Result:
         """Declare that every step averages the gradients of all ranks but those that are late."""
         return Result(Group(job.world_size), Group(1), job.micro_batches, drop=self.backup)
+
+    def _n_servers(self, world_size: int, ranks_per_node: int) -> int:
+        counts: dict[object, int] = {"node": world_size // ranks_per_node, "world": world_size}
+        return counts.get(self.servers) or int(self.servers)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, final
 from pydantic import Field
 
 from simdist.plan import AllReduce, Body, Broadcast, Buffer, Group, Queue, Reduce, Servers, Wait
+from simdist.schedules import parts
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
@@ -85,9 +86,9 @@ class ParameterServer(GradientSchedule):
         """Push and pull the bucket."""
         if self.pull != "bucket":
             return self._queued(sent, number, job)
-        ranks = (server * job.world_size // self.servers for server in range(self.servers))
-        members = () if self.apart else tuple(ranks)
-        servers = Servers(self._parts(sent, job), members)
+        even = parts.even_servers(sent.count, self.servers, job.world_size)
+        held = even.parts if self.placement == "even" or sent.tensors is None else self._parts(sent.tensors, job)
+        servers = Servers(held, () if self.apart else even.members)
         return Exchange((AllReduce(sent.name, Group(job.world_size), algorithm="server", servers=servers),))
 
     def _queued(self, sent: Buffer, number: int, job: Job) -> Exchange:
@@ -106,16 +107,13 @@ class ParameterServer(GradientSchedule):
             pushed = tuple(Wait(f"{kind}.{last}") for last in {at: n for n, at in enumerate(server_of)}.values())
         return Exchange((push, *pushed), (pull,))
 
-    def _parts(self, sent: Buffer, job: Job) -> tuple[int, ...]:
+    def _parts(self, tensors: tuple[int, int], job: Job) -> tuple[int, ...]:
         """Return how many elements of a bucket each server holds; which ones they are changes neither time nor sum."""
-        if self.placement == "even" or sent.tensors is None:
-            share, rest = divmod(sent.count, self.servers)
-            return tuple(share + (server < rest) for server in range(self.servers))
         server_of = self._server_of_tensor(job.tensor_counts)
-        parts = [0] * self.servers
-        for tensor in range(*sent.tensors):
-            parts[server_of[tensor]] += job.tensor_counts[tensor]
-        return tuple(parts)
+        held = [0] * self.servers
+        for tensor in range(*tensors):
+            held[server_of[tensor]] += job.tensor_counts[tensor]
+        return tuple(held)
 
     def _server_of_tensor(self, counts: Sequence[int]) -> list[int]:
         if self.placement == "tensors":

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from simdist.plan import Body, Buffer, Group, Op, ops
+from simdist.plan import Body, Buffer, Group, Op, Servers, ops
 from simdist.plan.ops import ALONE, Algorithm, Channel
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules.job import Job, levels
@@ -48,6 +48,13 @@ def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucke
             buckets.append((tensor, last))
             last, held = tensor, 0
     return tuple(buckets)
+
+
+def even_servers(count: int, n_servers: int, world_size: int) -> Servers:
+    """Return servers that hold a buffer of `count` elements in even parts, and are spread evenly over the ranks."""
+    share, rest = divmod(count, n_servers)
+    held = tuple(share + (server < rest) for server in range(n_servers))
+    return Servers(held, tuple(server * world_size // n_servers for server in range(n_servers)))
 
 
 def gradient_buffers(job: Job, buckets: Sequence[Bucket], *, multiple: int = 1) -> tuple[Buffer, ...]:

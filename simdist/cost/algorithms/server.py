@@ -11,6 +11,9 @@ less if the server is one. Servers beside each other share what the members' NIC
 In the push, n members converge on the NIC of every server; in the pull, that NIC sends to n members. Members of a node
 share its NIC. A server that is a member sends nothing to itself, and reaches the members of its node by the fabric.
 
+With `drop`, the members of the call are those that are in, while servers may be among the others. Before it pushes, a
+member asks the first server whether it is in: two more stages, without bytes.
+
 Source:
     Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Sergeev & Del Balso, Horovod,
     arXiv 1802.05799, for one server and many.
@@ -43,6 +46,10 @@ def server(call: Call) -> Iterator[Messages]:
     member, part = (each.ravel() for each in np.meshgrid(call.members, np.arange(len(at)), indexing="ij"))
     moves = member != at[part]
     member, holder, nbytes = member[moves], at[part[moves]], parts_nbytes[part[moves]]
+    if call.op.drop:
+        first = np.full_like(call.members, at[0])
+        yield Messages(call.members, first, 0.0)
+        yield Messages(first, call.members, 0.0)
     if moves.any():
         yield Messages(member, holder, nbytes)
         yield Messages(holder, member, nbytes)
@@ -59,6 +66,7 @@ def _queued(call: Call, op: Reduce | Broadcast, queue: Queue) -> Iterator[Messag
 def _places(call: Call, servers: Servers) -> NDArray[np.int64]:
     """Return the rank of every server."""
     if servers.members:
-        return call.members.take(servers.members)
+        members = np.array(servers.members)
+        return members if call.op.drop else call.members.take(members)
     first = call.number * len(servers.parts)
     return call.topology.server(np.arange(first, first + len(servers.parts)))

@@ -13,7 +13,7 @@ from real.execution import virtual
 from real.training.hooks import check_shape
 from simdist.engines import simulate
 from simdist.errors import RunError, UnsupportedError
-from simdist.plan import Plan
+from simdist.plan import Plan, Servers
 from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays
 from simdist.scenario import loads
@@ -35,12 +35,12 @@ def plan_of(schedule: Schedule, training: Training, n_steps: int = 12) -> Plan:
 
 
 @pytest.mark.parametrize("model", ["mlp", "dropout"])
-@pytest.mark.parametrize("backup", [1, 2])
+@pytest.mark.parametrize(("backup", "servers"), [(1, "node"), (2, 1), (2, "world")])
 def test_values_are_those_of_the_virtual_world_with_the_ranks_that_were_late(
-    pool: Pool, model: str, backup: int
+    pool: Pool, model: str, backup: int, servers: int | str
 ) -> None:
     training = Training(model=model, micro_batches=2)
-    plan = plan_of(BackupWorkers(backup=backup), training)
+    plan = plan_of(BackupWorkers(backup=backup, servers=servers), training)
     results = pool.run(by_arrival, plan, training, {2: range(12), 1: range(3, 5)}, 0.05)
     late = results[0][1]
     assert [len(late[row]) for row in drops_late(plan)] == [backup] * 12
@@ -71,9 +71,10 @@ def test_without_backup_values_are_those_of_synchronous_sgd(pool: Pool) -> None:
         np.testing.assert_array_equal(losses, expected_losses)
 
 
-def test_who_is_missing_is_named(pool: Pool) -> None:
+@pytest.mark.parametrize("servers", [Servers((3,), (0,)), Servers((2, 1, 0), (0, 2, 3))])
+def test_who_is_missing_is_named(pool: Pool, servers: Servers) -> None:
     begin_s = time.monotonic()
-    found = pool.run(comes_alone, (1, 2), 3, 0.5)
+    found = pool.run(comes_alone, (1, 2), 3, 0.5, servers)
     assert found[1] == found[2] == "ranks 0, 3 have not come within 0.5 s, and 1 of them must"
     assert time.monotonic() - begin_s < 5
 

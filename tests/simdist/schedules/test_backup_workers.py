@@ -13,7 +13,7 @@ from simdist.chakra.export import Export
 from simdist.engines import DrawnDelays, des, fast
 from simdist.engines.replay import timing
 from simdist.errors import PlanError, TraceError
-from simdist.plan import AllReduce, Enter, Group, Plan, Result
+from simdist.plan import AllReduce, Enter, Group, Plan, Result, Servers
 from simdist.plan.check import check
 from simdist.plan.ops import entering
 from simdist.plan.walk import drops_late
@@ -33,10 +33,17 @@ SLOW = "{latency: 30 us, bandwidth: 1 GB/s}"
 
 
 def scenario_of(
-    schedule: str, *, network: str = FREE, n_steps: int = 20, more: str = "", compute: str = "1 s"
+    schedule: str,
+    *,
+    network: str = FREE,
+    n_steps: int = 20,
+    more: str = "slow_devices: []",
+    compute: str = "1 s",
+    nodes: int = N,
 ) -> Scenario:
     return loads(f"""
-        cluster: {{nodes: {N}, gpus_per_node: 1, fabric: ideal, network: {network}, {more or "slow_devices: []"}}}
+        cluster:
+          {{nodes: {nodes}, gpus_per_node: {N // nodes}, fabric: ideal, network: {network}, {more}}}
         workload:
           tensors: [{{name: all, count: 1000000}}]
           batch_size: 1
@@ -86,9 +93,19 @@ def test_first_ranks_to_come_end_a_step_and_late_ones_go_on_with_the_newest(drop
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from([FREE, SLOW]), st.integers(1, N - 1), st.integers(0, 2**32 - 1), st.sampled_from([1, 3]))
-def test_engines_agree_on_who_is_late_to_the_last_bit(network: str, drop: int, seed: int, micro_batches: int) -> None:
-    scenario = scenario_of(f"{{kind: backup_workers, backup: {drop}}}", network=network)
+@given(
+    st.sampled_from([FREE, SLOW]),
+    st.integers(1, N - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 3]),
+    st.sampled_from(["node", "world", 1, 3]),
+    st.sampled_from([8, 2]),
+)
+def test_engines_agree_on_who_is_late_to_the_last_bit(
+    network: str, drop: int, seed: int, micro_batches: int, servers: str | int, nodes: int
+) -> None:
+    schedule = f"{{kind: backup_workers, backup: {drop}, servers: {servers}}}"
+    scenario = scenario_of(schedule, network=network, nodes=nodes)
     workload = scenario.workload.model_copy(update={"micro_batches": micro_batches, "optimize_s": 0.01})
     scenario = scenario.model_copy(update={"workload": workload})
     built = build(scenario, scenario.schedules[0])
@@ -128,20 +145,50 @@ def test_a_step_is_held_up_where_more_ranks_are_than_it_can_do_without(drop: int
 
 
 def test_without_backup_it_is_synchronous_sgd_with_one_bucket() -> None:
+    assert BackupWorkers(backup=0, servers=1).plan(JOB).digest() == BackupWorkers(backup=0).plan(JOB).digest()
     assert BackupWorkers(backup=0).plan(JOB).digest() == Sync(bucket_nbytes=None).plan(JOB).digest()
 
 
-def test_exchange_costs_a_push_and_a_pull_of_those_who_are_waited_for_and_a_late_one_its_pull() -> None:
-    """Every node has one GPU: n - b - 1 messages of S bytes converge on the server, and come back from it."""
-    scenario = scenario_of("{kind: backup_workers, backup: 2}", network=SLOW, n_steps=1)
+@pytest.mark.parametrize(
+    ("nodes", "servers", "times", "late_times"),
+    [
+        (8, 1, 5, 1),  # the others push to rank 0
+        (8, 2, 5 / 2, 1),
+        (8, 4, 5 / 4, 1),
+        (8, "node", 7 / 8, 7 / 8),  # each rank pushes 7 of 8 parts, and 5 or 6 ranks push one to it
+        (8, "world", 7 / 8, 7 / 8),
+        (2, 1, 3, 1),  # the first three of the other node push to rank 0's
+        (2, "node", 3 / 2, 1 / 2),
+        (2, "world", 3 / 2, 1 / 2),  # eighths to four servers of the other node
+    ],
+)
+def test_exchange_costs_a_push_and_a_pull_of_those_who_are_waited_for_and_a_late_one_its_pull(
+    nodes: int, servers: int | str, times: float, late_times: float
+) -> None:
+    """Rank 0 is asked, and answers; then so many times S bytes cross the busiest card of a node, and come back.
+
+    Ranks 3 and 7 are late in the price, those that come late here are others.
+    """
+    schedule = f"{{kind: backup_workers, backup: 2, servers: {servers}}}"
+    scenario = scenario_of(schedule, network=SLOW, n_steps=1, nodes=nodes)
     built = build(scenario, scenario.schedules[0])
     late_s = np.zeros((1, 1, N))
     late_s[..., 3:5] = 100.0, 200.0
     trace = fast.simulate(built.plan, built.costs, {"compute": late_s})
     nbytes, Bps, latency_s = 4e6, 1e9, 30e-6
-    assert trace.makespan_s == pytest.approx(1 + 2 * (latency_s + 5 * nbytes / Bps), rel=1e-12)
+    assert trace.makespan_s == pytest.approx(1 + 4 * latency_s + 2 * times * nbytes / Bps, rel=1e-12)
     cost = next(cost for op, cost in built.costs.of.items() if isinstance(op, AllReduce))
-    assert cost.late_s == pytest.approx(latency_s + nbytes / Bps, rel=1e-12)
+    assert cost.late_s == pytest.approx(3 * latency_s + late_times * nbytes / Bps, rel=1e-12)
+
+
+def test_servers_that_do_not_fit_are_refused_or_said_to_be_idle() -> None:
+    assert BackupWorkers(backup=2, servers=8).problems(N, 4) == []
+    assert BackupWorkers(backup=2, servers="world").name == "backup-2-ps-world"
+    for servers in (0, 9):
+        [(field, says)] = BackupWorkers(backup=2, servers=servers).problems(N, 4)
+        assert (field, says) == ("servers", f"{servers} on 8 ranks: write 1 to 8, node or world")
+    [says] = BackupWorkers(backup=0, servers=1).unused_settings(N, 4, 1)
+    assert says == "waits for all ranks, which need no servers: servers has no effect"
 
 
 def test_a_trace_says_who_was_late(tmp_path: Path) -> None:
@@ -177,13 +224,14 @@ def test_proof_counts_who_is_dropped() -> None:
         (lambda op: dataclasses.replace(op, drop=N), "drops 8; write fewer than all 8 ranks"),
         (lambda op: dataclasses.replace(op, group=Group(4)), "write fewer than all 8 ranks, over all ranks"),
         (lambda op: dataclasses.replace(op, drop=0), "a step that may be late waits for its parameters first"),
-        (lambda op: dataclasses.replace(op, servers=dataclasses.replace(op.servers, members=(1,))), "to one server"),
+        (lambda op: dataclasses.replace(op, servers=Servers((57,), (1,))), "the first of them member 0"),
+        (lambda op: dataclasses.replace(op, servers=Servers((0, 57), (0, 1))), "member 0, with a part"),
         (lambda op: (op, AllReduce("grad.0", Group(2))), "stands beside an all-reduce that drops the late"),
         (lambda op: (Enter(awaits="param"), op), "stands in the middle of a step; put it first"),
     ],
 )
 def test_plan_that_cannot_be_late_is_refused(change, says: str) -> None:
-    plan = BackupWorkers(backup=2).plan(JOB)
+    plan = BackupWorkers(backup=2, servers=1).plan(JOB)
     changed = (change(op) if isinstance(op, AllReduce) else op for op in plan.bodies[0])
     body = tuple(op for each in changed for op in (each if isinstance(each, tuple) else (each,)))
     with pytest.raises(PlanError, match=says):
@@ -232,7 +280,7 @@ def test_a_device_of_half_the_speed_costs_nothing() -> None:
     slow = "slow_devices: [{ranks: [2], speed: 0.5}]"
     makespan_s = []
     for more, schedule in [
-        ("", "{kind: local_sgd, period: 4}"),
+        ("slow_devices: []", "{kind: local_sgd, period: 4}"),
         (slow, "{kind: local_sgd, period: 4, inner_steps: by_speed}"),
         (slow, "{kind: local_sgd, period: 4}"),
     ]:
