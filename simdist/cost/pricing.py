@@ -228,7 +228,7 @@ class _Pricing:
         return replace(shared, segments=segments(calls, shared.alone_s))
 
     def _first_come(self, op: ops.AllReduce, nbytes: int) -> Shared:
-        """Price the exchange of the first, where those that are late are spread evenly, and what the last of these does.
+        """Price the exchange of the first where those that are late are spread evenly, and what the last of these does.
 
         The first ask, are answered, push and pull; who is late asks, is answered and pulls.
         """
