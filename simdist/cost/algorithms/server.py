@@ -41,7 +41,7 @@ def server(call: Call) -> Iterator[Messages]:
     if not isinstance(call.op, AllReduce) or call.op.servers is None:
         raise PlanError(f"{op_text(call.op)}: server is an algorithm of an all_reduce with `servers`; use ring")
     servers = call.op.servers
-    at = _places(call, servers)
+    at = np.array(servers.members) if call.op.drop else _places(call, servers)
     parts_nbytes = np.array(servers.parts) * (call.nbytes / sum(servers.parts))
     member, part = (each.ravel() for each in np.meshgrid(call.members, np.arange(len(at)), indexing="ij"))
     moves = member != at[part]
@@ -66,7 +66,6 @@ def _queued(call: Call, op: Reduce | Broadcast, queue: Queue) -> Iterator[Messag
 def _places(call: Call, servers: Servers) -> NDArray[np.int64]:
     """Return the rank of every server."""
     if servers.members:
-        members = np.array(servers.members)
-        return members if call.op.drop else call.members.take(members)
+        return call.members.take(servers.members)
     first = call.number * len(servers.parts)
     return call.topology.server(np.arange(first, first + len(servers.parts)))
