@@ -655,7 +655,7 @@ _SCHEDULES = (
     Mutant(
         "schedules",
         "one server too many holds one element more",
-        _SCHEDULES_AT + "parameter_server.py",
+        _SCHEDULES_AT + "parts.py",
         "share + (server < rest)",
         "share + (server <= rest)",
         _TEST_GRADIENTS,
@@ -783,6 +783,14 @@ _PROOF = (
         "simdist/engines/recurrence.py",
         "if sits_out.any():",
         "if sits_out.all():",
+        _TEST_BACKUP,
+    ),
+    Mutant(
+        "cost",
+        "servers push and pull for late ranks, too",
+        "simdist/cost/pricing.py",
+        "among(np.delete(np.arange(n), late))",
+        "among(np.arange(n))",
         _TEST_BACKUP,
     ),
     Mutant(
