@@ -27,8 +27,9 @@ difference to what becomes of them.
 
 An outer optimizer is taken for one that subtracts outer gradients from anchors, which with learning rate 1 and no
 momentum is parameter averaging: what it makes of them it does on every rank alike. Like parameters, anchors are new
-symbols in every step, and must be left as they were where nothing is declared of them. What was sent in an earlier
-step carries its age, too: an average that is applied late must be that of exactly so many steps ago.
+symbols in every step, and must be left as they were where nothing is declared of them. Once a step has written them
+for the last time, both are the symbols that the next one begins with. What is sent then carries its age, too: an
+average that is applied late must be that of exactly so many steps ago.
 
 This is the smallest interpreter of the plan, and the living definition of what its operations mean.
 """
@@ -187,17 +188,21 @@ class _Proof:
         self._n_passes, self._n_declared = 0, declared.micro_batches
         enter = ops.entering(self._plan.bodies[body])
         self._entered = self._without(enter.absent if enter else ())
+        lasting = {*self._params, *self._anchors}
+        writing = (at for at, op in enumerate(self._plan.bodies[body]) if not lasting.isdisjoint(ops.writes(op)))
+        last_write = max(writing, default=len(self._plan.bodies[body]) - 1)
+        left: State = {}  # by the step in parameters and anchors, which are new symbols from then on
         for position, op in enumerate(self._plan.bodies[body]):
             try:
                 self._execute(op, state, position)
             except _BrokenError as error:
                 fail_at(self._plan, step=step, body=body, position=position, problem=str(error))
-        self._compare(state, step, body, declared)
+            if position == last_write:
+                left = {name: state[name] for name in lasting}
+                state |= {name: self._initial(name, age=-1) for name in lasting}
+        self._compare(state | left, step, body, declared)
         self._compare_saved(state, step, body)
-        fresh = {*self._params, *self._anchors}
-        return {
-            name: self._initial(name) if name in fresh else aged(value, self._oldest) for name, value in state.items()
-        }
+        return {name: aged(value, self._oldest) for name, value in state.items()}
 
     def _without(self, absent: tuple[int, ...]) -> Weights:
         """Return what ranks have that they computed themselves, if some did not."""
@@ -207,10 +212,10 @@ class _Proof:
         numerators[list(absent)] = 0
         return Weights(numerators)
 
-    def _initial(self, name: str) -> Value:
+    def _initial(self, name: str, age: int = 0) -> Value:
         for kind, names, began in (("param", self._params, self._began), ("anchor", self._anchors, self._own)):
             if name in names:
-                return self._value(name, {Tag(kind): began})
+                return self._value(name, {Tag(kind, age): began})
         return self._value(name, {})
 
     def _value(self, name: str, weights: dict[Tag, Weights]) -> Value:
@@ -558,9 +563,10 @@ class _Proof:
     def _exchanged(self, updated: dict[Tag, Weights], declared: Result) -> dict[str, dict[Tag, Weights]]:
         """Return what is declared of parameters that an average reaches now, and of their anchors."""
         plus, minus, anchor = Fraction(1), Fraction(-1), {Tag("anchor"): self._own}
-        sent = {replace(tag, age=declared.late_steps): each for tag, each in updated.items()}
+        age = max(declared.late_steps - 1, 0)  # what a step leaves behind is what the next one begins with
+        sent = {Tag("param", age): self._began} if declared.late_steps else updated
         if declared.mixing is not None:
-            sent = summed((sent, plus), ({Tag("anchor", declared.late_steps): self._own}, minus))
+            sent = summed((sent, plus), ({Tag("anchor", age): self._own}, minus))
         mean = {tag: self._mean(each, declared.parameters) for tag, each in sent.items()}
         if declared.mixing is None:
             param = summed((updated, plus), (mean, plus), (sent, minus)) if declared.late_steps else mean

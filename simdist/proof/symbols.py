@@ -195,7 +195,7 @@ def fraction_text(weights: Weights, rank: int, atom: int, column: int) -> str:
 def tag_text(tag: Tag) -> str:
     """Return a source as people call it."""
     words = {"param": "parameters", "gradient": "gradient", "kept": "residual"}
-    ages = {0: "", 1: ", one step old,"}
+    ages = {-1: ", after this step,", 0: "", 1: ", one step old,"}
     of_pass = f" of micro-batch {tag.micro_batch}" if tag.micro_batch else ""
     return (
         words.get(tag.kind, tag.kind)

@@ -39,6 +39,7 @@ class DiLoCo(AveragingSchedule):
         {"period": 3, "compression": "fp16"},
         {"period": 4, "fragments": 2, "overlap_steps": 1, "mixing": 0.5, "synchronize": False},
         {"period": 6, "fragments": 2, "layers": 4, "overlap_steps": 4, "phase": 1},
+        {"period": 3, "overlap_steps": 3, "ranks_per_worker": 4, "mixing": 0.25},
     )
 
     kind: Literal["diloco"] = "diloco"

@@ -28,7 +28,7 @@ class HierarchicalSGD(AveragingSchedule):
         {"levels": {2: 2, 4: 4, 8: 8}, "intra_node_gradients": False},
         {"levels": {1: 2, 3: "world"}, "warmup_steps": 2, "synchronize": False},
         {"levels": {2: 4, 6: 8}, "phase": 0, "intra_node_gradients": False},
-        {"levels": {2: 4, 4: 8}, "warmup_steps": 1, "overlap_steps": 1},
+        {"levels": {2: 4, 4: 8}, "warmup_steps": 1, "overlap_steps": 2},
     )
 
     kind: Literal["hierarchical_sgd"] = "hierarchical_sgd"

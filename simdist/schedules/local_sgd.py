@@ -28,6 +28,7 @@ class LocalSGD(AveragingSchedule):
         {"period": 4, "warmup_steps": 3},
         {"period": 3, "phase": 0, "synchronize": False},
         {"period": 4, "overlap_steps": 2},
+        {"period": 2, "overlap_steps": 2},
         {"period": 4, "warmup_steps": 1, "inner_steps": {1: 2, 6: 3}},
     )
 

@@ -752,8 +752,7 @@ STREAM_MISTAKES: dict[str, tuple[dict[int, Body], str]] = {
     "one is sent twice, the other not": ({1: LEARN + sent(0)}, "reads 'outer.1', which nothing has written yet"),
     "it is sent again before it was taken": (
         {1: LEARN + sent(1) + sent(0)},
-        "at step 2: afterwards param.0 of rank 0 holds -3/32 of the anchor, one step old, of rank 0; the schedule "
-        "declares nothing",
+        "at step 2: afterwards param.0 of rank 0 holds 21/32 of the anchor of rank 0; the schedule declares 3/4",
     ),
     "it is taken twice": ({2: LEARN + taken(0) + taken(0)}, "at step 2: afterwards param.0 of rank 0 holds"),
     "it is taken before it is declared to arrive": (
