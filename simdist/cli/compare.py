@@ -35,6 +35,7 @@ from simdist.studies.comparison import (
     measure_with_additions,
     row,
     shared_delays,
+    used_sentence,
 )
 
 _WIDTH = 120  # of sentences
@@ -124,14 +125,15 @@ def command(
     if any(each.links_s for each in rows):
         tables.append(links_table([(each.schedule, each.links_s, each.step_s) for each in rows]))
     document: dict[str, object] = {"scenario": scenario.name, "baseline": reference.name, "rows": records}
-    doubts = unstated(scenario.cluster)
+    doubts = unstated(scenario.cluster, scenario.schedules)
     if has_ranges:
         from simdist.studies.uncertainty import causes
 
         doubts += causes(scenario, {each.schedule: each.shares for each in rows})
     if doubts:
         document["doubts"] = doubts
-        tables += [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in doubts]
+    used = [text for each in rows for text in used_sentence(each.schedule, each.gradients_used, each.late)]
+    tables += [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in (*used, *doubts)]
     session.result(document, "\n\n".join(tables))
     if plot:
         from simdist.report import speedup_figure

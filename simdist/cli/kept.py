@@ -82,6 +82,8 @@ class KeptSchedules:
             added_s,
             record.get("links_s", {}),
             drawn,
+            record.get("gradients_used", 1.0),
+            {int(rank): share for rank, share in record.get("late", {}).items()},
         )
 
     def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: ScheduleTimes) -> None:

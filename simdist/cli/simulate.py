@@ -12,6 +12,7 @@ from simdist.engines import Engine, choose_engine, fast, simulate
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler, job
+from simdist.studies.comparison import often_late, used_sentence
 from simdist.studies.held import find_held, steady_held
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
@@ -73,6 +74,9 @@ def command(
     tables = [table_text(title, _COLUMNS, rows)]
     if any("links_s" in each for each in rows):
         tables.append(links_table([(each["schedule"], each.get("links_s", {}), each["step_s"]) for each in rows]))
+    for each in rows:
+        used = used_sentence(each["schedule"], each.get("gradients_used", 1.0), each.get("late", {}))
+        tables += [f"{text}." for text in used]
     session.result({"scenario": name, "rows": rows}, "\n\n".join(tables))
     if plot:
         from simdist.report import timeline_figure
@@ -128,7 +132,12 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
 
 
 def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, Any]:
-    links_s = done.where.links_per_step_s()
+    used = planned.plan.gradients_used
+    some = {
+        "links_s": done.where.links_per_step_s(),
+        "gradients_used": used if used < 1 else None,
+        "late": often_late(done.where.late),
+    }
     return {
         "schedule": planned.schedule.name,
         "step_s": float(done.where.step_s[0]),
@@ -138,4 +147,4 @@ def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None
         "engine": done.engine,
         "digest": planned.plan.digest(),
         "trace": str(file) if file else None,
-    } | ({"links_s": links_s} if links_s else {})
+    } | {key: value for key, value in some.items() if value}

@@ -62,7 +62,7 @@ _OF_PASSES = (
 )
 
 
-_ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco")
+_ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco", "backup")
 
 
 @click.command("tune")
@@ -135,6 +135,7 @@ def command(
         "overlap" in allow,
         "diloco" in allow,
         "shared-updates" in allow,
+        "backup" in allow,
     )
     wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)

@@ -18,21 +18,23 @@ from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.cost import Costs
 from simdist.engines.replay import Timing, timing
 from simdist.errors import RunError, ScenarioError
+from simdist.plan.text import ranks_named
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import price_of
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds, format_share
+from simdist.studies.comparison import often_late, used_sentence
 from simdist.studies.held import find_held, with_links, without_links
 from simdist.traces.links import Held, link_in_words
-from simdist.traces.trace import Trace
+from simdist.traces.trace import Trace, late_shares
 from simdist.whatif.gains import Gains, find_gains
 from simdist.whatif.job_slowdown import IdealCompute
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
 from simdist.whatif.slowdown import Slowdown, find_slowdown
 from simdist.whatif.table import is_table
-from simdist.whatif.verdict import Pattern, find_pattern, interval_text, ranks_named, spread_sentence, verdict_sentence
+from simdist.whatif.verdict import Pattern, find_pattern, interval_text, spread_sentence, verdict_sentence
 
 _Record: TypeAlias = dict[str, Any]
 
@@ -241,6 +243,7 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "cluster": cluster,
         "gains": _gains_document(compared) if compared else None,
         "verdict": verdict_sentence(found, spread, compared) if compared else not_compared(job.scenario),
+        **({"gradients_used": used} if (used := job.trace.plan.gradients_used) < 1 else {}),
         "imported": facts_record(job.scenario.imported) if job.scenario.imported else None,
     }
 
@@ -251,7 +254,10 @@ def _gains_document(compared: Gains) -> _Record:
         **common.picked(compared, "baseline", "baseline_step_s", "drawn", runs="n_runs", steps="n_steps"),
         "recorded_steps": compared.recording.n_steps if compared.recording else None,
         "block_steps": compared.recording.block_steps if compared.recording else None,
-        "rows": [common.picked(row, *_OF_GAIN, speedup_95="interval") for row in compared.rows],
+        "rows": [
+            common.picked(row, *_OF_GAIN, *["gradients_used"] * (row.gradients_used < 1), speedup_95="interval")
+            for row in compared.rows
+        ],
         "fastest": fastest.schedule if fastest else None,
         "best": best.schedule if best else None,
     }
@@ -290,6 +296,8 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
     )
     yield f"{job.baseline.name}: {found.world_size:,} ranks, {steps}; {job.trace.source}"
     yield losses.slowdown_line(found.slowdown, found.replayed_s, found.ideal_s)
+    late = often_late(late_shares(job.trace))
+    yield from (f"{text}." for text in used_sentence(job.baseline.name, job.trace.plan.gradients_used, late))
     unexplained_s = found.replayed_s - found.explained_s
     if unexplained_s > losses.ROUNDING_S:
         explained, traced = format_seconds(found.explained_s), format_seconds(found.traced_s)
@@ -340,6 +348,8 @@ def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:
     yield ""
     yield table_text("schedules", _GAIN_COLUMNS, [base, *records])
     yield _runs_text(compared)
+    for row in compared.rows:
+        yield from (f"{text}." for text in used_sentence(row.schedule, row.gradients_used, {}))
     yield from dict.fromkeys(f"no interval: {row.problem}" for row in compared.rows if row.problem)
 
 

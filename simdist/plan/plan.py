@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError
-from simdist.plan.ops import Load, Op, Save
+from simdist.plan.ops import AllReduce, Enter, Load, Op, Save
 
 DType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "uint8"]
 Body: TypeAlias = tuple[Op, ...]
@@ -262,6 +262,17 @@ class Plan:
         of_body = [[op for op in body if isinstance(op, Load)] for body in self.bodies]
         for body in self.body_of_steps():
             yield from of_body[body]
+
+    @property
+    def gradients_used(self) -> float:
+        """Share of the batches whose gradients updates use: not those of steps that ranks sit out or are late in."""
+        n_unused = [
+            sum(
+                len(op.absent) if isinstance(op, Enter) else op.drop for op in body if isinstance(op, Enter | AllReduce)
+            )
+            for body in self.bodies
+        ]
+        return 1 - sum(n_unused[body] for body in self.body_of_steps()) / max(1, self.n_steps * self.world_size)
 
     @property
     def has_saves(self) -> bool:

@@ -10,6 +10,14 @@ from simdist.plan.group import Group
 from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
 from simdist.settings.units import format_nbytes, format_seconds
 
+_MOST_RANKS = 10  # that are named
+
+
+def ranks_named(ranks: tuple[int, ...]) -> str:
+    """Name ranks, the first ones of many."""
+    some = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {some}"
+
 
 def op_name(op: ops.Op) -> str:
     """Return the operation's name in the field's spelling.

@@ -1,15 +1,16 @@
 """Settings that have no effect in a scenario, and one whose absence has."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.disturbances import never_delays
 from simdist.scenario.links import LinkDisturbance, never_slows
 from simdist.scenario.scenario import Scenario
-from simdist.schedules import GradientSchedule
+from simdist.schedules import GradientSchedule, Schedule
 from simdist.schedules.job import Policy, uses_disk, uses_memory
+from simdist.schedules.powersgd import PowerSGD
 from simdist.settings.units import format_nbytes
 
 _MOST_NICS = 4  # of a GPU: AWS p5 has 32 for 8
@@ -18,17 +19,24 @@ _UNSTATED = (
     "measured: write it, or a range in cluster.uncertain"
 )
 
+_UNSTATED_FACTORS = (
+    "cluster.device.orthonormalize is not stated, so powersgd makes factors orthonormal in no more time than their "
+    "memory traffic takes, which is too little on a GPU: measure it, with python -m real.calibrate"
+)
+
 
 def warnings_of(scenario: Scenario) -> tuple[str, ...]:
     """Return the doubts of a scenario, and the settings that have no effect in it, a sentence each."""
     return (*scenario.doubts, *_unused_settings(scenario))
 
 
-def unstated(cluster: Cluster) -> list[str]:
-    """Say that a link between nodes is taken to reach its line rate because nobody has said what it reaches, if so."""
+def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
+    """Say what is taken to be as fast as can be because nobody has stated it: a link between nodes, Gram-Schmidt."""
     network = cluster.network
     is_stated = "efficiency" in network.model_fields_set or math.isinf(network.bandwidth_Bps)
-    return [] if is_stated or cluster.nodes == 1 else [_UNSTATED]
+    found = [] if is_stated or cluster.nodes == 1 else [_UNSTATED]
+    has_factors = any(isinstance(each, PowerSGD) for each in schedules)
+    return [*found, *[_UNSTATED_FACTORS] * (has_factors and cluster.device.orthonormalize_s is None)]
 
 
 def _unused_settings(scenario: Scenario) -> Iterator[str]:

@@ -4,7 +4,7 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError, UnsupportedError
+from simdist.plan.text import ranks_named
 from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.settings.units import format_share
 from simdist.studies.statistics import Interval, mean_interval, ratio_interval
-from simdist.traces.breakdown import STATES, Breakdown, break_down
+from simdist.traces.breakdown import STATES, Breakdown, break_down, mean_late
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ Progress = Callable[[str, int, int], None]
 #: Returns the delays of seeds, from step 0 on.
 Draw = Callable[[Sequence[int]], DelaySource]
 
-_OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s", "shares")
+_OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s", "shares", "late")
+_NEARLY_ALL = 0.9  # of the updates: a rank that is late in these trains hardly anything
 _TIMES = ("step", "stated")  # of draws
 _NETWORK = ("cluster", "network")  # no delay depends on it
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
@@ -72,6 +75,8 @@ class ScheduleTimes:
             `[n_seeds]`, if that was measured.
         links_s: Of links that misbehave, the seconds per step for which each held ranks up, averaged over ranks and
             seeds; they are part of `comm` and `io`.
+        gradients_used: Of the plan: share of the batches whose gradients updates use.
+        late: Of ranks that come too late for nearly all updates, the share of these.
         drawn: If something is uncertain, and that was measured, of each draw, `[n_draws]`: `step`, its seconds per
             step; `stated`, those of the same seed as stated; and by path its place in the range of a quantity, 0 to 1.
     """
@@ -85,6 +90,8 @@ class ScheduleTimes:
     added_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     links_s: dict[str, float] = field(default_factory=dict)
     drawn: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    gradients_used: float = 1.0
+    late: dict[int, float] = field(default_factory=dict)
 
     def divided(self, n_parts: int) -> "ScheduleTimes":
         """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
@@ -105,6 +112,9 @@ class Row:
     `checkpoints` and disturbed `links`, where there are some, `added_s` are the seconds of `step_s` that they add.
     `links_s` are the seconds of `comm_s` and `io_s` for which each link that misbehaved held ranks up; that others then
     wait for these ranks is not in them.
+
+    `gradients_used` is the share of the batches whose gradients updates use, in JSON if it is not 1; `late` has those
+    ranks that come too late for nearly all updates, and for which share of them.
 
     Only where something is `uncertain` there are ranges, in which the truth lies with 95 %: what the seeds and what the
     uncertain quantities leave open together; in JSON their ends are `step_s_lo` and so on. `shares` is the share of the
@@ -130,6 +140,8 @@ class Row:
     step_s_range: tuple[float, float] | None = None
     speedup_range: tuple[float, float] | None = None
     shares: dict[str, float] = field(default_factory=dict)
+    gradients_used: float = 1.0
+    late: dict[int, float] = field(default_factory=dict)
 
     @property
     def states_s(self) -> dict[str, float]:
@@ -141,6 +153,8 @@ class Row:
         """Return the line as JSON has it: a key per attribute; of epochs, links and the like only if there are."""
         left_out = {*(() if self.epochs else _OF_EPOCHS), *(key for key in _OF_SOME if not getattr(self, key))}
         found = {key: value for key, value in asdict(self).items() if key not in left_out}
+        if self.gradients_used == 1:
+            del found["gradients_used"]
         for key in ("step_s", "speedup"):
             if pair := found.pop(f"{key}_range"):
                 found[f"{key}_lo"], found[f"{key}_hi"] = pair
@@ -178,6 +192,19 @@ def compare(
     ]
     base = measured[scenario.schedules.index(reference)]
     return [row(each, base) for each in measured]
+
+
+def used_sentence(label: str, gradients_used: float, late: Mapping[int, float]) -> list[str]:
+    """Say of a schedule that updates do not use all gradients, and whose they hardly ever use, if so."""
+    if gradients_used == 1:
+        return []
+    used = format_share(gradients_used)
+    text = f"{label} uses the gradients of {used} of the batches: times are per step, not per sample"
+    if late:
+        least = min(late.values())
+        rarely = "all updates" if least == 1 else f"{format_share(least)}{' or more' * (len(late) > 1)} of the updates"
+        text += f"; {ranks_named(tuple(late))} {'come' if len(late) > 1 else 'comes'} too late for {rarely}"
+    return [text]
 
 
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
@@ -474,7 +501,14 @@ def _collect(built: Built, engine: str, measured: Iterable[tuple[Breakdown, "Epo
         epochs=_means(found),
         staging_s=float(np.mean([each.staging_s for each in found])) if found else 0.0,
         links_s=_mean_links_s(parts),
+        gradients_used=built.plan.gradients_used,
+        late=often_late(mean_late(parts)),
     )
+
+
+def often_late(shares: Mapping[int, float]) -> dict[int, float]:
+    """Return the ranks that come too late for nearly all updates, of shares of updates."""
+    return {rank: share for rank, share in shares.items() if share >= _NEARLY_ALL}
 
 
 def _mean_links_s(parts: Sequence[Breakdown]) -> dict[str, float]:
@@ -513,6 +547,8 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
         staging_s=measured.staging_s,
         added_s={what: float(seconds.mean()) for what, seconds in measured.added_s.items()},
         links_s=measured.links_s,
+        gradients_used=measured.gradients_used,
+        late=measured.late,
         **means,
     )
     return with_ranges(found, measured, baseline)

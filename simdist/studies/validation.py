@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs
 from simdist.errors import ScenarioError, TraceError
-from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Save, Stream, Wait, occurrences, stream_of
+from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Enter, Save, Stream, Wait, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.runs import run_directory
@@ -343,10 +343,22 @@ def _injections(real: Trace, delays: Delays) -> tuple[Injection, ...]:
     """Compare the delays of each channel with those that were drawn; a plan has at most one of a channel per step."""
     drawn_s = injected_s(real.plan, delays)
     measured_s = {channel: np.full_like(seconds, np.nan) for channel, seconds in drawn_s.items()}
+    out = _sat_out(real)
     for each in occurrences(real.plan):
         if isinstance(each.op, Delay):
-            measured_s[each.op.channel][each.steps] = _spans(real, each.rows)
+            measured_s[each.op.channel][each.steps] = np.where(out[each.steps], np.nan, _spans(real, each.rows))
     return tuple(_injection(channel, drawn_s[channel], measured_s[channel]) for channel in drawn_s)
+
+
+def _sat_out(trace: Trace) -> NDArray[np.bool_]:
+    """Tell which ranks sat out which steps, `[n_steps, world_size]`."""
+    found = np.zeros((trace.plan.n_steps, trace.plan.world_size), dtype=np.bool_)
+    for each in occurrences(trace.plan):
+        if isinstance(each.op, Enter):
+            found[each.steps[:, None], list(each.op.absent)] = True
+            for step, row in zip(each.steps, each.rows.tolist(), strict=True):
+                found[step, list(trace.late.get(row, ()))] = True
+    return found
 
 
 def _injection(channel: Channel, drawn_s: Seconds, measured_s: Seconds) -> Injection:

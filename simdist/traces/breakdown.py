@@ -17,8 +17,9 @@ with the intervals of the collectives and loads that are still open then. (Where
 itself, not through its host, a collective that stands later in the program and runs meanwhile counts as io.)
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -28,7 +29,7 @@ from simdist.errors import TraceError
 from simdist.plan import STREAMS, Stream
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
-from simdist.traces.trace import Trace
+from simdist.traces.trace import Trace, late_shares
 
 Times: TypeAlias = NDArray[np.float64]
 #: Returns the links that held an instance up, and for how many seconds at its end, broadcasting to `[world_size, n]`.
@@ -63,6 +64,7 @@ class Breakdown:
         io_s: Seconds of exposed loads and saves, likewise.
         host_s: Seconds in which the host had given the device nothing to do, likewise.
         links_s: Of communication and loads, the seconds for which a link that misbehaved held them up, by its name.
+        late: Rank -> share of the updates for which it came too late, averaged over seeds.
     """
 
     n_steps: int
@@ -73,6 +75,7 @@ class Breakdown:
     io_s: Times
     host_s: Times
     links_s: dict[str, Times] = field(default_factory=dict)
+    late: dict[int, float] = field(default_factory=dict)
 
     @property
     def step_s(self) -> Times:
@@ -250,7 +253,16 @@ def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:
         return np.concatenate([getattr(each, name) for each in seeds], axis=-1)
 
     compute_s, comm_s, wait_s, io_s, host_s = (row(f"{state}_s") for state in STATES)
-    return Breakdown(seeds[0].n_steps, row("makespan_s"), compute_s, comm_s, wait_s, io_s, host_s)
+    late = mean_late(seeds)
+    return Breakdown(seeds[0].n_steps, row("makespan_s"), compute_s, comm_s, wait_s, io_s, host_s, late=late)
+
+
+def mean_late(parts: Sequence[Breakdown]) -> dict[int, float]:
+    """Return the shares of updates for which ranks came too late, averaged over the seeds of all parts."""
+    n_seeds, total = sum(len(each.makespan_s) for each in parts), Counter[int]()
+    for each in parts:
+        total.update({rank: share * len(each.makespan_s) for rank, share in each.late.items()})
+    return {rank: share / n_seeds for rank, share in sorted(total.items())}
 
 
 def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
@@ -294,4 +306,4 @@ def break_down(trace: Trace, held: Held | None = None) -> Breakdown:
             rows = (array[index][:, None] for array in (trace.ready_s, trace.start_s, trace.end_s))
             attribution.add(index, template, *rows)
             index += 1
-    return attribution.finish(trace.plan.n_steps)
+    return replace(attribution.finish(trace.plan.n_steps), late=late_shares(trace))

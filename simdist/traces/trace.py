@@ -12,6 +12,7 @@ plans are refused. NaN means that it did not run. A reader need not know what wr
 import io
 import json
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, TraceError
 from simdist.files import MAX_FILE_NBYTES
 from simdist.plan import STREAMS, Plan, stream_of
+from simdist.plan.walk import drops_late
 from simdist.traces.links import LinkTable, read_links
 
 if TYPE_CHECKING:
@@ -180,6 +182,13 @@ def ended_with_its_last_result(trace: Trace) -> Trace:
     end_s = np.delete(trace.end_s, trace.late[max(trace.late)], axis=1).max()
     ready_s, start_s, ends_s = (np.minimum(each, end_s) for each in (trace.ready_s, trace.start_s, trace.end_s))
     return replace(trace, ready_s=ready_s, start_s=start_s, end_s=ends_s)
+
+
+def late_shares(trace: Trace) -> dict[int, float]:
+    """Return in which share of the updates that drop the late each rank was late; nothing of one that never was."""
+    rows = drops_late(trace.plan)
+    counts = Counter(rank for row in rows for rank in trace.late.get(row, ()))
+    return {rank: n / len(rows) for rank, n in sorted(counts.items())}
 
 
 def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:

@@ -63,7 +63,7 @@ def only_steps(trace: Trace, steps: range) -> Trace:
     ready_s, start_s, end_s = (
         np.where(did_run, array, np.nan) for array in (trace.ready_s, trace.start_s, trace.end_s)
     )
-    return Trace(trace.plan, ready_s, start_s, end_s, trace.source, links=trace.links)
+    return Trace(trace.plan, ready_s, start_s, end_s, trace.source, links=trace.links, late=trace.late)
 
 
 def first_steps(trace: Trace, n_steps: int) -> Trace:
@@ -75,7 +75,8 @@ def first_steps(trace: Trace, n_steps: int) -> Trace:
     )
     stop = shorter.n_instances
     times_s = (trace.ready_s[:stop], trace.start_s[:stop], trace.end_s[:stop])
-    return Trace(shorter, *times_s, trace.source, links=trace.links)
+    late = {row: ranks for row, ranks in trace.late.items() if row < stop}
+    return Trace(shorter, *times_s, trace.source, links=trace.links, late=late)
 
 
 def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:

@@ -171,7 +171,7 @@ class Extras:
     """Which schedules may be tried.
 
     Args:
-        only: Kinds, of `KINDS`; all that are allowed if empty, but those that drop gradients.
+        only: Kinds, of `KINDS`; all that are allowed if empty.
         min_density: Least share of a gradient that may be sent; None: all of it is, so no schedule is sparse.
         allows_fp16: Gradients may be sent in half precision.
         allows_servers: There may be parameter servers.
@@ -182,6 +182,7 @@ class Extras:
         checkpoint_mode: Modes of checkpoints to try; the scenario's own if empty.
         allows_overlap: Averages of parameters may come some steps late.
         allows_diloco: There may be an outer optimizer.
+        allows_backup: Updates may drop the gradients of ranks that come late.
     """
 
     only: tuple[str, ...] = ()
@@ -194,12 +195,14 @@ class Extras:
     allows_overlap: bool = False
     allows_diloco: bool = False
     allows_shared_updates: bool = False
+    allows_backup: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds that may be tried.
 
         Raises:
-            ScenarioError: A sparse kind is asked for, but not how sparse it may be.
+            ScenarioError: A sparse kind is asked for, but not how sparse it may be; or one that drops gradients, which
+                is not allowed.
         """
         sparse = [kind for kind in self.only if kind in _SPARSE]
         if sparse and self.min_density is None:
@@ -207,8 +210,13 @@ class Extras:
                 f"--only {sparse[0]}: it sends a part of the gradient, which changes what is learnt; say how small a "
                 f"part it may be, e.g. --min-density 0.001"
             )
+        if not self.allows_backup and {*self.only} & {*_DROPPING}:
+            raise ScenarioError(
+                "--only backup_workers: it drops gradients, which changes what is learnt; if it may, --allow backup"
+            )
         averaging = (kind for kind in AVERAGING if kind != _OUTER or self.allows_diloco)
-        allowed = (*_DENSE, *averaging, *_SERVERS * self.allows_servers, *_SPARSE * (self.min_density is not None))
+        asked = (*_SERVERS * self.allows_servers, *_DROPPING * self.allows_backup)
+        allowed = (*_DENSE, *averaging, *asked, *_SPARSE * (self.min_density is not None))
         return self.only or allowed
 
 

@@ -13,7 +13,7 @@ from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.unused_settings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
-from simdist.studies.comparison import row
+from simdist.studies.comparison import row, used_sentence
 from simdist.studies.resampling import WORTHWHILE, Runs
 from simdist.traces.waiting import attribute_waiting
 from simdist.tune.constraints import Constraints, broken
@@ -61,7 +61,7 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
     best = chosen(runs, others, baseline=baseline.schedule)
     faults = broken(baseline.facts, constraints)
     itself = [f"{baseline.schedule.name} itself breaks {', '.join(faults)}"] if faults else []
-    doubts = (*itself, *unstated(runs.scenario.cluster))
+    doubts = (*itself, *unstated(runs.scenario.cluster, [each.schedule for each in found]))
     sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
     if unsure := _dependence(runs.scenario, sure or baseline, found):
         return Verdict(None, best, unsure, doubts, "unsure")
@@ -69,7 +69,8 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
         per_sample = " per sample" if sure.micro_batches != baseline.micro_batches else ""
         sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}{per_sample}"
         doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
-        reasons = (*doubts, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
+        used = used_sentence(sure.row.schedule, sure.row.gradients_used, sure.row.late)
+        reasons = (*used, *doubts, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
         return Verdict(sure, best, sentence, reasons, "change")
     if runs.scenario.imported and (problem := runs.scenario.imported.problem):
         return Verdict(

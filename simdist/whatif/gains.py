@@ -46,6 +46,7 @@ class Gain:
         interval: 95 %, see the module; None if it is unknown, or nothing is random.
         engine: `fast` or `des`.
         problem: Why there is no interval, if chance plays a part.
+        gradients_used: Of the plan.
     """
 
     schedule: str
@@ -54,6 +55,7 @@ class Gain:
     interval: tuple[float, float] | None
     engine: str
     problem: str | None = None
+    gradients_used: float = 1.0
 
     @property
     def is_faster(self) -> bool:
@@ -166,7 +168,8 @@ def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tu
         interval = max(0.0, low), high
     if not problem:
         interval = runs.with_error(speedup, interval)
-    return Gain(measured.label, float(measured.step_s.mean()), speedup, interval, measured.engine, problem)
+    step_s, used = float(measured.step_s.mean()), measured.gradients_used
+    return Gain(measured.label, step_s, speedup, interval, measured.engine, problem, used)
 
 
 def _problem(runs: Runs, n_runs: int, compared: Sequence[Schedule]) -> str | None:

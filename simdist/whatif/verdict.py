@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias, assert_never
 
 import numpy as np
 
+from simdist.plan.text import ranks_named
 from simdist.settings.units import format_share
 from simdist.studies.resampling import WORTHWHILE
 from simdist.whatif.gains import Gain, Gains
@@ -23,7 +24,6 @@ from simdist.whatif.slowdown import Slowdown
 Shape: TypeAlias = Literal["even", "persistent", "transient", "simultaneous", "unknown"]
 
 _NOTABLE_SLOWDOWN = 1.03  # from which the analyzer of Lin et al. asks for its causes (its decompose_threshold)
-_MOST_RANKS = 10  # that are named
 _NOTABLE_SHARE = 0.02  # of the loss
 
 
@@ -90,12 +90,6 @@ def spread_sentence(found: Slowdown, spread: Pattern) -> str:
 
 def _channel_text(channel: str) -> str:
     return {"host": "the host", "compute": "the device", "io": "input and output"}.get(channel, channel)
-
-
-def ranks_named(ranks: tuple[int, ...]) -> str:
-    """Name ranks, the first ones of many."""
-    some = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {some}"
 
 
 def verdict_sentence(found: Slowdown, spread: Pattern, compared: Gains) -> str:

@@ -81,6 +81,13 @@ checkpoint: {every: 2, what: parameters, to: disk}
 """
 )
 
+DROPPING = """\
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}
+workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
+steps: 4
+schedules: [{kind: backup_workers, backup: 1}, {kind: local_sgd, period: 2, inner_steps: {1: 1}}]
+"""
+
 Found = dict[str, set[str]]
 """Column or key -> the types of its values."""
 
@@ -196,13 +203,9 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     plans += result("plan", study.scenario, "-o", folder / "plans")["plans"]
     simulated = result("simulate", study.scenario)["rows"] + result("simulate", study.run)["rows"]
     converted = result("trace", study.run, "--trace", "simulated", "--chrome", folder / "chrome.json")
-    dropping = folder / "dropping.yaml"
-    cluster = "cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}"
-    workload = "workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}"
-    schedules = "schedules: [{kind: backup_workers, backup: 1}, {kind: local_sgd, period: 2, inner_steps: {1: 1}}]"
-    dropping.write_text("\n".join((cluster, workload, schedules, "steps: 4\n")))
+    dropping = write(folder / "dropping.yaml", DROPPING)
     plans += result("plan", dropping)["plans"]
-    result("simulate", dropping, "-o", folder / "dropped")
+    simulated += result("simulate", dropping, "-o", folder / "dropped")["rows"]
     dropped = result("trace", folder / "dropped" / "backup-1", "--chrome", folder / "dropped.json")
     return {
         "A cluster that ships": keys(presets["clusters"]),
@@ -221,6 +224,7 @@ def of_comparisons(study: Study, folder: Path) -> dict[str, Found]:
     alone = result("compare", study.scenario, "--seeds", 1)["rows"]
     open_ends = CALM.replace("Gbit/s}", "Gbit/s}, uncertain: {network.latency: {from: 20 us, to: 30 us}}")
     unsure = result("compare", write(folder / "unsure.yaml", open_ends), "-o", folder / "compared")["rows"]
+    unsure += result("compare", write(folder / "dropping.yaml", DROPPING), "--baseline", "local_sgd")["rows"]
     records = lines(folder / "compared" / "rows.jsonl")
     return {
         "A schedule among others": keys(rows + alone + unsure),
@@ -330,6 +334,8 @@ def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:
     calm = write(folder / "calm.yaml", CALM)
     found = [result("whatif", job, "--resamples", 40) for job in (study.scenario, calm, folder / "recorded.yaml")]
     found.append(result("whatif", calm, "--resamples", 0, "--cluster", "ideal"))
+    dropping = write(folder / "dropping.yaml", DROPPING)
+    found.append(result("whatif", dropping, "--schedule", "local-2-uneven", "--schedules", "backup-1"))
     gains = [job["gains"] for job in found if job["gains"]]
     even = write(folder / "job.csv", "optype,dp_rank,stage,step,start_ts,duration\nforward-compute,0,0,1,0,2\n")
     tables = [result("whatif", name) for name in ("docs/examples/pipeline.csv", even)]
@@ -465,7 +471,7 @@ def test_units_are_those_that_names_end_in(heading: str) -> None:
 def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study) -> None:
     tables = documented()
     rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
-    of_some = {"epochs", "staging_s", "added_s", "links_s", "shares"}
+    of_some = {"epochs", "staging_s", "added_s", "links_s", "shares", "late", "gradients_used"}
     of_some |= {"step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi"}
     assert set(rows.columns) == tables["A schedule among others"].keys() - of_some
     kinds = validate(study.trace, study.trace, run_directory.read(study.run).delays).frame()

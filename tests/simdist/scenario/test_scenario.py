@@ -30,7 +30,7 @@ from simdist.scenario import (
     presets,
     strict_yaml,
 )
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.unused_settings import unstated, warnings_of
 from simdist.schedules import kinds
 
 DISTURBANCE = "{kind: transient, probability: 2%, delay: 1 s}"
@@ -572,3 +572,16 @@ steps: 100
         ScenarioError, match=r"x.yaml:4: schedules\[0\].algorithm: halving_doubling needs a power of two"
     ):
         loads(text, name="x.yaml")
+
+
+@pytest.mark.parametrize(("schedule", "says"), [("{kind: powersgd, rank: 2}", "orthonormalize"), ("{kind: sync}", "")])
+def test_low_rank_factors_on_a_device_that_states_no_time_for_them_are_doubtful(schedule: str, says: str) -> None:
+    found = loads(f"""
+        cluster: {{nodes: 1, gpus_per_node: 2, fabric: ideal, network: ideal}}
+        workload: {{tensors: [{{name: all, count: 100, rows: 10}}], batch_size: 1, forward: 1 s, backward: 1 s}}
+        schedules: [{schedule}]
+        steps: 2
+    """)
+    assert [says in each for each in unstated(found.cluster, found.schedules)] == [True] * bool(says)
+    measured = found.cluster.device.model_copy(update={"orthonormalize_s": 1e-5})
+    assert not unstated(found.cluster.model_copy(update={"device": measured}), found.schedules)

@@ -22,6 +22,8 @@ from simdist.runs.building import build, delays
 from simdist.scenario import Scenario, loads
 from simdist.schedules import Job, LocalSGD, Sync
 from simdist.schedules.backup_workers import BackupWorkers
+from simdist.studies.comparison import compare, used_sentence
+from simdist.studies.validation import validate
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace, read_with_header, write_with_header
 
@@ -320,3 +322,32 @@ def test_unequal_steps_that_do_not_fit_are_refused() -> None:
         check(dataclasses.replace(plan, bodies=late))
     with pytest.raises(PlanError, match="rank 1 holds nothing of the gradient of rank 1; the schedule declares"):
         prove(plan, lambda step: Result(Group(1), Group(N) if step % 2 else Group(1)))
+
+
+def test_share_of_the_gradients_that_updates_use_and_who_is_always_late_are_told() -> None:
+    schedules = (
+        "{kind: sync}, {kind: backup_workers, backup: 2}, {kind: backup_workers, backup: 1}, "
+        "{kind: local_sgd, period: 4, inner_steps: {3: 2}}"
+    )
+    scenario = scenario_of(schedules, more="slow_devices: [{ranks: [3], speed: 0.1}]")
+    rows = compare(scenario, n_seeds=3)
+    assert [each.gradients_used for each in rows] == [1, 0.75, 0.875, 1 - 2 / 4 / N]
+    assert [each.late for each in rows] == [{}, {3: 1.0}, {3: 1.0}, {}]
+    assert [each.document().get("gradients_used") for each in rows] == [None, 0.75, 0.875, 1 - 2 / 4 / N]
+    assert used_sentence("backup-2", 0.75, {3: 1.0, 4: 0.95}) == [
+        "backup-2 uses the gradients of 75.0 % of the batches: times are per step, not per sample; "
+        "ranks 3, 4 come too late for 95.0 % or more of the updates"
+    ]
+    assert used_sentence("sync", 1.0, {}) == []
+
+
+@pytest.mark.parametrize(
+    "schedule", ["{kind: backup_workers, backup: 3}", "{kind: local_sgd, period: 4, inner_steps: {1: 2, 6: 3}}"]
+)
+def test_delays_of_steps_that_a_rank_sits_out_are_not_injected(schedule: str) -> None:
+    scenario = scenario_of(schedule)
+    built = build(scenario, scenario.schedules[0])
+    trace = fast.simulate(built.plan, built.costs, delays(scenario))
+    (found,) = validate(trace, trace, delays(scenario)).injections
+    assert 0 < found.count < (delays(scenario)["compute"] > 0).sum()
+    assert found.drawn_s == pytest.approx(found.measured_s)

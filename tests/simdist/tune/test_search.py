@@ -97,6 +97,12 @@ def test_a_fifth_of_the_evaluations_find_the_optimum_of_64_gpus_with_every_seed_
         assert min(each.step_s for each in evaluated) == best_s, f"seed {seed}"
 
 
+def test_gradients_are_dropped_only_if_they_may_be():
+    with pytest.raises(ScenarioError, match=r"--only backup_workers: .* --allow backup"):
+        Extras(only=("backup_workers",)).kinds()
+    assert [kind for kind in Extras(allows_backup=True).kinds() if kind not in Extras().kinds()] == ["backup_workers"]
+
+
 def test_the_same_seed_searches_in_the_same_order_and_tries_nothing_twice():
     found, table = every(GPUS_64, Constraints(8, ((8, 2),)), Extras())
 
