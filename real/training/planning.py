@@ -206,6 +206,7 @@ def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:
         yield from _left_out(wanted.module, wanted.optimizer)
     if n_steps is not None:
         yield from schedule.unused_settings(job.world_size, job.ranks_per_node, n_steps)
+    yield from schedule.unused_in(job)
     if unread := sorted(schedule.model_fields_set & {"data", "prefetch", "readers", "decode_workers"}):
         yield f"has {', '.join(unread)}, without effect: the loop brings its own batches"
     if job.world_size == 1 and len(cycle) > 1:

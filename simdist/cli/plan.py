@@ -3,15 +3,22 @@
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
 from simdist.cli import common, inputs
-from simdist.plan import Result, plan_text
+from simdist.plan import LowRank, Op, Result, Select, plan_text
 from simdist.plan.group import Group
 from simdist.runs import run_directory
 from simdist.runs.building import Built, build, delays, job
 from simdist.scenario import Scenario
+
+_APPLIED: dict[type[Op], str] = {
+    Select: "the mean of the largest entries of the gradients",
+    LowRank: "a low-rank approximation of the mean gradient",
+}
+Results: TypeAlias = Counter[tuple[Result, str | None]]  # with what is applied instead of the mean gradient
 
 
 @click.command("plan")
@@ -44,13 +51,15 @@ def command(session: common.Session, name: str, *, output: Path | None, schedule
     session.result({"scenario": scenario.name, "plans": plans}, "\n\n".join(texts))
 
 
-def _results(scenario: Scenario, built: Built) -> Counter[Result]:
-    """Return what the steps were proved to leave behind, and how many steps do."""
-    described = job(scenario)
-    return Counter(built.schedule.result(step, described) for step in range(scenario.steps))
+def _results(scenario: Scenario, built: Built) -> Results:
+    """Return what the steps were proved to leave behind, what is applied if not gradients, and of how many steps."""
+    described, steps = job(scenario), enumerate(built.plan.body_of_steps())
+    kinds = [{type(op) for op in body} for body in built.plan.bodies]
+    applied = [next((_APPLIED[kind] for kind in _APPLIED if kind in each), None) for each in kinds]
+    return Counter((built.schedule.result(step, described), applied[body]) for step, body in steps)
 
 
-def _document(built: Built, results: Counter[Result], path: Path | None) -> dict[str, object]:
+def _document(built: Built, results: Results, path: Path | None) -> dict[str, object]:
     plan = built.plan
     return {
         "schedule": built.schedule.name,
@@ -60,43 +69,44 @@ def _document(built: Built, results: Counter[Result], path: Path | None) -> dict
         "operations": plan.n_instances,
         "bodies": len(plan.bodies),
         "proved_ranks": built.n_proved_ranks,
-        "proved": [{"steps": n_steps, **_record(result)} for result, n_steps in results.items()],
+        "proved": [{"steps": n_steps, **_record(*what)} for what, n_steps in results.items()],
         "run": str(path) if path else None,
     }
 
 
-def _record(result: Result) -> dict[str, object]:
+def _record(result: Result, applied: str | None) -> dict[str, object]:
     """Return what was proved; besides gradients and parameters, what is not as in most schedules."""
     always, plain = ("gradients", "parameters"), asdict(Result(result.gradients, result.parameters))
-    return {name: value for name, value in asdict(result).items() if name in always or value != plain[name]}
+    found = {name: value for name, value in asdict(result).items() if name in always or value != plain[name]}
+    return found | ({"applied": applied} if applied else {})
 
 
-def _proof_text(built: Built, results: Counter[Result]) -> str:
+def _proof_text(built: Built, results: Results) -> str:
     world_size, n_ranks = built.plan.world_size, built.n_proved_ranks
     ranks = (
         f"all {world_size:,} ranks" if n_ranks == world_size else f"{n_ranks} of {world_size:,} ranks, spread evenly"
     )
     lines = [f"proved: by following the contributions of {ranks}"]
-    for result, n_steps in results.items():
+    for (result, applied), n_steps in results.items():
         share = f"every step of {n_steps:,}" if len(results) == 1 else f"{n_steps:,} steps of {built.plan.n_steps:,}"
-        lines.append(f"    {share}: {_result_text(result, world_size)}")
+        lines.append(f"    {share}: {_result_text(result, applied, world_size)}")
     return "\n".join(lines)
 
 
-def _result_text(result: Result, world_size: int) -> str:
-    gradients = "every rank applies " + _mean_text(
-        result.gradients, world_size, "its own gradient", "the mean gradient"
-    )
+def _result_text(result: Result, applied: str | None, world_size: int) -> str:
+    gradients = _mean_text(result.gradients, world_size, "its own gradient", applied or "the mean gradient")
+    absent = f" but {', '.join(map(str, result.absent))}" if result.absent else ""
+    gradients = f"every rank{absent} applies {gradients}"
     if result.drop:
         gradients += f", without the last {result.drop} to come"
-    if result.absent:
-        gradients += f", but ranks {', '.join(map(str, result.absent))}, which sit the step out"
     if result.micro_batches > 1:
         gradients += f", summed over {result.micro_batches} micro-batches"
+    if applied:
+        gradients += ", and keeps the rest for the next gradient"
     if result.parameters.size == 1:
         return gradients
     what = "the mean parameters" if result.mixing is None else "the outer optimizer's, by the mean outer gradient"
-    late = f" of {result.late_steps} steps ago" if result.late_steps else ""
+    late = f" of {result.late_steps} step{'s' * (result.late_steps > 1)} ago" if result.late_steps else ""
     part = f" in tensors {', '.join(f'{first}:{last}' for first, last in result.tensors)}" if result.tensors else ""
     return f"{gradients}, then takes {_mean_text(result.parameters, world_size, '', what)}{late}{part}"
 

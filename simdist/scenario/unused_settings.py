@@ -9,7 +9,7 @@ from simdist.scenario.disturbances import never_delays
 from simdist.scenario.links import LinkDisturbance, never_slows
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import GradientSchedule, Schedule
-from simdist.schedules.job import Policy, uses_disk, uses_memory
+from simdist.schedules.job import Job, Policy, uses_disk, uses_memory
 from simdist.schedules.powersgd import PowerSGD
 from simdist.settings.units import format_nbytes
 
@@ -57,8 +57,10 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
     ahead = scenario.host.run_ahead_steps
     if ahead is not None and ahead >= scenario.steps:
         yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"
+    shape, speeds = (cluster.world_size, cluster.gpus_per_node, scenario.steps), cluster.device_speed().tolist()
+    job = Job(*shape, tensor_counts=workload.tensor_counts, tensor_rows=workload.tensor_rows, speeds=tuple(speeds))
     for i, schedule in enumerate(scenario.schedules):
-        for sentence in schedule.unused_settings(cluster.world_size, cluster.gpus_per_node, scenario.steps):
+        for sentence in (*schedule.unused_settings(*shape), *schedule.unused_in(job)):
             yield f"schedules[{i}] ({schedule.name}) {sentence}"
         if isinstance(schedule, GradientSchedule) and schedule.compression == "fp16" and workload.dtype != "float32":
             yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"

@@ -1,16 +1,16 @@
 """Synchronous SGD with backup workers: the update takes the first gradients that come."""
 
 from functools import cache
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from simdist.plan import AllReduce, Body, Enter, Group, Plan, Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.schedules.sync import Sync
-from simdist.settings.units import Whole
+from simdist.settings.units import Whole, parse_whole_or
 
 
 @final
@@ -37,7 +37,7 @@ class BackupWorkers(Schedule):
     kind: Literal["backup_workers"] = "backup_workers"
     backup: Whole = Field(ge=0)
     """Ranks that no update waits for."""
-    servers: Whole | Literal["node", "world"] = Field(default="node", union_mode="left_to_right")
+    servers: Annotated[int | Literal["node", "world"], BeforeValidator(parse_whole_or("node", "world"))] = "node"
     """How many, or one for each node, or each rank. Server i is rank i x world // servers, as in `parameter_server`."""
 
     def default_label(self) -> str:
@@ -57,7 +57,9 @@ class BackupWorkers(Schedule):
         return found
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return whether there are servers to which nobody comes."""
+        """Return whether there are servers to which nobody comes, or a host is to run ahead."""
+        if self.backup and self.run_ahead_steps is not None:
+            return ["waits for the update before each step, to see which is next: run_ahead_steps has no effect"]
         idle = self.backup == 0 and self.servers != "node"
         return ["waits for all ranks, which need no servers: servers has no effect"] if idle else []
 

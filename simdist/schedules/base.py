@@ -101,6 +101,10 @@ class Schedule(Settings, abc.ABC):
         """Return what this schedule never gets to do in so many steps, a sentence each; nothing by default."""
         return []
 
+    def unused_in(self, job: Job) -> list[str]:
+        """Return which settings have no effect on the job's tensors and devices, a sentence each; none by default."""
+        return []
+
     def cycle(self, job: Job) -> range:
         """Return the first period: from its start on, every `len(cycle)` steps are like those; one step by default."""
         return range(1)

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import ClassVar, Literal, Self, final
+from typing import Annotated, ClassVar, Literal, Self, final
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from simdist.plan import Body, Buffer, Group, Result, ops
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
-from simdist.settings.units import Whole
+from simdist.settings.units import Fraction, Whole, parse_whole_or
 
 _WIRE: dict[str, DType] = {"fp16": "float16", "bf16": "bfloat16"}
 
@@ -45,14 +45,14 @@ class DiLoCo(AveragingSchedule):
     kind: Literal["diloco"] = "diloco"
     period: Whole = Field(ge=1)
     """Steps from one update of an anchor to the next."""
-    ranks_per_worker: Whole | Literal["node"] = Field(default=1, union_mode="left_to_right")
+    ranks_per_worker: Annotated[int | Literal["node"], BeforeValidator(parse_whole_or("node"))] = 1
     """Consecutive ranks that average their gradients in every step, and so train as one worker."""
     fragments: Whole = Field(default=1, ge=1)
     """Parts of the model that are synchronised in turn."""
     layers: Whole | None = Field(default=None, ge=1)
     """Deal so many stretches of the model, of about equal size, to the fragments in turn (strided); absent: every
     fragment is one stretch (sequential)."""
-    mixing: float = Field(default=0.0, ge=0, lt=1)
+    mixing: Fraction = Field(default=0.0, lt=1)
     """Share of its own parameters that a rank keeps when it takes the anchors."""
     compression: Literal["none", "fp16", "bf16"] = "none"
     """Type of the outer gradients that are sent."""
@@ -80,8 +80,18 @@ class DiLoCo(AveragingSchedule):
         """Return what is wrong on this cluster: workers that do not divide the ranks."""
         found, size = super().problems(world_size, ranks_per_node), self.ranks_per_worker
         if isinstance(size, int) and (size < 1 or world_size % size):
-            found.append(("ranks_per_worker", f"{size} ranks do not divide the {world_size} ranks of the world"))
+            legal = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
+            problem = f"{size} ranks do not divide the {world_size} ranks of the world; sizes that do: {legal}"
+            found.append(("ranks_per_worker", problem))
         return found
+
+    def unused_in(self, job: Job) -> list[str]:
+        """Return whether there is one worker only, or the model has fewer stretches than there should be."""
+        wanted, n_pieces = self.layers or self.fragments, len(self._parameters(job))
+        what = f"{'layers' if self.layers else 'fragments'}: {wanted}, and {len(job.tensor_counts):,} tensors"
+        found = [f"has {what}, which make {n_pieces:,}"] if n_pieces < wanted else []
+        alone = self.local_gradients(job) == Group(job.world_size)
+        return [*found, "has one worker, of all ranks: there is no other to average with"] if alone else found
 
     def shortest_period(self) -> int:
         """Return the period."""

@@ -1,14 +1,14 @@
 """Hierarchical SGD: average often with few neighbours, seldom with all."""
 
 from itertools import pairwise
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
-from simdist.settings.units import Whole
+from simdist.settings.units import Whole, parse_whole_or
 
 
 @final
@@ -32,7 +32,9 @@ class HierarchicalSGD(AveragingSchedule):
     )
 
     kind: Literal["hierarchical_sgd"] = "hierarchical_sgd"
-    levels: dict[Whole, Whole | Literal["world"]] = Field(min_length=1)
+    levels: dict[Whole, Annotated[int | Literal["world"], BeforeValidator(parse_whole_or("world"))]] = Field(
+        min_length=1
+    )
     """Period in steps -> ranks in a group."""
     intra_node_gradients: bool = True
     """Average gradients within each node in every step, as PyTorch's post-local-SGD hook does by default."""

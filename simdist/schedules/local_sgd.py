@@ -3,13 +3,14 @@
 import math
 from typing import ClassVar, Literal, final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from simdist.errors import PlanError
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
-from simdist.settings.units import Whole
+from simdist.settings.base import shown
+from simdist.settings.units import Whole, parse_whole
 
 _ROUNDING = 1e-9  # of a step: speeds of 1/3 and the like are rounded
 
@@ -39,9 +40,20 @@ class LocalSGD(AveragingSchedule):
     """Rank -> how many of these steps it does, the last ones; those that are not named do all. `by_speed`: as many as
     a device does in the time that the fastest takes for all, at least 1. Averages stay plain means over all ranks."""
 
+    @field_validator("inner_steps", mode="before")
+    @classmethod
+    def _of_ranks(cls, value: object) -> object:
+        if isinstance(value, dict):
+            return {parse_whole(rank): parse_whole(steps) for rank, steps in value.items()}
+        if value not in (None, "by_speed"):
+            raise ValueError(f"{shown(value)}: write by_speed, or steps by rank, e.g. {{3: 2}}")
+        return value
+
     def default_label(self) -> str:
         """Return the label, such as `local-4` or `local-4-by-speed`."""
-        uneven = "-by-speed" if self.inner_steps == "by_speed" else "-uneven" if self.inner_steps else ""
+        uneven = "-by-speed" if self.inner_steps == "by_speed" else ""
+        if isinstance(self.inner_steps, dict) and any(steps < self.period for steps in self.inner_steps.values()):
+            uneven = "-uneven"
         return f"local-{self.period}{uneven}{self._traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
@@ -52,11 +64,21 @@ class LocalSGD(AveragingSchedule):
                 found.append(("inner_steps", f"rank {rank}; ranks are numbered 0 to {world_size - 1}"))
             if not 1 <= steps <= self.period:
                 found.append(("inner_steps", f"{steps} steps of rank {rank}; write 1 to {self.period}, the period"))
+        of_all = [*self.inner_steps.values()] if isinstance(self.inner_steps, dict) else []
+        if len(of_all) >= world_size and (most := max(of_all)) < self.period:
+            problem = f"no rank does all {self.period} steps: leave one out, or write period: {most}"
+            found.append(("inner_steps", problem))
         if self.inner_steps is not None and self.overlap_steps:
             found.append(
                 ("inner_steps", "ranks that sit steps out cannot overlap averages with them: leave out overlap_steps")
             )
         return found
+
+    def unused_in(self, job: Job) -> list[str]:
+        """Return whether all ranks do all steps."""
+        if self.inner_steps is None or min(self._inner_steps(job).values(), default=self.period) < self.period:
+            return []
+        return [f"has inner_steps without effect: every rank does all {self.period} of a period"]
 
     def shortest_period(self) -> int:
         """Return the period."""

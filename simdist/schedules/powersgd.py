@@ -47,8 +47,10 @@ class PowerSGD(GradientSchedule):
     """First steps that all-reduce whole gradients instead (`start_powerSGD_iter`)."""
 
     def default_label(self) -> str:
-        """Return the label, such as `powersgd-4`."""
-        return f"powersgd-{self.rank}{self.traits}"
+        """Return the label, such as `powersgd-4` or `powersgd-4-min1.5-warmup100`."""
+        rate = f"-min{self.min_compression_rate:g}" if self.min_compression_rate != 2 else ""
+        warmup = f"-warmup{self.warmup_steps}" if self.warmup_steps else ""
+        return f"powersgd-{self.rank}{rate}{warmup}{self.traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return also that factors are not sent in half precision."""
@@ -69,6 +71,13 @@ class PowerSGD(GradientSchedule):
         if self.warmup_steps >= n_steps:
             found.append(f"warms up in all of the {n_steps} steps: it is synchronous SGD")
         return found
+
+    def unused_in(self, job: Job) -> list[str]:
+        """Return whether it sends no less than synchronous SGD does."""
+        share = self.sent_share(job.tensor_counts, job.tensor_rows)
+        if share == 1:
+            return ["sends no matrix as factors: a lower rank or min_compression_rate would"]
+        return [f"sends {share:.3g} times as much as whole gradients: write a lower rank"] if share > 1 else []
 
     def warms_up(self, step: int) -> bool:
         """Tell whether `step` is one of the warm-up."""

@@ -47,6 +47,7 @@ class _Dimension:
         return f"a {self.noun}"
 
 
+_LEAST_S = 1e-13  # less is what rounding leaves of a difference
 _ROUNDING_SHARE = 0.0005  # prints as 0.0 %
 _BIT = Decimal("0.125")
 _SECONDS_PREFIXES = {"": "1", "m": "1e-3", "u": "1e-6", "\N{MICRO SIGN}": "1e-6", "n": "1e-9"}
@@ -138,6 +139,17 @@ def parse_whole(value: object) -> int:
             raise ValueError(f"{shown(value)} is not a whole number: write e.g. 8")
 
 
+def parse_whole_or(*words: str) -> Callable[[object], object]:
+    """Return what reads a whole number or one of some words; ValueError tells both."""
+
+    def parse(value: object) -> object:
+        if isinstance(value, str) and value not in words:
+            raise ValueError(f"{shown(value)}: write a whole number, or {' or '.join(words)}")
+        return value if value in words else parse_whole(value)
+
+    return parse
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A unit as it stands behind a number in a file; none if the file has plain numbers.
@@ -186,6 +198,7 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
     >>> format_seconds(0.0554321), format_seconds(12e-6), format_seconds(90), format_seconds(999.6e-6)
     ('55.4 ms', '12 us', '90 s', '1 ms')
     """
+    seconds = 0.0 if abs(seconds) < _LEAST_S else seconds
     return _format(seconds, "s", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits)
 
 

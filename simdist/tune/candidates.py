@@ -39,7 +39,7 @@ _RANKS = (1, 2, 4, 8, 16, 32)
 _DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)
 _PREFETCH = (1, 2, 4, 8)
 _OVERLAPS: tuple[Value, ...] = (0, 1, 2, 4)
-_FRAGMENTS: tuple[Value, ...] = (1, 2, 4)
+_FRAGMENTS: tuple[int, ...] = (1, 2, 4)
 _TIMES_READERS = (1, 2, 4)
 _BACKUP_PARTS = (8, 16, 32, 64)  # one rank in so many is dropped
 
@@ -233,7 +233,7 @@ def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices,
         values["compression"] = ("none", "fp16")
     values["servers"] = sorted({1, cluster.nodes, cluster.world_size})
     values |= {"overlap_steps": _OVERLAPS} if extras.allows_overlap else {}
-    values["fragments"] = _FRAGMENTS
+    values["fragments"] = [each for each in _FRAGMENTS if each <= len(workload.tensor_counts)]
     values["backup"] = sorted({max(1, cluster.world_size // part) for part in _BACKUP_PARTS})
     if cluster.slow_devices and not extras.allows_overlap:  # the two do not go together
         values["inner_steps"] = (None, "by_speed")

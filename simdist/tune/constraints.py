@@ -5,7 +5,7 @@ group in a step if gradients or parameters are averaged over it.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +59,7 @@ class Facts:
     """Facts that are known of a schedule without simulating it.
 
     Args:
-        group_sizes: Ranks of the largest group that exchanges in each step, `[n_steps]`.
+        group_sizes: Ranks of the largest group that exchanges in each step, `[n_steps]`, from `late_steps` on.
         world_size: Ranks.
         sent_nbytes: Bytes that the busiest node sends per step; see `sent_nbytes`.
         device_nbytes: Bytes of the buffers of a rank on its device.
@@ -94,14 +94,25 @@ def facts(scenario: Scenario, built: Built) -> Facts:
     plan, described = built.plan, job(scenario)
     bodies = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
     _, first_steps, of_step = np.unique(bodies, return_index=True, return_inverse=True)
-    of_body = exchanged(built.schedule.result(step, described) for step in first_steps.tolist())
+    results = [built.schedule.result(step, described) for step in first_steps.tolist()]
+    group_sizes = exchanged(results)[of_step][late_steps(results) :]
     device, host = (sum(each.nbytes for each in plan.buffers if each.place == place) for place in ("device", "host"))
-    return Facts(of_body[of_step], plan.world_size, sent_nbytes(scenario, built), device, host)
+    return Facts(group_sizes, plan.world_size, sent_nbytes(scenario, built), device, host)
 
 
-def exchanged(results: Iterable[Result]) -> Ranks:
-    """Return the ranks of the largest group that exchanges in each step, `[n_steps]`; 1 is none."""
-    return np.array([max(each.gradients.size, each.parameters.size) for each in results], dtype=np.int64)
+def exchanged(results: Sequence[Result]) -> Ranks:
+    """Return the ranks of the largest group that exchanges in each step, `[n_steps]`; 1 is none.
+
+    Where parts of the model have their turns, only the first one's count.
+    """
+    turns = {(), next((each.tensors for each in results if each.tensors), ())}
+    sizes = (max(each.gradients.size, each.parameters.size if each.tensors in turns else 1) for each in results)
+    return np.array([*sizes], dtype=np.int64)
+
+
+def late_steps(results: Sequence[Result]) -> int:
+    """Return how many steps after an exchange it is taken; before the first one, these are no time without."""
+    return max((each.late_steps for each in results), default=0)
 
 
 def longest_gap(fires: NDArray[np.bool_]) -> float:

@@ -18,7 +18,7 @@ from simdist.schedules import Schedule
 from simdist.studies.proposals import Levels, level_chains
 from simdist.tune import candidates
 from simdist.tune.candidates import AVERAGING, Candidate, ChangedSettings, Choices, Extras
-from simdist.tune.constraints import Constraints, exchanged
+from simdist.tune.constraints import Constraints, exchanged, late_steps
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
             n_illegal += len(inputs)
             continue
         results = [schedule.result(step, described) for step in range(window)]
-        if faults := tuple(constraints.broken_by(exchanged(results), described.world_size)):
+        sizes = exchanged(results)[late_steps(results) :]
+        if faults := tuple(constraints.broken_by(sizes, described.world_size)):
             excluded.update(dict.fromkeys(faults, len(inputs)))
         else:
             waited_for = sum(each.gradients.size + each.parameters.size - 2 for each in results) / window

@@ -85,7 +85,7 @@ DROPPING = """\
 cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}
 workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
 steps: 4
-schedules: [{kind: backup_workers, backup: 1}, {kind: local_sgd, period: 2, inner_steps: {1: 1}}]
+schedules: [{kind: backup_workers, backup: 1}, {kind: local_sgd, period: 2, inner_steps: {1: 1}}, {kind: naive_ag}]
 """
 
 Found = dict[str, set[str]]

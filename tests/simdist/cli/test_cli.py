@@ -253,6 +253,27 @@ def test_proof_of_a_sample_says_so(tmp_path, capsys):
     assert "every step of 12: every rank applies the mean gradient of all ranks\n" in answer.out
 
 
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        ("{kind: naive_ag}", "the mean of the largest entries of the gradients of all ranks, and keeps the rest for"),
+        ("{kind: backup_workers, backup: 1}", "the mean gradient of all ranks, without the last 1 to come\n"),
+        (
+            "{kind: local_sgd, period: 2, inner_steps: {1: 1}}",
+            "6 steps of 12: every rank but 1 applies its own gradient\n",
+        ),
+        (
+            "{kind: local_sgd, period: 2, overlap_steps: 1}",
+            "then takes the mean parameters of all ranks of 1 step ago\n",
+        ),
+    ],
+)
+def test_proof_tells_what_is_applied(schedule, says, tmp_path, capsys):
+    text = edited(("schedules:", f"schedules:\n  - {schedule}"))
+    answer = call(capsys, "plan", write(tmp_path / "s.yaml", text))
+    assert says in answer.out
+
+
 def test_several_schedules_make_a_run_each_and_one_makes_one(small, tmp_path, capsys):
     plans = document(capsys, "plan", small, "-o", tmp_path / "runs")["plans"]
     assert [each["run"] for each in plans] == [str(tmp_path / "runs" / label) for label in LABELS]

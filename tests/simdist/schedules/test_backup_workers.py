@@ -189,6 +189,8 @@ def test_servers_that_do_not_fit_are_refused_or_said_to_be_idle() -> None:
     for servers in (0, 9):
         [(field, says)] = BackupWorkers(backup=2, servers=servers).problems(N, 4)
         assert (field, says) == ("servers", f"{servers} on 8 ranks: write 1 to 8, node or world")
+    [says] = BackupWorkers(backup=1, run_ahead_steps=2).unused_settings(N, 4, 1)
+    assert says.endswith("run_ahead_steps has no effect")
     [says] = BackupWorkers(backup=0, servers=1).unused_settings(N, 4, 1)
     assert says == "waits for all ranks, which need no servers: servers has no effect"
 
@@ -310,6 +312,8 @@ def test_engines_agree_where_ranks_sit_steps_out(seed: int, inner: dict[int, int
 def test_unequal_steps_that_do_not_fit_are_refused() -> None:
     found = LocalSGD(period=4, inner_steps={8: 2, 1: 5}).problems(N, 4)
     assert [name for name, _ in found] == ["inner_steps"] * 2
+    [(_, says)] = LocalSGD(period=4, inner_steps=dict.fromkeys(range(N), 3)).problems(N, 4)
+    assert says == "no rank does all 4 steps: leave one out, or write period: 3"
     with pytest.raises(PlanError, match="it is not known here how fast the devices are"):
         LocalSGD(period=4, inner_steps="by_speed").plan(JOB)
     plan = LocalSGD(period=2, inner_steps={1: 1}).plan(JOB)

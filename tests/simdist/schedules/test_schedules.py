@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -891,3 +892,50 @@ def test_data_on_the_device_needs_no_input_operations() -> None:
 
 def test_plan_file_names_the_schedule() -> None:
     assert json.loads(dumps(local(period=2, label="my run").plan(JOB)))["name"] == "my run"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        ("diloco", {"ranks_per_worker": "nod"}, "'nod': write a whole number, or node"),
+        ("diloco", {"mixing": "110%"}, "'110%' is outside 0 to 1"),
+        ("diloco", {"mixing": math.nan}, "nan is not a number"),
+        ("hierarchical_sgd", {"levels": {2: "worl"}}, "'worl': write a whole number, or world"),
+        ("backup_workers", {"backup": 1, "servers": 2.5}, "2.5 is not a whole number: write e.g. 8"),
+        ("local_sgd", {"inner_steps": "by_spee"}, "'by_spee': write by_speed, or steps by rank, e.g. {3: 2}"),
+        ("local_sgd", {"inner_steps": [1, 2]}, "[1, 2]: write by_speed, or steps by rank, e.g. {3: 2}"),
+        ("local_sgd", {"inner_steps": {"a": 2}}, "'a' is not a whole number: write e.g. 8"),
+    ],
+)
+def test_bad_setting_has_one_error_that_says_what_would_be_right(kind, settings, says) -> None:
+    period = {} if kind in ("hierarchical_sgd", "backup_workers") else {"period": 8}
+    with pytest.raises(ValidationError) as caught:
+        kinds()[kind](**period, **settings)
+    [error] = caught.value.errors()
+    assert error["msg"].startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        ("diloco", {"period": 8, "fragments": 4}, "has fragments: 4, and 2 tensors, which make 2"),
+        ("diloco", {"period": 8, "layers": 1000}, "has layers: 1000, and 2 tensors, which make 2"),
+        ("diloco", {"period": 8, "ranks_per_worker": 8}, "has one worker, of all ranks"),
+        ("local_sgd", {"period": 8, "inner_steps": {3: 8}}, "has inner_steps without effect"),
+        ("local_sgd", {"period": 8, "inner_steps": "by_speed"}, "has inner_steps without effect"),
+        ("powersgd", {"rank": 10_000}, "sends no matrix as factors"),
+        ("powersgd", {"rank": 10, "min_compression_rate": 0.1}, "sends 1.1 times as much as whole gradients"),
+    ],
+)
+def test_settings_without_effect_on_tensors_and_devices_are_told(kind, settings, says) -> None:
+    job = Job(8, 4, 10, tensor_counts=(1000, 1000), tensor_rows=(10, 10), speeds=(0.5,) * 8)
+    [found] = kinds()[kind](**settings).unused_in(job)
+    assert found.startswith(says)
+    assert "uneven" not in kinds()[kind](**settings).name
+    assert all(not cls(**example).unused_in(JOB) for cls in kinds().values() for example in cls.examples[:1])
+
+
+def test_labels_of_powersgd_tell_what_is_compressed_and_when() -> None:
+    settings = ({}, {"min_compression_rate": 1.5}, {"warmup_steps": 3})
+    labels = [kinds()["powersgd"](rank=4, **each).name for each in settings]
+    assert labels == ["powersgd-4", "powersgd-4-min1.5", "powersgd-4-warmup3"]

@@ -208,6 +208,13 @@ def test_gaps_are_those_of_the_plan_with_its_warm_up_and_its_last_steps():
     assert found.global_gap == 5
 
 
+@pytest.mark.parametrize(
+    "schedule", [{"kind": "local_sgd", "overlap_steps": 1}, {"kind": "diloco", "fragments": 2, "overlap_steps": 1}]
+)
+def test_gaps_are_those_of_a_parameter_and_not_of_what_is_under_way(schedule):
+    assert known(small(), period=4, **schedule).global_gap == 4
+
+
 def test_exchanges_of_a_schedule_and_of_its_plan_are_the_same():
     scenario = small()
     for each in space(scenario, Constraints(4), Extras()).candidates:
