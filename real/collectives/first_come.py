@@ -61,7 +61,7 @@ class ArrivalServer:
         self.sat_out: dict[int, set[int]] = {}
         self._key, self._world_size, self._timeout_s = key, world_size, timeout_s
         self._exchanges: dict[int, _Exchange] = {}
-        self._gone: set[int] = set()
+        self._gone: list[int] = []  # in the order in which they left
         self._changed = threading.Condition()
         self._listener = socket.create_server((host, 0), backlog=world_size)
         self.address = "{}:{}".format(*self._listener.getsockname())
@@ -97,7 +97,7 @@ class ArrivalServer:
                     self._answer(connection, rank)
             except OSError:
                 with self._changed:
-                    self._gone.add(rank)
+                    self._gone.append(rank)
                     self._changed.notify_all()
 
     def _answer(self, connection: socket.socket, rank: int) -> None:
@@ -150,7 +150,7 @@ class ArrivalServer:
         """Return the sum, or who is missing."""
 
         def is_decided() -> bool:
-            missing = self._gone - set(exchange.sent)
+            missing = set(self._gone) - set(exchange.sent)
             return exchange.total is not None or self._world_size - len(missing) < exchange.n_first
 
         with self._changed:
@@ -158,11 +158,15 @@ class ArrivalServer:
             if exchange.total is not None:
                 return exchange.total
             missing = sorted(set(range(self._world_size)) - set(exchange.sent))
-            gone = sorted(self._gone)
+            left = ", then ".join(f"rank {rank}" for rank in self._gone if rank in missing)
+            is_short = is_decided()
+        if is_short:
+            return f"{exchange.n_first} of {self._world_size} ranks must come, but first {left} left"
         wanted = f"{exchange.n_first - self._world_size + len(missing)} of them"
-        left = f"; of these, {', '.join(map(str, gone))} have left" if gone else ""
+        has_left = f"; of these, {left} left" if left else ""
         return (
-            f"ranks {', '.join(map(str, missing))} have not come within {self._timeout_s:g} s, and {wanted} must{left}"
+            f"ranks {', '.join(map(str, missing))} have not come within {self._timeout_s:g} s, "
+            f"and {wanted} must{has_left}"
         )
 
 
@@ -184,10 +188,10 @@ class ArrivalClient:
         self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
         self._number = 0
         self._connections: dict[int, socket.socket] = {}
+        deadline_s = time.monotonic() + timeout_s  # of all of them together
         for server, address in addresses.items():
             host, _, port = address.rpartition(":")
             with _explained(server):
-                deadline_s = time.monotonic() + timeout_s
                 self._connections[server] = made = socket.create_connection((host, int(port)), timeout=timeout_s)
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 send(made, [hello(key, "client")], deadline_s=deadline_s)

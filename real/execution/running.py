@@ -5,8 +5,8 @@ import platform
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -162,12 +162,22 @@ class _ExplainedWorld:
         self._world, self._guard, self._name = world, guard, name
 
     def perform(self, op: Collective, memory: Memory) -> None:
-        with self._guard.explaining(f"{self._name}: {op_text(op)}"):
+        with self._explaining(op_text(op)):
             self._world.perform(op, memory)
 
     def is_over(self) -> bool:
-        with self._guard.explaining(f"{self._name}: entering a step"):
+        with self._explaining("entering a step"):
             return self._world.is_over()
+
+    @contextmanager
+    def _explaining(self, doing: str) -> Iterator[None]:
+        """Name the rank that failed first, where servers know only who has left."""
+        try:
+            yield
+        except RuntimeError as error:  # torch's DistError is one
+            if isinstance(error, RunError) and not self._guard.learns_of_failure():
+                raise
+            raise self._guard.explain(error, f"{self._name}: {doing}") from error
 
 
 def _report(
