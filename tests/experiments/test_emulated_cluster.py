@@ -23,6 +23,7 @@ import study  # noqa: E402
 
 AVERAGING = study.SYNCHRONIZATION
 each_shape = pytest.mark.parametrize("shape", study.SHAPES, ids=lambda shape: shape.name)
+on_links = pytest.mark.parametrize("links", ["", "-ordinary"], ids=["tuned", "ordinary"])
 each_of_three = pytest.mark.parametrize("shape", AVERAGING.shapes, ids=lambda shape: shape.name)
 RECORDED = [chosen for chosen in study.STUDIES.values() if study.is_recorded(chosen)]
 each_recorded = pytest.mark.parametrize(
@@ -55,9 +56,10 @@ def test_simulator_still_predicts_what_was_recorded(shape, chosen):
     assert next(results, None) is None
 
 
+@on_links
 @each_of_three
-def test_makespans_are_predicted_within_two_per_cent_in_the_median_and_six_at_worst(shape):
-    errors = [result.error for result in recorded(shape)]
+def test_makespans_are_predicted_within_two_per_cent_in_the_median_and_six_at_worst(shape, links):
+    errors = [result.error for result in recorded(shape, study.STUDIES[f"synchronization{links}"])]
     assert len(errors) == 30
     assert median(map(abs, errors)) <= 0.02
     assert max(map(abs, errors)) <= 0.06
@@ -91,9 +93,10 @@ def test_injected_delays_came_back(shape):
     assert max(differences_s) <= 0.002
 
 
+@on_links
 @each_of_three
-def test_systems_that_average_gradients_are_predicted_within_five_per_cent_in_the_median(shape):
-    results = recorded(shape, study.COMMUNICATION)
+def test_systems_that_average_gradients_are_predicted_within_five_per_cent_in_the_median(shape, links):
+    results = recorded(shape, study.STUDIES[f"communication{links}"])
     assert {result.schedule for result in results} >= {"ring", "torus", "ps-1", "ps-4"}
     assert median(abs(result.error) for result in results) <= 0.05
     assert max(abs(result.error) for result in results) <= 0.15
