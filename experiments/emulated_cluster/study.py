@@ -146,10 +146,11 @@ CHECKPOINTS = Study(
     steps=60,
     tiny_shapes=(CALIBRATED,),
 )
+RIVALS = Study("rivals", "rivals.yaml", ("0.5 MB", "2 MB"), (NONE, LATE), steps=40)
 ORDINARY = tuple(
     replace(study, name=f"{study.name}-ordinary", links="ordinary") for study in (SYNCHRONIZATION, COMMUNICATION)
 )
-STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION, *ORDINARY, LINKS, CHECKPOINTS)}
+STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION, RIVALS, *ORDINARY, LINKS, CHECKPOINTS)}
 
 
 @dataclass(frozen=True)
