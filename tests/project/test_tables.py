@@ -11,6 +11,7 @@ ELSEWHERE = {  # table -> the test that holds it to what was recorded
     "emulated": "tests/experiments/test_emulated_cluster.py",
     "emulated checkpoints": "tests/experiments/test_emulated_cluster.py",
     "emulated communication": "tests/experiments/test_emulated_cluster.py",
+    "emulated rivals": "tests/experiments/test_emulated_cluster.py",
     "emulated synchronization ordinary": "tests/experiments/test_emulated_cluster.py",
     "emulated communication ordinary": "tests/experiments/test_emulated_cluster.py",
     "emulated links": "tests/experiments/test_emulated_cluster.py",

@@ -1,0 +1,85 @@
+# %% [markdown]
+# # Which mitigation for which straggler?
+#
+# **Question.** A job waits for stragglers. Backup workers drop the late, local SGD and hierarchical SGD meet seldom, averages
+# may hide behind the next steps, DiLoCo meets still less often. Which of them helps against which kind of straggler, and
+# which against none?
+#
+# **Answer.** ANSWER
+#
+# **Source.** [The experiment](../experiments/mitigations/README.md) has the scenario, the stragglers and their sources,
+# and tables for up to 1,024 GPUs.
+
+# %%
+# %matplotlib inline
+import runpy
+
+import numpy as np
+
+from simdist.report.figures import panels
+from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+
+experiment = runpy.run_path("../experiments/mitigations/run.py")
+study = experiment["Study"](nodes=(8, 16), n_seeds=3, steps=128)
+rows = study.rows()
+sizes = [8 * nodes for nodes in study.nodes]
+schedules = [schedule for schedule in rows["none"][sizes[0]] if schedule != "sync"]
+colours = dict(zip(schedules, (ORANGE, GREY, SKY, BLUE, GREEN, PURPLE, VERMILLION), strict=False))
+
+# %% [markdown]
+# ## Speed-up over synchronous SGD
+#
+# ResNet-50 on V100 GPUs, eight a node, 25 Gbit/s between nodes. All but DiLoCo meet every 8 steps at the latest; DiLoCo
+# every 64. One rank in 16 is a backup. A step that is fast is not yet one that learns as much: these are speeds only.
+
+# %%
+figure, lines = panels(n_rows=len(rows), height_in=1.9, sharex=True)
+for axes, (straggler, by_size) in zip(lines, rows.items(), strict=True):
+    for row, size in enumerate(sizes):
+        for bar, schedule in enumerate(schedules):
+            found = by_size[size][schedule]
+            place = row + (bar - len(schedules) / 2) / (len(schedules) + 2)
+            axes.barh(place, found.speedup, height=1 / (len(schedules) + 2), color=colours[schedule], label=schedule)
+    axes.axvline(1, color=BLACK, linewidth=1)
+    axes.set_yticks(range(len(sizes)), [f"{size} GPUs" for size in sizes])
+    axes.set_title(straggler, loc="left", fontsize="medium", fontweight="bold")
+    axes.invert_yaxis()
+lines[-1].set_xlabel("speed-up over sync")
+handles, names = lines[0].get_legend_handles_labels()
+figure.legend(handles[: len(schedules)], names[: len(schedules)], loc="outside lower center", ncols=3, frameon=False)
+figure
+
+# %% [markdown]
+# *Figure 1. Speed-up over synchronous SGD for each kind of straggler, means of 3 seeds of 128 steps. The line is
+# synchronous SGD.*
+#
+# **Result.** RESULT1
+
+# %% [markdown]
+# ## What a straggler costs each of them
+#
+# The speed-ups hold what exchanging less saves even where nobody is late. So here is what stragglers add to a step.
+
+# %%
+stragglers = [straggler for straggler in rows if straggler != "none"]
+largest = sizes[-1]
+added_s = np.array(
+    [
+        [rows[each][largest][schedule].step_s - rows["none"][largest][schedule].step_s for each in stragglers]
+        for schedule in ["sync", *schedules]
+    ]
+)
+figure, (axes,) = panels(height_in=4.2)
+for bar, schedule in enumerate(["sync", *schedules]):
+    places = np.arange(len(stragglers)) + (bar - len(schedules) / 2) / (len(schedules) + 3)
+    colour = colours.get(schedule, BLACK)
+    axes.bar(places, 1e3 * added_s[bar], width=1 / (len(schedules) + 3), color=colour, label=schedule)
+axes.set_xticks(range(len(stragglers)), stragglers)
+axes.set_ylabel("added to a step (ms)")
+axes.legend(frameon=False, ncols=2)
+figure
+
+# %% [markdown]
+# *Figure 2. By how much a step is longer with a straggler than without, on 128 GPUs.*
+#
+# **Result.** RESULT2
