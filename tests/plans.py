@@ -82,6 +82,8 @@ def legal_plans(
         bodies.append(tuple(operations))
     order = draw(_order(len(bodies), max_runs, max_times))
     touched = {name for body in bodies for op in body for name in (*ops.reads(op), *ops.writes(op))}
+    if any(isinstance(op, ops.LowRank) for body in bodies for op in body):
+        touched |= {"whole.0", "left", "right", "rest"}
     kept = tuple(buffer for name, buffer in buffers.items() if name in touched)
     return Plan("random", world_size, kept, tuple(bodies), order)
 

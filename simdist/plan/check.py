@@ -410,6 +410,10 @@ def _select_problems(op: ops.Select, buffers: dict[str, Buffer]) -> Iterator[str
 
 
 def _low_rank_problems(op: ops.LowRank, buffers: dict[str, Buffer]) -> Iterator[str]:
+    unknown = [name for name in (op.grad, op.left, op.right, *op.others) if name not in buffers]
+    if unknown:
+        yield f"approximates with {unknown[0]!r}, which is no buffer of the plan"
+        return
     grad, end = buffers[op.grad], 0
     n_grad = grad.count - grad.padding
     for matrix in sorted(op.matrices, key=lambda matrix: matrix.first):
