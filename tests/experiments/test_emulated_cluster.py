@@ -102,6 +102,16 @@ def test_systems_that_average_gradients_are_predicted_within_five_per_cent_in_th
     assert max(abs(result.error) for result in results) <= 0.15
 
 
+@each_shape
+def test_rivals_are_predicted_within_two_per_cent_in_the_median_and_six_at_worst_but_for_two(shape):
+    results = recorded(shape, study.RIVALS)
+    assert len(results) == 36
+    assert median(abs(result.error) for result in results) <= 0.02
+    assert max(abs(result.error) for result in results) <= 0.12
+    left = {result.schedule for result in results if abs(result.error) > 0.06}
+    assert left <= {"powersgd-4", "backup-2"}
+
+
 @each_of_three
 def test_system_that_was_measured_as_the_fastest_was_predicted_to_be(shape):
     for model in study.COMMUNICATION.models:
@@ -129,7 +139,7 @@ def test_runs_with_checkpoints_are_predicted_within_five_per_cent(shape):
 
 
 def test_studies_on_tuned_links_are_recorded():
-    assert {"synchronization", "communication", "links", "checkpoints"} <= {chosen.name for chosen in RECORDED}
+    assert {"synchronization", "communication", "rivals", "links", "checkpoints"} <= {chosen.name for chosen in RECORDED}
 
 
 @each_study
