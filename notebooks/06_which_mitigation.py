@@ -5,7 +5,10 @@
 # may hide behind the next steps, DiLoCo meets still less often. Which of them helps against which kind of straggler, and
 # which against none?
 #
-# **Answer.** ANSWER
+# **Answer.** Against transient stragglers and bad links, whatever meets seldom, and best if its averages hide behind the
+# next steps. Against a persistent straggler nothing but dropping it: who meets seldom still waits when he meets. A burst
+# that outlasts a period is persistent for that period. Backup workers lose nothing to late ranks, but their servers cost
+# more than that on a network as thin as here.
 #
 # **Source.** [The experiment](../experiments/mitigations/README.md) has the scenario, the stragglers and their sources,
 # and tables for up to 1,024 GPUs.
@@ -53,7 +56,8 @@ figure
 # *Figure 1. Speed-up over synchronous SGD for each kind of straggler, means of 3 seeds of 128 steps. The line is
 # synchronous SGD.*
 #
-# **Result.** RESULT1
+# **Result.** Meeting seldom pays against transient stragglers and slow links, not against a persistent one, nor against
+# bursts that last longer than a period. Backup workers are slowest on this network, whoever is late.
 
 # %% [markdown]
 # ## What a straggler costs each of them
@@ -82,4 +86,5 @@ figure
 # %% [markdown]
 # *Figure 2. By how much a step is longer with a straggler than without, on 128 GPUs.*
 #
-# **Result.** RESULT2
+# **Result.** Backup workers lose nothing to ranks that are late, and most to a slow NIC, which is their servers'. All others
+# lose the same to a persistent straggler; averages that hide lose least to transient ones and to links.
