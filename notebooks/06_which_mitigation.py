@@ -1,17 +1,17 @@
 # %% [markdown]
 # # Which mitigation for which straggler?
 #
-# **Question.** A job waits for stragglers. Backup workers drop the late, local SGD and hierarchical SGD meet seldom, averages
-# may hide behind the next steps, DiLoCo meets still less often. Which of them helps against which kind of straggler, and
-# which against none?
+# **Question.** A job waits for stragglers. Backup workers drop the late, local SGD and hierarchical SGD meet seldom,
+# averages may hide behind the next steps, DiLoCo meets still less often. Which of them helps against which kind of
+# straggler, and which against none?
 #
-# **Answer.** Against transient stragglers and bad links, whatever meets seldom, and best if its averages hide behind the
-# next steps. Against a persistent straggler nothing but dropping it: who meets seldom still waits when he meets. A burst
-# that outlasts a period is persistent for that period. Backup workers lose nothing to late ranks, but their servers cost
-# more than that on a network as thin as here.
+# **Answer.** Against transient stragglers and bad links, whatever meets seldom, and best if its averages hide behind
+# the next steps. Against a persistent straggler nothing but dropping it: who meets seldom still waits when he meets.
+# A burst that outlasts a period is persistent for that period. Backup workers lose nothing to late ranks, but their
+# servers cost more than that on a network as thin as here.
 #
-# **Source.** [The experiment](../experiments/mitigations/README.md) has the scenario, the stragglers and their sources,
-# and tables for up to 1,024 GPUs.
+# **Source.** [The experiment](../experiments/mitigations/README.md) has the scenario, the stragglers and their
+# sources, and tables for up to 1,024 GPUs.
 
 # %%
 # %matplotlib inline
@@ -32,8 +32,9 @@ colours = dict(zip(schedules, (ORANGE, GREY, SKY, BLUE, GREEN, PURPLE, VERMILLIO
 # %% [markdown]
 # ## Speed-up over synchronous SGD
 #
-# ResNet-50 on V100 GPUs, eight a node, 25 Gbit/s between nodes. All but DiLoCo meet every 8 steps at the latest; DiLoCo
-# every 64. One rank in 16 is a backup. A step that is fast is not yet one that learns as much: these are speeds only.
+# ResNet-50 on V100 GPUs, eight a node, 25 Gbit/s between nodes. All but DiLoCo meet every 8 steps at the latest;
+# DiLoCo every 64. One rank in 16 is a backup. A step that is fast is not yet one that learns as much: these are
+# speeds only.
 
 # %%
 figure, lines = panels(n_rows=len(rows), height_in=1.9, sharex=True)
@@ -56,8 +57,8 @@ figure
 # *Figure 1. Speed-up over synchronous SGD for each kind of straggler, means of 3 seeds of 128 steps. The line is
 # synchronous SGD.*
 #
-# **Result.** Meeting seldom pays against transient stragglers and slow links, not against a persistent one, nor against
-# bursts that last longer than a period. Backup workers are slowest on this network, whoever is late.
+# **Result.** Meeting seldom pays against transient stragglers and slow links, not against a persistent one, nor
+# against bursts that last longer than a period. Backup workers are slowest on this network, whoever is late.
 
 # %% [markdown]
 # ## What a straggler costs each of them
@@ -86,5 +87,5 @@ figure
 # %% [markdown]
 # *Figure 2. By how much a step is longer with a straggler than without, on 128 GPUs.*
 #
-# **Result.** Backup workers lose nothing to ranks that are late, and most to a slow NIC, which is their servers'. All others
-# lose the same to a persistent straggler; averages that hide lose least to transient ones and to links.
+# **Result.** Backup workers lose nothing to ranks that are late, and most to a slow NIC, which is their servers'. All
+# others lose the same to a persistent straggler; averages that hide lose least to transient ones and to links.

@@ -1,8 +1,8 @@
 """Which mitigation for which straggler: rivals of synchronous SGD, simulated on 64 to 1,024 GPUs.
 
-    python experiments/mitigations/run.py           print the tables (some minutes)
-    python experiments/mitigations/run.py --write   write them and the figure into the README
-    python experiments/mitigations/run.py --nodes 2 --seeds 1 --steps 64     a quick look
+python experiments/mitigations/run.py           print the tables (some minutes)
+python experiments/mitigations/run.py --write   write them and the figure into the README
+python experiments/mitigations/run.py --nodes 2 --seeds 1 --steps 64     a quick look
 """
 
 import argparse
@@ -57,7 +57,9 @@ class Study:
 
     def rows(self) -> dict[str, dict[int, dict[str, Row]]]:
         """Return straggler -> ranks -> schedule -> row."""
-        return {straggler: {8 * nodes: self._rows(nodes, straggler) for nodes in self.nodes} for straggler in STRAGGLERS}
+        return {
+            straggler: {8 * nodes: self._rows(nodes, straggler) for nodes in self.nodes} for straggler in STRAGGLERS
+        }
 
     def _rows(self, nodes: int, straggler: str) -> dict[str, Row]:
         return {row.schedule: row for row in compare(self.scenario(nodes, straggler), n_seeds=self.n_seeds)}

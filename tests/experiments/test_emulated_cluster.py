@@ -139,7 +139,9 @@ def test_runs_with_checkpoints_are_predicted_within_five_per_cent(shape):
 
 
 def test_studies_on_tuned_links_are_recorded():
-    assert {"synchronization", "communication", "rivals", "links", "checkpoints"} <= {chosen.name for chosen in RECORDED}
+    assert {"synchronization", "communication", "rivals", "links", "checkpoints"} <= {
+        chosen.name for chosen in RECORDED
+    }
 
 
 @each_study
