@@ -180,7 +180,7 @@ def locked(folder: Path) -> Iterator[None]:
         RunError: Another process holds the lock; names it. Or the folder cannot be written.
     """
     lock = folder / ".lock"
-    with naming_file(lock):
+    with naming_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         held = next(filter(None, (_lock(lock) for _ in range(_ATTEMPTS))), None)
     with held or nullcontext():

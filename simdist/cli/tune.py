@@ -62,7 +62,7 @@ _OF_PASSES = (
 )
 
 
-_ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco", "backup")
+_ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco", "backup", "uneven")
 
 
 @click.command("tune")
@@ -136,6 +136,7 @@ def command(
         "diloco" in allow,
         "shared-updates" in allow,
         "backup" in allow,
+        "uneven" in allow,
     )
     wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)

@@ -30,7 +30,7 @@ class BackupWorkers(Schedule):
     examples: ClassVar[tuple[dict[str, object], ...]] = (
         {"backup": 2},
         {"backup": 0},
-        {"backup": 7, "servers": "world"},
+        {"backup": 6, "servers": "world"},
         {"backup": 1, "servers": 1},
     )
 

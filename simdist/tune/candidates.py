@@ -183,6 +183,7 @@ class Extras:
         allows_overlap: Averages of parameters may come some steps late.
         allows_diloco: There may be an outer optimizer.
         allows_backup: Updates may drop the gradients of ranks that come late.
+        allows_uneven: Slow devices may do fewer steps than others between averages.
     """
 
     only: tuple[str, ...] = ()
@@ -196,6 +197,7 @@ class Extras:
     allows_diloco: bool = False
     allows_shared_updates: bool = False
     allows_backup: bool = False
+    allows_uneven: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds that may be tried.
@@ -235,7 +237,7 @@ def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices,
     values |= {"overlap_steps": _OVERLAPS} if extras.allows_overlap else {}
     values["fragments"] = [each for each in _FRAGMENTS if each <= len(workload.tensor_counts)]
     values["backup"] = sorted({max(1, cluster.world_size // part) for part in _BACKUP_PARTS})
-    if cluster.slow_devices and not extras.allows_overlap:  # the two do not go together
+    if extras.allows_uneven and cluster.slow_devices and not extras.allows_overlap:  # the two do not go together
         values["inner_steps"] = (None, "by_speed")
     if extras.min_density is not None:
         least = extras.min_density

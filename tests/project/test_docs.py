@@ -414,7 +414,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
 INPUT = {"data", "prefetch", "readers", "decode_workers"}
 COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps", *INPUT}  # have tables of their own
 LINKS, FLOWS = {"link"}, {"from", "to", "flows"}
-AVERAGING = {"warmup_steps", "phase", "synchronize"}
+AVERAGING = {"warmup_steps", "phase", "synchronize", "overlap_steps"}
 GRADIENT = {"first_bucket_size", "bucket_size", "compression", "parallel_optimizer", "shared_update"}
 SPARSE = {"density", "method", "warmup_steps"}
 
