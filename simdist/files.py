@@ -182,6 +182,7 @@ def locked(folder: Path) -> Iterator[None]:
     lock = folder / ".lock"
     with naming_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    with naming_file(lock):
         held = next(filter(None, (_lock(lock) for _ in range(_ATTEMPTS))), None)
     with held or nullcontext():
         try:
