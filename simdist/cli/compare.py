@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.kept import KeptSchedules
 from simdist.cli.tables import (
     IN_RANGES,
     SPEEDUP,
@@ -25,13 +24,11 @@ from simdist.plan import LEVELS
 from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.scenario.unused_settings import unstated
-from simdist.schedules import Schedule
 from simdist.settings.units import format_share
 from simdist.studies.comparison import (
     Row,
     ScheduleTimes,
     find_baseline,
-    has_additions,
     measure_with_additions,
     row,
     shared_delays,
@@ -54,7 +51,6 @@ _EPOCH_COLUMNS = (
 @click.option("--seeds", "n_seeds", type=click.IntRange(1, 1_000_000), default=20, help="Seeds to average over.")
 @common.engine
 @common.plot
-@click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep each finished schedule in DIR/rows.jsonl.")
 @common.options
 def command(
     session: common.Session,
@@ -64,7 +60,6 @@ def command(
     n_seeds: int,
     engine: Engine,
     plot: Path | None,
-    output: Path | None,
 ) -> None:
     """Show the speed-ups over a baseline.
 
@@ -73,42 +68,25 @@ def command(
     inputs.check_picture(plot)
     scenario = inputs.read_scenario(session, name)
     reference = find_baseline(scenario, baseline)
-    kept = KeptSchedules(output)
     draw = shared_delays(scenario)
-    keys: dict[str, str] = {}
+    labels = [schedule.name for schedule in scenario.schedules]
+    measured: list[ScheduleTimes] = []
 
-    def measured(schedule: Schedule, number: int) -> tuple[ScheduleTimes, bool]:
-        """Return a measurement, and whether it was made now."""
+    def progress(label: str, done: int, total: int) -> None:
+        bar.update(label, labels.index(label) + done / total, len(labels))
 
-        def progress(label: str, done: int, total: int) -> None:
-            bar.update(label, number + done / total, len(scenario.schedules))
-
-        progress(schedule.name, 0, 1)
-        built = build(scenario, schedule)
-        keys[schedule.name] = key = kept.key(scenario, built, n_seeds=n_seeds, engine=engine)
-        known = kept.get(key)
-        if known and has_additions(scenario, known):
-            session.say(f"{schedule.name}: measured before, taken from {kept.path}")
-            return known, False
-        times = measure_with_additions(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
-        return times, True
-
-    found: dict[str, Row] = {}
-    base: ScheduleTimes | None = None
-    try:
-        with session.bar() as bar:
-            for number, schedule in enumerate(sorted(scenario.schedules, key=lambda each: each is not reference)):
-                with inputs.naming(f"{name}: {schedule.name}"):
-                    each, is_new = measured(schedule, number)
-                base = base or each
-                found[schedule.name] = row(each, base)
-                if is_new:
-                    kept.append(keys[schedule.name], scenario, reference.name, found[schedule.name], each)
-    except KeyboardInterrupt:
-        on_disk = kept.read()
-        session.saved += [f"{label} in {kept.path}" for label, key in keys.items() if key in on_disk]
-        raise
-    rows = [found[schedule.name] for schedule in scenario.schedules]
+    with session.bar() as bar:
+        for schedule in scenario.schedules:
+            progress(schedule.name, 0, 1)
+            with inputs.naming(f"{name}: {schedule.name}"):
+                built = build(scenario, schedule)
+                measured.append(
+                    measure_with_additions(
+                        scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw
+                    )
+                )
+    place = scenario.schedules.index(reference)
+    rows = [row(each, measured[place]) for each in measured]
     has_ranges = bool(rows[0].shares)
     title = _title(scenario, reference.name, n_seeds, has_ranges=has_ranges)
     records = [each.document() for each in rows]
@@ -121,7 +99,7 @@ def command(
     tables = [table_text(title, (*_BEFORE, *times, *_AFTER[:-1], *added, _AFTER[-1]), shown)]
     if any(each.epochs for each in rows):
         about = "epochs: time, share of it stalled for want of a batch, samples by level"
-        tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, found[reference.name])))
+        tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, rows[place])))
     if any(each.links_s for each in rows):
         tables.append(links_table([(each.schedule, each.links_s, each.step_s) for each in rows]))
     document: dict[str, object] = {"scenario": scenario.name, "baseline": reference.name, "rows": records}

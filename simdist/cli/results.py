@@ -10,7 +10,7 @@ import click
 from simdist.cli import common, inputs, tables
 from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, lead_with_interval, seconds, table_text
 from simdist.errors import ScenarioError
-from simdist.sweep.results import check_parquet, csv_text, read_results, write_csv, write_parquet
+from simdist.sweep.results import csv_text, read_results, write_csv
 from simdist.sweep.selection import Fastest, fastest, fastest_columns, short_names, where
 from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of
 
@@ -30,7 +30,6 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 @click.command("results")
 @click.argument("folders", metavar="DIR...", type=common.path, nargs=-1, required=True)
 @click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
-@click.option("--parquet", type=common.path, metavar="FILE", help="Write the table to a Parquet file.")
 @click.option("--where", "conditions", multiple=True, metavar="COLUMN=VALUE", help="Only these; also != < <= > >=.")
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
@@ -42,7 +41,6 @@ def command(
     folders: tuple[Path, ...],
     *,
     csv: Path | None,
-    parquet: Path | None,
     conditions: tuple[str, ...],
     only_fastest: bool,
     only_failed: bool,
@@ -56,7 +54,10 @@ def command(
     """
     if only_fastest and only_failed:
         raise ScenarioError("--fastest with --failed: what failed is not fast: write one of them")
-    _check_files(session, csv, parquet)
+    if csv == _STDOUT and session.as_json:
+        raise ScenarioError("--csv - with --json: both would go to stdout: write one of them, or a file")
+    if csv:
+        inputs.check_folder(csv)
     with session.bar() as bar:
         bar.update("read results", 0, None)
         whole = read_results(folders, baseline=baseline)
@@ -73,30 +74,13 @@ def command(
     failed = [f"{_count(n_failed, 'row')} failed: --failed shows why"] if n_failed and not only_failed else []
     for note in (*whole.notes, *failed):
         session.say(note)
-    _write(session, found, csv, parquet)
-    if csv != _STDOUT:
-        session.result(_document(folders, whole, found), text)
-
-
-def _check_files(session: common.Session, csv: Path | None, parquet: Path | None) -> None:
-    if csv == _STDOUT and session.as_json:
-        raise ScenarioError("--csv - with --json: both would go to stdout: write one of them, or a file")
-    for path in (csv, parquet):
-        if path:
-            inputs.check_folder(path)
-    if parquet:
-        check_parquet()
-
-
-def _write(session: common.Session, found: Columns, csv: Path | None, parquet: Path | None) -> None:
     if csv == _STDOUT:
         click.echo(csv_text(found), nl=False)
-    elif csv:
+        return
+    if csv:
         write_csv(found, csv)
         session.wrote(csv)
-    if parquet:
-        write_parquet(found, parquet)
-        session.wrote(parquet)
+    session.result(_document(folders, whole, found), text)
 
 
 def _document(folders: Sequence[Path], table: Table, found: Columns) -> dict[str, object]:

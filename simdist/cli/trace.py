@@ -21,7 +21,6 @@ from simdist.traces.trace import Trace
 @click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN that holds both.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
 @click.option("--ranks", metavar="LIST", callback=common.numbers, help="Only these ranks, e.g. 0,3,8-11.")
-@click.option("--tensors", is_flag=True, help="Add what each gradient goes through, as Horovod's timeline does.")
 @common.options
 def command(
     session: common.Session,
@@ -31,7 +30,6 @@ def command(
     which: str | None,
     steps: range | None,
     ranks: tuple[int, ...] | None,
-    tensors: bool,
 ) -> None:
     """Convert a trace for viewers of timelines.
 
@@ -47,7 +45,7 @@ def command(
         if steps is not None and steps.stop == sys.maxsize:
             steps = range(steps.start, max(n_steps, steps.start + 1))
         bar.update("write it for viewers", 0, None)
-        write_chrome(chrome, chrome_trace(loaded, steps=steps, ranks=ranks, tensors=tensors, reads=reads))
+        write_chrome(chrome, chrome_trace(loaded, steps=steps, ranks=ranks, reads=reads))
     session.wrote(chrome)
     document = {
         "trace": str(path),

@@ -2,29 +2,25 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias, final, get_args
+from typing import Any, TypeAlias, get_args
 
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.kept import KeptSchedules
 from simdist.cli.tables import IN_RANGES, STEP_TIME, Column, count, factor_with_interval, table_text
 from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError
-from simdist.runs.building import Built, dataset
+from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario, dump
 from simdist.scenario.checkpoint import Mode
 from simdist.schedules import Schedule
 from simdist.settings.base import shown
 from simdist.settings.units import format_nbytes, parse_fraction, parse_nbytes
-from simdist.studies import comparison
-from simdist.studies.comparison import Row, ScheduleTimes, row
 from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
 from simdist.tune.candidates import unlike
 from simdist.tune.evaluating import Finalist
-from simdist.tune.tuning import baseline_of
 from simdist.tune.verdict import entry
 
 _Record: TypeAlias = dict[str, object]
@@ -86,7 +82,6 @@ _ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco", "backup", 
 @click.option("--evaluations", type=common.positive, metavar="N", help="Most to try; all of 200 or fewer, else 100.")
 @click.option("--exhaustive", "is_exhaustive", is_flag=True, help="Simulate all candidates, however many.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the search's own choices.")
-@click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep what is simulated there; go on from it.")
 @click.option("--write", type=common.path, metavar="FILE", help="Write the scenario, with the finalists' schedules.")
 @common.options
 def command(
@@ -104,7 +99,6 @@ def command(
     checkpoint_mode: tuple[Mode, ...],
     only: tuple[str, ...],
     allow: tuple[str, ...],
-    output: Path | None,
     write: Path | None,
     **search: Any,
 ) -> None:
@@ -144,15 +138,9 @@ def command(
         document = {"scenario": scenario.name, "change": False, "outcome": "not compared", "verdict": sentence}
         session.result(document | {"where": facts_record(facts)}, f"{facts_text(facts)}\n\n{sentence}.")
         return
-    reference = baseline_of(scenario, wanted.baseline)
     _warn(session, scenario, wanted)
-    keeping = _Search(session, reference, KeptSchedules(output))
-    try:
-        with session.bar() as bar, inputs.naming(name):
-            tuned = tune(scenario, wanted, measure=keeping.measure, progress=bar.update)
-    except KeyboardInterrupt:
-        keeping.say_so_far()
-        raise
+    with session.bar() as bar, inputs.naming(name):
+        tuned = tune(scenario, wanted, progress=bar.update)
     if tuned.runs.remark:
         session.say(f"warning: {name}: {tuned.runs.remark}")
     rows = [_record(each, tuned) for each in tuned.finalists]
@@ -192,42 +180,6 @@ def _pair(text: str) -> tuple[int, int]:
             f"ranks or more exchange every 2 steps"
         )
     return int(ranks), int(steps)
-
-
-@final
-class _Search:
-    """Measures, keeps what is measured, and knows the fastest so far, for a message after Ctrl-C."""
-
-    def __init__(self, session: common.Session, baseline: Schedule, kept: KeptSchedules) -> None:
-        self._session, self._baseline, self._kept = session, baseline, kept
-        self._first: dict[tuple[int, int], ScheduleTimes] = {}  # by seed and number of seeds: the baseline comes first
-        self._fastest: Row | None = None
-        self._n_measured = 0
-        self._baseline_passes = 0  # of a step
-
-    def measure(self, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
-        """Simulate a plan with so many seeds, unless it was before."""
-        key = self._kept.key(scenario, built, n_seeds=n_seeds, engine="auto")
-        known = self._kept.get(key)
-        measured = known or comparison.measure(scenario, built, n_seeds=n_seeds)
-        found = row(measured, self._first.setdefault((scenario.seed, n_seeds), measured))
-        n_passes = scenario.workload.micro_batches
-        self._baseline_passes = self._baseline_passes or n_passes
-        fair = replace(found, speedup=found.speedup * n_passes / self._baseline_passes)
-        if self._fastest is None or fair.speedup > self._fastest.speedup:
-            self._fastest = fair
-        self._n_measured += 1
-        if known is None:
-            self._kept.append(key, scenario, self._baseline.name, found, measured)
-        return measured
-
-    def say_so_far(self) -> None:
-        """Say after Ctrl-C what was found."""
-        if self._kept.path and self._n_measured:
-            self._session.saved.append(f"{self._n_measured} evaluations in {self._kept.path}")
-        if self._fastest:
-            found = f"{self._fastest.schedule}, {self._fastest.speedup:.2f} times as fast as {self._baseline.name}"
-            self._session.say(f"fastest so far, with the seeds of the search: {found}")
 
 
 def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> None:

@@ -415,11 +415,6 @@ class _Chosen:
         }
 
 
-def has_additions(scenario: Scenario, measured: ScheduleTimes) -> bool:
-    """Tell whether what a scenario adds was measured."""
-    return measured.added_s.keys() == {what for what, _ in _without_additions(scenario)}
-
-
 def _without_additions(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     if scenario.checkpoint:
         yield "checkpoints", scenario.model_copy(update={"checkpoint": None})

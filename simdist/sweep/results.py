@@ -2,13 +2,12 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdist.errors import ScenarioError, UnsupportedError
+from simdist.errors import ScenarioError
 from simdist.files import replacing
 from simdist.runs import run_directory
 from simdist.sweep.computed import is_sweep, read_sweep
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 #: Endings of columns that are float64 even where nothing stands in them.
 _FLOATS = ("_s", "_low", "_high", "speedup", "_ratio")
 _COUNTS = ("point", "seeds")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
@@ -117,30 +115,16 @@ def csv_text(columns: Columns) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_cell, columns))
-    writer.writerows(map(_cell, row) for row in zip(*columns.values(), strict=True))
+    writer.writerow(columns)
+    writer.writerows(map(_text, row) for row in zip(*columns.values(), strict=True))
     return text.getvalue()
-
-
-def _cell(value: object) -> str:
-    """Return the text of a cell; one that a spreadsheet would take for a formula begins with an apostrophe."""
-    text = _text(value)
-    is_formula = isinstance(value, str) and text.startswith(_FORMULA) and not _is_number(text)
-    return ("'" * is_formula + text).replace("\r", "\n")  # which the writer does not quote
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _text(value: object) -> str:
     if value is None:
         return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).replace("\r", "\n")  # which the writer does not quote
+    return text.lower() if isinstance(value, bool) else text
 
 
 def write_csv(columns: Columns, path: Path) -> None:
@@ -149,30 +133,5 @@ def write_csv(columns: Columns, path: Path) -> None:
     Raises:
         RunError: It cannot be written.
     """
-    _write(path, lambda part: part.write_text(csv_text(columns), encoding="utf-8", newline=""))
-
-
-def check_parquet() -> None:
-    """Refuse to write Parquet before the work is done.
-
-    Raises:
-        UnsupportedError: A package is missing.
-    """
-    if find_spec("pyarrow") is None:
-        raise UnsupportedError("Parquet needs pyarrow, which is not installed: pip install pyarrow")
-
-
-def write_parquet(columns: Columns, path: Path) -> None:
-    """Write a Parquet file; an interruption leaves the old one or none.
-
-    Raises:
-        UnsupportedError: A package is missing.
-        RunError: It cannot be written.
-    """
-    check_parquet()
-    _write(path, lambda part: frame_of(columns).to_parquet(part, engine="pyarrow", index=False))
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
     with replacing(path) as part:
-        write(part)
+        part.write_text(csv_text(columns), encoding="utf-8", newline="")

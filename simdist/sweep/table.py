@@ -1,6 +1,6 @@
 """The table of results: a row is a schedule of a point, computed in a sweep or run by itself.
 
-The same columns serve pandas, CSV, Parquet and JSON; `columns` makes them. Columns that a row lacks are None there.
+The same columns serve pandas, CSV and JSON; `columns` makes them. Columns that a row lacks are None there.
 """
 
 import re

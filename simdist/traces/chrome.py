@@ -4,10 +4,6 @@
     threads   steps, host, compute, comm, io
     spans     operations; a collective is a span from `ready` to `end`, and inside it `wait for others` and `transfer`
 
-    process   the tensors of a rank, if asked for
-    threads   a gradient bucket, or parameters that are averaged
-    spans     its journey through a step (see `simdist.traces.phases`), and inside it one phase after the other
-
     process   links, where some misbehaved
     threads   a link
     spans     less than its rate is left, or flows of other jobs share it
@@ -29,7 +25,7 @@ A `wait` of the host is a span from the end of the host operation before it. A d
 happen and is left out; any other operation of no length stays, with duration 0.
 
 A span takes about 200 bytes, and a collective up to three spans: 64 ranks x 1000 steps make some 150 MB, and viewers
-get slow before that. So choose steps and ranks. A journey takes up to eight spans more, so tensors are on request.
+get slow before that. So choose steps and ranks.
 
 Source:
     Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
@@ -50,14 +46,13 @@ from simdist.plan import LEVELS, STREAMS, Op, Plan, op_text, ops
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
 from simdist.traces.links import link_in_words
-from simdist.traces.phases import Journey, journeys
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, step_end_s
 
 _THREADS = ("steps", *STREAMS)
 _NEVER = -(2**62)
-_LINKS_PID = 10**8  # above all ranks, their threads and tensors
+_LINKS_PID = 10**8  # above all ranks and their threads
 _PAUSES = ops.Enter | ops.Delay | ops.Tick | ops.Wait
 _json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -90,7 +85,6 @@ def chrome_trace(
     *,
     steps: Sequence[int] | None = None,
     ranks: Sequence[int] | None = None,
-    tensors: bool = False,
     reads: Reads | None = None,
 ) -> Iterator[str]:
     """Return the JSON text of a trace, event by event.
@@ -99,7 +93,6 @@ def chrome_trace(
         trace: The trace to write.
         steps: Only these, such as `range(100, 110)`; all if None.
         ranks: Only these; all if None.
-        tensors: With the journeys of what is communicated.
         reads: Which level samples came from; what the plan expects if None.
 
     Returns:
@@ -114,7 +107,7 @@ def chrome_trace(
         reads = expected(trace.plan)
     if reads:
         reads.check(trace.plan)
-    return _lines(trace, chosen_steps, chosen_ranks, reads, tensors=tensors)
+    return _lines(trace, chosen_steps, chosen_ranks, reads)
 
 
 def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
@@ -127,14 +120,12 @@ def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
     return sorted(set(wanted))
 
 
-def _lines(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None, *, tensors: bool) -> Iterator[str]:
+def _lines(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None) -> Iterator[str]:
     about = {"plan": trace.plan.name, "digest": trace.plan.digest(), "source": trace.source}
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(about)},"traceEvents":[\n'
     used = {ops.stream_of(op) for body in trace.plan.bodies for op in body}
     yield ",\n".join(_metadata(ranks, [thread for thread in _THREADS if thread in ("steps", *used)]))
     for event in _events(trace, steps, ranks, reads):
-        yield f",\n{event}"
-    for event in _tensor_events(trace, steps, ranks) if tensors else ():
         yield f",\n{event}"
     for event in _link_events(trace, steps) if trace.links else ():
         yield f",\n{event}"
@@ -142,9 +133,9 @@ def _lines(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None
 
 
 def _metadata(ranks: list[int], threads: list[str]) -> Iterator[str]:
-    """Name processes and threads, and put them in order: a rank, its tensors, the next rank."""
+    """Name processes and threads, and put them in order: ranks, then links."""
     for rank in ranks:
-        yield from _process(rank, f"rank {rank}", 2 * rank, {name: _tid(rank, name) for name in threads})
+        yield from _process(rank, f"rank {rank}", rank, {name: _tid(rank, name) for name in threads})
 
 
 def _process(pid: int, name: str, sort_index: int, threads: Mapping[str, int]) -> Iterator[str]:
@@ -270,27 +261,12 @@ def _span(name: str, cat: str, where: tuple[int, int], when_ns: tuple[int, int],
     return _json({"ph": "X", "name": name, "cat": cat, "pid": where[0], "tid": where[1], **times, "args": args})
 
 
-def _tensor_events(trace: Trace, steps: list[int], ranks: list[int]) -> Iterator[str]:
-    """Write the journeys of what is communicated, in a process for every rank."""
-    plan, of_bodies = trace.plan, [journeys(body) for body in trace.plan.bodies]
-    tracks = list(dict.fromkeys(journey.buffer for each in of_bodies for journey in each))
-    first, bodies = plan.first_instances().tolist(), list(plan.body_of_steps())
-    pens = [_TensorPen(plan, rank, tracks) for rank in ranks]
-    for pen in pens if tracks else ():
-        yield from pen.metadata()
-    for step in steps:
-        for journey in of_bodies[bodies[step]]:
-            moments = zip(*(_ns(each) for each in _moments_s(trace, first[step], journey, ranks)), strict=True)
-            for pen, moments_ns in zip(pens, moments, strict=True):
-                yield from pen.journey(journey, step, moments_ns)
-
-
 def _link_events(trace: Trace, steps: list[int]) -> Iterator[str]:
     """Write when links had less than their rate, or flows of other jobs, from the first step to the last."""
     ends_s = np.concatenate([[0.0], step_end_s(trace).max(axis=1)])
     first_s, last_s = float(ends_s[steps[0]]), float(ends_s[steps[-1] + 1])
     tids = {link_in_words(name): _LINKS_PID + number for number, name in enumerate(trace.links, 1)}
-    yield from _process(_LINKS_PID, "links", 2 * trace.plan.world_size, tids)
+    yield from _process(_LINKS_PID, "links", trace.plan.world_size, tids)
     for states, tid in zip(trace.links.values(), tids.values(), strict=True):
         for (begin_s, share, n_flows), (end_s, *_) in zip(states, [*states[1:], (last_s,)], strict=True):
             begin_ns, end_ns = _ns(np.clip([begin_s, end_s], first_s, last_s))
@@ -298,57 +274,6 @@ def _link_events(trace: Trace, steps: list[int]) -> Iterator[str]:
             if told and begin_ns < end_ns:
                 args = {"share": share, "flows": n_flows}
                 yield _span(", ".join(told), "link", (_LINKS_PID, tid), (begin_ns, end_ns), args)
-
-
-def _moments_s(trace: Trace, first: int, journey: Journey, ranks: list[int]) -> Iterator[NDArray[np.float64]]:
-    """Yield when a journey begins and when each phase of it is over, `[n_ranks]`."""
-    moments_s = {"ready": trace.ready_s, "start": trace.start_s, "end": trace.end_s}
-    yield trace.end_s[first + journey.written, ranks]
-    for phase in journey.phases:
-        rows = [first + position for position in phase.positions]
-        yield moments_s[phase.until][rows][:, ranks].max(axis=0)
-
-
-class _TensorPen:
-    """Writes the journeys of one rank so that those of a buffer follow one another, and so do the phases of each."""
-
-    def __init__(self, plan: Plan, rank: int, tracks: Sequence[str]) -> None:
-        self._rank = rank
-        self._pid = plan.world_size + rank
-        first = 10 * (plan.world_size + 1) + rank * len(tracks)  # above all other threads and processes
-        self._tids = {name: first + number for number, name in enumerate(tracks)}
-        self._nbytes = {name: plan.buffer(name).nbytes for name in tracks}
-        self._free_ns = dict.fromkeys(tracks, 0)
-
-    def metadata(self) -> Iterator[str]:
-        """Name the process and its threads."""
-        return _process(self._pid, f"rank {self._rank}: tensors", 2 * self._rank + 1, self._tids)
-
-    def journey(self, journey: Journey, step: int, moments_ns: Sequence[int]) -> Iterator[str]:
-        """Write a journey and its phases; of one that was cut short, those that came to an end."""
-        name = journey.buffer
-        phases = _spans_of(journey, (max(moments_ns[0], self._free_ns[name]), *moments_ns[1:]))
-        if moments_ns[0] == _NEVER or not phases:
-            return
-        self._free_ns[name] = phases[-1][2]
-        where, args = (self._pid, self._tids[name]), {"step": step, "bytes": self._nbytes[name]}
-        yield _span(name, "tensor", where, (phases[0][1], phases[-1][2]), args)
-        for phase, begin_ns, end_ns in phases:
-            yield _span(phase, "phase", where, (begin_ns, end_ns), {"step": step})
-
-
-def _spans_of(journey: Journey, moments_ns: Sequence[int]) -> list[tuple[str, int, int]]:
-    """Return name, begin and end of the phases that have a length; equal ones that touch are one."""
-    spans: list[tuple[str, int, int]] = []
-    now_ns = moments_ns[0]
-    for phase, moment_ns in zip(journey.phases, moments_ns[1:], strict=True):
-        if moment_ns == _NEVER:
-            break
-        if moment_ns > now_ns:
-            begin_ns = spans.pop()[1] if spans and spans[-1][0] == phase.name else now_ns
-            spans.append((phase.name, begin_ns, moment_ns))
-            now_ns = moment_ns
-    return spans
 
 
 def _last_ready(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.int64]:

@@ -242,44 +242,6 @@ def operation_kind(op: Op) -> tuple[str, Stream, str]:
     return op_name(op), stream_of(op), str(op.group) if isinstance(op, COLLECTIVES) else ""
 
 
-def op_table(trace: Trace) -> "pd.DataFrame":
-    """Return one row per kind of operation, stream and group, most seconds first.
-
-    Columns:
-        op, stream, group: Description of the operation; group is empty but for collectives.
-        count: How often it ran, over all ranks.
-        mean_s, median_s, total_s: Seconds from start to end.
-        wait_s: Seconds of waiting in all: of a collective for its other members, of a host `wait` for its device.
-        share: `total_s` in rank-seconds of the whole run. Streams overlap, so shares need not add up to 1.
-    """
-    import pandas as pd
-
-    rows: dict[tuple[str, Stream, str], list[NDArray[np.int64]]] = {}
-    for each in occurrences(trace.plan):
-        rows.setdefault(operation_kind(each.op), []).append(each.rows)
-    blocked = host_waits(trace)
-    records = []
-    for (op, stream, group), parts in rows.items():
-        taken = np.concatenate(parts)
-        seconds = trace.end_s[taken] - trace.start_s[taken]
-        seconds = seconds[np.isfinite(seconds)]
-        wait_s = blocked.end_s - blocked.begin_s if op == "wait" else trace.start_s[taken] - trace.ready_s[taken]
-        records.append(
-            {
-                "op": op,
-                "stream": stream,
-                "group": group,
-                "count": len(seconds),
-                "mean_s": float(seconds.mean()) if len(seconds) else np.nan,
-                "median_s": float(np.median(seconds)) if len(seconds) else np.nan,
-                "total_s": float(seconds.sum()),
-                "wait_s": float(np.nansum(wait_s)),
-                "share": float(seconds.sum()) / (trace.makespan_s * trace.plan.world_size) if seconds.any() else 0.0,
-            }
-        )
-    return pd.DataFrame(records).sort_values("total_s", ascending=False, kind="stable", ignore_index=True)
-
-
 def rank_table(trace: Trace) -> "pd.DataFrame":
     """Return one row per rank: where its time went, and the waiting it caused and suffered, seconds of the whole run.
 

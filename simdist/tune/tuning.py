@@ -32,8 +32,6 @@ _LONGEST_PERIOD = 1_000  # that is tried where the scenario has no more steps: r
 
 #: Called with what is done, how much of it is done, and how much there is in all.
 Progress = Callable[[str, float, float], None]
-#: Simulates a schedule of a scenario with so many seeds, from the scenario's own on.
-Measure = Callable[[Scenario, Built, int], ScheduleTimes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +96,12 @@ class Tuned:
         return len(self.evaluated)
 
 
-def tune(
-    scenario: Scenario, wanted: TuneOptions, *, measure: Measure | None = None, progress: Progress | None = None
-) -> Tuned:
+def tune(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Tuned:
     """Find the fastest schedule that keeps to the constraints.
 
     Args:
         scenario: The scenario to tune. Its recorded disturbances are resampled.
         wanted: The request.
-        measure: Simulates a schedule; `simdist.studies.comparison.measure` if None.
         progress: See `Progress`.
 
     Raises:
@@ -116,7 +111,7 @@ def tune(
     per: Literal["step", "micro-batch"] = "micro-batch" if wanted.extras.micro_batches else "step"
 
     def simulated(its: Scenario, built: Built, n_seeds: int, *, is_drawn: bool = False) -> ScheduleTimes:
-        found = (measure or _measure)(its, built, n_seeds)
+        found = comparison.measure(its, built, n_seeds=n_seeds)
         found = with_draws(its, built, found) if is_drawn else found
         return found if per == "step" else found.divided(its.workload.micro_batches)
 
@@ -172,10 +167,6 @@ def baseline_of(scenario: Scenario, name: str) -> Schedule:
     """
     found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], name)
     return kinds()["sync"].model_validate({}) if found is None and name == "sync" else find_baseline(scenario, name)
-
-
-def _measure(scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
-    return comparison.measure(scenario, built, n_seeds=n_seeds)
 
 
 def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int) -> ScenarioError:

@@ -220,16 +220,14 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
 
 
 def of_comparisons(study: Study, folder: Path) -> dict[str, Found]:
-    rows = result("compare", study.scenario, "--seeds", 2, "-o", folder / "compared")["rows"]
+    rows = result("compare", study.scenario, "--seeds", 2)["rows"]
     alone = result("compare", study.scenario, "--seeds", 1)["rows"]
     open_ends = CALM.replace("Gbit/s}", "Gbit/s}, uncertain: {network.latency: {from: 20 us, to: 30 us}}")
-    unsure = result("compare", write(folder / "unsure.yaml", open_ends), "-o", folder / "compared")["rows"]
+    unsure = result("compare", write(folder / "unsure.yaml", open_ends))["rows"]
     unsure += result("compare", write(folder / "dropping.yaml", DROPPING), "--baseline", "local_sgd")["rows"]
-    records = lines(folder / "compared" / "rows.jsonl")
     return {
         "A schedule among others": keys(rows + alone + unsure),
         "An epoch of a schedule": keys(each(rows, "epochs")),
-        "A record of rows.jsonl": {key: kind for key, kind in keys(records).items() if key not in unsure[0] | rows[0]},
     }
 
 
@@ -385,7 +383,6 @@ def of_frames(study: Study, _: Path) -> dict[str, Found]:
     trace = study.trace
     return {
         "Trace.frame": columns(trace.frame()),
-        "analysis.op_table": columns(waiting.op_table(trace)),
         "analysis.rank_table": columns(waiting.rank_table(trace)),
         "Waiting.frame": columns(waiting.attribute_waiting(trace).frame()),
         "Epochs.frame": columns(find_epochs(trace).frame()),

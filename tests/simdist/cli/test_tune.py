@@ -2,7 +2,6 @@
 
 import json
 
-import click
 import numpy as np
 import pytest
 from commandline import SMALL, edited, write
@@ -111,28 +110,6 @@ def test_labels_of_the_user_are_left_alone_in_what_is_written(capsys, scenario, 
     names = [each.name for each in load(tmp_path / "tuned.yaml").schedules]
     assert names[0] == "local-2"
     assert "local-2-tuned" in names
-
-
-def test_goes_on_where_it_was_interrupted(capsys, scenario, tmp_path, monkeypatch):
-    measured, simulate = [], comparison.measure
-
-    def fails_at_the_fifth(*args, **options):
-        measured.append(args)
-        if len(measured) == 5:
-            raise KeyboardInterrupt
-        return simulate(*args, **options)
-
-    monkeypatch.setattr(comparison, "measure", fails_at_the_fifth)
-    session = Session()
-    with pytest.raises(click.Abort):
-        tune(capsys, scenario, session=session, output=tmp_path / "kept")
-    assert session.saved == [f"4 evaluations in {tmp_path / 'kept' / 'rows.jsonl'}"]
-    assert "fastest so far, with the seeds of the search: " in capsys.readouterr().err
-    out, _ = tune(capsys, scenario, output=tmp_path / "kept")
-    n_rows = sum(1 for line in (tmp_path / "kept" / "rows.jsonl").read_text().splitlines() if line)
-    assert len(measured) == 5 + n_rows - 4
-    assert tune(capsys, scenario, output=tmp_path / "kept").out == out
-    assert len(measured) == 5 + n_rows - 4
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,18 @@ from commandline import LABELS, call, edited, write
 from traces import plan_of, trace_of
 
 from simdist.errors import TraceError
-from simdist.plan import AllReduce, Backward, Delay, Forward, Wait
+from simdist.plan import AllReduce, Backward, Delay, Forward, Wait, occurrences
 from simdist.plan.group import Group
 from simdist.report import timeline_figure
 from simdist.runs import run_directory
 from simdist.runs.building import delays, simulate
-from simdist.scenario import dump_cluster, load_cluster, loads
+from simdist.scenario import dump_cluster, loads
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import compare
 from simdist.studies.ranking import StepTime, order, summarize
 from simdist.studies.validation import Blame, Injection, Validation, finished_steps, validate
 from simdist.traces.trace import Trace
-from simdist.traces.waiting import op_table
+from simdist.traces.waiting import operation_kind
 
 FORWARD = Forward(("param",), ("loss",))
 BACKWARD = Backward(("param", "loss"), "grad")
@@ -113,15 +114,18 @@ def test_wait_is_the_time_in_which_the_host_is_blocked():
 def test_kinds_are_those_of_the_table_of_operations_without_delays_and_the_longest_first():
     scenario = loads(edited())
     trace = simulate(scenario, label="hsgd-2-4,4-world")
-    table = op_table(trace)
-    expected = {(row.op, row.stream, row.group): row for row in table.itertuples() if row.op not in ("delay", "wait")}
+    rows = defaultdict(list)
+    for each in occurrences(trace.plan):
+        if not isinstance(each.op, Delay | Wait):
+            rows[operation_kind(each.op)].append(each.rows)
+    expected_s = {kind: (trace.end_s - trace.start_s)[np.concatenate(parts)] for kind, parts in rows.items()}
     found = validate(dataclasses.replace(trace, source="real"), trace, delays(scenario)).frame()
     assert list(found.measured_total_s) == sorted(found.measured_total_s, reverse=True)
     seen = {(row.op, row.stream, row.group): row for row in found.itertuples() if row.op != "wait"}
-    assert seen.keys() == expected.keys()
+    assert seen.keys() == expected_s.keys()
     for key, row in seen.items():
-        assert (row.count, row.measured_s) == (expected[key].count, expected[key].median_s)
-        assert row.simulated_total_s == pytest.approx(expected[key].total_s)
+        assert (row.count, row.measured_s) == (expected_s[key].size, np.median(expected_s[key]))
+        assert row.simulated_total_s == pytest.approx(expected_s[key].sum())
 
 
 def test_operation_measured_as_nothing_has_no_relative_error():
@@ -591,47 +595,6 @@ def test_large_world_shows_the_ranks_that_are_blamed_most(tmp_path, capsys):
     _, _, table = out.partition("16 of 32 ranks: those blamed most\n")
     assert len(re.findall(r"^ +\d+ +\S+ (?:s|ms|us) ", table, re.M)) == 16
     assert len(document(capsys, "validate", run)["rows"][0]["blames"]) == 32
-
-
-def test_overhead_is_corrected_by_a_run_and_told(tmp_path, capsys):
-    """Measured on machines of which each collective takes 3 ms more: that is found again, and written beside the old."""
-    text = """
-cluster: {nodes: 2, gpus_per_node: 2, fabric: ideal, network: {latency: 10 us, bandwidth: 1 GB/s}}
-workload: {tensors: [{name: w, count: 1000000}], batch_size: 1, forward: 5 ms}
-schedules: [{kind: sync}, {kind: local_sgd, period: 2}]
-steps: 6
-"""
-    file, found = tmp_path / "x.yaml", tmp_path / "found.yaml"
-    file.write_text(text.replace("ideal,", "ideal, collective_overhead: 3 ms,"))
-    assert call(capsys, "simulate", file, "-o", tmp_path / "slow").code == 0
-    file.write_text(text)
-    assert call(capsys, "simulate", file, "-o", tmp_path / "runs").code == 0
-    for name in ("sync", "local-2"):
-        slow = Trace.load(tmp_path / "slow" / name / "trace.simulated.npz")
-        dataclasses.replace(slow, source="real gloo on cpu").save(tmp_path / "runs" / name / "trace.real.npz")
-    calibrated = call(capsys, "validate", tmp_path / "runs", "--schedule", "sync", "--calibrate", found)
-    assert calibrated.code == 0
-    assert "corrected: collective_overhead is 3 ms, not 0 s, so that sync of" in calibrated.out
-    assert load_cluster(found).collective_overhead_s == pytest.approx(3e-3, rel=1e-6)
-    assert "collective_overhead is 3 ms, not 0 s" in load_cluster(found).source
-    (other,) = json.loads(call(capsys, "validate", tmp_path / "runs/local-2", "--cluster", found, "--json").out)["rows"]
-    assert other["error"] == pytest.approx(0.0, abs=1e-6)
-    both = call(capsys, "validate", tmp_path / "runs", "--calibrate", tmp_path / "new.yaml")
-    assert_refused(both, "--calibrate takes one run", "--schedule")
-    assert_refused(call(capsys, "validate", tmp_path / "runs/sync", "--calibrate", found), "found.yaml: exists")
-    fast = call(capsys, "validate", tmp_path / "runs/sync", "--cluster", file_of_slow(tmp_path), "--calibrate", "new")
-    assert_refused(fast, "slow.yaml: no collective_overhead from 0 s to 1 s makes sync of")
-
-
-def file_of_slow(folder):
-    cluster = loads("""
-cluster: {nodes: 2, gpus_per_node: 2, fabric: ideal, network: {latency: 10 ms, bandwidth: 1 GB/s}}
-workload: {tensors: [{name: w, count: 1000000}], batch_size: 1, forward: 5 ms}
-schedules: [{kind: sync}]
-steps: 6
-""").cluster
-    (folder / "slow.yaml").write_text(dump_cluster(cluster))
-    return folder / "slow.yaml"
 
 
 def test_every_key_of_the_json_result_is_documented(runs, capsys):

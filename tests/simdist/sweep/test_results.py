@@ -274,14 +274,6 @@ def test_csv_has_every_number_to_the_last_bit(swept, tmp_path, capsys):
         assert [float(row[name]) for row in rows] == table[name].tolist(), name
 
 
-def test_text_in_csv_is_no_formula_of_a_spreadsheet():
-    texts = ["=1+1", "+cmd", "-x", "@f", "\tx", "\rx", "x=1", "-5", "+1e-3", "-inf", ""]
-    kept = {"=1+1": "'=1+1", "+cmd": "'+cmd", "-x": "'-x", "@f": "'@f", "\tx": "'\tx", "\rx": "'\nx"}
-    rows = list(csv.reader(io.StringIO(csv_text({"=name": texts, "number": [-1.5] * len(texts)}), newline="")))
-    assert rows[0] == ["'=name", "number"]
-    assert rows[1:] == [[kept.get(text, text), "-1.5"] for text in texts]
-
-
 def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
     folder = computed(tmp_path)
     whole = (folder / ROWS).read_bytes()
@@ -310,20 +302,6 @@ def test_csv_is_the_same_however_many_processes_computed_it(swept, tmp_path):
         run(load(write(tmp_path / "study.yaml", SWEEP)), tmp_path / "pool", workers=pool)
     of_pool, of_one = (csv_text(columns(read_results([folder]))) for folder in (tmp_path / "pool", swept))
     assert of_pool.encode() == of_one.encode()
-
-
-def test_parquet_holds_the_frame(swept, tmp_path, capsys):
-    pytest.importorskip("pyarrow")
-    assert call(capsys, "results", swept, "--parquet", tmp_path / "all.parquet").code == 0
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "all.parquet"), frame(swept))
-    assert [file.name for file in tmp_path.iterdir()] == ["all.parquet"]
-
-
-def test_parquet_without_pyarrow_says_what_to_install(swept, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("simdist.sweep.results.find_spec", lambda name: None)
-    answer = call(capsys, "results", swept, "--parquet", tmp_path / "all.parquet")
-    assert (answer.code, answer.out) == (2, "")
-    assert "pip install pyarrow" in answer.err
 
 
 def test_a_file_that_cannot_be_written_is_an_error_and_nothing_is_left(swept, tmp_path, capsys):

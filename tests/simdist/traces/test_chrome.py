@@ -199,9 +199,9 @@ def stacks(document: dict) -> dict[tuple[int, int], list[tuple[int, int]]]:
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(traces(), st.booleans())
-def test_spans_of_a_thread_nest_and_come_in_order(trace, tensors):
-    document = parse(trace, tensors=tensors)
+@given(traces())
+def test_spans_of_a_thread_nest_and_come_in_order(trace):
+    document = parse(trace)
     for lane_spans in stacks(document).values():
         assert lane_spans == sorted(lane_spans, key=lambda span: span[0])
         stack = []
@@ -229,10 +229,7 @@ def test_the_nanosecond_that_truncation_would_lose():
     assert (begin, int(length * 1000)) == (0, 1001)
 
 
-# ---------------------------------------------------------------- tensors
-
-
-def fused(n_steps: int = 1) -> Trace:
+def fused() -> Trace:
     """Horovod's way of three gradients: two meet in a fusion buffer, the third comes too late. A tick every 2.5 ms."""
     group = Group(2)
     step = (
@@ -261,81 +258,7 @@ def fused(n_steps: int = 1) -> Trace:
             [[14, 14], [14, 14], [15, 15]],
         ]
     )
-    plan = plan_of(*[step] * n_steps, world_size=2)
-    return trace_of(plan, [row for number in range(n_steps) for row in ((times + 15 * number) * MS).tolist()])
-
-
-JOURNEYS = {
-    (0, "grad.2"): [
-        ("grad.2", 4000, 9000),
-        ("wait for other tensors", 4000, 2000),
-        ("wait for the tick", 6000, 1500),
-        ("pack", 7500, 500),
-        ("wait for other ranks", 8000, 2500),
-        ("all_reduce", 10500, 2000),
-        ("unpack", 12500, 500),
-    ],
-    (0, "grad.1"): [
-        ("grad.1", 6000, 7000),
-        ("wait for the tick", 6000, 1500),
-        ("pack", 7500, 500),
-        ("wait for other ranks", 8000, 2500),
-        ("all_reduce", 10500, 2000),
-        ("unpack", 12500, 500),
-    ],
-    (0, "grad.0"): [("grad.0", 9000, 5000), ("queue", 9000, 4000), ("all_reduce", 13000, 1000)],
-    (1, "grad.2"): [
-        ("grad.2", 5000, 8000),
-        ("wait for other tensors", 5000, 3000),
-        ("wait for the tick", 8000, 2000),
-        ("pack", 10000, 500),
-        ("all_reduce", 10500, 2000),
-        ("unpack", 12500, 500),
-    ],
-    (1, "grad.0"): [("grad.0", 10000, 4000), ("queue", 10000, 3000), ("all_reduce", 13000, 1000)],
-}
-
-
-def journey(document: dict, rank: int, buffer: str) -> list[tuple[str, float, float]]:
-    """Return name, start and length of the spans of a buffer of a rank."""
-    names = {
-        event["pid"]: event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"
-    }
-    (pid,) = (pid for pid, name in names.items() if name == f"rank {rank}: tensors")
-    return lane(document, pid, buffer)
-
-
-@pytest.mark.parametrize(("rank", "buffer"), JOURNEYS)
-def test_a_fused_gradient_goes_through_the_phases_of_horovods_timeline(rank, buffer):
-    assert journey(parse(fused(), tensors=True), rank, buffer) == JOURNEYS[rank, buffer]
-
-
-def test_a_tick_that_holds_nothing_leaves_one_queue():
-    """The comm stream is busy until 5 s, while the clock ticks; then comes the first all-reduce of the cycle."""
-    body = (
-        AllReduce("other", Group(1)),
-        Backward(("param",), "grad.1"),
-        Backward(("param",), "grad.0"),
-        Tick(("grad.0",), 3.0),
-        AllReduce("grad.1", Group(1)),
-        AllReduce("grad.0", Group(1)),
-    )
-    times = [(0, 0, 5), (0, 0, 1), (1, 1, 2), (5, 5, 5), (5, 5, 6), (6, 6, 7)]
-    document = parse(trace_of(plan_of(body, world_size=1), [tuple(map(float, each)) for each in times]), tensors=True)
-    assert journey(document, 0, "grad.0") == [("grad.0", 2e6, 5e6), ("queue", 2e6, 4e6), ("all_reduce", 6e6, 1e6)]
-
-
-def test_a_gradient_waits_for_the_last_of_the_others_in_its_buffer():
-    grads = ("grad.2", "grad.1", "grad.0")
-    body = (*(Backward(("param",), grad) for grad in grads), Pack(grads, "fused"), AllReduce("fused", Group(1)))
-    times = [(0, 0, 1), (1, 1, 2), (2, 2, 4), (4, 4, 5), (5, 5, 6)]
-    document = parse(trace_of(plan_of(body, world_size=1), [tuple(map(float, each)) for each in times]), tensors=True)
-    waits = [journey(document, 0, grad)[1] for grad in grads]
-    assert waits == [
-        ("wait for other tensors", 1e6, 3e6),
-        ("wait for other tensors", 2e6, 2e6),
-        ("pack", 4e6, 1e6),
-    ]
+    return trace_of(plan_of(step, world_size=2), (times * MS).tolist())
 
 
 def test_the_comm_thread_shows_ticks_that_held_it_and_fusion_copies_by_their_buffer():
@@ -355,58 +278,6 @@ def test_the_comm_thread_shows_ticks_that_held_it_and_fusion_copies_by_their_buf
     assert pack["args"] == {"step": 0, "op": "pack(grad.2, grad.1 -> fused)", "bytes": 8000}
 
 
-def test_journeys_of_later_steps_follow_on_the_same_thread():
-    found = journey(parse(fused(3), tensors=True), 0, "grad.0")
-    assert found == [
-        (name, at + 15000 * step, length) for step in range(3) for name, at, length in JOURNEYS[0, "grad.0"]
-    ]
-    assert journey(parse(fused(3), tensors=True, steps=[2]), 0, "grad.0") == found[6:]
-
-
-def test_tensors_have_a_process_beside_that_of_their_rank_and_numbers_of_their_own():
-    document = parse(fused(), tensors=True)
-    processes = [event for event in document["traceEvents"] if event["name"] == "process_name"]
-    order = {
-        event["pid"]: event["args"]["sort_index"]
-        for event in document["traceEvents"]
-        if event["name"] == "process_sort_index"
-    }
-    named = {event["args"]["name"]: order[event["pid"]] for event in processes}
-    assert sorted(named, key=named.__getitem__) == ["rank 0", "rank 0: tensors", "rank 1", "rank 1: tensors"]
-    keys = threads(document)
-    assert [name for (pid, _), name in keys.items() if pid == 2] == ["grad.2", "grad.1", "grad.0"]
-    assert len({tid for _, tid in keys}) == len(keys)
-    assert not {tid for _, tid in keys} & {pid for pid, _ in keys}
-
-
-def test_a_journey_tells_step_and_bytes():
-    spans_of_rank = [span for span in spans(parse(fused(2), tensors=True)) if span["pid"] == 2]
-    assert spans_of_rank[0]["args"] == {"step": 0, "bytes": 4000}
-    assert {span["cat"] for span in spans_of_rank} == {"tensor", "phase"}
-
-
-def test_tensors_are_left_out_unless_asked_for_and_where_nothing_is_communicated():
-    assert {event["pid"] for event in parse(fused())["traceEvents"]} == {0, 1}
-    alone = trace_of(plan_of((FORWARD, BACKWARD), world_size=1), [(0.0, 0.0, 1.0), (1.0, 1.0, 2.0)])
-    assert list(chrome_trace(alone, tensors=True)) == list(chrome_trace(alone))
-
-
-def test_only_the_chosen_ranks_have_tensors():
-    assert {event["pid"] for event in parse(fused(), tensors=True, ranks=[1])["traceEvents"]} == {1, 3}
-
-
-def test_a_journey_that_was_cut_short_ends_where_its_last_phase_ended():
-    whole = fused()
-    end_s, start_s = whole.end_s.copy(), whole.start_s.copy()
-    end_s[6:], start_s[6:] = np.nan, np.nan  # the all-reduce of the fusion buffer hangs
-    cut = Trace(whole.plan, whole.ready_s, start_s, end_s, source="by hand")
-    assert journey(parse(cut, tensors=True), 0, "grad.1") == [
-        ("grad.1", 6000, 2000),
-        ("wait for the tick", 6000, 1500),
-        ("pack", 7500, 500),
-    ]
-
-
 def test_a_file_is_the_same_text_and_may_be_compressed(tmp_path: Path):
     text = "".join(chrome_trace(straggler(), ranks=[0]))
     write_chrome(tmp_path / "trace.json", chrome_trace(straggler(), ranks=[0]))
@@ -418,13 +289,11 @@ def test_a_file_is_the_same_text_and_may_be_compressed(tmp_path: Path):
     assert (tmp_path / "trace.json.gz").read_bytes()[4:8] == bytes(4), "a time of writing"
 
 
-@pytest.mark.parametrize("tensors", [False, True])
-def test_the_command_adds_tensors_on_request(tensors, tmp_path, capsys):
+def test_the_command_writes_that_text(tmp_path, capsys):
     fused().save(tmp_path / "trace.npz")
-    asked = ["--tensors"] if tensors else []
-    answer = call(capsys, "trace", tmp_path / "trace.npz", "--chrome", tmp_path / "chrome.json", *asked)
+    answer = call(capsys, "trace", tmp_path / "trace.npz", "--chrome", tmp_path / "chrome.json")
     assert answer.code == 0, answer.err
-    assert (tmp_path / "chrome.json").read_text() == "".join(chrome_trace(fused(), tensors=tensors))
+    assert (tmp_path / "chrome.json").read_text() == "".join(chrome_trace(fused()))
 
 
 def test_a_wrong_choice_leaves_no_file_behind(tmp_path: Path):

@@ -172,41 +172,6 @@ def test_a_plan_without_host_operations_blocks_no_host():
     assert len(waiting.host_waits(two_steps()).rows) == 0
 
 
-def test_op_table_has_a_row_per_kind_stream_and_group():
-    table = waiting.op_table(straggler()).set_index("op")
-    assert list(table.index) == ["backward", "forward", "delay", "all_reduce", "wait"]
-    assert table.loc["delay"].to_dict() == {
-        "stream": "host",
-        "group": "",
-        "count": 2,
-        "mean_s": 2.0,
-        "median_s": 2.0,
-        "total_s": 4.0,
-        "wait_s": 0.0,
-        "share": 0.2,
-    }
-    assert table.loc["all_reduce", ["group", "total_s", "wait_s", "share"]].tolist() == ["group of 2", 2.0, 4.0, 0.1]
-    assert table.loc["wait", ["stream", "total_s", "wait_s"]].tolist() == ["host", 0.0, 4.0]
-
-
-def test_op_table_tells_groups_apart_and_takes_the_median_over_all_their_instances():
-    plan = plan_of(
-        (AllReduce("grad", Group(2)), AllReduce("grad", Group(1))), (AllReduce("grad", Group(2)),), world_size=2
-    )
-    trace = trace_of(plan, [(0.0, 0.0, 1.0), (1.0, 1.0, 1.5), (2.0, 2.0, [4.0, 12.0])])
-    table = waiting.op_table(trace).set_index("group")
-    assert table.loc["group of 2", ["count", "mean_s", "median_s"]].tolist() == [4, 3.5, 1.5]
-    assert table.loc["group of 1", ["count", "mean_s", "median_s"]].tolist() == [2, 0.5, 0.5]
-
-
-def test_op_table_leaves_out_what_did_not_run():
-    trace = trace_of(plan_of((FORWARD, BACKWARD), world_size=2), [(0.0, 0.0, [2.0, NAN]), (NAN, NAN, NAN)])
-    table = waiting.op_table(trace).set_index("op")
-    assert table.loc["forward", ["count", "mean_s"]].tolist() == [1, 2.0]
-    assert table.loc["backward", "count"] == 0
-    assert np.isnan(table.loc["backward", "mean_s"])
-
-
 def test_rank_table_shows_where_time_went_and_who_is_to_blame():
     table = waiting.rank_table(straggler())
     assert table.index.tolist() == [0, 1]

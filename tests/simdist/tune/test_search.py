@@ -50,16 +50,17 @@ def tuned_small():
     return tune(small(LONGER), TuneOptions(Constraints(8), **FEW))
 
 
-class Spy:
-    """Measures, and remembers what."""
+@pytest.fixture
+def measured(monkeypatch):
+    """What is simulated, in order: the plan, and the seeds."""
+    found, simulate = [], comparison.measure
 
-    def __init__(self):
-        self.plans, self.seeds = [], []
+    def spy(scenario, built, *, n_seeds):
+        found.append((built.plan.digest(), tuple(range(scenario.seed, scenario.seed + n_seeds))))
+        return simulate(scenario, built, n_seeds=n_seeds)
 
-    def __call__(self, scenario, built, n_seeds):
-        self.plans.append(built.plan.digest())
-        self.seeds.append(tuple(range(scenario.seed, scenario.seed + n_seeds)))
-        return comparison.measure(scenario, built, n_seeds=n_seeds)
+    monkeypatch.setattr(comparison, "measure", spy)
+    return found
 
 
 @cache
@@ -136,28 +137,26 @@ def test_a_budget_without_optuna_names_what_to_install(monkeypatch):
         tune(small(LONGER), TuneOptions(Constraints(2), evaluations=5, **FEW))
 
 
-def test_finalists_meet_seeds_that_the_search_has_not_seen_and_all_the_same_ones():
-    spy = Spy()
-    tuned = tune(small(LONGER), TuneOptions(Constraints(4), **FEW), measure=spy)
-    searched, fresh = spy.seeds[: -len(tuned.finalists)], spy.seeds[-len(tuned.finalists) :]
+def test_finalists_meet_seeds_that_the_search_has_not_seen_and_all_the_same_ones(measured):
+    tuned = tune(small(LONGER), TuneOptions(Constraints(4), **FEW))
+    seeds = [seeds for _, seeds in measured]
+    searched, fresh = seeds[: -len(tuned.finalists)], seeds[-len(tuned.finalists) :]
     assert set(searched) == {(1, 2, 3)}
     assert set(fresh) == {(4, 5, 6, 7, 8, 9)}
 
 
-def test_equal_plans_are_simulated_once():
-    spy = Spy()
-    tuned = tune(small(LONGER), TuneOptions(Constraints(4), **FEW), measure=spy)
-    searched = spy.plans[: -len(tuned.finalists)]
+def test_equal_plans_are_simulated_once(measured):
+    tuned = tune(small(LONGER), TuneOptions(Constraints(4), **FEW))
+    searched = measured[: -len(tuned.finalists)]
     assert len(searched) == len(set(searched))
 
 
-def test_what_breaks_a_constraint_is_not_simulated():
-    spy = Spy()
+def test_what_breaks_a_constraint_is_not_simulated(measured):
     constraints = Constraints(8, max_nbytes=100_000)  # 88,375 B with a period of 8, 101,000 B with one of 7
-    tuned = tune(small(LONGER), TuneOptions(constraints, Extras(only=("local_sgd",)), **FEW), measure=spy)
+    tuned = tune(small(LONGER), TuneOptions(constraints, Extras(only=("local_sgd",)), **FEW))
     assert tuned.n_evaluated == 1
     assert tuned.excluded == {"--max-bytes '100 kB'": 7}
-    assert len(set(spy.plans)) == 2  # and the baseline
+    assert len({plan for plan, _ in measured}) == 2  # and the baseline
     assert {each.schedule.name for each in tuned.finalists} == {"local-8", "sync"}
 
 
