@@ -25,31 +25,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TypeGuard, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist import __version__
-from simdist.chakra.files import add_attribute, message_classes, write_trace
+from simdist.chakra.files import CollectiveType, NodeType, add_attribute, message_classes, write_trace
 from simdist.cost import Costs, Local, OpCost, Shared, Varying
 from simdist.errors import PlanError, naming_file
 from simdist.files import replacing
-from simdist.plan import STREAMS, Copy, Delay, Instance, Load, Op, Plan, Save, Tick, Wait
+from simdist.plan import COLLECTIVES, STREAMS, Buffer, Collective, Instance, Op, Plan, op_text, ops, reads, writes
 from simdist.plan.delays import Delays
-from simdist.plan.ops import entering
+from simdist.plan.group import Group
+from simdist.plan.text import op_name
 from simdist.plan.walk import walk
 from simdist.scenario import Workload
 from simdist.settings.units import format_nbytes
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-from typing import TYPE_CHECKING, TypeGuard
-
-from simdist.chakra.files import CollectiveType, NodeType
-from simdist.plan import COLLECTIVES, Buffer, Collective, op_text, ops, reads, writes
-from simdist.plan.group import Group
-from simdist.plan.text import op_name
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -225,7 +217,7 @@ class Export:
     n_steps: int
 
     def __post_init__(self) -> None:
-        if any(map(entering, self.plan.bodies)):
+        if any(map(ops.entering, self.plan.bodies)):
             raise PlanError(
                 f"plan {self.plan.name}: ranks sit steps out, and execution traces are the same on every rank and in "
                 f"every run: export a schedule in which all ranks take part in every step"
@@ -234,7 +226,7 @@ class Export:
     @property
     def nbytes(self) -> int:
         """Bytes of all traces together, about."""
-        counts = [sum(not isinstance(op, Wait | Tick) for op in body) for body in self.plan.bodies]
+        counts = [sum(not isinstance(op, ops.Wait | ops.Tick) for op in body) for body in self.plan.bodies]
         n_nodes = sum(counts[body] for body in islice(self.plan.body_of_steps(), self.n_steps))
         return n_nodes * self.plan.world_size * _NODE_NBYTES
 
@@ -259,9 +251,9 @@ class Export:
         order, loads_s = _Order(), iter(self._loads_s)
         for instance in takewhile(lambda each: each.step < self.n_steps, walk(self.plan)):
             op, seconds = instance.op, alone_s[instance.op]
-            if isinstance(op, Delay):
+            if isinstance(op, ops.Delay):
                 seconds = float(self.delays[op.channel][0, instance.step, rank])
-            elif isinstance(op, Load) and (load_s := next(loads_s)) is not None:
+            elif isinstance(op, ops.Load) and (load_s := next(loads_s)) is not None:
                 seconds = float(load_s[rank])
             has_node = _has_node(op, seconds, rank)
             after = order.add(instance, has_node=has_node)
@@ -293,8 +285,7 @@ class Export:
     def _loads_s(self) -> list[NDArray[np.float64] | None]:
         """Seconds of every load that differs from the others of its operation, `[world_size]`."""
         bodies = (self.plan.bodies[body] for body in islice(self.plan.body_of_steps(), self.n_steps))
-        ops = (op for body in bodies for op in body if isinstance(op, Load))
-        costs = (self.costs.of[op] for op in ops)
+        costs = (self.costs.of[op] for body in bodies for op in body if isinstance(op, ops.Load))
         return [self._load_s(cost, number) if isinstance(cost, Varying) else None for number, cost in enumerate(costs)]
 
     def _load_s(self, cost: Varying, number: int) -> NDArray[np.float64]:
@@ -331,9 +322,9 @@ def _of(seconds: float | NDArray[np.float64], place: int) -> float:
 
 def _has_node(op: Op, seconds: float, rank: int) -> bool:
     """Tell whether an operation is written: not if it only waits, is a delay of nothing, or is for other ranks."""
-    is_idle = isinstance(op, Delay) and not seconds
-    is_for_others = isinstance(op, Copy | Save) and not op.by.is_first(rank)
-    return not (isinstance(op, Wait | Tick) or is_idle or is_for_others)
+    is_idle = isinstance(op, ops.Delay) and not seconds
+    is_for_others = isinstance(op, ops.Copy | ops.Save) and not op.by.is_first(rank)
+    return not (isinstance(op, ops.Wait | ops.Tick) or is_idle or is_for_others)
 
 
 def _node(instance: Instance, template: "Message", after: tuple[int, ...], seconds: float) -> "Message":

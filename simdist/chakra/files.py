@@ -18,25 +18,19 @@ Source:
 """
 
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from io import BufferedReader
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
-
-from simdist.errors import ScenarioError, TraceError
-from simdist.files import open_unpacked, read_content
-from simdist.settings.base import shown
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
-from simdist.errors import UnsupportedError
+from pydantic import TypeAdapter
+
+from simdist.errors import ScenarioError, TraceError, UnsupportedError
+from simdist.files import open_unpacked, read_content
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -150,45 +144,17 @@ def _value(attribute: "Message") -> AttributeValue | tuple[AttributeValue, ...] 
     return tuple(value.values) if field.endswith("_list") else value
 
 
-MAX_MESSAGE_NBYTES = 64 * 1024**2  # nodes take hundreds of bytes, some thousands; a damaged length may say gigabytes
-_MAX_LENGTH_NBYTES = 5  # a varint of 32 bits
-
 #: A head that is as long as the code of a bracket begins with it, too, but no name and colon follow.
 _JSON = re.compile(rb'\s*(\[\s*)?\{\s*("[^"]{,80}"\s*:|\})')
-_TO_ET = "and `chakra_converter PyTorch` makes the .et file of the result"
-_JSON_KINDS = (  # what stands near the beginning, and gives the kind away
-    (
-        re.compile(rb'"(traceEvents|schemaVersion|deviceProperties|ph)"'),
-        f"a profiler trace, as Kineto writes it, no Chakra trace: `simdist import` reads it as it is; for Chakra, "
-        f"`chakra_trace_link` joins it with the execution trace of the host, {_TO_ET}",
-    ),
-    (
-        re.compile(rb'"(nodes|ctrl_deps)"'),
-        f"an execution trace of PyTorch in JSON: `chakra_trace_link` joins that of a host with its profiler trace, "
-        f"{_TO_ET}",
-    ),
-    (
-        re.compile(rb'\}\s*\{\s*"(id|name)"'),
-        "a Chakra trace that `chakra_jsonizer` turned into JSON, and no tool of Chakra turns back: import the .et file "
-        "that it was made of",
-    ),
-    (re.compile(b""), "JSON, no Chakra trace: import .et files of `chakra_converter` or `simdist chakra export`"),
-)
 
 
 def write_trace(file: IO[bytes], messages: "Iterable[Message]") -> int:
     """Write a head and the nodes behind it; return their size in bytes."""
-    contents = (message.SerializeToString() for message in messages)
-    return sum(file.write(_varint(len(content)) + content) for content in contents)
+    from google.protobuf.proto import serialize_length_prefixed
 
-
-def _varint(number: int) -> bytes:
-    """Return a number in seven bits a byte, the lowest first; all bytes but its last have the high bit set."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes((*out, number))
+    for message in messages:
+        serialize_length_prefixed(message, file)
+    return file.tell()
 
 
 def read_trace(path: Path) -> "Iterator[Message]":
@@ -204,79 +170,41 @@ def read_trace(path: Path) -> "Iterator[Message]":
     classes = message_classes()
     try:
         with open_unpacked(path) as file:
-            _refuse_json(path, file.peek(1))
-            messages = _messages(path, file)
-            yield _parsed(path, *next(messages), classes.head)
-            for at, message in messages:
-                yield _parsed(path, at, message, classes.node)
+            if _JSON.match(file.peek(1)):
+                raise TraceError(
+                    f"{path}: is JSON, no Chakra trace: import .et files of `chakra_converter` or `simdist chakra "
+                    f"export`; profiler traces (Kineto) are for `simdist import`"
+                )
+            head = _next(path, file, classes.head)
+            if head is None:
+                raise TraceError(f"{path}: is empty: a Chakra trace begins with its version")
+            yield head
+            while (node := _next(path, file, classes.node)) is not None:
+                if node.ByteSize():  # some writers end with an empty one
+                    yield node
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: its compression is damaged: {error}: write or copy it again") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _refuse_json(path: Path, start: bytes) -> None:
-    if _JSON.match(start):
-        kind = next(kind for sign, kind in _JSON_KINDS if sign.search(start))
-        raise TraceError(f"{path}: is {kind}")
-
-
-def _messages(path: Path, file: BufferedReader | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
-    """Yield where each message begins, and its bytes. The first may be empty: a head without a version."""
-    at, is_first = 0, True
-    while (length := _read_length(path, file, at)) is not None:
-        nbytes, at = length
-        if not nbytes and not is_first and file.read(1):
-            raise TraceError(f"{path}: byte {at}: a message of length 0, which ends a trace, and more behind it")
-        if nbytes > MAX_MESSAGE_NBYTES:
-            raise TraceError(
-                f"{path}: byte {at}: a message of {nbytes:,} bytes, when a node has some hundreds: it is damaged, or "
-                f"no Chakra trace; write an .et file of `chakra_converter` or `simdist chakra export`"
-            )
-        message = file.read(nbytes)
-        if len(message) < nbytes:
-            raise TraceError(
-                f"{path}: byte {at}: ends {nbytes - len(message):,} bytes before the end of a message: it is cut "
-                f"off, or no Chakra trace"
-            )
-        if nbytes or is_first:
-            yield at, message
-        at, is_first = at + nbytes, False
-    if is_first:
-        raise TraceError(f"{path}: is empty: a Chakra trace begins with its version")
-
-
-def _read_length(path: Path, file: BufferedReader | gzip.GzipFile, at: int) -> tuple[int, int] | None:
-    """Return the length that stands at byte `at`, and where its message begins; None at the end of the file."""
-    length = 0
-    for n in range(_MAX_LENGTH_NBYTES):
-        byte = file.read(1)
-        if not byte and n:
-            raise TraceError(f"{path}: byte {at}: ends in the middle of a message's length: write or copy it again")
-        if not byte:
-            return None
-        length |= (byte[0] & 0x7F) << 7 * n
-        if byte[0] < 0x80:
-            return length, at + n + 1
-    raise TraceError(f"{path}: byte {at}: a length of more than {_MAX_LENGTH_NBYTES} bytes: it is no Chakra trace")
-
-
-def _parsed(path: Path, at: int, data: bytes, kind: "type[Message]") -> "Message":
+def _next(path: Path, file: BufferedReader | gzip.GzipFile, kind: "type[Message]") -> "Message | None":
+    """Return the message that follows; None at the end of the file."""
     from google.protobuf.message import DecodeError
+    from google.protobuf.proto import parse_length_prefixed
     from google.protobuf.unknown_fields import UnknownFieldSet
 
-    message = kind()
-    where = f"{path}: byte {at}: the {'head' if kind is message_classes().head else 'node'} that begins here"
+    at = file.tell()
     try:
-        message.ParseFromString(data)
-    except DecodeError:
-        raise TraceError(f"{where} is no message: it is damaged, or no Chakra trace") from None
-    for field in UnknownFieldSet(message):  # of another type than the schema's; what it does not have is skipped
-        if field.field_number in message.DESCRIPTOR.fields_by_number:
-            raise TraceError(
-                f"{where} has wire type {field.wire_type} in field {field.field_number}: it is damaged, or no Chakra "
-                f"trace"
-            )
+        message = parse_length_prefixed(kind, file)
+    except (DecodeError, ValueError, OverflowError, MemoryError):
+        message, is_whole = None, False
+    else:  # a field of another type than the schema's is damage; one that the schema does not have is skipped
+        fields = UnknownFieldSet(message) if message is not None else ()
+        is_whole = not any(each.field_number in kind.DESCRIPTOR.fields_by_number for each in fields)
+    if not is_whole:
+        what = "head" if kind is message_classes().head else "node"
+        raise TraceError(f"{path}: byte {at}: no {what} begins here: it is damaged, cut off, or no Chakra trace")
     return message
 
 
@@ -325,14 +253,8 @@ def groups_beside(path: Path) -> dict[str, tuple[int, ...]]:
     if not file.exists():
         return {}
     try:
-        document = json.loads(read_content(file))
-    except (OSError, ValueError, RecursionError) as error:
+        return TypeAdapter(dict[str, tuple[int, ...]]).validate_json(read_content(file), strict=True)
+    except (OSError, ValueError):
         raise TraceError(
-            f"{file}: cannot be read as process groups: {error}: write it again, or move it away"
+            f'{file}: cannot be read as process groups: write e.g. {{"1": [0, 1, 2, 3]}}, or move it away'
         ) from None
-    if not isinstance(document, dict):
-        raise TraceError(f'{file}: {shown(document)} are no process groups: write e.g. {{"1": [0, 1, 2, 3]}}')
-    for name, ranks in document.items():
-        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
-            raise TraceError(f'{file}: group {name}: {shown(ranks)} is no list of ranks: write e.g. "{name}": [0, 1]')
-    return {name: tuple(ranks) for name, ranks in document.items()}

@@ -14,8 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from graphlib import CycleError, TopologicalSorter
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -132,16 +131,14 @@ class _Reader:
         self._path = path
         self._kept: list[tuple[int, tuple[int, ...], RankEvent]] = []  # its id, what it was called from
         self._hosts: dict[int, tuple[TrainingPhase | None, tuple[int, ...]]] = {}  # by id; what it was called from
-        self._ids: set[int] = set()
-        self._is_ordered = True  # nodes come after all those that they wait for
+        self._n_nodes = 0
         self._unknown = ""  # a node that does not tell whether it is of the host
         self._refusal = ""
         self._n_communications = 0
         self._n_host_collectives = 0
 
     def add(self, node: "Message") -> None:
-        self._is_ordered = self._is_ordered and self._ids.issuperset(node.data_deps)
-        self._ids.add(node.id)
+        self._n_nodes += 1
         is_of_host = find(node, "is_cpu_op")
         match node.type:
             case NodeType.METADATA:
@@ -204,12 +201,10 @@ class _Reader:
         """Refuse, after the last node, what is no data-parallel training.
 
         Raises:
-            TraceError: Its nodes do not tell what they are, or wait for each other.
+            TraceError: Its nodes do not tell what they are.
             UnsupportedError: It does not all-reduce gradients, or does something else besides.
         """
         events = [event for _, _, event in self._kept]
-        if not self._is_ordered:
-            _refuse_circle(self._path)
         if self._n_communications and not _seconds(events):
             raise UnsupportedError(
                 f"{self._path}: communicates {self._n_communications:,} times and computes for 0 s: this is a "
@@ -223,7 +218,7 @@ class _Reader:
                 f"`chakra_trace_link` joins a host's trace with that of its device"
             )
             raise UnsupportedError(
-                f"{self._path}: has no all-reduce among {len(self._ids):,} nodes"
+                f"{self._path}: has no all-reduce among {self._n_nodes:,} nodes"
                 f"{calls if self._n_host_collectives else ''}: {_HINT}"
             )
         if self._unknown and self._hosts:
@@ -259,16 +254,6 @@ class _Reader:
 
 def _named_phase(node: "Message") -> TrainingPhase | None:
     return next((phase for pattern, phase in _PHASES if pattern.search(node.name)), None)
-
-
-def _refuse_circle(path: Path) -> None:
-    """Refuse nodes that wait for each other: a trace is damaged in which none of them can begin."""
-    try:
-        TopologicalSorter({node.id: tuple(node.data_deps) for node in islice(read_trace(path), 1, None)}).prepare()
-    except CycleError as error:
-        circle = error.args[1]
-        shown = " after ".join(map(str, reversed(circle[:6]))) + (" ..." if len(circle) > 6 else "")
-        raise TraceError(f"{path}: data_deps go round in a circle: node {shown}: convert the trace again") from None
 
 
 def _collective_text(kind: object) -> str:

@@ -9,9 +9,8 @@ from chakra_messages import ALL_REDUCE, EVERYTHING, HEAD, head
 from google.protobuf.json_format import MessageToJson
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from messages import assert_message
 
-from simdist.chakra.files import MAX_MESSAGE_NBYTES, read_trace, write_trace
+from simdist.chakra.files import read_trace, write_trace
 from simdist.errors import TraceError
 
 
@@ -71,31 +70,22 @@ def test_a_head_without_a_version_is_read(path):
     assert read(path, b"\0" + framed(ALL_REDUCE_BYTES)) == [head(""), ALL_REDUCE]
 
 
+NO_HEAD = "byte 0: no head begins here: it is damaged, cut off, or no Chakra trace"
 DAMAGED = {
     "empty": (b"", "is empty: a Chakra trace begins with its version"),
     "empty in gzip": (gzip.compress(b""), "is empty: a Chakra trace begins with its version"),
-    "text": (b"epoch 1: loss", "byte 1: ends 89 bytes before the end of a message: it is cut off, or no Chakra trace"),
-    "binary": (b"\x02\x0b\x0b", "byte 1: the head that begins here is no message: it is damaged"),
-    "gigabytes": (varint(2**31) + b"x", "byte 5: a message of 2,147,483,648 bytes, when a node has some hundreds"),
-    "no length": (b"\xff" * 8, "byte 0: a length of more than 5 bytes: it is no Chakra trace"),
-    "ends in a length": (WHOLE[: LAST_AT - 1], f"byte {LAST_AT - 2}: ends in the middle of a message's length"),
-    "ends in a message": (WHOLE[:-1], f"byte {LAST_AT}: ends 1 bytes before the end of a message"),
+    "text": (b"epoch 1: loss", NO_HEAD),
+    "binary": (b"\x02\x0b\x0b", NO_HEAD),
+    "gigabytes": (varint(2**40) + b"x", NO_HEAD),
+    "no length": (b"\xff" * 11, NO_HEAD),
+    "ends in a length": (WHOLE[: LAST_AT - 1], f"byte {LAST_AT - 2}: no node begins here"),
+    "ends in a message": (WHOLE[:-1], f"byte {LAST_AT - 2}: no node begins here"),
     "ends in a gzip": (gzip.compress(WHOLE)[:-9], "its compression is damaged: "),
     "changed gzip": (gzip.compress(WHOLE)[:20] + b"????" + gzip.compress(WHOLE)[24:], "its compression is damaged: "),
     "gzip of another sum": (gzip.compress(WHOLE)[:-8] + b"\0" * 8, "its compression is damaged: CRC check failed"),
-    "a node of length 0": (
-        framed(HEAD_BYTES, b"") + WHOLE,
-        "byte 27: a message of length 0, which ends a trace, and more behind it",
-    ),
-    "a node as head": (
-        framed(ALL_REDUCE_BYTES),
-        "byte 1: the head that begins here is no message: it is damaged",
-    ),
-    "a changed byte": (
-        WHOLE[:NODE_AT] + b"\x0a\x01x" + WHOLE[NODE_AT + 3 :],
-        f"byte {NODE_AT}: the node that begins here has wire type 2 in field 1: it is damaged",
-    ),
-    "messages of a zip": (b"PK\x03\x04" + bytes(200), "byte 1: the head that begins here is no message"),
+    "a node as head": (framed(ALL_REDUCE_BYTES), NO_HEAD),
+    "a changed byte": (WHOLE[:NODE_AT] + b"\x0a\x01x" + WHOLE[NODE_AT + 3 :], f"byte {NODE_AT - 1}: no node begins"),
+    "messages of a zip": (b"PK\x03\x04" + bytes(200), NO_HEAD),
 }
 
 
@@ -107,27 +97,19 @@ def test_damage_is_one_error_with_file_and_byte(path, content, problem):
     assert "\n" not in str(error.value)
 
 
-OF_PYTORCH = {
-    "schema": "1.1.1-chakra.0.0.4",
-    "pid": 1,
-    "nodes": [{"id": 1, "name": "[pytorch|profiler|execution_trace|process]", "ctrl_deps": 1, "inputs": {}}],
-}
 IN_JSON = {
-    "execution trace of PyTorch": json.dumps(OF_PYTORCH, indent=2),
-    "profiler trace": json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}),
+    "execution trace of PyTorch": json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": []}, indent=2),
     "events of a profiler": json.dumps([{"ph": "X", "cat": "kernel", "name": "sgemm", "ts": 1, "dur": 2}]),
-    "jsonizer": "".join(map(MessageToJson, (HEAD, ALL_REDUCE, EVERYTHING))),
-    "jsonizer without a head": "".join(map(MessageToJson, (head(""), ALL_REDUCE))),
+    "jsonizer": "".join(map(MessageToJson, (head(""), ALL_REDUCE))),
     "process groups": '{"0": [0, 1, 2, 3]}',
 }
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 @pytest.mark.parametrize("case", IN_JSON)
-def test_json_is_told_what_it_is_and_what_makes_a_trace_of_it(path, case, pack):
-    with pytest.raises(TraceError) as error:
+def test_json_is_told_what_is_a_trace(path, case, pack):
+    with pytest.raises(TraceError, match=r"job.0.et: is JSON, no Chakra trace: import .et files"):
         read(path, pack(IN_JSON[case].encode()))
-    assert_message(f"chakra in JSON: {case}", str(error.value), path.parent)
 
 
 @pytest.mark.parametrize("bracket", ["{", "["])
@@ -183,4 +165,4 @@ def test_memory_holds_one_message_at_a_time(path):
     peak_nbytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert n_read == 401
-    assert peak_nbytes < 150_000 < len(message) * 400 < MAX_MESSAGE_NBYTES
+    assert peak_nbytes < 150_000 < len(message) * 400
