@@ -28,6 +28,7 @@ _COMMANDS = {  # the first sentence of each command's help
     "compare": "Show the speed-ups over a baseline.",
     "data": "Show what loading data costs, by epoch.",
     "import": "Make a scenario of a job that was profiled.",
+    "learn": "Show when a model reaches a target under each schedule.",
     "plan": "Write plans and prove what they compute.",
     "presets": "Show the clusters, workloads and scenarios that ship.",
     "report": "Write one HTML page about runs, or about a sweep.",

@@ -53,7 +53,7 @@ def command(
         session.say(f"warning: {name}: {warning}")
     last: SweepProgress | None = None
     try:
-        with session.bar(line_every_s=_LINE_S) as bar, _workers(session, workers, scheduler) as pool:
+        with session.bar(line_every_s=_LINE_S) as bar, open_workers(session, workers, scheduler) as pool:
 
             def progress(state: SweepProgress) -> None:
                 nonlocal last
@@ -103,7 +103,7 @@ def _write_plans(session: common.Session, what: Sweep, output: Path) -> int:
 
 
 @contextmanager
-def _workers(session: common.Session, n_workers: int | None, scheduler: str | None) -> Iterator[Workers]:
+def open_workers(session: common.Session, n_workers: int | None, scheduler: str | None) -> Iterator[Workers]:
     """Give what was asked for: processes of this machine, this one, a Dask cluster, or one of jobs."""
     if scheduler is None:
         n_processes = n_cores() if n_workers is None else n_workers

@@ -35,11 +35,12 @@ LAYERS: dict[str, str] = {
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
     "simdist.sweep": "engines errors files plan runs scenario schedules settings studies traces",
+    "simdist.learning": "engines errors files plan proof runs scenario schedules settings studies sweep traces",
     "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
     "simdist.profiles": "cost engines errors files plan runs scenario schedules settings studies sweep traces whatif",
-    "simdist.tune": "cost errors plan runs scenario schedules settings studies traces",
-    "simdist.report": "errors files plan runs settings studies sweep traces tune whatif",
-    "simdist.cli": "chakra cost engines errors files plan profiles progress proof report runs scenario schedules"
+    "simdist.tune": "cost errors learning plan runs scenario schedules settings studies traces",
+    "simdist.report": "errors files learning plan runs settings studies sweep traces tune whatif",
+    "simdist.cli": "chakra cost engines errors files learning plan profiles progress proof report runs scenario schedules"
     " settings studies sweep traces tune whatif",
 }
 

@@ -1,0 +1,111 @@
+"""Curves of a training run, and when they reach a target."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError
+from simdist.settings.base import nearest, shown
+
+LOSS = "loss"
+_TARGET = re.compile(r"\s*(?:(rank0)\.)?([^\s<>=]+)\s*([<>]=)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What one training run tells.
+
+    Args:
+        steps: After which it was evaluated, from 0.
+        losses: Mean training loss over the steps since the last evaluation; NaN at step 0.
+        rank0: Values of every metric, evaluated with the parameters of rank 0: metric -> one per evaluation.
+        average: The same with the average of all ranks' parameters.
+        ranks: Of the last evaluation, lowest and highest of all ranks: metric -> two values.
+        drift: How far the ranks' parameters are from their average, one per evaluation.
+        noise_scale: Gradient noise scale in samples, one per evaluation; None where it is not known.
+        facts: Of the run: `n_parameters`, `memory_nbytes`, `batched`, and `why` not, `seconds`.
+    """
+
+    steps: list[int]
+    losses: list[float]
+    rank0: dict[str, list[float]]
+    average: dict[str, list[float]]
+    ranks: dict[str, list[float]]
+    drift: list[float]
+    noise_scale: list[float | None]
+    facts: Mapping[str, float | str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A value that a metric is to reach.
+
+    Args:
+        metric: Its name, or `loss`, the training loss.
+        model: Whose: `average` of all ranks' parameters, or `rank0`.
+        sign: 1: at least the value; -1: at most.
+        value: To reach.
+    """
+
+    metric: str
+    model: Literal["average", "rank0"]
+    sign: int
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.what} {'>=' if self.sign > 0 else '<='} {self.value:g}"
+
+    @property
+    def what(self) -> str:
+        """Metric and model in words."""
+        whose = "average model" if self.model == "average" else "model of rank 0"
+        return "training loss" if self.metric == LOSS else f"{self.metric} of the {whose}"
+
+    def values(self, curve: Curve) -> NDArray[np.float64]:
+        """Return the metric at every evaluation.
+
+        Raises:
+            ScenarioError: The task has no such metric.
+        """
+        found = curve.average if self.model == "average" else curve.rank0
+        if self.metric == LOSS and LOSS not in found:
+            return np.array(curve.losses)
+        if self.metric not in found:
+            raise ScenarioError(
+                f"--target {shown(self.metric)}: the task has no such metric: {nearest(self.metric, found)}"
+            )
+        return np.array(found[self.metric])
+
+    def reached(self, curve: Curve) -> int | None:
+        """Return the number of the first evaluation that reaches the target; None if none does. NaN never does."""
+        hits = np.flatnonzero(self.sign * self.values(curve) >= self.sign * self.value)
+        return int(hits[0]) if len(hits) else None
+
+
+#: What is shown where no target is asked for.
+TRAINING_LOSS = Target(LOSS, "average", -1, 0.0)
+
+
+def parse_target(text: str) -> Target:
+    """Read a target.
+
+    Raises:
+        ScenarioError: It is none.
+
+    >>> str(parse_target("accuracy >= 0.98")), str(parse_target("loss<=1e-2")), str(parse_target("rank0.top5 >= .9"))
+    ('accuracy of the average model >= 0.98', 'training loss <= 0.01', 'top5 of the model of rank 0 >= 0.9')
+    """
+    found = _TARGET.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError
+        return Target(found[2], "rank0" if found[1] else "average", 1 if found[3] == ">=" else -1, float(found[4]))
+    except ValueError:
+        raise ScenarioError(
+            f"--target {shown(text)}: write METRIC >= NUMBER or METRIC <= NUMBER, such as 'accuracy >= 0.98', "
+            f"'rank0.accuracy >= 0.98' or 'loss <= 0.1'"
+        ) from None

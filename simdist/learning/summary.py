@@ -1,0 +1,164 @@
+"""What training runs and simulated times say together: steps and time to a target, and how sure that is.
+
+Learning seed i runs with delay seed i. A schedule is compared with the baseline in pairs of seeds: intervals of
+speed-ups are those of ratios of paired samples, and where one holds 1 nothing is told apart. A run that does not reach
+the target is *censored*: its time is longer than the run, nobody knows how much, so a schedule with such runs has no
+mean time to the target, and no speed-up.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.learning.curves import TRAINING_LOSS, Curve, Target
+from simdist.learning.timing import TimedSchedule
+from simdist.learning.training import Setting, Trainer, Training
+from simdist.studies.statistics import mean_interval, ratio_interval
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A schedule's runs: one curve and the simulated times of one run for each seed.
+
+    Args:
+        timed: The schedule.
+        curves: By seed, evaluated after the same steps.
+    """
+
+    timed: TimedSchedule
+    curves: Sequence[Curve]
+
+    @property
+    def label(self) -> str:
+        """Label of the schedule, and the factor of the learning rate if it is not 1."""
+        factor = self.timed.lr_factor
+        return self.timed.schedule.name + (f" lr x{factor:g}" if factor != 1 else "")
+
+    @property
+    def at_s(self) -> NDArray[np.float64]:
+        """Simulated seconds at each evaluation, `[n_seeds, n_evaluations]`."""
+        return np.pad(self.timed.ends_s, ((0, 0), (1, 0)))[:, self.curves[0].steps]
+
+    def values(self, target: Target) -> NDArray[np.float64]:
+        """Return the target's metric, `[n_seeds, n_evaluations]`."""
+        return np.stack([target.values(curve) for curve in self.curves])
+
+    def to_target(self, target: Target) -> NDArray[np.float64]:
+        """Return steps and seconds to the target, `[2, n_seeds]`, infinite of runs that do not reach it."""
+        found = np.full((2, len(self.curves)), np.inf)
+        for seed, curve in enumerate(self.curves):
+            if (at := target.reached(curve)) is not None:
+                found[:, seed] = curve.steps[at], self.at_s[seed, at]
+        return found
+
+
+def learn(found: Sequence[TimedSchedule], setting: Setting, trainer: Trainer) -> list[Learned]:
+    """Train schedules with all seeds of theirs.
+
+    Args:
+        found: Simulated schedules, with their plans for the task.
+        setting: How they are trained.
+        trainer: Trains.
+
+    Raises:
+        ScenarioError: The program that trains refuses a run.
+        RunError: Runs fail; the others are kept.
+    """
+    runs = [
+        Training(each.schedule.name, each.plan, setting, each.scenario.seed + number, each.lr_factor, late)
+        for each in found
+        for number, late in enumerate(each.late)
+    ]
+    curves = iter(trainer.train(runs))
+    return [Learned(each, tuple(islice(curves, len(each.late)))) for each in found]
+
+
+def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str, Any]:
+    """Return the line of a schedule in the table, as JSON has it: means over seeds and their 95 % intervals, `_ci95`.
+
+        schedule, lr_factor      label; times the task's learning rate
+        runs, reached            one run for each seed; those that reach the target
+        step_s, speedup          seconds per step; over the baseline
+        steps_to_target          of the evaluation that finds it reached; None if a run does not reach it
+        target_s                 simulated seconds until then; likewise
+        target_speedup           in time to the target, over the baseline; likewise
+        final                    metric of the target, or else the training loss, at the last evaluation
+        drift                    of the ranks' parameters at the last evaluation
+        noise_scale              gradient noise scale in samples at the last evaluation that tells it
+
+    Args:
+        one: The schedule.
+        base: The baseline, with the same seeds.
+        target: To reach, if any; without, nothing is said about it.
+
+    Raises:
+        ScenarioError: The task has no such metric.
+    """
+    step_s, base_s = (each.timed.ends_s[:, -1] / each.timed.ends_s.shape[1] for each in (one, base))
+    scales = [each for curve in one.curves for each in [*filter(None, curve.noise_scale)][-1:]]
+    found = {"schedule": one.label, "lr_factor": one.timed.lr_factor, "runs": len(one.curves)} | {
+        **_mean("step_s", step_s),
+        **_ratio("speedup", base_s, step_s),
+        **_mean("final", one.values(target or TRAINING_LOSS)[:, -1]),
+        "drift": float(np.mean([curve.drift[-1] for curve in one.curves])),
+        "noise_scale": float(np.mean(scales)) if scales else None,
+    }
+    if target:
+        (steps, ours_s), (_, theirs_s) = one.to_target(target), base.to_target(target)
+        found |= {"reached": int(np.isfinite(ours_s).sum()), **_mean("steps_to_target", steps)}
+        found |= _mean("target_s", ours_s) | _ratio("target_speedup", theirs_s, ours_s)
+    return found
+
+
+def _mean(name: str, samples: NDArray[np.float64]) -> dict[str, Any]:
+    is_known = np.isfinite(samples).all()
+    return {name: float(samples.mean()), f"{name}_ci95": mean_interval(samples)} if is_known else {name: None}
+
+
+def _ratio(name: str, above: NDArray[np.float64], below: NDArray[np.float64]) -> dict[str, Any]:
+    if not (np.isfinite([above, below]).all() and below.mean()):
+        return {name: None}
+    ratio = float(above.mean() / below.mean())
+    return {name: ratio, f"{name}_ci95": ratio_interval(ratio, above, below)}
+
+
+def sentences(found: Sequence[Learned], base: Learned, target: Target) -> Iterator[str]:
+    """Yield what a reader of the table must know: runs that never got there, differences that are chance, easy tasks.
+
+    Args:
+        found: Schedules with the same seeds.
+        base: The one that the others are compared with.
+        target: To reach.
+    """
+    n_seeds, n_steps = base.timed.ends_s.shape
+    others = [each for each in found if each is not base]
+    for each in found:
+        if n_left := int(np.isinf(each.to_target(target)[0]).sum()):
+            yield f"{each.label}: {n_left} of {n_seeds} runs never got there in {n_steps:,} steps, so it is not ranked"
+    if n_seeds == 1:
+        yield "one seed does not tell how much is chance: write --seeds 5 or more"
+    gains = [learned_row(each, base, target).get("target_speedup_ci95") for each in others]
+    if alike := [each.label for each, gain in zip(others, gains, strict=True) if gain and gain[0] <= 1 <= gain[1]]:
+        seeds = f"in time to the target, {n_seeds} seeds do not tell {', '.join(alike)} from {base.label}"
+        yield f"{seeds}: the difference is within their noise"
+    first = base.curves[0].steps[1]
+    if all((each.to_target(target)[0] <= first).all() for each in found):
+        hint = "take a harder target or task, or a smaller --evaluate-every"
+        yield f"too easy: every run is there by the first evaluation, after {first:,} steps: {hint}"
+    elif others and n_seeds > 1 and all(_is_same(each, base, target) for each in others):
+        yield (
+            "all schedules have the same curve over steps within the noise of the seeds: this task does not tell what "
+            "they learn in a step, so time to the target is a matter of step times"
+        )
+    if slow := [each.curves[0].facts["why"] for each in found if not each.curves[0].facts["batched"]]:
+        yield f"ranks were trained one after the other, which is slow: {slow[0]}"
+
+
+def _is_same(one: Learned, base: Learned, target: Target) -> bool:
+    """Tell whether the mean over evaluations is the baseline's but for chance, paired by seeds."""
+    interval = mean_interval((one.values(target) - base.values(target))[:, 1:].mean(axis=1))
+    return interval is not None and interval[0] <= 0 <= interval[1]

@@ -1,0 +1,99 @@
+"""The same schedule twice: simulated with the scenario's workload, and as a plan with the tensors of a task."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist import engines
+from simdist.errors import ScenarioError
+from simdist.learning.training import Task
+from simdist.plan import Plan
+from simdist.plan.walk import drops_late
+from simdist.runs.building import build, delays, traffic
+from simdist.scenario import Scenario
+from simdist.scenario.scenario import InputSettings
+from simdist.scenario.workload import Workload
+from simdist.schedules import Schedule
+from simdist.traces.waiting import step_end_s
+
+Late: TypeAlias = Mapping[int, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class TimedSchedule:
+    """A schedule with the times of the scenario and a plan for the task.
+
+    Args:
+        scenario: The scenario, of as many steps.
+        schedule: The schedule.
+        ends_s: Simulated seconds from the start until all ranks have ended a step, `[n_seeds, n_steps]`.
+        plan: With the task's tensors.
+        late: By seed, who was late, by the plan's operation instances; None if the plan drops nobody.
+        lr_factor: It is trained with so many times the task's learning rate.
+    """
+
+    scenario: Scenario
+    schedule: Schedule
+    ends_s: NDArray[np.float64]
+    plan: Plan
+    late: tuple[Late | None, ...]
+    lr_factor: float = 1.0
+
+
+def timed(scenario: Scenario, schedule: Schedule, task: Task, *, n_seeds: int) -> TimedSchedule:
+    """Simulate a schedule with the delays of many seeds, and write its plan for the task.
+
+    Args:
+        scenario: Its steps are those of the training.
+        schedule: Of it, or another one.
+        task: With its tensors.
+        n_seeds: Seeds, counted up from the scenario's.
+
+    Raises:
+        PlanError: The schedule does not fit the cluster, or the task's tensors.
+        ScenarioError: Likewise.
+    """
+    built, plan = build(scenario, schedule), training_plan(scenario, schedule, task)
+    pairs = zip(drops_late(built.plan).items(), drops_late(plan).items(), strict=True)
+    rows = {ours: theirs for one, other in pairs for ours, theirs in zip(one, other, strict=True)}
+    ends_s, late = [], []
+    for seed in range(scenario.seed, scenario.seed + (n_seeds if scenario.is_random else 1)):
+        drawn, links = delays(scenario.model_copy(update={"seed": seed})), traffic(scenario, built.costs, seed)
+        trace = engines.simulate(built.plan, built.costs, drawn, traffic=links)
+        ends_s.append(step_end_s(trace).max(axis=1))
+        late.append({rows[row]: ranks for row, ranks in trace.late.items()} if rows else None)
+    times = n_seeds // len(late)
+    return TimedSchedule(scenario, schedule, np.stack(ends_s * times), plan, tuple(late * times))
+
+
+def training_plan(scenario: Scenario, schedule: Schedule, task: Task) -> Plan:
+    """Return the plan of a schedule for a task on the scenario's cluster, checked and proved.
+
+    It computes, exchanges and updates; what only takes time is not in it: delays, reads and checkpoints.
+
+    Args:
+        scenario: With its cluster, steps, micro-batches and optimizer.
+        schedule: The schedule.
+        task: With its tensors.
+
+    Raises:
+        PlanError: The schedule does not fit the tensors.
+        ScenarioError: The tensors have several types, or one that no plan has.
+    """
+    tensors: list[dict[str, Any]] = [
+        {"name": name, "count": math.prod(shape), "rows": shape[0] if len(shape) > 1 else None}
+        for name, shape, _ in task.tensors
+    ]
+    its: dict[str, Any] = scenario.workload.model_dump(include={"micro_batches", "optimizer"})
+    dtype = "/".join(dict.fromkeys(dtype for *_, dtype in task.tensors))
+    its |= {"tensors": tensors, "dtype": dtype, "batch_size": 1, "forward_s": 1.0}
+    try:
+        workload = Workload.model_validate(its)
+    except ValueError as error:
+        raise ScenarioError(f"{task.name}: its parameters are in no plan: {error}") from None
+    only_learns = {"data": None, "checkpoint": None, "disturbances": (), "background": (), "input": InputSettings()}
+    return build(scenario.model_copy(update={"workload": workload, **only_learns}), schedule).plan

@@ -1,0 +1,267 @@
+"""Training of plans in other processes: `python -m real.learn`, which reads a request and writes lines of JSON.
+
+simdist knows that program only by what it reads and writes. Runs are found again by a hash of what they follow from:
+plan, task, seed and settings. What a task imports besides its own file is not part of that.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from simdist import __version__
+from simdist.errors import RunError, ScenarioError
+from simdist.files import read_content, read_jsonl
+from simdist.learning.curves import Curve
+from simdist.plan import Plan
+from simdist.plan.codec import dumps
+from simdist.settings.units import format_seconds
+from simdist.sweep.store import DESIGN, ROWS, Store
+from simdist.sweep.workers import Workers
+
+#: The program that trains.
+COMMAND = (sys.executable, "-m", "real.learn")
+
+_MOST_NAMED = 3  # runs that failed
+_FIELDS = [each.name for each in fields(Curve)]
+_SAME = ("n_parameters", "memory_nbytes", "batched", "why")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is learnt.
+
+    Args:
+        name: Of the task, or the path of its file.
+        tensors: Name, shape and type of every parameter, in forward order.
+        digest: Hash of its file, or its name.
+    """
+
+    name: str
+    tensors: tuple[tuple[str, tuple[int, ...], str], ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How all runs are trained.
+
+    Args:
+        task: What is learnt.
+        evaluate_every: Steps.
+        device: To train on, as torch names it.
+        time_limit_s: Seconds after which a run is ended.
+    """
+
+    task: Task
+    evaluate_every: int
+    device: str = "cpu"
+    time_limit_s: float = 3600.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run to be trained.
+
+    Args:
+        label: Of its schedule, for messages.
+        plan: With the tensors of the task.
+        setting: The task, and how it is trained.
+        seed: Of the parameters at the start and the order of samples.
+        lr_factor: Times the task's learning rate.
+        late: Who is late where, if the plan drops the late.
+    """
+
+    label: str
+    plan: Plan
+    setting: Setting
+    seed: int
+    lr_factor: float = 1.0
+    late: Mapping[int, Sequence[int]] | None = None
+
+    @property
+    def name(self) -> str:
+        """Label and seed, for messages."""
+        return f"{self.label}, seed {self.seed}"
+
+    @property
+    def key(self) -> str:
+        """Hash of what its curve follows from."""
+        told = (__version__, self.plan.digest(), self.setting.task.digest, *self.request().values())
+        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+    def request(self) -> dict[str, Any]:
+        """Return what the program reads besides the plan."""
+        return {
+            "task": self.setting.task.name,
+            "seed": self.seed,
+            "evaluate_every": self.setting.evaluate_every,
+            "lr_factor": self.lr_factor,
+            "late": self.late and {str(row): list(ranks) for row, ranks in sorted(self.late.items())},
+            "device": self.setting.device,
+        }
+
+
+def describe(name: str, *, seed: int = 0, time_limit_s: float = 300.0) -> Task:
+    """Ask the program for the tensors of a task.
+
+    Args:
+        name: Of a task that ships, or the path of a file.
+        seed: Of its data.
+        time_limit_s: Seconds to wait.
+
+    Raises:
+        ScenarioError: There is no such task, or something is wrong with it.
+        RunError: The program fails.
+    """
+    path = Path(name)
+    if path.is_file():
+        name = str(path.resolve())
+    digest = hashlib.sha256(read_content(path)).hexdigest() if path.is_file() else name
+    request = {"describe": True, "task": name, "seed": seed}
+    *_, found = _asked(request, what=f"--task {name}", time_limit_s=time_limit_s)
+    tensors = tuple((name, tuple(shape), dtype) for name, shape, dtype in found["tensors"])
+    return Task(name, tensors, digest)
+
+
+def train(run: Training) -> Curve:
+    """Train a run in a process of its own.
+
+    Raises:
+        ScenarioError: The program refuses the task or the plan.
+        RunError: It fails, or takes too long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        path.write_text(dumps(run.plan), encoding="utf-8")
+        request = {"plan": str(path), **run.request()}
+        lines = _asked(request, what=run.name, time_limit_s=run.setting.time_limit_s)
+    first, *found, last = lines
+    if "done" not in last or not found:
+        raise RunError(f"{run.name}: the training ended without a result, after {len(found)} evaluations")
+    return Curve(
+        [each["step"] for each in found],
+        [float(np.mean(each["losses"])) if each["losses"] else np.nan for each in found],
+        {metric: [each["rank0"][metric] for each in found] for metric in found[0]["rank0"]},
+        {metric: [each["average"][metric] for each in found] for metric in found[0]["average"]},
+        found[-1].get("ranks", {}),
+        [each["drift"] for each in found],
+        [each["noise_scale"] for each in found],
+        {name: first.get(name) for name in _SAME} | {"seconds": last["seconds"]},
+    )
+
+
+def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> list[dict[str, Any]]:
+    """Return the lines that the program writes about a request."""
+    one_core = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        ended = subprocess.run(
+            COMMAND, input=json.dumps(request).encode(), capture_output=True, env=one_core, timeout=time_limit_s
+        )
+    except subprocess.TimeoutExpired as late:
+        steps = [each["step"] for each in _lines(late.stdout or b"") if "step" in each]
+        reached = f"it hangs after step {steps[-1]}, or is slow" if steps else "it was not evaluated once"
+        raise RunError(
+            f"{what}: not done after {format_seconds(time_limit_s)}; {reached}: give a longer --time-limit, or fewer "
+            f"--steps"
+        ) from None
+    lines = _lines(ended.stdout)
+    if ended.returncode == 0 and lines:
+        return lines
+    said = [str(each["error"]) for each in lines if "error" in each] or ended.stderr.decode(errors="replace").split(
+        "\n"
+    )
+    why = next((line for line in reversed(said) if line.strip()), f"it ended with code {ended.returncode}")
+    raise (ScenarioError if ended.returncode == 2 else RunError)(f"{what}: {why}")
+
+
+def _lines(text: bytes) -> list[dict[str, Any]]:
+    """Return what lines say, without a last one that was cut."""
+    found = []
+    for line in text.splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [each for each in found if isinstance(each, dict)]
+
+
+@final
+class Trainer:
+    """Trains runs, equal ones once, and keeps their curves in a folder if there is one."""
+
+    def __init__(self, store: Store | None, workers: Workers, progress: Callable[[str, float, float], None]) -> None:
+        """Read the curves that are there.
+
+        Args:
+            store: Open store of the folder.
+            workers: Where to train; each run is a process of one core.
+            progress: Called with a sentence, how many runs are done, and how many there are.
+
+        Raises:
+            ScenarioError: The folder is that of a sweep.
+        """
+        self._store, self._workers, self._progress = store, workers, progress
+        self._curves: dict[str, Curve] = {}
+        self._wanted: dict[str, Training] = {}
+        if store is None:
+            return
+        if (store.folder / DESIGN).exists():
+            raise ScenarioError(f"{store.folder}: holds a sweep: give another folder")
+        for record in read_jsonl(store.folder / ROWS):
+            self._curves[record["key"]] = Curve(**{name: record[name] for name in _FIELDS})
+
+    @property
+    def n_steps(self) -> int:
+        """Steps of all different runs that were asked for, those that were there already included."""
+        return sum(run.plan.n_steps for run in self._wanted.values())
+
+    def train(self, runs: Sequence[Training]) -> list[Curve]:
+        """Return the curves of runs, training those that are missing.
+
+        Raises:
+            ScenarioError: The program refuses one.
+            RunError: Some fail; all others are done and kept.
+        """
+        wanted = {run.key: run for run in runs}
+        self._wanted |= wanted
+        todo = iter([(key, run) for key, run in wanted.items() if key not in self._curves])
+        underway: dict[Future[Curve], tuple[str, Training]] = {}
+        failed: list[str] = []
+        try:
+            while True:
+                self._progress("training runs", sum(key in self._curves for key in wanted), len(wanted))
+                while len(underway) < self._workers.n_underway and (each := next(todo, None)):
+                    underway[self._workers.executor.submit(train, each[1])] = each
+                if not underway:
+                    break
+                for future in wait(underway, return_when=FIRST_COMPLETED).done:
+                    key, run = underway.pop(future)
+                    try:
+                        self._keep(key, run, future.result())
+                    except ScenarioError:
+                        raise
+                    except (RunError, BrokenExecutor) as error:
+                        failed.append(str(error) if isinstance(error, RunError) else f"{run.name}: its worker died")
+        finally:
+            for future in underway:
+                future.cancel()
+        if failed:
+            named = "\n".join([*failed[:_MOST_NAMED], *["..."] * (len(failed) > _MOST_NAMED)])
+            raise RunError(f"{len(failed)} of {len(wanted)} runs failed; the others are done:\n{named}")
+        return [self._curves[run.key] for run in runs]
+
+    def _keep(self, key: str, run: Training, curve: Curve) -> None:
+        self._curves[key] = curve
+        if self._store:
+            about = {"key": key, "schedule": run.label, "seed": run.seed, "lr_factor": run.lr_factor}
+            self._store.append([json.dumps(about | asdict(curve)).encode()])
