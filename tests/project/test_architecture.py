@@ -40,8 +40,8 @@ LAYERS: dict[str, str] = {
     "simdist.profiles": "cost engines errors files plan runs scenario schedules settings studies sweep traces whatif",
     "simdist.tune": "cost errors learning plan runs scenario schedules settings studies traces",
     "simdist.report": "errors files learning plan runs settings studies sweep traces tune whatif",
-    "simdist.cli": "chakra cost engines errors files learning plan profiles progress proof report runs scenario schedules"
-    " settings studies sweep traces tune whatif",
+    "simdist.cli": "chakra cost engines errors files learning plan profiles progress proof report runs scenario"
+    " schedules settings studies sweep traces tune whatif",
 }
 
 # Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that

@@ -320,7 +320,8 @@ def test_a_folder_of_json_is_told_what_it_holds(capsys, tmp_path, name):
     for rank in range(2):
         write(tmp_path / "host" / f"pytorch_et.{rank}.json", '{"schema": "1.0.1", "nodes": []}')
     answer = imported(capsys, tmp_path, tmp_path / name)
-    assert answer.err.startswith(f"error: {tmp_path}/host/pytorch_et.0.json: is JSON, no Chakra trace: import .et files")
+    said = f"error: {tmp_path}/host/pytorch_et.0.json: is JSON, no Chakra trace: import .et files"
+    assert answer.err.startswith(said)
     assert (answer.code, answer.err.count("\n")) == (2, 1)
 
 
