@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,7 +162,8 @@ def _one(
     if rank == 0:
         _check_not_measured(run, options)  # by another start, before this one had the lock
     if connection.place.local_rank == 0 and (earlier := _rescue(run)):
-        _tell(rank, f"{run.plan.name}: an earlier run ended early: what was done is in {earlier}")
+        told = f"real: rank {rank}: {run.plan.name}: an earlier run ended early: what was done is in {earlier}"
+        print(told, file=sys.stderr, flush=True)
     connection.agree("plan", run.plan.digest())
     forget(parts, rank)  # what is kept now; it would end up in a trace of this run
     _agree(connection, run, options)
@@ -210,14 +210,7 @@ def _open_input(
     wanted = DataOptions(options.data, options.cache, cold=not run.plan.dataset.warm, timeout_s=options.timeout_s)
     tally = Tally(sum(1 for _ in run.plan.loads()), tally_path(run.path / PARTS, rank))
     failed = connection.guard.failed
-    tell = partial(_tell, rank) if connection.place.local_rank == 0 else None  # one of each node: networks differ
-    return stack.enter_context(
-        open_input(run.plan, wanted, rank=rank, others=connection, failed=failed, tally=tally, tell=tell)
-    )
-
-
-def _tell(rank: int, line: str) -> None:
-    print(f"real: rank {rank}: {line}", file=sys.stderr, flush=True)
+    return stack.enter_context(open_input(run.plan, wanted, rank=rank, others=connection, failed=failed, tally=tally))
 
 
 def _count(connection: Connection, run: RunDirectory, source: InputReader | None) -> "_Counted | None":

@@ -1045,8 +1045,8 @@ _PROFILES = (
         "profiles",
         "times that grow with size are pooled",
         _ESTIMATES + "links.py",
-        "_mean_s(blocks[-2]) > _mean_s(blocks[-1])",
-        "_mean_s(blocks[-2]) < _mean_s(blocks[-1])",
+        "isotonic_regression(means_s, weights=counts)",
+        "isotonic_regression(means_s, weights=counts, increasing=False)",
         (*_TEST_JOB_TIMES, "-k", "measured_times_back or pooled"),
     ),
     Mutant(

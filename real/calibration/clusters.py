@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal
 
 import numpy as np
 
-from real.calibration.line_fit import Fit, fit, predicted_s
-from real.calibration.tables import Hop, Measurement, Where, hops, is_flat_at_end, line, table
+from real.calibration.line_fit import Fit, fit
+from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, table
 from simdist.scenario import Cluster, Device, Library, Link
 from simdist.scenario.cluster import HostWork
 from simdist.scenario.uncertain import Range
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
-_SHARING_TOLERANCE = 0.25
+_MEASURE = "the links again: real.calibrate with a larger --budget"
 _MOST_OFF = 0.5  # ends of a range, from the value
 
 
@@ -96,12 +95,7 @@ def derive(
         fitted = fit(_with_cores(cluster, form.cores), measurements)
         cluster = fitted.cluster.model_copy(update={"uncertain": _ranges(fitted)})
         notes += _fit_notes(fitted)
-    notes += [*_sharing_note(measurements, cluster), *missing]
-    return Derived(cluster, tuple(notes))
-
-
-def _all_reduces(measurements: Sequence[Measurement]) -> list[Measurement]:
-    return [each for each in measurements if each.task.op == "all_reduce"]
+    return Derived(cluster, (*notes, *missing))
 
 
 def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
@@ -140,12 +134,7 @@ def _ranges(fitted: Fit) -> dict[str, Range]:
         cut = f", cut at {100 * _MOST_OFF:.0f} %: a line does not fit" if 2 * missed > _MOST_OFF else ""
         source = f"real.calibrate: twice the root mean square of what the line misses, {100 * missed:.2g} %{cut}"
         found[path] = Range.model_validate(
-            {
-                "from": texts[0],
-                "to": texts[1],
-                "source": source,
-                "measure": "the links again: real.calibrate with a larger --budget",
-            }
+            {"from": texts[0], "to": texts[1], "source": source, "measure": _MEASURE},
         )
     return found
 
@@ -175,67 +164,29 @@ def _link(name: str, points: list[Hop], form: Form) -> tuple[Link, list[str]]:
     if not points:
         return Link.ideal(), []
     if form.links == "line":
-        link, reached = line(points, form.rate_Bps)
-        return link, _line_notes(name, link, reached)
+        return line(points, form.rate_Bps), []
     link = table(points)
     return link, _table_notes(name, points, link)
 
 
-def _line_notes(name: str, link: Link, reached: float) -> list[str]:
-    """Say that a link seems to be faster than it can be."""
-    if reached <= 1:
-        return []
-    return [
-        f"warning: {name}: the fit reaches {reached:.3g} of the stated {format_Bps(link.bandwidth_Bps)}; "
-        f"an efficiency above 1 cannot be, so it is 1: is --rate right, are messages large enough?"
-    ]
-
-
 def _table_notes(name: str, points: list[Hop], link: Link) -> list[str]:
-    """Name the points that were pooled, block by block."""
-    rows = zip(points, [point.time_s for point in link.table or ()], strict=True)
-    blocks = [(time_s, [hop for hop, _ in block]) for time_s, block in groupby(rows, key=lambda row: row[1])]
-    moved = [(time_s, block) for time_s, block in blocks if any(hop.time_s != time_s for hop in block)]
-    notes = [_pooling_note(name, block, time_s) for time_s, block in moved]
+    """Name the points whose times are not as measured."""
+    pairs = zip(points, link.table or (), strict=True)
+    moved = [
+        f"{format_nbytes(hop.nbytes)} ({format_seconds(hop.time_s)})" for hop, at in pairs if hop.time_s != at.time_s
+    ]
+    notes = []
+    if moved:
+        notes.append(
+            f"warning: {name}: times shrink though sizes grow, among hops of {', '.join(moved)}: the table has their "
+            f"means"
+        )
     if is_flat_at_end(link):
         notes.append(
             f"warning: {name}: the table ends flat, so larger messages would cost nothing more: measure again, with a "
             f"larger --max-size or --budget"
         )
     return notes
-
-
-def _pooling_note(name: str, block: list[Hop], time_s: float) -> str:
-    first, last = format_nbytes(block[0].nbytes), format_nbytes(block[-1].nbytes)
-    times = ", ".join(format_seconds(hop.time_s) for hop in block)
-    mean = format_seconds(time_s)
-    return f"warning: {name}: times shrink from {first} to {last} a hop ({times}); the table has their mean, {mean}"
-
-
-def _sharing_note(measurements: Sequence[Measurement], cluster: Cluster) -> list[str]:
-    """Say how ranks of a node share the network, if it is not as in the cluster: evenly, one NIC."""
-    largest: dict[Where, Measurement] = {}
-    for each in sorted(_all_reduces(measurements), key=lambda each: each.task.nbytes):
-        largest[each.task.where] = each
-    if "one per node" not in largest or "all per node" not in largest:
-        return []
-    alone, together = largest["one per node"], largest["all per node"]
-    found = together.median_s / alone.median_s
-    expected = _all_reduce_s(cluster, together) / _all_reduce_s(cluster, alone)
-    if abs(found / expected - 1) <= _SHARING_TOLERANCE:
-        return []
-    return [
-        f"warning: all {cluster.gpus_per_node} ranks of a node take {found:.3g} times as long for "
-        f"{format_nbytes(alone.task.nbytes)} as one alone; in the cluster, where they share one NIC, {expected:.3g} "
-        f"times: perhaps a rank alone does not fill the network, or the node has several NICs"
-    ]
-
-
-def _all_reduce_s(cluster: Cluster, measured: Measurement) -> float:
-    """Return what the cost model says of an all_reduce between nodes."""
-    seconds = predicted_s(cluster, measured.task)
-    assert seconds is not None
-    return seconds
 
 
 def _absent(nodes: int, ranks_per_node: int) -> list[str]:

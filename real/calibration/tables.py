@@ -7,7 +7,7 @@ model, which multiplies again, gives back what was measured.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, assert_never
 
 import numpy as np
@@ -128,12 +128,10 @@ def pooled(points: Sequence[Hop]) -> list[Hop]:
         Barlow, Bartholomew, Bremner, Brunk, Statistical Inference under Order Restrictions, 1972: pool adjacent
         violators.
     """
-    blocks: list[list[Hop]] = []
-    for point in points:
-        blocks.append([point])
-        while len(blocks) > 1 and _mean_s(blocks[-2]) > _mean_s(blocks[-1]):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    return [Hop(hop.nbytes, _mean_s(block), hop.weight) for block in blocks for hop in block]
+    from scipy.optimize import isotonic_regression
+
+    times_s = isotonic_regression([hop.time_s for hop in points], weights=[hop.weight for hop in points]).x.tolist()
+    return [replace(hop, time_s=time_s) for hop, time_s in zip(points, times_s, strict=True)]
 
 
 def table(points: Sequence[Hop]) -> Link:
@@ -151,16 +149,13 @@ def is_flat_at_end(link: Link) -> bool:
     return link.table is not None and link.table[-1].time_s == link.table[-2].time_s
 
 
-def line(points: Sequence[Hop], rate_Bps: float | None = None) -> tuple[Link, float]:
+def line(points: Sequence[Hop], rate_Bps: float | None = None) -> Link:
     """Fit the line latency + nbytes / (bandwidth * efficiency) whose relative misses have the least squares.
 
     Args:
         points: At least two sizes.
-        rate_Bps: The bandwidth that is stated; None takes the fitted one, with efficiency 1.
-
-    Returns:
-        The link; and the share of the stated rate that the points reach by themselves. Where that is above 1, which
-        no link can be, the link has 1; it is infinite if times do not grow with size.
+        rate_Bps: The bandwidth that is stated; None takes the fitted one, with efficiency 1. Where the points would
+            reach more than what is stated, which no link can, the efficiency is 1.
 
     Raises:
         ScenarioError: There are fewer than two sizes; or times do not grow and no rate is stated.
@@ -173,12 +168,9 @@ def line(points: Sequence[Hop], rate_Bps: float | None = None) -> tuple[Link, fl
                 f"times do not grow from {points[0].nbytes} B to {points[-1].nbytes} B a hop, so they tell no "
                 f"bandwidth; give a larger --max-size, or --links table"
             )
-        return Link(latency_s=latency_s, bandwidth_Bps=1 / slope_s), 1.0
+        return Link(latency_s=latency_s, bandwidth_Bps=1 / slope_s)
     latency_s, slope_s = _fit(points, least_s_per_byte=1 / rate_Bps)
-    _, free_s = _fit(points)
-    efficiency = min(1.0, 1 / (slope_s * rate_Bps))
-    link = Link(latency_s=latency_s, bandwidth_Bps=rate_Bps, efficiency=efficiency)
-    return link, 1 / (free_s * rate_Bps) if free_s > 0 else math.inf
+    return Link(latency_s=latency_s, bandwidth_Bps=rate_Bps, efficiency=min(1.0, 1 / (slope_s * rate_Bps)))
 
 
 def _fit(points: Sequence[Hop], *, least_s_per_byte: float = 0.0) -> tuple[float, float]:

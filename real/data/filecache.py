@@ -199,9 +199,10 @@ def default_folder() -> Path:
         found = path.lstat()
     except OSError as error:
         raise RunError(f"{path}: no cache can be here: {error.strerror or error}; {_ANOTHER}") from error
-    wrong = _open_to_others(found)
-    if wrong:
-        raise RunError(f"{path}: {wrong}, so others could choose the files that are read here; {_ANOTHER}")
+    is_shared = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_shared or not stat.S_ISDIR(found.st_mode):
+        what = "is no folder to which this user alone can write, so others could choose the files that are read here"
+        raise RunError(f"{path}: {what}; {_ANOTHER}")
     return path
 
 
@@ -253,19 +254,6 @@ def _hold(path: Path) -> int:
             if _is_there(path, descriptor):
                 return descriptor
             os.close(descriptor)
-
-
-def _open_to_others(found: os.stat_result) -> str:
-    """Say why others could write to a folder; nothing if they cannot."""
-    if stat.S_ISLNK(found.st_mode):
-        return "is a link"
-    if not stat.S_ISDIR(found.st_mode):
-        return "is no folder"
-    if found.st_uid != os.geteuid():
-        return f"belongs to user {found.st_uid}, not to {os.geteuid()}"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"has mode {stat.S_IMODE(found.st_mode):o}"
-    return ""
 
 
 def _sweep(folder: Path) -> None:

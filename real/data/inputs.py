@@ -8,7 +8,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from real.buffers.memory import Memory
 from real.data.filecache import FileCache, cold_folder, default_folder, folder_of_set, warm_folder
 from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Board, Geometry, MemoryStore, wait_until_all_staged
-from real.data.peers import PeerClient, PeerServer, connections_per_peer, key_of, most_connections, raise_file_limit
+from real.data.peers import PeerClient, PeerServer, connections_per_peer, key_of, most_connections
 from real.data.sample_index import SampleIndex, check_index
 from real.data.sources import Sources, choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
@@ -75,7 +75,6 @@ def open_input(
     others: RankExchange,
     failed: threading.Event,
     tally: Tally,
-    tell: Callable[[str], object] | None = None,
 ) -> Iterator["InputReader"]:
     """Open the reader of a rank; all ranks do this together.
 
@@ -86,7 +85,6 @@ def open_input(
         others: All ranks.
         failed: Set when the run has failed; ends every wait.
         tally: Takes the counts.
-        tell: Takes a line about an outage of the storage, and one about its end.
 
     Raises:
         ScenarioError: The data set is not the one of the plan.
@@ -97,12 +95,11 @@ def open_input(
         raise ScenarioError(f"plan {plan.name} has no data set to read: give its scenario `data`, or leave the URL out")
     place = RankPlace(rank, plan.world_size, rank % dataset.ranks_per_node, dataset.ranks_per_node)
     with ExitStack() as stack:
-        storage = open_storage(options.url, timeout_s=options.timeout_s, stop=failed, tell=tell)
+        storage = open_storage(options.url, timeout_s=options.timeout_s, stop=failed)
         index = read_storage_index(storage)
         check_index(index, dataset, options.url)
         shape = sample_shape(dataset.sample_nbytes)
         decode = choose_decode(index, shape, options.url)
-        raise_file_limit()
         run, token = _meet(others, place, index)
         files = _file_cache(stack, plan, dataset, options, index, run, place) if _uses_disk(plan) else None
         key = key_of(token, f"{_digest(index)} {shape}".encode())

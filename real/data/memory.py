@@ -219,7 +219,6 @@ Pixels: TypeAlias = NDArray[np.uint8]  # a decoded sample in host memory, uint8,
 _EMPTY, _WRITING, _READY = 0, 1, 2
 _ALIGNMENT = 64  # bytes of a cache line
 _PAGE_NBYTES = 4096
-_SEARCHED_FIRST = 4096  # slots
 _KEEPS_ORDER = platform.machine() in {"x86_64", "AMD64"}  # "Reads are not reordered with other reads", Intel SDM 3A
 
 
@@ -265,7 +264,6 @@ class _Tables:
         state: uint8 `[n_slots]`.
         sample_in: `[n_slots]`.
         generation: `[n_slots]`, grows when a sample leaves.
-        next_slot: `[1]`, where to look first for an empty slot.
     """
 
     slot_of: NDArray[np.int64]
@@ -273,7 +271,6 @@ class _Tables:
     state: NDArray[np.uint8]
     sample_in: NDArray[np.int64]
     generation: NDArray[np.int64]
-    next_slot: NDArray[np.int64]
 
 
 class MemoryStore:
@@ -310,7 +307,6 @@ class MemoryStore:
             if slot is None:
                 return False
             self._tables.state[slot] = _WRITING
-            self._tables.next_slot[0] = (slot + 1) % self.geometry.n_slots
         np.copyto(self._slots[slot], source)
         with self._segment.locked():
             self._publish(sample, slot, number)
@@ -377,12 +373,8 @@ class MemoryStore:
         return True
 
     def _find_empty(self) -> int | None:
-        """Look where the last search ended, then everywhere."""
-        begin, state = int(self._tables.next_slot[0]), self._tables.state
-        for first, part in ((begin, state[begin : begin + _SEARCHED_FIRST]), (0, state)):
-            if part.size and part[found := int(np.argmin(part))] == _EMPTY:
-                return first + found
-        return None
+        state = self._tables.state
+        return found if state.size and state[found := int(np.argmin(state))] == _EMPTY else None
 
     def _publish(self, sample: int, slot: int, number: int) -> None:
         """Enter a sample; if another writer was faster, leave its."""
@@ -415,17 +407,17 @@ def _tables(segment: SharedSegment, geometry: Geometry) -> tuple[_Tables, Board]
         arrays.append(segment.array(offset, nbytes))
         offset += _rounded(nbytes, _ALIGNMENT)
     state, *words = arrays
-    n_read, n_kept, n_staged, on_disk, slot_of, kept_at, sample_in, generation, next_slot = (
+    n_read, n_kept, n_staged, on_disk, slot_of, kept_at, sample_in, generation = (
         array.view(np.int64) for array in words
     )
     board = Board(n_read, n_kept, n_staged, on_disk, segment.locked)
-    return _Tables(slot_of, kept_at, state, sample_in, generation, next_slot), board
+    return _Tables(slot_of, kept_at, state, sample_in, generation), board
 
 
 def _table_nbytes(geometry: Geometry) -> list[int]:
-    """Return the size of each table: states, then words of ranks, of samples, of slots, and one more."""
+    """Return the size of each table: states, then words of ranks, of samples and of slots."""
     ranks, samples, slots = geometry.ranks_per_node, geometry.n_samples, geometry.n_slots
-    return [slots, *(8 * count for count in (*[ranks] * 3, *[samples] * 3, *[slots] * 2, 1))]
+    return [slots, *(8 * count for count in (*[ranks] * 3, *[samples] * 3, *[slots] * 2))]
 
 
 def flat(data: Pixels, nbytes: int, sample: int) -> NDArray[np.uint8]:

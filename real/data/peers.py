@@ -59,22 +59,21 @@ MOST_WAIT_S = 3600.0  # no server waits longer for samples that are about to com
 
 _MOST_WANTS = 1 << 16
 _ENOUGH_FILES = 1 << 16  # some programs that a process starts walk through all numbers below the limit
+_FILES = resource.RLIMIT_NOFILE
 _SHARE = 4  # of all open files, one in so many may be a connection to a peer; the others are files, and the user's
 _Pool: TypeAlias = "queue.LifoQueue[socket.socket | None]"
 
 
-def raise_file_limit() -> int:
-    """Raise the limit of open files as far as this process may, and return it. Source: getrlimit(2), RLIMIT_NOFILE."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return _file_limit()
-
-
 def most_connections() -> int:
-    """Return how many connections of others a process may serve."""
-    return max(1, _file_limit() // _SHARE)
+    """Return how many connections of others a process may serve; its limit of open files is raised as far as it may be.
+
+    Source: getrlimit(2), RLIMIT_NOFILE.
+    """
+    soft, hard = (_ENOUGH_FILES if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(_FILES))
+    if soft < min(hard, _ENOUGH_FILES):
+        soft = min(hard, _ENOUGH_FILES)
+        resource.setrlimit(_FILES, (soft, resource.getrlimit(_FILES)[1]))
+    return max(1, soft // _SHARE)
 
 
 def connections_per_peer(readers: int, *, n_clients: int) -> int:
@@ -85,11 +84,6 @@ def connections_per_peer(readers: int, *, n_clients: int) -> int:
         n_clients: Ranks that one node serves; they share what its process may have open.
     """
     return max(1, min(readers, MOST_CONNECTIONS, most_connections() // max(1, n_clients)))
-
-
-def _file_limit() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _ENOUGH_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 class PeerServer(AbstractContextManager["PeerServer"]):

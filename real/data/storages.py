@@ -3,7 +3,7 @@
 URLs are fsspec's business (`/mnt/set`, `s3://bucket/set`, `memory://set`), and that of the file systems that are
 registered with it. Added here is the handling of outages: a read that fails is tried again, less and less often,
 until `timeout_s` are over; then one error says what happened, where, and for how long it was tried. An outage that
-lasts is told to the user who waits, in one line, and so is its end.
+lasts is told to the user who waits, by a warning.
 
 A read through the kernel (a folder, a mount) that does not return cannot be given up from here: how long a mount waits
 for its server, its options say (`hard`, or `soft,timeo=...`).
@@ -12,6 +12,7 @@ for its server, its options say (`hard`, or `soft,timeo=...`).
 import errno
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,7 +50,6 @@ class DataStorage:
         stop: Ends the trying when set.
         now: Clock, in seconds.
         sleep: Waits for so many seconds; by default, also no longer than until `stop` is set.
-        tell: Takes a line about an outage that lasts, and one about its end.
     """
 
     def __init__(
@@ -62,16 +62,12 @@ class DataStorage:
         stop: threading.Event | None = None,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
-        tell: Callable[[str], object] | None = None,
     ) -> None:
         self.url = url
         self._filesystem, self._root = filesystem, root.rstrip("/")
-        self._timeout_s, self._now, self._tell = timeout_s, now, tell
+        self._timeout_s, self._now = timeout_s, now
         self._stop = stop or threading.Event()
         self._sleep = sleep or self._stop.wait
-        self._lock = threading.Lock()
-        self._away_since_s: float | None = None
-        self._is_told = False
 
     @property
     def local_folder(self) -> Path | None:
@@ -96,17 +92,14 @@ class DataStorage:
         start_s, pause_s = self._now(), FIRST_PAUSE_S
         while True:
             try:
-                content = bytes(self._filesystem.cat_file(f"{self._root}/{name}"))
+                return bytes(self._filesystem.cat_file(f"{self._root}/{name}"))
             except Exception as error:
                 self._bear(error, f"{self.url}: {name}", start_s, pause_s)
-            else:
-                self._note_success()
-                return content
             self._sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _bear(self, error: Exception, where: str, start_s: float, pause_s: float) -> None:
-        """Raise what ends a read; else note that it has failed."""
+        """Raise what ends a read; warn if it has failed for a while."""
         now_s = self._now()
         if _is_final(error):
             raise RunError(f"{where}: {_said(error)}") from error
@@ -117,39 +110,18 @@ class DataStorage:
                 f"{where}: cannot be read; tried for {now_s - start_s:.3g} s of {self._timeout_s:g} s, "
                 f"last: {_reason(error)}"
             ) from error
-        with self._lock:
-            if self._away_since_s is None:
-                self._away_since_s = start_s
-            if self._is_told or now_s - self._away_since_s < PATIENCE_S:
-                return
-            self._is_told = True
-        if self._tell is not None:
-            self._tell(f"cannot reach {self.url}: {_reason(error)}; trying until {self._timeout_s:g} s are over")
-
-    def _note_success(self) -> None:
-        if self._away_since_s is None:  # nearly always: without a lock
-            return
-        with self._lock:
-            since_s, is_told = self._away_since_s, self._is_told
-            self._away_since_s, self._is_told = None, False
-        if is_told and since_s is not None and self._tell is not None:
-            self._tell(f"{self.url} is back after {self._now() - since_s:.2g} s")
+        if now_s - start_s >= PATIENCE_S:  # Python shows equal warnings once
+            text = f"cannot reach {self.url}: {_reason(error)}; trying until {self._timeout_s:g} s are over"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def open_storage(
-    url: str,
-    *,
-    timeout_s: float = 60.0,
-    stop: threading.Event | None = None,
-    tell: Callable[[str], object] | None = None,
-) -> DataStorage:
+def open_storage(url: str, *, timeout_s: float = 60.0, stop: threading.Event | None = None) -> DataStorage:
     """Open the storage at a URL; nothing is read yet.
 
     Args:
         url: A folder (`/mnt/set`), or another URL that fsspec knows (`s3://bucket/set`).
         timeout_s: How long a read is tried before it fails.
         stop: Ends the trying when set.
-        tell: Takes a line about an outage that lasts, and one about its end.
 
     Raises:
         ScenarioError: There is no such kind of URL.
@@ -158,7 +130,7 @@ def open_storage(
     if not timeout_s > 0:
         raise ScenarioError(f"timeout_s is {timeout_s}: write a number of seconds above 0")
     filesystem, root = filesystem_of(url)
-    return DataStorage(url, filesystem, root, timeout_s=timeout_s, stop=stop, tell=tell)
+    return DataStorage(url, filesystem, root, timeout_s=timeout_s, stop=stop)
 
 
 def filesystem_of(url: str) -> tuple[AbstractFileSystem, str]:

@@ -271,16 +271,12 @@ def _growing(points: Sequence[_Point], hops_s: Sequence[float]) -> list[float]:
         Barlow, Bartholomew, Bremner, Brunk, Statistical Inference under Order Restrictions, 1972: pool adjacent
         violators.
     """
-    blocks: list[tuple[int, list[float]]] = []  # size of the last hop, and times
-    for point, hop_s in zip(points, hops_s, strict=True):
-        blocks.append((point.hop_nbytes, [hop_s]))
-        while len(blocks) > 1 and (_mean_s(blocks[-2]) > _mean_s(blocks[-1]) or blocks[-2][0] == blocks[-1][0]):
-            blocks[-2:] = [(blocks[-1][0], blocks[-2][1] + blocks[-1][1])]
-    return [_mean_s(block) for block in blocks for _ in block[1]]
+    from scipy.optimize import isotonic_regression
 
-
-def _mean_s(block: tuple[int, list[float]]) -> float:
-    return math.fsum(block[1]) / len(block[1])
+    _, places, counts = np.unique([point.hop_nbytes for point in points], return_inverse=True, return_counts=True)
+    means_s = np.bincount(places, weights=hops_s) / counts
+    growing_s: list[float] = isotonic_regression(means_s, weights=counts).x[places].tolist()
+    return growing_s
 
 
 def fitted_line(start: Link, ratios: Callable[[Link], list[float]]) -> Link:

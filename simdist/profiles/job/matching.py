@@ -234,7 +234,6 @@ _FEWEST_STEPS = 16  # steps that tell noise from drifting apart
 _WILD = 5.0  # times the median deviation; what is further apart is taken for as far
 _BETTER = 2.5  # product of both ratios; of two runs that drift apart at random, 1 of 100 has it in 20 steps
 _WRONG = 3  # steps that wrong pairings are off by, at most
-_FEWEST_AGREE = 10  # steps that would do
 
 
 def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None:
@@ -259,7 +258,6 @@ def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None
             f"{job.profiles[rank].path}: collectives of rank {job.ranks[rank]} end {format_seconds(apart_s)} apart "
             f"from the same ones on other ranks, with clocks corrected, and take only {format_seconds(alone_s)}: it is "
             f"of another run, or its steps are numbered otherwise: give the traces of one run"
-            f"{_window(job, matched, limit_s)}"
         )
 
 
@@ -295,18 +293,3 @@ def _stay_together(later_s: Floats, others_s: Floats) -> bool:
 
 def _deviation_s(seconds: Floats) -> float:
     return float(np.median(np.abs(seconds - np.median(seconds))))
-
-
-def _window(job: TracedJob, matched: Matched, limit_s: float) -> str:
-    """Return steps in a row in which the ends are near each other on all ranks, as the end of a message."""
-    n_steps = len(job.numbers)
-    for size in (n_steps // 2, n_steps // 4):
-        for first in range(0, n_steps - size + 1, max(1, size // 2)) if size >= _FEWEST_AGREE else ():
-            kept = np.flatnonzero((first <= matched.step) & (matched.step < first + size))
-            collectives = tuple(matched.collectives[row] for row in kept.tolist())
-            arrival_s, end_s, start_s = (each[kept] for each in (matched.arrival_s, matched.end_s, matched.start_s))
-            part = Matched(collectives, matched.step[kept], arrival_s, end_s, start_s, ())
-            if np.all(synchronize(part).apart_s <= limit_s):
-                span = f"{job.numbers[first]}:{job.numbers[first + size - 1] + 1}"
-                return f"; if they are, --steps {span} would do, where ends are near each other"
-    return ""

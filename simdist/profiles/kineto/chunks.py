@@ -25,17 +25,6 @@ CHUNK_NBYTES = 4 << 20  # so large that the time per chunk does not count, so sm
 _MAX_BLANK_NBYTES = 32 << 20  # of white space before a trace begins
 _START_NBYTES = 64  # enough to see what a file is
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_OTHERS = {
-    b"PK\x03\x04": "a zip archive: unpack it",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it",
-    b"\xfd7zXZ\x00": "compressed with xz: unpack it",
-    b"BZh": "compressed with bzip2: unpack it",
-    b"\xff\xfe": "UTF-16 text: convert it to UTF-8",
-    b"\xfe\xff": "UTF-16 text: convert it to UTF-8",
-    b"\x80": "a Python pickle",
-    b"SQLite format 3": "an SQLite database, such as Nsight Systems exports",
-    b"<": "HTML or XML, perhaps the error page of a download",
-}
 
 
 class Chunks:
@@ -99,10 +88,10 @@ def _check_start(path: Path, start: bytes) -> None:
     """Refuse what cannot be JSON, and say what it looks like."""
     if start.startswith((b"{", b"[")):
         return
-    for magic, kind in _OTHERS.items():
-        if start.startswith(magic):
-            raise TraceError(f"{path}: is {kind}; expected a profiler trace in JSON, plain or compressed with gzip")
-    raise TraceError(f"{path}: begins with {start[:16]!r}; a profiler trace in JSON begins with {{ or [")
+    raise TraceError(
+        f"{path}: begins with {start[:16]!r}; a profiler trace is JSON, which begins with {{ or [, plain or compressed "
+        f"with gzip"
+    )
 
 
 _KEYS = "ph|cat|name|pid|tid|ts|dur|args|id|s|bp|tts|cname"

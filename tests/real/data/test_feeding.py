@@ -272,7 +272,11 @@ def shared(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("prepare", "message"),
-    [(link, "is a link"), (shared, "has mode 777"), (Path.touch, "no cache can be here: File exists")],
+    [
+        (link, "is no folder to which this user alone"),
+        (shared, "is no folder to which this user alone"),
+        (Path.touch, "no cache can be here: File exists"),
+    ],
 )
 def test_a_usual_folder_that_others_could_write_to_is_refused(
     usual: Path, prepare: Callable[[Path], object], message: str
@@ -285,7 +289,9 @@ def test_a_usual_folder_that_others_could_write_to_is_refused(
 def test_a_usual_folder_of_somebody_else_is_refused(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual.mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: usual.stat().st_uid + 1)
-    with pytest.raises(RunError, match=r"belongs to user \d+, not to \d+, so others could choose the files"):
+    with pytest.raises(
+        RunError, match=r"is no folder to which this user alone can write, so others could choose the files"
+    ):
         default_folder()
 
 

@@ -1,6 +1,5 @@
 """Traces of jobs that do not average all gradients over all ranks in every step, or that are not of one job at all."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from profiled_jobs import Delay, changed, profiles_of, without_input
 
 from simdist.errors import TraceError
-from simdist.profiles.importing import ImportOptions, import_job
+from simdist.profiles.importing import import_job
 from simdist.profiles.job.job import assemble
 
 JOB = without_input(n_ranks=4, n_steps=12)
@@ -241,19 +240,6 @@ def test_runs_whose_steps_vary_by_chance_are_told_apart(n_steps: int, n_ranks: i
         ]
         with pytest.raises(TraceError, match=r"rank1.json: collectives of rank 1 end .* apart|rank0.json: .* 0 end"):
             import_job([runs[1][rank] if rank == 1 else each for rank, each in enumerate(runs[0])], name="job")
-
-
-def test_a_refusal_names_the_steps_that_would_do() -> None:
-    """Rank 2 drifts away for half of the run."""
-    late_s = np.cumsum(np.random.default_rng(3).normal(0, 0.05, 60)) * (np.arange(60) >= 25)
-    profiles = seen_late(profiles_of(LONG), 2, late_s)
-    with pytest.raises(TraceError, match=r"rank2.json: .* give the traces of one run; if they are, --steps") as refused:
-        import_job(profiles, name="job")
-    found = re.search(r"--steps (\d+):(\d+)", str(refused.value))
-    assert found
-    steps = range(int(found[1]), int(found[2]))
-    assert 15 <= len(steps) <= 40
-    import_job(profiles, name="job", options=ImportOptions(steps=steps))
 
 
 def test_numbers_are_believed_if_another_pairing_is_hardly_better() -> None:

@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 import os
-import pickle
 import tracemalloc
 import zipfile
 from io import BytesIO
@@ -194,13 +193,9 @@ OF_A_BROWSER = [{"ph": "X", "cat": "blink", "name": "paint", "ts": 1, "dur": 2, 
 USELESS = {
     "empty": (b"", "the file is empty"),
     "white space": (b" \n\n ", "nothing but white space"),
-    "zip": (zipped(), "is a zip archive: unpack it"),
-    "zstd": (b"\x28\xb5\x2f\xfd0123", "is compressed with zstd: unpack it"),
-    "pickle": (pickle.dumps({"traceEvents": []}), "is a Python pickle"),
-    "HTML": (b"<!DOCTYPE html><html>404</html>", "is HTML or XML, perhaps the error page"),
-    "UTF-16": ('{"traceEvents": []}'.encode("utf-16"), "is UTF-16 text: convert it"),
-    "SQLite": (b"SQLite format 3\x00...", "is an SQLite database"),
-    "text": (b"hello", "begins with b'hello'; a profiler trace in JSON begins with { or ["),
+    "zip": (zipped(), "begins with b'PK"),
+    "HTML": (b"<!DOCTYPE html><html>404</html>", "begins with b'<!DOCTYPE html>"),
+    "text": (b"hello", "begins with b'hello'; a profiler trace is JSON, which begins with { or ["),
     "zeros": (bytes(10_000), "begins with b'\\x00"),
     "other JSON": (
         b'{"epoch": 3, "loss": [1, 2]}',
