@@ -1,7 +1,6 @@
 """Common parts of commands: a run of the command line, and the options that several of them take."""
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +38,9 @@ class Session:
 
     def result(self, document: object, text: str) -> None:
         """Print the result, as JSON or as text."""
-        click.echo(json.dumps(_finite(document), allow_nan=False) if self.as_json else _encodable(text))
+        if self.as_json:  # which has no number for NaN and infinity
+            text = json.dumps(json.loads(json.dumps(document), parse_constant=lambda _: None))
+        click.echo(_encodable(text))
 
     def bar(self, *, line_every_s: float | None = None) -> ProgressBar:
         """Return a bar on stderr; see `ProgressBar`."""
@@ -70,19 +71,6 @@ def _encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.replace("±", "+-").replace("─", "-").encode(encoding, "replace").decode(encoding)
     return text
-
-
-def _finite(value: object) -> object:
-    """Replace what JSON has no number for by null."""
-    match value:
-        case float() if not math.isfinite(value):
-            return None
-        case dict():
-            return {key: _finite(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_finite(item) for item in value]
-        case _:
-            return value
 
 
 def picked(found: object, *names: str, **keys: str) -> dict[str, Any]:

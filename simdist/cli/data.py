@@ -15,7 +15,7 @@ from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.scenario.cluster import Storage
 from simdist.settings.units import format_Bps, format_error, format_nbytes, format_share
-from simdist.studies.data_knobs import KnobEffects, Known, Progress, knob_effects, settings, what_to_write
+from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, find_epochs
 from simdist.studies.limits import LIMITS, EpochLimits, epoch_limits
 from simdist.studies.loading import Loading, compare_loading
@@ -86,7 +86,6 @@ def command(session: common.Session, name: str, *, knobs: bool, schedule: str | 
     """
     rows: list[_Record] = []
     texts: list[str] = []
-    known: Known = {}
     with session.bar(line_every_s=_LINE_S) as bar:
         bar.update("read", 0, None)
         sources = inputs.usable(session, name, list(inputs.planned(session, name, schedule)), _no_data)
@@ -94,7 +93,11 @@ def command(session: common.Session, name: str, *, knobs: bool, schedule: str | 
             progress = _part(bar, number, len(sources))
             loading = _loading(session, source, None if knobs else progress)
             with inputs.naming(f"{name}: {source.schedule.name}"):
-                turned = _effects(source, loading, known, progress) if knobs else None
+                turned = (
+                    knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
+                    if knobs
+                    else None
+                )
             least = epoch_limits(source.plan, source.costs)
             rows.append(_document(source, loading, least, turned))
             texts.append(_text(source, loading, least, turned))
@@ -134,14 +137,6 @@ def _simulated(source: inputs.PlannedSchedule, progress: Callable[[int], None]) 
         return run_directory.read_trace(path, plan=source.plan)
     with inputs.naming(str(source.run.path) if source.run else source.schedule.name):
         return simulate(source.plan, source.costs, source.drawn_delays(), traffic=source.traffic(), progress=progress)
-
-
-def _effects(source: inputs.PlannedSchedule, loading: Loading, known: Known, progress: Progress) -> KnobEffects:
-    """Turn the knobs of a schedule; all of a scenario have the same delays, so what is `known` of one holds for all."""
-    if source.run:  # has delays of its own, and its trace may be of other machines
-        return knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
-    known[settings(source.scenario, source.schedule)] = loading.simulated
-    return knob_effects(source.scenario, source.schedule, source.drawn_delays(), known=known, progress=progress)
 
 
 def _document(

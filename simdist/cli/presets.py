@@ -1,25 +1,21 @@
 """`simdist presets`."""
 
 from collections.abc import Callable
-from pathlib import Path
 from textwrap import shorten
-from typing import TypeAlias, TypeVar, get_args
+from typing import TypeAlias, get_args
 
 import click
-from pydantic import BaseModel
 
 from simdist.cli import common
 from simdist.cli.tables import Column, count, table_text
-from simdist.scenario import Cluster, Workload, load, presets
+from simdist.scenario import load, load_cluster, load_workload, presets
 from simdist.scenario.presets import Kind
 from simdist.scenario.strict_yaml import parse
-from simdist.settings.base import FromFile
 from simdist.settings.units import format_Bps, format_nbytes
 
 _SOURCE_LENGTH = 90
 
 _Facts: TypeAlias = dict[str, object]
-_ModelT = TypeVar("_ModelT", bound=BaseModel)
 
 
 def _source_text(source: str) -> str:
@@ -69,12 +65,8 @@ def command(session: common.Session, *, kind: Kind | None, name: str | None) -> 
     session.result(facts, "\n\n".join(_table(each, facts[each]) for each in kinds))
 
 
-def _read(model: type[_ModelT], kind: Kind, name: str) -> _ModelT:
-    return model.model_validate(presets.read(kind, name), context=FromFile(Path()), by_alias=True, by_name=False)
-
-
 def _cluster(name: str) -> _Facts:
-    cluster = _read(Cluster, "clusters", name)
+    cluster = load_cluster(presets.path("clusters", name))
     return {
         **common.picked(cluster, "nodes", "gpus_per_node", "source", ranks="world_size"),
         "device": cluster.device.name,
@@ -83,7 +75,7 @@ def _cluster(name: str) -> _Facts:
 
 
 def _workload(name: str) -> _Facts:
-    workload = _read(Workload, "workloads", name)
+    workload = load_workload(presets.path("workloads", name))
     return {
         **common.picked(workload, "nbytes", "batch_size", "source"),
         "parameters": sum(workload.tensor_counts),

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs, tables
-from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, lead_with_interval, seconds, table_text
+from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, factor_with_interval, seconds, table_text
 from simdist.errors import ScenarioError
 from simdist.sweep.results import csv_text, read_results, write_csv
 from simdist.sweep.selection import Fastest, fastest, fastest_columns, short_names, where
@@ -20,7 +20,7 @@ _SHOWN = 30
 _FASTEST_COLUMNS = (
     *(Column("fastest", "schedule"), STEP_TIME, SPEEDUP),
     Column("next"),
-    Column("lead", "lead", "lead_ci95", form=lead_with_interval),
+    Column("lead", "lead", "lead_ci95", form=factor_with_interval),
     Column("clear", words=lambda is_clear: "yes" if is_clear else "no"),
 )
 _FAILED_COLUMNS = (Column("schedule"), Column("reason", form=str))

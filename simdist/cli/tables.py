@@ -19,7 +19,6 @@ _ItemT = TypeVar("_ItemT")
 
 _ROUNDING_S = 1e-12  # shorter than anything that is simulated
 _ROUNDING = 1e-9
-_MOST_DIGITS = 5  # of a factor, behind the point
 _MOST_EPOCHS = 6  # lines of a table; JSON has all
 _WIDTH = 200  # of what is no terminal
 _MOST_LINKS = 6  # of a schedule; JSON has all
@@ -135,7 +134,7 @@ def seconds_with_interval(center_s: float, interval_s: tuple[float, float] | Non
     >>> seconds_with_interval(0.0835, (0.082, 0.085)), seconds_with_interval(0.0835, (0.0835, 0.0835))
     ('83.5 ms ± 1.5 ms', '83.5 ms')
     """
-    half_s = _half(interval_s) if interval_s else 0.0
+    half_s = (interval_s[1] - interval_s[0]) / 2 if interval_s else 0.0
     return format_seconds(center_s) + (f" ± {format_seconds(half_s, 2)}" if half_s > _ROUNDING_S else "")
 
 
@@ -145,47 +144,11 @@ def factor_with_interval(center: float, interval: tuple[float, float] | None) ->
     >>> factor_with_interval(1.36, (1.34, 1.38)), factor_with_interval(1.117, (1.113, 1.121))
     ('1.36 ± 0.02', '1.117 ± 0.004')
     """
-    half = _half_of(center, interval)
-    return _with_digits(center, half, _digits(half))
-
-
-def lead_with_interval(center: float, interval: tuple[float, float] | None) -> str:
-    """Print a factor near 1 with as many digits as tell on which side of 1 its interval lies.
-
-    >>> lead_with_interval(1.0143, (1.0005, 1.0281)), lead_with_interval(1.025, (1.0248, 1.0252))
-    ('1.0143 ± 0.0138', '1.0250 ± 0.0002')
-    >>> lead_with_interval(1.09, (1.08, 1.1)), lead_with_interval(1.0004, None), lead_with_interval(1.0, None)
-    ('1.09 ± 0.01', '1.0004', '1.00')
-    """
-    half = _half_of(center, interval)
-    digits = _digits(half)
-    while digits < _MOST_DIGITS and not _is_told(center, half, digits):
-        digits += 1
-    return _with_digits(center, half, digits if _is_told(center, half, digits) else _digits(half))
-
-
-def _is_told(center: float, half: float, digits: int) -> bool:
-    """Tell whether a rounded factor says what it says without rounding."""
-    ahead, about = round(abs(center - 1), digits), round(half, digits)
-    is_clear = abs(center - 1) > half
-    return (about > 0 or half == 0) and (ahead > about) == is_clear
-
-
-def _half_of(center: float, interval: tuple[float, float] | None) -> float:
-    half = _half(interval) if interval else 0.0
-    return half if half > _ROUNDING * center else 0.0
-
-
-def _digits(half: float) -> int:
-    return 3 if 0 < half < 0.01 else 2
-
-
-def _with_digits(center: float, half: float, digits: int) -> str:
-    return f"{center:.{digits}f}" + (f" ± {half:.{digits}f}" if half else "")
-
-
-def _half(interval: tuple[float, float]) -> float:
-    return (interval[1] - interval[0]) / 2
+    half = (interval[1] - interval[0]) / 2 if interval else 0.0
+    if half <= _ROUNDING * center:
+        return f"{center:.2f}"
+    digits = 3 if half < 0.01 else 2
+    return f"{center:.{digits}f} ± {half:.{digits}f}"
 
 
 _LINKS_TITLE = "links that held ranks up: seconds per step of a rank, in comm and io; others may wait for it besides"

@@ -23,7 +23,6 @@ _FORM = Form(
     csv="write lines of numbers in seconds, one per step, one column per rank, separated by commas; "
     "begin a header with #",
     npz="write seconds, [n_steps, world_size], with numpy.savez(file, seconds)",
-    column="rank",
     values="delays are seconds, finite and 0 or more",
     place="step {}, rank {}",
 )

@@ -25,7 +25,6 @@ _FORM = Form(
     array="shares",
     csv="write lines of a time in seconds and a share per link, separated by commas; begin a header with #",
     npz="write times in seconds and shares, [n_times, 1 + n_links], with numpy.savez(file, table)",
-    column="link, after the time",
     values="times and shares are finite and 0 or more",
     place="row {}, column {}",
 )

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from simdist.errors import ScenarioError
-from simdist.scenario import strict_yaml
-from simdist.scenario.loading import Part, read_part, scenario_error
+from simdist.scenario.loading import Part, read_part
 from simdist.settings.base import nearest, refuse, shown
 
 Kind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
@@ -42,25 +41,10 @@ def path(kind: Kind, name: str) -> Path:
     return _folder(kind) / f"{name}.yaml"
 
 
-def read(kind: Kind, name: str) -> dict[str, object]:
-    """Return the keys and values of a preset; a `tensors_file` in it becomes an absolute path.
-
-    Raises:
-        ScenarioError: There is none of that name, or its file is damaged.
-    """
-    return dict(_parsed(path(kind, name)))
-
-
 @functools.cache
-def _parsed(file: Path) -> dict[str, object]:
-    """Read a file that ships, and so stays as it is; sweeps need the same ones thousands of times."""
-    document = strict_yaml.parse(file.read_text(encoding="utf-8"))
-    if document.problems or not isinstance(document.root, dict):
-        raise scenario_error(str(file), document.problems)
-    preset: dict[str, object] = dict(document.root)
-    if isinstance(tensors_file := preset.get("tensors_file"), str):
-        preset["tensors_file"] = str(file.parent / tensors_file)
-    return preset
+def _read(part: Part, kind: Kind, name: str) -> dict[str, object]:
+    """Return the keys and values of a preset, which stays as it is; sweeps need the same ones thousands of times."""
+    return read_part(part, path(kind, name))
 
 
 def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
@@ -79,7 +63,7 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     if isinstance(value, str):
         if value not in names(kind):
             raise ValueError(_unknown(kind, value))
-        return read(kind, value)
+        return dict(_read(part, kind, value))
     if not isinstance(value, dict) or not _BASES & value.keys():
         return value
     overrides = {key: item for key, item in value.items() if key not in _BASES}
@@ -90,7 +74,7 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     name = value["preset"]
     if not isinstance(name, str) or name not in names(kind):
         refuse("preset", [(("preset",), _unknown(kind, name))])
-    return _merged(read(kind, name), overrides)
+    return _merged(_read(part, kind, name), overrides)
 
 
 def _unknown(kind: Kind, name: object) -> str:

@@ -1,6 +1,5 @@
 """Files of numbers that stand beside a scenario: recorded delays, and recorded shares of links."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ class Form:
         array: In .npz files that hold several arrays, the name of the one that counts.
         csv: The lines to write in a .csv file, for messages.
         npz: The array to write in an .npz file, likewise.
-        column: The meaning of a column, likewise.
         values: The numbers that there may be, likewise.
         place: The meaning of row and column of a number in an .npz file, likewise.
     """
@@ -33,7 +31,6 @@ class Form:
     array: str
     csv: str
     npz: str
-    column: str
     values: str
     place: str
 
@@ -64,7 +61,10 @@ def read_table(
     """
     try:
         _check_file(path, form)
-        table = _read_npz(path, form) if path.suffix == ".npz" else _read_csv(read_content(path), path, form)
+        table = _read_npz(path, form) if path.suffix == ".npz" else _read_csv(path, form)
+        if len(wrong := np.argwhere(~((table >= 0) & np.isfinite(table)))):
+            row, column = wrong[0]
+            raise ValueError(f"{path}: {table[row, column]:g} at {form.place.format(row, column)}: {form.values}")
         for problem in problems(table):
             raise ValueError(f"{path}: {problem}: {form.npz if path.suffix == '.npz' else form.csv}")
     except OSError as error:
@@ -106,41 +106,21 @@ def _read_npz(path: Path, form: Form) -> NDArray[np.float64]:
         raise ValueError(f"{path}: holds {', '.join(names) or 'nothing'}: write one array, or one named {form.array!r}")
     if not is_right:
         raise ValueError(f"{path}: {name} holds {found.dtype} of shape {list(found.shape)}: {form.npz}")
-    wrong = np.argwhere(~((numbers >= 0) & np.isfinite(numbers)))
-    if len(wrong):
-        row, column = wrong[0]
-        raise ValueError(f"{path}: {numbers[row, column]} at {form.place.format(row, column)}: {form.values}")
     return numbers.astype(np.float64)
+
+
+def _read_csv(path: Path, form: Form) -> NDArray[np.float64]:
+    """Read a .csv file. ValueError tells what is wrong, and in which row of numbers, counted from 0."""
+    try:
+        lines = read_content(path).decode("utf-8-sig").splitlines()
+        rows = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not rows:
+            raise ValueError("is empty")
+        return np.loadtxt(rows, delimiter=",", comments=None, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).partition('; use')[0].rstrip('.')}: {form.csv}") from None
 
 
 def _is_right(found: Declared) -> bool:
     is_number = np.issubdtype(found.dtype, np.number) and not np.issubdtype(found.dtype, np.complexfloating)
     return len(found.shape) == 2 and is_number
-
-
-def _read_csv(content: bytes, path: Path, form: Form) -> NDArray[np.float64]:
-    """Read a .csv file. ValueError tells what is wrong, and in which line."""
-    try:
-        lines = content.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: byte {content[error.start]:#04x} is not UTF-8 text: {form.csv}") from None
-    numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
-    if not numbered:
-        raise ValueError(f"{path}: is empty: {form.csv}")
-    rows = [[_number(cell, f"{path}:{number}", form) for cell in line.split(",")] for number, line in numbered]
-    for (number, _), row in zip(numbered, rows, strict=True):
-        if len(row) != len(rows[0]):
-            found = f"{len(row)} column{'s' * (len(row) > 1)}, but {len(rows[0])} in line {numbered[0][0]}"
-            raise ValueError(f"{path}:{number}: {found}: write as many, one per {form.column}")
-    return np.array(rows, dtype=np.float64)
-
-
-def _number(cell: str, where: str, form: Form) -> float:
-    try:
-        numbers = float(cell)
-    except ValueError:
-        raise ValueError(f"{where}: {shown(cell.strip())} is not a number: {form.csv}") from None
-    if not 0 <= numbers < math.inf:
-        raise ValueError(f"{where}: {cell.strip()}: {form.values}")
-    return numbers

@@ -8,7 +8,6 @@ additive: what two remove together may be less than the sum, if either suffices,
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from simdist import engines
 from simdist.engines import Delays
@@ -22,9 +21,6 @@ from simdist.studies.epochs import Epochs, find_epochs
 
 #: Called with what is simulated, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
-
-#: Settings (see `settings`) -> what was simulated with them.
-Known: TypeAlias = dict[tuple[str, str], Epochs]
 
 
 @dataclass(frozen=True)
@@ -151,18 +147,11 @@ def _policies(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
             yield Knob(f"data: {policy}", scenario, schedule.model_copy(update={"data": policy}), missing)
 
 
-def settings(scenario: Scenario, schedule: Schedule) -> tuple[str, str]:
-    """Return all that a simulation depends on but its delays: a schedule is the same under another label."""
-    of_scenario = scenario.model_dump(mode="json", exclude={"schedules"})
-    return str(of_scenario), str(schedule.model_dump(mode="json", exclude={"label"}))
-
-
 def knob_effects(
     scenario: Scenario,
     schedule: Schedule,
     delays: Delays,
     *,
-    known: Known | None = None,
     progress: Progress | None = None,
 ) -> KnobEffects:
     """Simulate a schedule as it is, and with every knob turned.
@@ -171,8 +160,6 @@ def knob_effects(
         scenario: With a data set.
         schedule: Of the scenario.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds; the same with every knob.
-        known: Earlier results with the same delays: a schedule with another policy is often one of
-            the others. Gets what is simulated now.
         progress: See `Progress`.
 
     Raises:
@@ -182,15 +169,8 @@ def knob_effects(
     found = knobs(scenario, schedule)
     possible = [knob for knob in found if not knob.missing]
     total = (1 + len(possible)) * scenario.steps
-    known = {} if known is None else known
 
     def simulated(knob: Knob, number: int) -> Epochs:
-        key = settings(knob.scenario, knob.schedule)
-        if key not in known:
-            known[key] = simulate_again(knob, number)
-        return known[key]
-
-    def simulate_again(knob: Knob, number: int) -> Epochs:
         def report(step: int) -> None:
             if progress:
                 progress(f"{schedule.name}: {knob.name}", number * scenario.steps + step, total)

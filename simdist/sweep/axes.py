@@ -43,7 +43,6 @@ class Reader:
         self._document, self._scenario, self._tree = document, scenario, tree
         self._folder, self._is_grid = folder, is_grid
         self._wholes: list[tuple[Path, object]] = []
-        self._places: dict[Path, Path] = {}  # of fields in the sweep file
         self.problems: list[Problem] = []
 
     def read(
@@ -53,9 +52,7 @@ class Reader:
         self._wholes = list(_mappings(vary, cases))
         self._refuse_doubles(vary, cases)
         axes = tuple(axis for text, values in vary.items() if (axis := self._axis(text, values)))
-        found = tuple(self._cases(cases))
-        self._refuse_dead_ends(axes, found)
-        return axes, found
+        return axes, tuple(self._cases(cases))
 
     def fault(self, at: Path, message: str) -> None:
         """Note a problem; the path leads through the sweep file."""
@@ -78,27 +75,6 @@ class Reader:
             self.fault(at, f"{path_text(taken[path])} sets the same: remove one of them")
         elif path:
             taken[path] = at
-            self._places.setdefault(path, at)
-
-    def _refuse_dead_ends(self, axes: tuple[SweepAxis, ...], cases: tuple[Case, ...]) -> None:
-        """Refuse values below one that some point sets to something without them, such as the latency of `ideal`."""
-        varied = [(axis.field, axis.choices) for axis in axes]
-        for case in cases or (Case("", ()),):
-            together = [*varied, *((field, (choice,)) for field, choice in case.choices)]
-            for inner, _ in together:
-                for outer, choices in together:
-                    if _is_below(inner.path, outer.path):
-                        self._refuse_dead_end(inner, outer, choices)
-
-    def _refuse_dead_end(self, inner: ScenarioField, outer: ScenarioField, choices: tuple[Choice, ...]) -> None:
-        for choice in choices:
-            try:
-                replaced(replaced(self._tree, outer.path, choice.written), inner.path, None)
-            except ValueError:
-                where = f"{path_text(outer.path)} is {shown(choice.written)} in some points"
-                message = f"{where}, and has none: set both in cases, each as it fits"
-                self.fault(self._places[inner.path], message)
-                return
 
     def _cases(self, cases: tuple[Mapping[str | int, Any], ...]) -> Iterator[Case]:
         names: set[str] = set()

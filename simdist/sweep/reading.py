@@ -1,8 +1,6 @@
 """From a sweep file to a sweep, with every problem at once."""
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +22,6 @@ from simdist.sweep.sampling import Sampling
 
 MAX_POINTS = 1_000_000
 _SHAPE = "write scenario: FILE and vary: {path: [values]}"
-_INDEX_IN_BRACES = re.compile(r"\{[^}]*?([A-Za-z_][\w.]*)\[(\d+)\]")
 
 
 def _check_scenario(value: object) -> object:
@@ -82,7 +79,6 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:
     if isinstance(document.root, dict) and _is_scenario(document.root):
         hint = f"simdist compare {name}; a sweep names it, and what it varies: {_SHAPE}"
         raise ScenarioError(f"{name}: is a scenario, and no sweep: {hint}")
-    document = replace(document, problems=[*_with_hints(document.problems, text)])
     file = validated(SweepFile, document, name=name, folder=folder, shape=f"a sweep: {_SHAPE}")
     return _sweep(document, file, name, folder)
 
@@ -159,14 +155,3 @@ def _base(
     root = strict_yaml.parse(read_text(path)).root
     assert isinstance(root, dict)  # it was read as a scenario
     return root, path.parent, scenario
-
-
-def _with_hints(problems: Iterable[Problem], text: str) -> Iterable[Problem]:
-    """Say what to write instead of `{disturbances[0].delay: ..}`, which is not YAML."""
-    lines = text.splitlines()
-    for problem in problems:
-        line = lines[problem.line - 1] if problem.line <= len(lines) else ""
-        if match := _INDEX_IN_BRACES.search(line):
-            hint = f"; inside braces write {match[1]}.{match[2]} for {match[1]}[{match[2]}], or quote the path"
-            problem = replace(problem, message=problem.message + hint)
-        yield problem

@@ -11,7 +11,7 @@ from simdist.report.page.sections.speed import speed_section, states_section, tr
 from simdist.report.page.sections.stragglers import stragglers_section
 from simdist.report.page.sections.sweep_chart import chart_section, map_section
 from simdist.report.page.sections.sweep_fastest import fastest_section
-from simdist.report.page.sections.sweep_rows import failures_section, rows_section
+from simdist.report.page.sections.sweep_rows import rows_section
 from simdist.report.page.sections.timelines import Shown, timeline_assets, timelines_section
 from simdist.report.page.sweep_model import SweepReport
 
@@ -39,7 +39,7 @@ def runs_page(report: RunsReport, shown: Sequence[Shown]) -> str:
 
 def sweep_page(report: SweepReport) -> str:
     """Return the page of a sweep, the same for equal folders."""
-    makers = fastest_section, chart_section, map_section, rows_section, failures_section
+    makers = fastest_section, chart_section, map_section, rows_section
     return document(
         f"{report.name}: simdist report",
         header=sweep_heading(report),

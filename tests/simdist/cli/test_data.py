@@ -10,13 +10,12 @@ import pytest
 from commandline import Answer, call, edited, write
 from data_sets import DATA_SCENARIO
 
-from simdist import engines, scenario
+from simdist import scenario
 from simdist.cli.tables import shown_epochs
 from simdist.cost import Costs
 from simdist.plan import LEVELS, Plan
 from simdist.runs import building, run_directory
 from simdist.studies.comparison import compare
-from simdist.studies.data_knobs import knob_effects, settings
 from simdist.studies.epochs import find_epochs
 from simdist.studies.limits import epoch_limits
 from simdist.traces.reads import Reads, expected
@@ -262,28 +261,6 @@ def test_knobs_in_json_are_sorted_by_the_time_of_the_run(small, capsys):
         assert effect["removed"] == pytest.approx(1 - waiting_s / knobs["waiting_s"])
 
 
-def test_what_is_known_of_one_schedule_changes_nothing_of_another(small, capsys):
-    """The policy of `sync` turned to `files` is `sync+files`, and is simulated once; alone, each simulates all."""
-    together = document(call(capsys, "data", small, "--knobs", "--json"))["rows"]
-    labels = [row["schedule"] for row in together]
-    assert {"sync", "sync+files"} <= set(labels)
-    alone = [
-        document(call(capsys, "data", small, "--schedule", label, "--knobs", "--json"))["rows"] for label in labels
-    ]
-    assert together == [row for rows in alone for row in rows]
-
-
-def test_knob_that_is_known_is_not_simulated_again(small, monkeypatch):
-    found = scenario.load(small)
-    sync, files, *_ = found.schedules
-    drawn, known = building.delays(found), {}
-    first = knob_effects(found, sync, drawn, known=known)
-    assert {settings(found, sync), settings(found, files)} <= known.keys()
-    assert len(known) == 1 + len(first.effects)
-    monkeypatch.setattr(engines, "simulate", lambda *args, **kwargs: pytest.fail("simulated again"))
-    assert knob_effects(found, sync, drawn, known=known) == first
-
-
 def test_knobs_of_a_run_meet_its_own_delays(tmp_path, capsys):
     """Of 1 s in every step, edited after they were drawn."""
     text = DATA + "disturbances: [{kind: persistent, delay: 10 ms}]\n"
@@ -433,33 +410,6 @@ def test_comparison_without_a_data_set_says_nothing_of_epochs(tmp_path, capsys):
     assert "epoch" not in call(capsys, "compare", path, "--seeds", "2").out
     (row,) = document(call(capsys, "compare", path, "--seeds", "2", "--json"))["rows"]
     assert not {"epochs", "staging_s"} & row.keys()
-
-
-def test_finished_schedules_keep_their_epochs(small, tmp_path, capsys):
-    first = call(capsys, "compare", small, "--seeds", "1", "-o", tmp_path / "kept", "--json")
-    second = call(capsys, "compare", small, "--seeds", "1", "-o", tmp_path / "kept", "--json")
-    assert "measured before" in second.err
-    assert first.out == second.out
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda record: record.pop("staging_s"),
-        lambda record: record.update(epochs=7),
-        lambda record: record["epochs"][0].pop("seconds"),
-        lambda record: record["epochs"][1].update(stall_s=None),
-        lambda record: record["epochs"][2].update(hits={"memory": 1.0}),
-    ],
-)
-def test_finished_schedule_with_damaged_epochs_is_measured_anew(small, tmp_path, capsys, damage):
-    call(capsys, "compare", small, "--seeds", "1", "-o", tmp_path / "kept")
-    path = tmp_path / "kept" / "rows.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines() if line]
-    damage(records[0])
-    path.write_text("".join(f"\n{json.dumps(record)}" for record in records))
-    again = call(capsys, "compare", small, "--seeds", "1", "-o", tmp_path / "kept")
-    assert again.err.count("measured before") == len(LABELS) - 1
 
 
 def test_of_many_epochs_the_first_and_the_last_are_shown():

@@ -304,15 +304,6 @@ def test_run_directory_needs_no_cluster_file(folder, capsys):
     assert call(capsys, "simulate", folder / "run").code == 0
 
 
-def test_finished_schedules_are_measured_anew_when_the_cluster_file_changes(folder, capsys):
-    path = scenario_of(folder)
-    args = ("compare", path, "--seeds", "1", "-o", folder / "out")
-    assert call(capsys, *args).code == 0
-    assert "measured before" in call(capsys, *args).err
-    write(folder / "cluster.yaml", CLUSTER.replace("25 us", "26 us"))
-    assert "measured before" not in call(capsys, *args).err
-
-
 def test_inline_cluster_is_the_same_as_its_file(folder):
     inline = load(write(folder / "inline.yaml", edited(("  - {kind: local_sgd, period: 4}\n", ""))))
     text = dump_cluster(inline.cluster)

@@ -26,6 +26,7 @@ from simdist.scenario import (
     Workload,
     dump,
     load,
+    load_cluster,
     loads,
     presets,
     strict_yaml,
@@ -387,7 +388,7 @@ workload: {preset: resnet18, batch_size: 7, forward: 1 ms}
 steps: 1
 schedules: [{kind: sync}]
 """
-    original = Cluster.model_validate(presets.read("clusters", "gcp-t4x4-32gbit"))
+    original = load_cluster(presets.path("clusters", "gcp-t4x4-32gbit"))
     scenario = loads(text)
     assert scenario.cluster == original.model_copy(
         update={"nodes": 3, "network": original.network.model_copy(update={"bandwidth_Bps": 1.25e9})}

@@ -448,8 +448,7 @@ def test_keys_do_not_depend_on_what_is_remembered_of_the_scenario(sweep_of):
         ),
         (
             "vary: {disturbances[0].delay: [1 s]}",
-            "s.yaml:2: not YAML: did not find expected ',' or '}' while parsing a flow mapping: 'vary: {disturbances[0].delay: [1 s]}'; "
-            "inside braces write disturbances.0 for disturbances[0], or quote the path",
+            "s.yaml:2: not YAML: did not find expected ',' or '}' while parsing a flow mapping: 'vary: {disturbances[0].delay: [1 s]}'",
         ),
         (
             "vary:\n  disturbances.0.delay: [1 s]\n  disturbances[0].delay: [1 s]",
@@ -458,11 +457,6 @@ def test_keys_do_not_depend_on_what_is_remembered_of_the_scenario(sweep_of):
         (
             "vary: {steps: [1]}\ncases: [{steps: 2}]",
             "s.yaml:3: cases[0].steps: vary.steps sets the same: remove one of them",
-        ),
-        (
-            "vary: {cluster.network.latency: [1 us]}\ncases: [{cluster.network: ideal}]",
-            "s.yaml:2: vary.cluster.network.latency: cluster.network is 'ideal' in some points, and has none: set both in cases, "
-            "each as it fits",
         ),
         ("cases: 3", "s.yaml:2: cases: 3: not a list: write [...], or lines that begin with '- '"),
         ("cases: [3]", "s.yaml:2: cases[0]: 3: not a mapping: write `key: value` lines"),

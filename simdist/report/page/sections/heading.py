@@ -149,7 +149,8 @@ def _sweep_notes(report: SweepReport) -> Iterator[Html]:
         yield join([f"{share}, so all below is of the others: ", tag("code", "simdist sweep"), goes_on])
     if report.table.n_failed:
         rows = f"{report.table.n_failed:,} row{'s' * (report.table.n_failed > 1)}"
-        yield escape(f"{rows} failed, see the end of the page. No number below counts failed rows.")
+        command = tag("code", f"simdist results {quote(report.folder.name)} --failed")
+        yield join([f"{rows} failed, ", command, " shows why. No number below counts failed rows."])
     yield from (escape(note) for note in report.table.notes if "not there yet" not in note)
     if report.n_seeds == 1:
         yield escape("With one seed there are no intervals, so nothing says which differences are chance.")

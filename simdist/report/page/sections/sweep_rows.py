@@ -1,18 +1,17 @@
-"""All rows of a sweep, to sort and to filter, and what failed."""
+"""All rows of a sweep, to sort and to filter."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from shlex import quote
 
 from simdist.report.page.document import Section, json_block
-from simdist.report.page.html import Html, controls, framed_table, join, prose, table, tag
+from simdist.report.page.html import Html, controls, framed_table, join, tag
 from simdist.report.page.sections.sweep_chart import measured_metrics
 from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.studies.statistics import Interval
 from simdist.sweep.table import ResultRow
 from simdist.traces.breakdown import STATES
 
-_MOST_POINTS = 10
 _DIGITS = 6  # of a number in the page's data; its tables have all
 
 
@@ -35,36 +34,6 @@ def _filter() -> Html:
     field = tag("input", id="sweep-filter", type="search", autocomplete="off", spellcheck="false")
     hint = tag("span", "Rows in which all of the words occur; headers sort.", class_="muted", id="sweep-filter-hint")
     return controls(tag("label", "Filter ", field), hint)
-
-
-def failures_section(report: SweepReport) -> Section | None:
-    """Show why rows failed, each message once, or nothing."""
-    groups: dict[tuple[str, str], list[ResultRow]] = {}
-    for each in report.table.results:
-        if each.failed:
-            groups.setdefault((each.failed, each.error), []).append(each)
-    if not groups:
-        return None
-    lines = [
-        [
-            kind,
-            tag("span", message, class_="sweep-error"),
-            f"{len(found):,}",
-            _named(each.schedule for each in found),
-            _named((str(each.point) for each in found), most=_MOST_POINTS),
-        ]
-        for (kind, message), found in sorted(groups.items(), key=lambda item: -len(item[1]))
-    ]
-    about = "These rows have no numbers. After a repair, `simdist sweep --retry` computes them once more."
-    header = ["error", "message", "rows", "schedules", "points"]
-    shown = table("Failed rows by message", header, lines, words=["message", "schedules", "points"])
-    return Section("failures", "Failed rows", join([tag("p", prose(about)), shown]))
-
-
-def _named(words: Iterable[str], *, most: int | None = None) -> str:
-    """Name different words, the first of many."""
-    found = list(dict.fromkeys(words))
-    return ", ".join(found[:most]) + (", ..." if most and len(found) > most else "")
 
 
 def sweep_data(report: SweepReport) -> dict[str, object]:
