@@ -55,8 +55,11 @@ class Memory:
         device: Where buffers placed on the device live; the others are in host memory.
         names: Which buffers are wanted; the others stay without a tensor.
         n_ranks: Stack the buffers of so many ranks: all shapes begin with `n_ranks`, and `row` is one of them.
-        scratch_nbytes: Memory that collectives will need on the device beside the buffers.
+        scratch_nbytes: Memory that collectives, or computing, will need on the device beside the buffers.
         in_place: Buffers, by name, that are another one, as `buffers_in_place` says.
+
+    Attributes:
+        n_ranks: Ranks that are stacked; None if there is one rank without an axis for it.
 
     Raises:
         RunError: They do not fit.
@@ -73,7 +76,7 @@ class Memory:
         in_place: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         wanted = [buffer for buffer in plan.buffers if buffer.name in names and buffer.name not in in_place]
-        self._device, self._n_ranks = device, n_ranks
+        self._device, self.n_ranks = device, n_ranks
         self._buffers = {buffer.name: buffer for buffer in wanted}
         self._check_fits(plan, scratch_nbytes)
         units = distinct_counts(plan)
@@ -106,7 +109,7 @@ class Memory:
     def row(self, rank: int) -> "Memory":
         """Return the buffers of one of the ranks that are stacked here: views, not copies."""
         row = copy.copy(self)
-        row._n_ranks = None
+        row.n_ranks = None
         row._dense = {name: tensor[rank] for name, tensor in self._dense.items()}
         row._sparse = {
             name: replace(tensor, values=tensor.values[rank], indices=tensor.indices[rank])
@@ -117,18 +120,19 @@ class Memory:
     def _zeros(self, buffer: Buffer, dtype: torch.dtype) -> Tensor:
         on_host = buffer.place == "host"
         pinned = on_host and self._device.type == "cuda"
-        shape = (buffer.count,) if self._n_ranks is None else (self._n_ranks, buffer.count)
+        shape = (buffer.count,) if self.n_ranks is None else (self.n_ranks, buffer.count)
         return torch.zeros(shape, dtype=dtype, device="cpu" if on_host else self._device, pin_memory=pinned)
 
     def _check_fits(self, plan: Plan, scratch_nbytes: int) -> None:
         on_gpu = self._device.type == "cuda"
         for place, free_nbytes in (("device", _free_nbytes(self._device)), ("host", _free_nbytes(torch.device("cpu")))):
             nbytes = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.place == place)
-            nbytes = nbytes * (self._n_ranks or 1) + (scratch_nbytes if place == "device" else 0)
+            nbytes = nbytes * (self.n_ranks or 1) + (scratch_nbytes if place == "device" else 0)
             if nbytes > free_nbytes:
+                beside = " and beside them" if scratch_nbytes else ""
                 where = f"{self._device}" if on_gpu and place == "device" else "the host"
                 raise RunError(
-                    f"plan {plan.name} needs {nbytes / 1e9:.3g} GB for its buffers; {where} has "
+                    f"plan {plan.name} needs {nbytes / 1e9:.3g} GB for its buffers{beside}; {where} has "
                     f"{free_nbytes / 1e9:.3g} GB free: run a smaller model, or fewer ranks on this machine"
                 )
 

@@ -23,15 +23,18 @@ Transform: TypeAlias = ops.Select | ops.Merge | ops.Densify | ops.LowRank | ops.
 
 
 def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
-    """Perform an operation on the buffers of a rank.
+    """Perform an operation on the buffers of a rank, or of all that are stacked.
 
     Args:
         memory: Has the buffers of the operation.
         op: The operation.
         step: With the rank, the seed of selections that sample, so that a resumed run goes on as an undisturbed one.
-        rank: Whose buffers they are.
+        rank: Whose buffers they are; of those that are stacked, the first one's.
     """
     match op:
+        case ops.Select() | ops.Merge() | ops.Densify() | ops.LowRank() if memory.n_ranks is not None:
+            for number in range(memory.n_ranks):
+                transform(memory.row(number), op, step=step, rank=rank + number)
         case ops.Select():
             _select(memory, op, torch.Generator().manual_seed(step * MAX_WORLD_SIZE + rank))
         case ops.Merge():
@@ -203,11 +206,11 @@ def _pack(parts: Iterable[Tensor], fused: Tensor) -> None:
     """Fill a fusion buffer; what is left of it is padding, and zero."""
     end = 0
     for part in parts:
-        fused[end : (end := end + part.numel())].copy_(part)
-    fused[end:].zero_()
+        fused[..., end : (end := end + part.shape[-1])].copy_(part)
+    fused[..., end:].zero_()
 
 
 def _unpack(fused: Tensor, parts: Sequence[Tensor]) -> None:
-    sizes = [part.numel() for part in parts]
-    for part, source in zip(parts, fused[: sum(sizes)].split(sizes), strict=True):
+    sizes = [part.shape[-1] for part in parts]
+    for part, source in zip(parts, fused[..., : sum(sizes)].split(sizes, dim=-1), strict=True):
         part.copy_(source)

@@ -13,12 +13,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import TypeAlias, assert_never, final
+from typing import Any, assert_never, final
 
 import torch
 from torch import Tensor, nn
 
 from real.buffers.memory import Memory
+from real.execution.batching import Candidate, Loss, Made, Scheduler, per_rank, stacked_batch
 from real.programs.base import Batch
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
@@ -28,8 +29,6 @@ from simdist.plan import Plan, ops
 from simdist.plan.walk import drops_late
 
 _CPU = torch.device("cpu")
-
-Make: TypeAlias = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +49,15 @@ class VirtualResult:
 
 def train(
     plan: Plan,
-    make: Make,
-    loss: Callable[[Tensor, Tensor], Tensor],
+    make: Callable[[int], tuple[nn.Module, torch.optim.Optimizer]],
+    loss: Loss,
     batch: Callable[[int, int], Batch],
     *,
     seed: int = 0,
     on_step: Callable[[int, Sequence[nn.Module]], None] | None = None,
     outer_optimizer: MakeOptimizer = nesterov,
     late: Mapping[int, Sequence[int]] | None = None,
+    batched: bool = False,
 ) -> VirtualResult:
     """Train a model of one's own on all ranks of a plan, on the CPU.
 
@@ -71,42 +71,115 @@ def train(
         on_step: Called at the end of each step with its number and the modules of all ranks.
         outer_optimizer: Makes the outer optimizer of each rank's anchors, if the plan has some.
         late: Who is late where, as a trace of the plan has it.
+        batched: Compute all ranks at once, where that is possible; see `World`.
 
     Raises:
         PlanError: The plan is for another model.
         RunError: Its buffers do not fit into memory; or it is not known who is late.
     """
-    memory = Memory(plan, _CPU, Binding.buffers_of(plan), n_ranks=plan.world_size)
-    modules: list[nn.Module] = []
-    programs: list[ModuleProgram] = []
-    for rank in range(plan.world_size):
-        module, optimizer = make(rank)
-        own_batch = partial(_batch_of, batch, rank)
-        modules.append(module)
-        programs.append(
-            ModuleProgram(
-                plan,
-                module,
-                loss,
-                optimizer,
-                own_batch,
-                memory.row(rank),
-                device=_CPU,
-                rank=rank,
-                outer=outer_optimizer,
-            )
-        )
+    world = World(plan, lambda rank: (*make(rank), None), loss, batch, outer_optimizer=outer_optimizer, batched=batched)
     losses = torch.full((plan.n_steps, plan.world_size), torch.nan, dtype=torch.float64)
 
     def end(step: int) -> None:
-        rows = [math.nan if each.loss is None else each.loss.item() for each in programs]
-        losses[step] = torch.tensor(rows, dtype=torch.float64)
+        losses[step] = world.losses()
         if on_step:
-            on_step(step, modules)
+            on_step(step, world.modules)
 
-    perform(plan, programs, memory, seed=seed, on_step=end, late=late)
-    vectors = [torch.cat([each.detach().flatten() for each in trained_parameters(module)]) for module in modules]
-    return VirtualResult(torch.stack(vectors), losses, tuple(modules))
+    perform(plan, world.programs, world.memory, seed=seed, on_step=end, late=late)
+    vectors = [torch.cat([each.detach().flatten() for each in trained_parameters(module)]) for module in world.modules]
+    return VirtualResult(torch.stack(vectors), losses, tuple(world.modules))
+
+
+@final
+class World:
+    """The models of all ranks and what trains them: one program for each rank, or one for all of them at once.
+
+    All at once, a pass is one of `StackedModule`, and so is an update; see `real.execution.batching` for what rules
+    that out.
+
+    Args:
+        plan: A legal plan for the model.
+        make: Rank -> its module, the optimizer of its parameters, and the scheduler of its learning rate, if any.
+        loss: As in `train`.
+        batch: As in `train`.
+        device: Where to compute; the modules are made there.
+        autocast: Lower precision for forward and backward pass.
+        outer_optimizer: As in `train`.
+        batched: All at once, where that is possible.
+        scratch_nbytes: Memory that will be needed beside the buffers.
+
+    Attributes:
+        modules: Of every rank; their parameters are rows of the plan's buffers.
+        optimizers: Of every rank, or one of all.
+        schedulers: Likewise; none if the ranks have none. Who uses them steps them.
+        programs: Likewise.
+        memory: The stacked buffers.
+        why_not: Why it is not all at once, if it was to be.
+
+    Raises:
+        PlanError: The plan is for another model.
+        RunError: Its buffers do not fit into memory.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        make: Callable[[int], Made],
+        loss: Loss,
+        batch: Callable[[int, int], Batch],
+        *,
+        device: torch.device = _CPU,
+        autocast: torch.dtype | None = None,
+        outer_optimizer: MakeOptimizer = nesterov,
+        batched: bool = True,
+        scratch_nbytes: int = 0,
+    ) -> None:
+        n_ranks = plan.world_size
+        names = Binding.buffers_of(plan)
+        self.memory = Memory(plan, device, names, n_ranks=n_ranks, scratch_nbytes=scratch_nbytes)
+        settings: dict[str, Any] = {"device": device, "autocast": autocast, "outer": outer_optimizer}
+        made = [make(rank) for rank in range(n_ranks)] if batched else []
+        candidate = Candidate(plan, made, loss, batch, outer_optimizer, device, autocast) if batched else None
+        self.why_not = candidate.problem() if candidate else None
+        self._losses: Tensor | None = None
+        self.modules: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.schedulers: list[Scheduler] = []
+        self.programs: list[ModuleProgram] = []
+        if candidate and not self.why_not:
+            stacked, optimizer = candidate.stack()
+            of_all = partial(stacked_batch, batch, n_ranks)
+            self.programs.append(
+                ModuleProgram(plan, stacked, self._sum_of(loss), optimizer, of_all, self.memory, **settings)
+            )
+            self.modules, self.optimizers = [module for module, *_ in made], [optimizer]
+            self.schedulers = [each for *_, each in made[:1] if each]
+            stacked.lend(self.modules)
+            return
+        for rank in range(n_ranks):
+            module, optimizer, scheduler = made[rank] if made else make(rank)
+            own_batch, row = partial(_batch_of, batch, rank), self.memory.row(rank)
+            self.modules.append(module)
+            self.optimizers.append(optimizer)
+            self.schedulers += [scheduler] if scheduler else []
+            self.programs.append(ModuleProgram(plan, module, loss, optimizer, own_batch, row, rank=rank, **settings))
+
+    def losses(self) -> Tensor:
+        """Return the loss of every rank's last pass, float64 `[world_size]`; NaN before the first one."""
+        if self._losses is not None:
+            return self._losses.to("cpu", torch.float64)
+        rows = [math.nan if each.loss is None else each.loss.item() for each in self.programs]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _sum_of(self, loss: Loss) -> Loss:
+        """Return the sum of the losses of all ranks, whose gradient on each rank is that of its own loss."""
+
+        def total(outputs: Tensor, targets: Tensor) -> Tensor:
+            losses = per_rank(loss)(outputs, targets)
+            self._losses = losses.detach()
+            return losses.sum()
+
+        return total
 
 
 def perform(
@@ -122,7 +195,7 @@ def perform(
 
     Args:
         plan: A legal plan.
-        programs: One for each rank, with that rank's row of `memory`.
+        programs: One for each rank, with that rank's row of `memory`; or one of all of them, with all of it.
         memory: The stacked buffers.
         seed: See `train`.
         on_step: Called at the end of each step.

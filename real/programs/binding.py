@@ -31,7 +31,7 @@ class Binding:
 
     Args:
         plan: Its buffers say which tensors they hold.
-        module: Already on the device of `memory`.
+        module: Already on the device of `memory`; if that is stacked, all shapes begin with its `n_ranks`.
         memory: Has the parameter and gradient buffers of the plan.
 
     Raises:
@@ -123,7 +123,7 @@ class Binding:
                         f"plan {plan.name}: buffer {buffer.name} is {buffer.dtype}, parameter {name} is "
                         f"{parameter.dtype}; set workload.dtype, or convert the model"
                     )
-            count = sum(parameter.numel() for parameter in self.parameters_of(buffer))
+            count = sum(map(self._count, self.parameters_of(buffer)))
             planned = buffer.count - buffer.padding
             if count != planned:
                 raise PlanError(
@@ -142,6 +142,10 @@ class Binding:
             view.copy_(parameter.detach())
             parameter.data = view
 
+    def _count(self, parameter: Tensor) -> int:
+        """Return its elements on one rank."""
+        return parameter.numel() // (self._memory.n_ranks or 1)
+
     def _places(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor | None]]:
         if buffer.name not in self._memory:
             return [(parameter, None) for parameter in self.parameters_of(buffer)]
@@ -149,8 +153,8 @@ class Binding:
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
         """Return the parts of a buffer that belong to each of its tensors, of the tensors' shape; padding is left."""
-        flat = self._memory.dense(buffer.name)[: buffer.count - buffer.padding]
-        parts = flat.split([parameter.numel() for parameter in self.parameters_of(buffer)])
+        flat = self._memory.dense(buffer.name)[..., : buffer.count - buffer.padding]
+        parts = flat.split([*map(self._count, self.parameters_of(buffer))], dim=-1)
         return [laid_like(part, parameter) for part, parameter in zip(parts, self.parameters_of(buffer), strict=True)]
 
 
@@ -271,8 +275,15 @@ def _nothing() -> None:
 
 
 def laid_like(flat: Tensor, like: Tensor) -> Tensor:
-    """View a flat tensor as one that lies in memory as `like` does, if that is dense; in row-major order otherwise."""
-    if _is_dense(like):
+    """View a flat tensor as one that lies in memory as `like` does, if that is dense; in row-major order otherwise.
+
+    Args:
+        flat: `[count]`, or of several ranks `[n_ranks, count]`.
+        like: Of one rank, or of as many.
+    """
+    if flat.dim() > 1 and _is_dense(like[0]):
+        return flat.as_strided(like.size(), (flat.stride(0), *like.stride()[1:]), flat.storage_offset())
+    if flat.dim() == 1 and _is_dense(like):
         return flat.as_strided(like.size(), like.stride(), flat.storage_offset())
     return flat.view(like.size())
 

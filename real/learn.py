@@ -1,0 +1,314 @@
+"""`python -m real.learn`: train a task by a plan, with the values of all ranks, and tell how well it learns.
+
+One JSON object on standard input says what to do, see `docs/reference/tasks.md`; JSON lines on standard output tell of
+it, each as soon as it is known.
+"""
+
+import copy
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from typing import Annotated, Literal, TextIO, TypeAlias, final
+
+import torch
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from real.execution.batching import Made, StackedModule, per_rank, stacked_batch
+from real.execution.virtual import World, perform
+from real.models import tasks
+from real.models.tasks import Task
+from real.programs.binding import Binding, trained_parameters
+from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
+from simdist.plan import Plan, codec, ops
+
+Say: TypeAlias = Callable[[Mapping[str, object]], None]
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
+class Order:
+    """What to do.
+
+    Args:
+        task: Name or path.
+        seed: Of initial parameters, data and random operators.
+        plan: Path of the plan.
+        evaluate_every: Steps between evaluations.
+        lr_factor: Multiplies all learning rates of the task; not that of an outer optimizer.
+        late: Rows of a trace -> ranks that were late there.
+        device: Where to compute.
+        describe: Say what the task's model is, and train nothing.
+    """
+
+    task: str
+    seed: int = 0
+    plan: str = ""
+    evaluate_every: Annotated[int, Field(ge=1)] = 100
+    lr_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    late: dict[int, list[int]] | None = None
+    device: Literal["cpu", "cuda"] = "cpu"
+    describe: bool = False
+
+
+def main(given: TextIO, out: TextIO) -> int:
+    """Read an order, carry it out, and return the exit status: 0, 2 for bad input, 1 for a run that failed."""
+
+    def say(line: Mapping[str, object]) -> None:
+        print(json.dumps(line), file=out, flush=True)
+
+    try:
+        with redirect_stdout(sys.stderr):  # what a task prints is no line of the answer
+            return _answer(given.read(), say)
+    except BrokenPipeError:  # nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        return 0
+
+
+def _answer(text: str, say: Say) -> int:
+    try:
+        order = TypeAdapter(Order).validate_json(text)
+        task = tasks.load(order.task, order.seed)
+        (_describe if order.describe else _learn)(task, order, say)
+        return 0
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        say({"error": f"the order on standard input is wrong: {'; '.join(problems)}"})
+        return 2
+    except SimdistError as error:
+        say({"error": str(error)})
+        return 1 if isinstance(error, RunError) else 2
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # of a function of the task
+        traceback = error.__traceback__
+        while traceback and traceback.tb_next:
+            traceback = traceback.tb_next
+        where = f"{traceback.tb_frame.f_code.co_filename}, line {traceback.tb_lineno}: " if traceback else ""
+        say({"error": f"task {order.task}: {where}{type(error).__name__}: {error}"})
+        return 1
+
+
+def _describe(task: Task, _order: Order, say: Say) -> None:
+    module, _, _ = task.make(0)
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    rows = [(names[each], list(each.shape), str(each.dtype)[6:]) for each in trained_parameters(module)]
+    say({"tensors": rows, "samples_per_step": len(task.batch(0, 0)[0])})
+
+
+def _learn(task: Task, order: Order, say: Say) -> None:
+    began_s = time.perf_counter()
+    plan = codec.load(order.plan)
+    if order.device == "cuda" and not torch.cuda.is_available():
+        raise ScenarioError("device is cuda, and torch finds no GPU here: write cpu")
+    plan_ops = {op for body in plan.bodies for op in body}
+    if task.max_norm and any(isinstance(op, ops.Optimize) and (op.slices or op.ratios) for op in plan_ops):
+        raise PlanError(
+            f"plan {plan.name} shares updates or takes trust ratios, and task {order.task} clips gradients before the "
+            f"update: leave out max_norm, or take another plan"
+        )
+    torch.manual_seed(order.seed)
+    run = _Learning(task, order, plan, say)
+    run.tell(0)
+    perform(plan, run.world.programs, run.world.memory, seed=order.seed, on_step=run.end, late=order.late)
+    say({"done": True, "seconds": time.perf_counter() - began_s})
+
+
+@final
+class _Learning:
+    """A world that is trained, and watched.
+
+    Args:
+        task: What is learned.
+        order: How.
+        plan: Of the schedule.
+        say: Told what there is, and what was found.
+    """
+
+    def __init__(self, task: Task, order: Order, plan: Plan, say: Say) -> None:
+        self._task, self._order, self._plan, self._say = task, order, plan, say
+        self._device = torch.device(order.device)
+        self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
+        self._losses: list[float | None] = []
+        n_parameters, nbytes = self._measure()
+        buffers = Binding.buffers_of(plan)
+        in_buffers = plan.world_size * sum(buffer.nbytes for buffer in plan.buffers if buffer.name in buffers)
+        self.world = World(
+            plan,
+            self._make,
+            self._loss,
+            task.batch,
+            device=self._device,
+            autocast=task.autocast,
+            scratch_nbytes=plan.world_size * nbytes,
+        )
+        self._batched = self.world.why_not is None
+        for optimizer in self.world.optimizers:
+            self._change(optimizer)
+        header = {"ranks": plan.world_size, "memory_nbytes": in_buffers + plan.world_size * nbytes}
+        say(header | {"batched": self._batched, "why": self.world.why_not, "n_parameters": n_parameters})
+
+    def end(self, step: int) -> None:
+        """Note what a step has come to.
+
+        Raises:
+            RunError: A loss is not finite.
+        """
+        for scheduler in self.world.schedulers:
+            scheduler.step()
+        losses = self.world.losses() * self._n_passes
+        computed = torch.tensor([program.loss is not None for program in self.world.programs]).expand(len(losses))
+        if odd := (computed & ~losses.isfinite()).nonzero().flatten().tolist():
+            raise RunError(
+                f"task {self._order.task}: the loss of rank {odd[0]} at step {step} is {losses[odd[0]].item()}; a "
+                f"smaller learning rate may keep it finite"
+            )
+        self._losses.append(losses[computed].mean().item() if computed.any() else None)
+        if (step + 1) % self._order.evaluate_every == 0 or step + 1 == self._plan.n_steps:
+            self.tell(step + 1)
+
+    @torch.no_grad()
+    def tell(self, n_steps: int) -> None:
+        """Evaluate after so many steps."""
+        average, drift = self._average()
+        found: dict[str, object] = {
+            "step": n_steps,
+            "losses": self._losses,
+            "rank0": self._metrics(self.world.modules[0]),
+            "average": self._metrics(average),
+            "drift": drift,
+            "noise_scale": self._noise_scale(average, max(n_steps - 1, 0)),
+        }
+        if n_steps == self._plan.n_steps:
+            rows = [self._metrics(module) for module in self.world.modules]
+            found["ranks"] = {name: _ends([row[name] for row in rows]) for name in rows[0]}
+        self._say(found)
+        self._losses = []
+
+    def _make(self, rank: int) -> Made:
+        module, optimizer, scheduler = self._task.make(rank)
+        return module.to(self._device), optimizer, scheduler
+
+    def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of a pass, so that those of the passes of a step add up to their mean."""
+        loss = self._task.loss(outputs, targets)
+        return loss / self._n_passes if self._n_passes > 1 else loss
+
+    def _precision(self) -> AbstractContextManager[object]:
+        autocast = self._task.autocast
+        return torch.autocast(self._device.type, dtype=autocast) if autocast else nullcontext()
+
+    def _measure(self) -> tuple[int, int]:
+        """Return the number of parameters, and the bytes that a rank takes beside the buffers, by a step of one."""
+        module, optimizer, _ = self._make(0)
+        inputs, targets = (each.to(self._device) for each in self._task.batch(0, 0))
+        storages = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.random.fork_rng(devices=[]):
+            with self._precision(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                loss = self._loss(module(inputs), targets)
+            for parameter in module.parameters():
+                storages.pop(parameter.untyped_storage().data_ptr(), None)
+            loss.backward()
+            optimizer.step()
+        states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        kept = sum(tensor.nbytes for tensor in (*states, *gradients, *module.buffers(), inputs, targets))
+        return sum(each.numel() for each in trained_parameters(module)), kept + sum(storages.values())
+
+    def _change(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer clip gradients, rank by rank, and multiply the learning rates that it has by then."""
+        factor, max_norm = self._order.lr_factor, self._task.max_norm
+        rates: list[float | Tensor] = []
+
+        def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            rates[:] = [group["lr"] for group in optimizer.param_groups]
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * factor
+            if max_norm:
+                self._clip([each.grad for group in optimizer.param_groups for each in group["params"]], max_norm)
+
+        def after(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+        optimizer.register_step_pre_hook(before)
+        optimizer.register_step_post_hook(after)
+
+    def _clip(self, gradients: Sequence[Tensor | None], max_norm: float) -> None:
+        rows = [each if self._batched else each.unsqueeze(0) for each in gradients if each is not None]
+        norms = torch.stack([row.reshape(len(row), -1).norm(dim=1) for row in rows]).norm(dim=0)
+        for row in rows:  # as clip_grad_norm_ does
+            row.mul_((max_norm / (norms + 1e-6)).clamp(max=1.0).view(-1, *[1] * (row.dim() - 1)))
+
+    def _metrics(self, module: nn.Module) -> Mapping[str, float | None]:
+        found = self._task.evaluate(copy.deepcopy(module).to("cpu").eval())
+        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+    def _average(self) -> tuple[nn.Module, float]:
+        """Return the average of all ranks' models, and how far they are from it, in units of its own norm."""
+        average, spread, size = copy.deepcopy(self.world.modules[0]), 0.0, 0.0
+        rows = [[*module.parameters(), *module.buffers()] for module in self.world.modules]
+        n_parameters = len([*average.parameters()])
+        for at, place in enumerate([*average.parameters(), *average.buffers()]):
+            if place.is_floating_point():
+                ranks = torch.stack([row[at] for row in rows]).double()  # in which equal ranks are their average
+                mean = ranks.mean(dim=0)
+                place.copy_(mean)
+                if at < n_parameters:
+                    spread += (ranks - mean).square().sum().item() / len(rows)
+                    size += mean.square().sum().item()
+        return average, (spread / size) ** 0.5 if size else 0.0
+
+    @torch.enable_grad()
+    def _noise_scale(self, average: nn.Module, step: int) -> float | None:
+        """Estimate how noisy a sample's gradient is, tr(covariance) / |gradient|^2, at the average of the ranks.
+
+        Source:
+            McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1.
+        """
+        n_ranks = self._plan.world_size
+        if n_ranks == 1:
+            return None
+        numbers = range(step * self._n_passes, (step + 1) * self._n_passes)
+        n_samples = 0
+        if self._batched:
+            average, ranks = StackedModule([average] * n_ranks), [-1]
+        else:
+            ranks = [*range(n_ranks)]
+        rows = []
+        for rank in ranks:
+            average.zero_grad()
+            for number in numbers:
+                inputs, targets = (
+                    stacked_batch(self._task.batch, n_ranks, number) if rank < 0 else self._task.batch(number, rank)
+                )
+                n_samples += inputs[0].shape[0] * n_ranks if rank < 0 else len(inputs)
+                with self._precision():
+                    outputs = average(inputs.to(self._device))
+                    loss = per_rank(self._loss) if rank < 0 else self._loss
+                    loss(outputs, targets.to(self._device)).sum().backward()
+            used = [each.grad for each in trained_parameters(average) if each.grad is not None]
+            rows.append(torch.cat([each.reshape(n_ranks if rank < 0 else 1, -1) for each in used], dim=1).double())
+        gradients = torch.cat(rows)
+        small, large = gradients.square().sum(dim=1).mean().item(), gradients.mean(dim=0).square().sum().item()
+        noise = (small - large) / (n_ranks / n_samples - 1 / n_samples)
+        signal = (n_samples * large - n_samples / n_ranks * small) / (n_samples - n_samples / n_ranks)
+        return noise / signal if signal > 0 and math.isfinite(noise / signal) else None
+
+
+def _ends(values: Sequence[float | None]) -> list[float | None]:
+    finite = [value for value in values if value is not None]
+    return [min(finite), max(finite)] if len(finite) == len(values) else [None, None]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin, sys.stdout))
