@@ -54,6 +54,7 @@ class Loop:
         ranks_per_node: Ranks of one machine.
         final_average: At the end of the loop.
         outer_lr: Learning rate of a plain SGD as outer optimizer, in place of the one that `wrap` would take.
+        max_norm: Of gradients, which are clipped; 0 leaves them.
         slow_s: How long the first layer's gradient takes, which is the last one.
     """
 
@@ -71,6 +72,7 @@ class Loop:
     ranks_per_node: int = 2
     final_average: bool = True
     outer_lr: float | None = None
+    max_norm: float = 0.0
 
 
 def train(loop: Loop) -> np.ndarray:
@@ -106,6 +108,8 @@ def train(loop: Loop) -> np.ndarray:
             inputs, targets = loop.training.batch(step, rank)
             optimizer.zero_grad()
             loss(module(inputs + noise(inputs) if loop.noisy else inputs), targets).backward()
+            if loop.max_norm:
+                assert worker.clip_grad_norm_(loop.max_norm) > loop.max_norm
             optimizer.step()
             if scheduler:
                 scheduler.step()
@@ -921,6 +925,11 @@ def clips_with_lars() -> str:
             optimizer.step()
 
     return error_of(train)
+
+
+def clips_too_early() -> str:
+    """Clip gradients that are not there yet; return the error."""
+    return error_of(lambda: begin()[2].clip_grad_norm_(1.0))
 
 
 def lars_after_wrap() -> bool:

@@ -465,7 +465,7 @@ SCHEDULES: list[Schedule] = [
 LATE: list[Schedule] = [
     LocalSGD(period=3, overlap_steps=2),
     DiLoCo(period=4, fragments=2, overlap_steps=1, mixing=0.25, warmup_steps=1),
-    DiLoCo(period=3, ranks_per_worker=2),
+    DiLoCo(period=3, overlap_steps=3, ranks_per_worker=2),
 ]
 
 

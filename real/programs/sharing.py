@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from real.buffers.memory import Memory
@@ -18,6 +19,7 @@ from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Backward, Optimize, Plan
 
 _TRIED = (4, 6)  # shape of what an optimizer is tried on, and the first elements of it that are a slice
+_CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 _TRIED_SLICE, _TRIED_STEPS = 11, 3
 
 
@@ -116,11 +118,9 @@ class SharedUpdate:
         if not self._is_split:
             self.split()
         self.keep()
+        gradients = self._gradients(op)
         for parameter, piece in self._pieces.items():
-            gradients, count = self._memory.dense(op.grads[piece.number]), self._whole[piece.number][0].numel()
-            if gradients.numel() != count:
-                gradients = gradients[self._member * count : (self._member + 1) * count]
-            gradient = gradients[piece.place]
+            gradient = gradients[piece.number][piece.place]
             is_unused = parameter in self._unused and not gradient.any() and bool(gradient.signbit().all())
             piece.tensor.grad = None if is_unused else gradient
         self._lend()
@@ -138,12 +138,36 @@ class SharedUpdate:
     def note(self, op: Optimize) -> None:
         """Note the gradients that a user can see, if they are not those that the update takes, and which are unused."""
         self._unused = self._binding.buckets.unused
-        hidden = not self._buckets.issuperset(op.grads)
-        self._seen = {name: self._memory.dense(name)._version for name in self._buckets if hidden}
+        hidden = self._buckets if self.hides(op) else ()
+        self._seen = {name: self._memory.dense(name)._version for name in hidden}
 
     def is_stale(self) -> bool:
         """Tell whether gradients have changed since then."""
         return any(self._memory.dense(name)._version != version for name, version in self._seen.items())
+
+    def hides(self, op: Optimize) -> bool:
+        """Tell whether an update takes other gradients than a user can see."""
+        return not self._buckets.issuperset(op.grads)
+
+    def clip(self, op: Optimize, max_norm: float, everyone: dist.ProcessGroup | None) -> Tensor:
+        """Scale the slices of the gradients so that all ranks' together have a norm of at most `max_norm`.
+
+        Returns:
+            The norm before, a scalar.
+        """
+        slices = self._gradients(op)
+        dtype = torch.promote_types(slices[0].dtype, torch.float32)
+        square = torch.stack([torch.linalg.vector_norm(each, dtype=dtype).square() for each in slices]).sum()
+        dist.all_reduce(square, group=everyone)
+        norm = (square * op.shared_by.size / dist.get_world_size(everyone)).sqrt()  # each group has all of them
+        for each in slices:
+            each.mul_((max_norm / (norm + _CLIP_EPS)).clamp(max=1.0).to(each.dtype))
+        return norm
+
+    def _gradients(self, op: Optimize) -> list[Tensor]:
+        """Return this rank's slices of the gradients."""
+        pairs = zip(map(self._memory.dense, op.grads), (len(mine) for mine, _ in self._whole), strict=True)
+        return [each if len(each) == n else each[self._member * n : (self._member + 1) * n] for each, n in pairs]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank's pieces; before `split`, all of the optimizer's."""

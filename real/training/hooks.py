@@ -24,6 +24,7 @@ from enum import Enum
 from typing import final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from real.buffers.memory import Memory
@@ -168,6 +169,16 @@ class Hooks:
             self._binding.buckets.finish()
         self._end_step(updated=False)
 
+    def clip_grad_norm(self, max_norm: float, everyone: dist.ProcessGroup | None) -> Tensor:
+        """Scale the gradients of the step, wherever they are; return their norm before."""
+        if self._at is not _At.UPDATE:
+            raise self._refusal(f"worker.clip_grad_norm_() {self._at.value}; it belongs before optimizer.step()")
+        update = self._update.op
+        if self._shared and isinstance(update, ops.Optimize) and self._shared.hides(update):
+            with self._guard.explaining(f"step {self.step}"):
+                return self._shared.clip(update, max_norm, everyone)
+        return nn.utils.clip_grad_norm_(self._trained, max_norm)
+
     def check_unshared(self, doing: str) -> None:
         """Refuse what would leave other ranks without this one's slice of an update."""
         if self._shared:
@@ -294,7 +305,7 @@ class Hooks:
         if self._shared and self._shared.is_stale():
             raise self._refusal(
                 "gradients have changed since backward() returned, and ranks update with slices of the mean, which "
-                "are elsewhere; with shared_update, neither clip gradients nor scale the loss"
+                "are elsewhere; with shared_update, clip by worker.clip_grad_norm_(max_norm), and do not scale the loss"
             )
         if self._shared:
             self._shared.begin(update)
@@ -438,7 +449,10 @@ def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
     if backwards != [(name, number > 0) for number in range(n_passes(plan)) for name in buckets]:
         return "its passes do not add up"
     if ops.drops(body) is not None:
-        return "it drops the late, whose loops would have to pass over steps when they come"
+        return (
+            "it drops the late, who pass over steps, and so over what loops do in them, such as clipping; in a loop, "
+            "LocalSGD(period=...), with overlap_steps or inner_steps, waits less for slow ranks"
+        )
     if any(isinstance(op, ops.Save) for op in body):
         return "it saves checkpoints, which `real.wrap` writes by itself (`checkpoint=`)"
     update = next(op for op in body if isinstance(op, ops.Optimize))

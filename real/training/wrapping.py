@@ -358,6 +358,22 @@ class Worker(nn.Module):
         self._executor.drain()
         wait(self._connection, lambda: self._resuming.take_over(last, group), "the end of joined ranks")
 
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clip the gradients as `torch.nn.utils.clip_grad_norm_` does, also where ranks share updates.
+
+        There, each has a slice of the mean gradients, so all ranks call this, before `optimizer.step()`.
+
+        Args:
+            max_norm: Of all gradients together.
+
+        Returns:
+            Their norm before, a scalar.
+
+        Raises:
+            RunError: The backward pass is not over; or a rank is missing.
+        """
+        return self._hooks.clip_grad_norm(max_norm, self._connection.group)
+
     def average(self, *, buffers: bool = False) -> None:
         """Replace the parameters by their means over all ranks, between two passes, such as for an evaluation.
 

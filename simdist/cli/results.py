@@ -10,6 +10,7 @@ import click
 from simdist.cli import common, inputs, tables
 from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, factor_with_interval, seconds, table_text
 from simdist.errors import ScenarioError
+from simdist.settings.units import format_share
 from simdist.sweep.results import csv_text, read_results, write_csv
 from simdist.sweep.selection import Fastest, fastest, fastest_columns, short_names, where
 from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of
@@ -201,6 +202,8 @@ def _result_columns(table: Table) -> list[Column]:
     if "epoch_first_s" in table.extras:
         found.append(Column("first epoch", "epoch_first_s", form=seconds))
         found.append(Column("last epoch", "epoch_last_s", form=seconds))
+    if "gradients_used" in table.extras:
+        found.append(Column("gradients used", "gradients_used", form=format_share))
     if "error_ratio" in table.extras:
         found.append(Column("sim. error", "error_ratio", form="{:+.1%}".format))
     if table.n_failed:

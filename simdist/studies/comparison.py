@@ -194,11 +194,13 @@ def compare(
     return [row(each, base) for each in measured]
 
 
-def used_sentence(label: str, gradients_used: float, late: Mapping[int, float]) -> list[str]:
-    """Say of a schedule that updates do not use all gradients, and whose they hardly ever use, if so."""
+def used_sentence(
+    label: str, gradients_used: float, late: Mapping[int, float], *, most: float | None = None
+) -> list[str]:
+    """Say of a schedule that updates do not use all gradients, at `most` so many, and whose they hardly ever use."""
     if gradients_used == 1:
         return []
-    used = format_share(gradients_used)
+    used = " to ".join(dict.fromkeys(map(format_share, (gradients_used, most or gradients_used))))
     text = f"{label} uses the gradients of {used} of the batches: times are per step, not per sample"
     if late:
         least = min(late.values())

@@ -16,7 +16,7 @@ from simdist.files import lines_of, open_regular, read_jsonl
 from simdist.studies.comparison import ScheduleTimes
 from simdist.sweep.fields import Choice
 from simdist.sweep.store import DESIGN, ROWS, damaged_text
-from simdist.sweep.table import EPOCHS, ResultRow, Table, compared, lonely
+from simdist.sweep.table import ResultRow, Table, compared, extras_of, lonely, used_notes
 from simdist.traces.breakdown import STATES
 
 
@@ -79,10 +79,9 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
     notes += [damaged_text(folder, damaged)] * bool(damaged)
     if n_missing:
         notes.append(f"{folder}: {n_missing:,} of {n_lines:,} rows are not there yet: `simdist sweep` into it goes on")
-    extras = {"case"} if header.has_cases else set()
-    if any(each.epochs_s for each in results):
-        extras |= EPOCHS
-    return Table(header.columns, tuple(results), n_missing, frozenset(extras), tuple(notes), wanted)
+    notes += used_notes(results)
+    extras = extras_of(results) | ({"case"} if header.has_cases else set())
+    return Table(header.columns, tuple(results), n_missing, extras, tuple(notes), wanted)
 
 
 def _design(path: Path) -> Iterator[Any]:
@@ -124,8 +123,10 @@ def _completed(result: ResultRow, record: Mapping[str, Any], path: Path) -> Resu
             try:
                 means_s = _array([parts[f"{state}_s"] for state in STATES])
                 states_s = {state: means_s[number : number + 1] for number, state in enumerate(STATES)}
-                staging_s, epochs_s = float(parts.get("staging_s", 0.0)), tuple(map(float, parts.get("epochs_s", ())))
-                measured = ScheduleTimes(label, engine, _array(record["step_s"]), states_s, staging_s=staging_s)
+                epochs_s = tuple(map(float, parts.get("epochs_s", ())))
+                staging_s, used = float(parts.get("staging_s", 0.0)), float(parts.get("gradients_used", 1.0))
+                step_s = _array(record["step_s"])
+                measured = ScheduleTimes(label, engine, step_s, states_s, staging_s=staging_s, gradients_used=used)
             except (KeyError, TypeError, ValueError):
                 pass
             else:

@@ -24,7 +24,7 @@ from simdist.studies.comparison import ScheduleTimes
 from simdist.studies.epochs import find_epochs
 from simdist.sweep.definition import Point, Sweep
 from simdist.sweep.fields import Choice, differing, fields_of, schedule_fields_of
-from simdist.sweep.table import EPOCHS, RUNS, ResultRow, Source, Table, compared, joined, lonely
+from simdist.sweep.table import RUNS, ResultRow, Source, Table, compared, extras_of, joined, lonely, used_notes
 from simdist.sweep.tasks import alone
 from simdist.traces.breakdown import STATES, break_down
 
@@ -189,6 +189,7 @@ def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str = "sync") ->
     if n_missing:
         how = "`simdist simulate RUN` or `torchrun ... -m real RUN` makes one"
         notes.append(f"{folder}: {n_missing:,} of {len(runs):,} runs have no trace yet: {how}")
+    notes += used_notes(results)
     varied = (*planned, *(column for column in found if column not in planned))
     return with_links_note(Table(varied, results, n_missing, extras_of(results), tuple(notes), baseline))
 
@@ -239,7 +240,10 @@ def _measured(row: ResultRow, path: Path, plan: Plan) -> ResultRow | None:
         return _failed(row, error)
     states_s = {state: times.per_step_s(state) for state in STATES}
     staging_s = found.staging_s if found else 0.0
-    measured = ScheduleTimes(row.schedule, trace.source, times.step_s, states_s, staging_s=staging_s)
+    used = trace.plan.gradients_used
+    measured = ScheduleTimes(
+        row.schedule, trace.source, times.step_s, states_s, staging_s=staging_s, gradients_used=used
+    )
     return replace(row, measured=measured, epochs_s=tuple(each.seconds for each in found.epochs) if found else ())
 
 
@@ -271,17 +275,6 @@ def _choices(run: _RunRows, columns: Sequence[str]) -> dict[str, Choice]:
         return run.point.choices
     there = run.fields | run.of_schedule
     return {column: there[column] for column in columns if column in there}
-
-
-def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
-    """Return which of the columns that only some tables have rows of runs need."""
-    found = {
-        "run": any(each.run for each in results),
-        "case": any(each.case for each in results),
-        "error_ratio": any(each.error_ratio is not None for each in results),
-        **dict.fromkeys(EPOCHS, any(each.epochs_s for each in results)),
-    }
-    return frozenset(name for name, there in found.items() if there)
 
 
 def merged(sweep: Table, runs: Table) -> Table:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from simdist.errors import SimdistError
 from simdist.scenario import strict_yaml
-from simdist.studies.comparison import Row, ScheduleTimes, find_label, row
+from simdist.studies.comparison import Row, ScheduleTimes, find_label, row, used_sentence
 from simdist.studies.statistics import Interval
 from simdist.sweep.fields import Choice
 from simdist.traces.breakdown import STATES
@@ -28,7 +28,7 @@ RUNS = "runs"
 _DRAWN = re.compile(r"(\d+\.\d{4,})(?=\s|%|[A-Za-z]|$)")
 
 #: Columns that stand only in tables that have something in them.
-OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"}) | EPOCHS
+OPTIONAL = frozenset({"folder", "case", "run", "error_ratio", "gradients_used"}) | EPOCHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class Table:
         varied: Columns of fields that differ between points, in their order.
         results: Rows.
         n_missing: Rows that are not there yet.
-        extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, and those of epochs.
+        extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, `gradients_used`, and
+            those of epochs.
         notes: Notes for the reader, a sentence each.
         baseline: Label or kind of the schedule that speed-ups are over; empty if there are several.
     """
@@ -106,6 +107,26 @@ class Table:
     def n_failed(self) -> int:
         """How many rows failed."""
         return sum(bool(each.failed) for each in self.results)
+
+
+def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
+    """Return which of the columns that only some tables have rows need."""
+    found = {
+        "run": any(each.run for each in results),
+        "case": any(each.case for each in results),
+        "error_ratio": any(each.error_ratio is not None for each in results),
+        "gradients_used": any(each.measured and each.measured.gradients_used < 1 for each in results),
+        **dict.fromkeys(EPOCHS, any(each.epochs_s for each in results)),
+    }
+    return frozenset(name for name, there in found.items() if there)
+
+
+def used_notes(results: Sequence[ResultRow]) -> list[str]:
+    """Say of which schedules updates do not use all gradients."""
+    shares: dict[str, list[float]] = {}
+    for each in results:
+        shares.setdefault(each.schedule, []).append(each.measured.gradients_used if each.measured else 1.0)
+    return [text for label, used in shares.items() for text in used_sentence(label, min(used), {}, most=max(used))]
 
 
 def joined(tables: Sequence[Table]) -> Table:
@@ -173,6 +194,7 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
         "staging_s": row.staging_s if row and epochs_s else None,
         "epoch_first_s": epochs_s[0] if epochs_s else None,
         "epoch_last_s": epochs_s[-1] if epochs_s else None,
+        "gradients_used": row.gradients_used if row else None,
         "engine": row.engine if row else "",
         "seeds": result.n_seeds,
         "error_ratio": result.error_ratio,

@@ -156,6 +156,8 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
         "step_s": step_s,
         **{f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()},
     }
+    if measured.gradients_used < 1:
+        found["gradients_used"] = measured.gradients_used
     if measured.epochs:
         found["staging_s"] = measured.staging_s
         found["epochs_s"] = [each.seconds for each in measured.epochs]

@@ -281,9 +281,12 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
     finished = result("sweep", sweep, "-o", done, "--workers", 0, code=1)
     planned = result("sweep", sweep, "-o", folder / "planned", "--workers", 0, "--plans", code=1)
     points = [json.loads(path.read_text()) for path in (folder / "planned").rglob("point.json")]
-    alone, both = (result("results", *folders) for folders in ([done], [done, study.runs]))
+    dropping = write(folder / "dropping.yaml", "{scenario: drops.yaml, baseline: local_sgd, vary: {steps: [4]}}")
+    write(folder / "drops.yaml", DROPPING)
+    result("sweep", dropping, "-o", folder / "dropped", "--workers", 0)
+    alone, both = (result("results", *folders) for folders in ([done], [done, study.runs, folder / "dropped"]))
     fastest = keys(result("results", done, "--fastest")["rows"])
-    varied = {"cluster.nodes", "workload.batch_size"}
+    varied = {"cluster.nodes", "workload.batch_size", "steps"}
     rows = keys(both["rows"])
     assert varied <= rows.keys()
     return {
@@ -291,7 +294,7 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
         "A point of runs": keys(points),
         "The header of a design": keys(lines(done / "design.jsonl")[:1]),
         "A line of the design": keys(lines(done / "design.jsonl")[1:]),
-        "A row as it is stored": keys(lines(done / "rows.jsonl")),
+        "A row as it is stored": keys(lines(done / "rows.jsonl") + lines(folder / "dropped" / "rows.jsonl")),
         "Results": keys([alone, both]),
         "A result": {name: types for name, types in rows.items() if name not in varied},
         "The fastest schedule of a point": {name: types for name, types in fastest.items() if name not in rows},

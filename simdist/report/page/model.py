@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from simdist.errors import TraceError
 from simdist.runs.calibrated import Calibrated
 from simdist.runs.run_directory import RunDirectory
-from simdist.studies.comparison import Row, ScheduleTimes, row
+from simdist.studies.comparison import Row, ScheduleTimes, often_late, row
 from simdist.studies.validation import Validation
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.links import Held
@@ -46,7 +46,10 @@ class Execution:
         if not where.makespan_s[0]:
             raise TraceError(f"{label}, {origin}: no operation takes any time; give e.g. forward: 20 ms")
         states_s = {state: where.per_step_s(state) for state in STATES}
-        times = ScheduleTimes(label, trace.source, where.step_s, states_s, links_s=where.links_per_step_s())
+        links_s, used, late = where.links_per_step_s(), trace.plan.gradients_used, often_late(where.late)
+        times = ScheduleTimes(
+            label, trace.source, where.step_s, states_s, links_s=links_s, gradients_used=used, late=late
+        )
         return cls(origin, trace, times, attribute_waiting(trace, held))
 
     @property

@@ -153,6 +153,16 @@ def test_a_wrapped_loop_shares_updates_and_goes_on_after_a_checkpoint(
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("schedule", [Sync(**SMALL, shared_update=True), Torus(**SMALL, shared_update=True)])
+def test_gradients_of_shared_updates_are_clipped_as_whole_ones_are(four: Pool, schedule: Schedule) -> None:
+    clipped = Loop(schedule, Training(), N_STEPS, max_norm=0.01)
+    looped = four.run(loops.train, clipped)
+    for ours, theirs in zip(looped, four.run(loops.train, dataclasses.replace(clipped, schedule=Sync())), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-15)
+    error = four.run(loops.clips_too_early)[0]
+    assert "step 0: worker.clip_grad_norm_() before the forward pass; it belongs before optimizer.step()" in error
+
+
 def test_each_rank_keeps_the_state_of_its_slice(four: Pool) -> None:
     n_elements = sum(Training().job(4, 1).tensor_counts)
     for schedule, sharers in ((Sync(shared_update=True), 4), (Torus(shared_update=True), 2), (Sync(), 1)):

@@ -1,6 +1,7 @@
 """Backup workers and unequal inner steps: who takes part in a step, and when it is over."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -18,12 +19,19 @@ from simdist.plan.check import check
 from simdist.plan.ops import entering
 from simdist.plan.walk import drops_late
 from simdist.proof import prove
+from simdist.report.page.pages import runs_page
+from simdist.report.page.reading import read_report
+from simdist.report.page.sections.timelines import shown_runs
+from simdist.runs import run_directory
 from simdist.runs.building import build, delays
 from simdist.scenario import Scenario, loads
 from simdist.schedules import Job, LocalSGD, Sync
 from simdist.schedules.backup_workers import BackupWorkers
 from simdist.studies.comparison import compare, used_sentence
 from simdist.studies.validation import validate
+from simdist.sweep import InProcess, run
+from simdist.sweep import loads as loads_sweep
+from simdist.sweep.results import frame, read_results
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace, read_with_header, write_with_header
 
@@ -343,6 +351,30 @@ def test_share_of_the_gradients_that_updates_use_and_who_is_always_late_are_told
         "ranks 3, 4 come too late for 95.0 % or more of the updates"
     ]
     assert used_sentence("sync", 1.0, {}) == []
+
+
+def test_sweeps_runs_and_their_pages_say_which_share_of_the_gradients_updates_use(tmp_path: Path) -> None:
+    scenario = scenario_of("{kind: sync}, {kind: backup_workers, backup: 1, label: spare}", n_steps=3)
+    settings = {"scenario": scenario.model_dump(mode="json"), "vary": {"schedules[1].backup": [1, 2]}, "seeds": 1}
+    sweep = loads_sweep(json.dumps(settings))
+    sweep_folder, run_folder = tmp_path / "sweep", tmp_path / "runs"
+    run(sweep, sweep_folder, workers=InProcess())
+    for schedule in scenario.schedules:
+        one, built = scenario.model_copy(update={"schedules": (schedule,)}), build(scenario, schedule)
+        drawn = delays(scenario)
+        run_directory.write(run_folder / schedule.name, one, built.plan, drawn)
+        run_directory.save_trace(
+            fast.simulate(built.plan, built.costs, drawn), run_folder / schedule.name / run_directory.SIMULATED
+        )
+    for folder, wanted in ((sweep_folder, [1.0, 0.875, 1.0, 0.75]), (run_folder, [0.875, 1.0])):
+        assert frame(folder).gradients_used.tolist() == wanted
+    text = "spare uses the gradients of {} of the batches: times are per step, not per sample"
+    assert read_results([sweep_folder]).notes == (text.format("75.0 % to 87.5 %"),)
+    runs = [run_directory.read(run_folder / schedule.name) for schedule in scenario.schedules]
+    page = runs_page(
+        report := read_report(run_folder, runs, baseline=None, progress=lambda *_: None), shown_runs(report, None)
+    )
+    assert f"Simulated, {text.format('87.5 %')}." in page
 
 
 @pytest.mark.parametrize(

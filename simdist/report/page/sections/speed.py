@@ -9,7 +9,7 @@ from simdist.report.page.model import Execution, Origin, ReportedRun, RunsReport
 from simdist.report.palette import time_unit
 from simdist.runs.calibrated import simulated_scenario
 from simdist.settings.units import format_seconds, in_range
-from simdist.studies.comparison import Row
+from simdist.studies.comparison import Row, used_sentence
 from simdist.studies.uncertainty import causes
 from simdist.traces.breakdown import STATES
 from simdist.traces.links import link_in_words
@@ -50,7 +50,12 @@ def speed_section(report: RunsReport) -> Section:
         mark=1.0,
     )
     beside = tag("div", chart, _table(report, shown), class_="beside")
-    answers = conclusions([*_conclusions(report), *_to_measure(report)])
+    used = [
+        f"{each.origin.capitalize()}, {text}."
+        for run, each in report.executions()
+        for text in used_sentence(run.label, each.times.gradients_used, each.times.late)
+    ]
+    answers = conclusions([*_conclusions(report), *used, *_to_measure(report)])
     return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), answers, beside]))
 
 
