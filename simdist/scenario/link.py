@@ -1,14 +1,12 @@
 """A link as the user describes it: a line, a table of measured messages, or ideal."""
 
 import math
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from simdist.settings.base import Fault, Settings, nearest, refuse, shown
-from simdist.settings.units import BytesPerSecond, Fraction, Nbytes, Seconds, format_nbytes, parse_fraction
-
-Transport: TypeAlias = Literal["tcp", "rdma"]
+from simdist.settings.base import Fault, Settings, refuse
+from simdist.settings.units import BytesPerSecond, Fraction, Nbytes, Seconds, format_nbytes
 
 
 class TablePoint(Settings):
@@ -27,26 +25,20 @@ class Link(Settings):
     """One direction of a link, either as a line or as measured points; the word `ideal` means free and instant.
 
     Line: time = latency_s + nbytes / (bandwidth_Bps * efficiency). With a table, the line's attributes mean nothing.
-    Where a file states the efficiency by transport, such as `{tcp: 60%, rdma: 92%}`, the one of `transport` is taken.
 
     Args:
         latency_s: Seconds before the first byte.
         bandwidth_Bps: Line rate per direction, bytes per second; `math.inf` only in an ideal link.
-        transport: Which of several stated efficiencies is taken.
         efficiency: Share of the line rate that payload reaches, above 0 and at most 1.
         table: Measured `(nbytes, time_s)`: two points or more, growing sizes, times that do not shrink.
         send_Bps: With a table, of a link whose receiving end takes that time: bytes per second that an end sends.
 
     >>> Link(latency_s=25e-6, bandwidth_Bps=3.125e9).efficiency
     1.0
-    >>> by_transport = {"latency": 25e-6, "bandwidth": 3.125e9, "efficiency": {"tcp": "60%", "rdma": "92%"}}
-    >>> Link.model_validate(by_transport | {"transport": "rdma"}).efficiency
-    0.92
     """
 
     latency_s: Seconds = 0.0
     bandwidth_Bps: BytesPerSecond = math.inf
-    transport: Transport | None = None
     efficiency: Annotated[Fraction, Field(gt=0)] = 1.0
     table: Annotated[tuple[TablePoint, ...], Field(min_length=2)] | None = None
     send_Bps: BytesPerSecond | None = Field(default=None, alias="send")
@@ -60,20 +52,6 @@ class Link(Settings):
     @classmethod
     def _spell_out_ideal(cls, value: Any) -> Any:
         return {"latency": "0 s", "bandwidth": "unlimited"} if value == "ideal" else value
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_the_transports_efficiency(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or "table" in value:
-            return value
-        transport, stated = value.get("transport"), value.get("efficiency")
-        if isinstance(stated, dict):
-            refuse("Link", _transport_faults(transport, stated))
-            return value | {"efficiency": stated[transport]}
-        if transport is not None:
-            example = "efficiency: {tcp: 60%, rdma: 92%}"
-            refuse("Link", [(("transport",), f"'transport' without efficiencies to choose from: write e.g. {example}")])
-        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -92,12 +70,7 @@ class Link(Settings):
         ]
 
     def _table_faults(self, table: tuple[TablePoint, ...]) -> list[Fault]:
-        keys = {
-            "latency_s": "latency",
-            "bandwidth_Bps": "bandwidth",
-            "transport": "transport",
-            "efficiency": "efficiency",
-        }
+        keys = {"latency_s": "latency", "bandwidth_Bps": "bandwidth", "efficiency": "efficiency"}
         faults: list[Fault] = [
             ((key,), f"{key!r} has no meaning beside a table of measured points: remove one of them")
             for name, key in keys.items()
@@ -121,35 +94,4 @@ class Link(Settings):
         if self.table is not None:
             return {"table": keys["table"]} | ({} if self.send_Bps is None else {"send": keys["send"]})
         del keys["table"], keys["send"]
-        if self.transport is None:
-            del keys["transport"]
-        else:
-            keys["efficiency"] = {self.transport: keys["efficiency"]}
         return "ideal" if self == Link.ideal() else keys
-
-
-def _transport_faults(transport: object, stated: dict[object, object]) -> list[Fault]:
-    """Return what is wrong with efficiencies by transport, other than the value of the one that is taken."""
-    known: tuple[str, ...] = get_args(Transport)
-    faults: list[Fault] = [
-        (("efficiency", str(key)), f"unknown transport {shown(key)}: {nearest(key, known)}")
-        for key in stated
-        if key not in known
-    ]
-    for key in stated:
-        if key != transport and key in known:
-            faults += _efficiency_faults(str(key), stated[key])
-    if transport is None:
-        faults.append((("transport",), "required key 'transport' is missing: it chooses one of the efficiencies"))
-    elif not isinstance(transport, str) or transport not in stated:
-        fault = f"{shown(transport)} has no efficiency here: {nearest(transport, map(str, stated))}"
-        faults.append((("transport",), fault))
-    return faults
-
-
-def _efficiency_faults(transport: str, value: object) -> list[Fault]:
-    try:
-        fraction = parse_fraction(value)
-    except ValueError as error:
-        return [(("efficiency", transport), str(error))]
-    return [] if fraction > 0 else [(("efficiency", transport), f"{shown(value)}: write more than 0")]

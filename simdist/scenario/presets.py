@@ -20,8 +20,7 @@ _RIVALS = {
     "latency": ("table",),
     "bandwidth": ("table",),
     "efficiency": ("table",),
-    "transport": ("table",),
-    "table": ("latency", "bandwidth", "transport", "efficiency"),
+    "table": ("latency", "bandwidth", "efficiency"),
 }
 
 
@@ -101,8 +100,6 @@ def _read_file(part: Part, name: object, folder: Path) -> dict[str, object]:
 
 def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:
     replaced = {rival for key in overrides for rival in _RIVALS.get(key, ())}
-    if "efficiency" in overrides and not isinstance(overrides["efficiency"], dict):
-        replaced.add("transport")  # it chose from several; now there is one
     merged = {key: item for key, item in base.items() if key not in replaced}
     for key, item in overrides.items():
         below = merged.get(key)

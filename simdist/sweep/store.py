@@ -9,14 +9,13 @@ were. Rows that the design does not have, of a sweep that was edited meanwhile, 
 """
 
 import contextlib
-import itertools
 import json
 import math
 import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, Self, final
+from typing import Any, Self, final
 
 from simdist.errors import naming_file
 from simdist.files import lines_of, locked, open_regular, read_jsonl, record_of, replacing, with_checksum
@@ -95,14 +94,14 @@ class Store:
             RunError: It cannot be written.
         """
         path = self.folder / ROWS
-        with naming_file(path, "read"):
-            places, is_clean = _places(path)
-        wanted = list(dict.fromkeys(itertools.chain((key for key in order if key in places), places)))
-        if is_clean and wanted == list(places):
-            return
         with naming_file(path, "read"), open_regular(path) as file:
-            _replace(path, (_line_at(file, places[key]) for key in wanted))
+            lines = list(lines_of(file))
+        found = {record["key"]: line.rstrip(b"\n") for line in lines if (record := record_of(line))}
+        keys = dict.fromkeys([*(key for key in order if key in found), *found])
+        if lines == [found[key] + b"\n" for key in keys]:
+            return
         with naming_file(path):
+            _replace(path, (found[key] for key in keys))
             self._close()
             self._open()
 
@@ -117,26 +116,6 @@ class Store:
                 os.fsync(self._file)
             os.close(self._file)
             self._file = None
-
-
-def _places(path: Path) -> tuple[dict[str, int], bool]:
-    """Return where the last record of each key begins, and whether the file holds nothing else."""
-    places: dict[str, int] = {}
-    is_clean, at = True, 0
-    with open_regular(path) as file:
-        for line in lines_of(file):
-            record = record_of(line)
-            if record is None or record["key"] in places or not line.endswith(b"\n"):
-                is_clean = False
-            if record:
-                places[record["key"]] = at
-            at += len(line)
-    return places, is_clean
-
-
-def _line_at(file: IO[bytes], place: int) -> bytes:
-    file.seek(place)
-    return file.readline().rstrip(b"\n")
 
 
 def damaged_text(folder: Path, damaged: Sequence[int]) -> str:

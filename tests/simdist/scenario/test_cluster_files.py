@@ -74,19 +74,6 @@ def test_keys_beside_the_file_override_it_and_mappings_are_merged(folder):
     assert (found.network.latency_s, found.network.bandwidth_Bps) == (50e-6, 25e9 / 8)
 
 
-def test_transport_beside_the_file_chooses_another_efficiency(folder):
-    both = "bandwidth: 25 Gbit/s, transport: tcp, efficiency: {tcp: 60%, rdma: 92%}"
-    write(folder / "cluster.yaml", CLUSTER.replace("bandwidth: 25 Gbit/s", both))
-
-    def efficiency(network):
-        return load(scenario_of(folder, f"{{file: cluster.yaml, network: {network}}}")).cluster.network.efficiency
-
-    assert [efficiency(each) for each in ("{}", "{transport: rdma}", "{efficiency: 50%}")] == [0.6, 0.92, 0.5]
-    assert efficiency("{efficiency: {tcp: 55%}}") == 0.55
-    table = "{table: [{size: 0 B, time: 1 us}, {size: 1 MB, time: 1 ms}]}"
-    assert efficiency(table) == 1
-
-
 def test_table_beside_the_file_replaces_its_line(folder):
     table = "{table: [{size: 0 B, time: 1 us}, {size: 1 MB, time: 1 ms}]}"
     found = load(scenario_of(folder, f"{{file: cluster.yaml, network: {table}}}")).cluster
@@ -254,19 +241,6 @@ CLUSTERS = {
         device=Device(name="cpu", memory_bandwidth_Bps=1e10 / 7, peak_flops={"fp32": 1e12 / 3}, speed=0.9),
         slow_devices=(DeviceOverride(nodes=(1,), speed=0.3),),
         storage=Storage(latency_s=1e-3, bandwidth_Bps=1e9),
-    ),
-    "two transports": Cluster.model_validate(
-        {
-            "nodes": 2,
-            "gpus_per_node": 1,
-            "fabric": "ideal",
-            "network": {
-                "latency": 0,
-                "bandwidth": "1 GB/s",
-                "transport": "rdma",
-                "efficiency": {"tcp": 0.5, "rdma": 0.9},
-            },
-        }
     ),
 }
 

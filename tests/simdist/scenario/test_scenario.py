@@ -289,37 +289,6 @@ def test_table_of_a_link_stands_alone():
     assert "x.yaml:5: cluster.network.efficiency: 'efficiency' has no meaning beside a table" in message
 
 
-@pytest.mark.parametrize(("transport", "efficiency"), [("tcp", 0.6), ("rdma", 0.92)])
-def test_transport_chooses_one_of_the_stated_efficiencies(transport, efficiency):
-    line = "latency: 25 us, bandwidth: 32 Gbit/s"
-    link = f"{{{line}, transport: {transport}, efficiency: {{tcp: 60%, rdma: 0.92}}}}"
-    assert loads(edited((NETWORK, link))).cluster.network.efficiency == efficiency
-    assert loads(edited((NETWORK, f"{{{line}, efficiency: 60%}}"))).cluster.network.efficiency == 0.6
-
-
-@pytest.mark.parametrize(
-    ("settings", "path"),
-    [
-        ("efficiency: {tcp: 60%, rdma: 92%}", "transport"),
-        ("transport: tcp", "transport"),
-        ("transport: tcp, efficiency: 60%", "transport"),
-        ("transport: rdma, efficiency: {tcp: 60%}", "transport"),
-        ("transport: [tcp], efficiency: {tcp: 60%}", "transport"),
-        (
-            "transport: tcp, efficiency: {tpc: 1, tcp: 1}",
-            "efficiency.tpc",
-        ),
-        ("transport: tcp, efficiency: {tcp: 60%, rdma: 92}", "efficiency.rdma"),
-        ("transport: tcp, efficiency: {tcp: 60%, rdma: 0}", "efficiency.rdma"),
-        ("transport: tcp, efficiency: {tcp: 0}", "efficiency"),
-    ],
-)
-def test_efficiency_by_transport_that_chooses_nothing_is_refused(settings, path):
-    found = message_of(edited((NETWORK, f"{{latency: 25 us, bandwidth: 32 Gbit/s, {settings}}}")))
-    assert any(row.startswith(f"x.yaml:5: cluster.network.{path}: ") for row in found.splitlines()), found
-    assert_message(f"scenario: link: {settings}", found)
-
-
 def test_file_that_is_not_utf8_is_refused(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"name: a\nsource: \xff\n")
     with pytest.raises(ScenarioError, match=r"x\.yaml:2: byte 0xff is not UTF-8: save the file as UTF-8"):

@@ -151,7 +151,7 @@ def test_a_path_that_leads_nowhere_in_the_file_is_refused(tree, path, message):
         ("cluster.network.latency", "cluster.network.latency_s", "0.03ms", 3e-5),
         ("cluster.network.bandwidth", "cluster.network.bandwidth_Bps", "25 Gbit/s", 3.125e9),
         ("cluster.network.bandwidth", "cluster.network.bandwidth_Bps", "unlimited", float("inf")),
-        ("cluster.network.transport", "cluster.network.transport", "tcp", "tcp"),
+        ("cluster.library", "cluster.library", "gloo", "gloo"),
         ("cluster.network", "cluster.network", "ideal", "ideal"),
         (
             "cluster.network",
