@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Seconds: TypeAlias = NDArray[np.float64]
 
+TEXT_PT = 9.0
 #: All styles, in the order of the legend.
 LEGEND = (
     _DELAY := Style("injected delay", palette.VERMILLION, palette.BLACK, "xxxxx"),
@@ -177,7 +178,7 @@ def _draw_steps(axes: "Axes", view: LaneView, scale: float) -> None:
     for step in steps[bands == 0].tolist():
         text = _step_text(step, share=(ends_s[step, 0] - before_s) / (view.end_s - view.begin_s))
         middle = (before_s + ends_s[step, 0]) / 2 * scale
-        axes.text(middle, -0.56, text, ha="center", va="bottom", fontsize="small")
+        axes.text(middle, -0.56, text, ha="center", va="bottom", fontsize=TEXT_PT)
         before_s = ends_s[step, 0]
 
 
@@ -198,6 +199,6 @@ def _label(axes: "Axes", view: LaneView, scale: float) -> None:
         for lane in view.lanes:
             middle = view.top(band, lane) + view.lane_height / 2
             beside = axes.get_yaxis_transform()
-            axes.text(1.004, middle, lane, transform=beside, va="center", fontsize=6, color="#555555")
+            axes.text(1.004, middle, lane, transform=beside, va="center", fontsize=TEXT_PT, color="#555555")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

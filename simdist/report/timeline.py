@@ -1,16 +1,14 @@
 """Timelines: what every stream of some ranks did, in one execution or in several above each other."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simdist.errors import TraceError
-from simdist.plan import Plan
 from simdist.report import palette
 from simdist.report.figures import WIDTH_IN, literal_text, shortened
-from simdist.report.lanes import LEGEND, LaneView, draw_lanes
+from simdist.report.lanes import LEGEND, TEXT_PT, LaneView, draw_lanes
 from simdist.report.palette import Style, time_unit
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import attribute_waiting
@@ -21,8 +19,7 @@ if TYPE_CHECKING:
 
 
 _MOST_RANKS = 16
-_LANE_IN, _TITLE_IN, _LEGEND_IN = 0.17, 0.9, 0.6  # of schedules above each other
-_SMALLEST_PT = 9.0
+_LANE_IN, _TITLE_IN, _LEGEND_IN = 0.17, 0.9, 0.6
 
 
 def timeline_figure(*traces: Trace, first_step: int = 0, n_steps: int = 4) -> "Figure":
@@ -43,29 +40,19 @@ def timeline_figure(*traces: Trace, first_step: int = 0, n_steps: int = 4) -> "F
     Raises:
         TraceError: They are traces of different plans, or have no such step.
     """
-    from matplotlib.figure import Figure
-
     first, *others = traces
     for other in others:
         first.difference_s(other)  # refuses traces of different plans
-    steps = _steps(first.plan, first_step, n_steps)
+    n_all = first.plan.n_steps
+    if not 0 <= first_step < n_all or n_steps < 1:
+        raise TraceError(f"{n_steps} steps from step {first_step}: the trace has the steps 0 to {n_all - 1}")
+    steps = range(first_step, min(first_step + n_steps, n_all))
     chosen, why = _choose_ranks(traces[-1], steps, most=_MOST_RANKS // len(traces))
+    which = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    title = f"{shortened(first.plan.name)}: {which} of {n_all}, {why}"
+    sources = [f"\n{shortened(trace.source, most=90)}" if others else "" for trace in traces]
     views = [LaneView.of(trace, steps, chosen) for trace in traces]
-    heights_in = [0.2 + _height(view) for view in views]
-    figure = Figure(figsize=(12.0, 1.5 + sum(heights_in)), layout="constrained")
-    with literal_text():
-        panels = figure.subplots(len(views), 1, squeeze=False)[:, 0]
-        styles = _draw(panels, views)
-        if others:
-            figure.suptitle(_title(first.plan, steps, why), x=0.01, ha="left", fontweight="bold")
-            for axes, view in zip(panels, views, strict=True):
-                axes.set_title(shortened(view.trace.source, most=100), loc="left", fontsize="medium", pad=18)
-            for axes in panels[:-1]:
-                axes.set_xlabel("")
-        else:
-            panels[0].set_title(_title(first.plan, steps, why), loc="left", fontweight="bold", pad=18)
-        _explain(figure, styles)
-    return figure
+    return _figure([f"{title}{sources[0]}", *sources[1:]], views)
 
 
 def schedules_figure(
@@ -82,22 +69,34 @@ def schedules_figure(
     Raises:
         TraceError: There are no traces, or one has no such step or rank.
     """
-    from matplotlib.figure import Figure
-
     if not traces:
         raise TraceError("no traces to draw; give at least one")
     steps = range(first_step, first_step + n_steps)
     views = [_view(title, trace, ranks, steps) for title, trace in traces.items()]
-    heights_in = [_TITLE_IN + _LANE_IN * len(view.lanes) * len(ranks) for view in views]
+    return _figure([shortened(title, most=90) for title in traces], views)
+
+
+def _figure(titles: Sequence[str], views: Sequence[LaneView]) -> "Figure":
+    """Draw views above each other, each below its title, and explain the styles at the bottom."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    heights_in = [_TITLE_IN + _LANE_IN * len(view.lanes) * len(view.ranks) for view in views]
     figure = Figure(figsize=(WIDTH_IN, sum(heights_in) + _LEGEND_IN), layout="constrained")
     with literal_text():
         panels = figure.subplots(len(views), 1, squeeze=False, height_ratios=heights_in)[:, 0]
         styles = _draw(panels, views)
-        for axes, title in zip(panels, traces, strict=True):
-            axes.set_title(shortened(title, most=90), loc="left", fontsize="medium", fontweight="bold", pad=18)
-            for text in axes.texts:
-                text.set_fontsize(_SMALLEST_PT)
-        _explain(figure, styles, is_narrow=True)
+        for axes, title in zip(panels, titles, strict=True):
+            axes.set_title(title, loc="left", fontsize="medium", fontweight="bold", pad=18)
+        handles: list[Patch | Line2D] = [
+            Patch(facecolor=each.face, edgecolor=each.ink, linewidth=0.4, hatch=each.hatch or None, label=each.label)
+            for each in LEGEND
+            if each in styles
+        ]
+        handles.append(Line2D([], [], color=palette.BLACK, linewidth=1.0, label="end of step"))
+        n_columns = min(len(handles), 5)
+        figure.legend(handles=handles, loc="outside lower center", ncols=n_columns, frameon=False, fontsize=TEXT_PT)
     return figure
 
 
@@ -124,22 +123,6 @@ def _draw(panels: "Iterable[Axes]", views: Sequence[LaneView]) -> set[Style]:
     return styles
 
 
-def _steps(plan: Plan, first_step: int, n_steps: int) -> range:
-    if not 0 <= first_step < plan.n_steps or n_steps < 1:
-        raise TraceError(f"{n_steps} steps from step {first_step}: the trace has the steps 0 to {plan.n_steps - 1}")
-    return range(first_step, min(first_step + n_steps, plan.n_steps))
-
-
-def _title(plan: Plan, steps: range, why: str) -> str:
-    which = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-    return f"{shortened(plan.name)}: {which} of {plan.n_steps}, {why}"
-
-
-def _height(view: LaneView) -> float:
-    """Return the inches that the bands of a view take."""
-    return (0.15 * len(view.lanes) + 0.08) * len(view.ranks)
-
-
 def _choose_ranks(trace: Trace, steps: range, *, most: int) -> tuple[list[int], str]:
     """Return the ranks to draw, and which these are in words."""
     world_size = trace.plan.world_size
@@ -152,21 +135,3 @@ def _choose_ranks(trace: Trace, steps: range, *, most: int) -> tuple[list[int], 
     some = f"{len(worst)} that others waited for most, " if worst else ""
     why = f"{most} of {world_size} ranks ({some}{len(spread)} spread evenly)"
     return sorted([*worst, *spread.tolist()]), why
-
-
-def _explain(figure: "Figure", styles: set[Style], *, is_narrow: bool = False) -> None:
-    """Put the legend below; in a narrow figure in rows that fit into the width."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor=style.face, edgecolor=style.ink, linewidth=0.4, hatch=style.hatch or None, label=style.label)
-        for style in LEGEND
-        if style in styles
-    ]
-    handles.append(Line2D([], [], color=palette.BLACK, linewidth=1.0, label="end of step"))
-    legend = partial(figure.legend, handles=handles, loc="outside lower center", frameon=False)
-    if is_narrow:
-        legend(ncols=min(len(handles), 5), fontsize=_SMALLEST_PT)
-    else:
-        legend(ncols=len(handles), fontsize="small", columnspacing=1.5)
