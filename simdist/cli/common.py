@@ -108,19 +108,6 @@ def slice_of_steps(_: click.Context, __: click.Parameter, value: str | None) -> 
     return range(int(first or 0), int(stop) if stop else sys.maxsize)
 
 
-def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Read `0,3,8-11`."""
-    if value is None:
-        return None
-    numbers: list[int] = []
-    for part in value.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or len(first + last) > 14:
-            raise click.BadParameter(f"{value!r}: write ranks and ranges of ranks, e.g. 0,3,8-11")
-        numbers.extend(range(int(first), min(int(last), int(first) + 2**20) + 1) if dash else [int(first)])
-    return tuple(dict.fromkeys(numbers))
-
-
 path = click.Path(path_type=Path)
 positive = click.IntRange(min=1)
 scenario = click.argument("name", metavar="SCENARIO")

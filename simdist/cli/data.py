@@ -16,9 +16,8 @@ from simdist.runs import run_directory
 from simdist.scenario.cluster import Storage
 from simdist.settings.units import format_Bps, format_error, format_nbytes, format_share
 from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
-from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, find_epochs
+from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, Loading, compare_loading, find_epochs
 from simdist.studies.limits import LIMITS, EpochLimits, epoch_limits
-from simdist.studies.loading import Loading, compare_loading
 from simdist.traces.trace import Trace
 
 _Record: TypeAlias = dict[str, Any]

@@ -20,7 +20,6 @@ from simdist.traces.trace import Trace
 @click.option("--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto.")
 @click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN that holds both.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
-@click.option("--ranks", metavar="LIST", callback=common.numbers, help="Only these ranks, e.g. 0,3,8-11.")
 @common.options
 def command(
     session: common.Session,
@@ -29,7 +28,6 @@ def command(
     chrome: Path,
     which: str | None,
     steps: range | None,
-    ranks: tuple[int, ...] | None,
 ) -> None:
     """Convert a trace for viewers of timelines.
 
@@ -45,7 +43,7 @@ def command(
         if steps is not None and steps.stop == sys.maxsize:
             steps = range(steps.start, max(n_steps, steps.start + 1))
         bar.update("write it for viewers", 0, None)
-        write_chrome(chrome, chrome_trace(loaded, steps=steps, ranks=ranks, reads=reads))
+        write_chrome(chrome, chrome_trace(loaded, steps=steps, reads=reads))
     session.wrote(chrome)
     document = {
         "trace": str(path),

@@ -16,8 +16,8 @@ from simdist.runs.building import Built, price_of
 from simdist.runs.calibrated import Calibrated, simulate_run, simulated_scenario
 from simdist.settings.units import format_error, format_seconds, format_share
 from simdist.studies.comparison import range_of_trace
+from simdist.studies.epochs import Loading, compare_loading
 from simdist.studies.held import with_links
-from simdist.studies.loading import Loading, compare_loading
 from simdist.studies.ranking import Summary, summarize
 from simdist.studies.statistics import Interval
 from simdist.studies.validation import Validation
@@ -144,7 +144,10 @@ def _validate(
         if left_out := run is not planned:
             session.say(f"warning: {path}: was measured without what its links do, and is simulated without it, too")
         bar.update(f"simulate {run.plan.name}", number, len(runs))
-        simulated = _simulated(session, run, calibrated, real, is_kept=not (calibrated or left_out))
+        simulated, kept = simulate_run(run, calibrated, real=real), run.path / run_directory.SIMULATED
+        if not (calibrated or left_out or kept.exists()):
+            run_directory.save_trace(simulated, kept)
+            session.wrote(kept)
         with inputs.naming(str(path)):
             scenario = simulated_scenario(run, calibrated, real=real)
             costs = price_of(run.plan, scenario) if run.scenario.has_links else None
@@ -159,32 +162,6 @@ def _validate(
         loading = compare_loading(run, simulated, real) if run.plan.dataset else None
         range_s = bounds and (bounds[0] * validation.simulated_s, bounds[1] * validation.simulated_s)
         yield _Validated(run, real, simulated, validation, loading, range_s)
-
-
-def _simulated(
-    session: common.Session,
-    run: run_directory.RunDirectory,
-    calibrated: Calibrated | None,
-    real: Trace,
-    *,
-    is_kept: bool,
-) -> Trace:
-    """Simulate a run, with its own cluster or with one from a file; write the trace if it is the first of its own."""
-    trace = simulate_run(run, calibrated, real=real)
-    kept = run.path / run_directory.SIMULATED
-    if not is_kept:
-        return trace
-    if not kept.exists():
-        run_directory.save_trace(trace, kept)
-        session.wrote(kept)
-    elif _differ(trace, run_directory.read_trace(kept, plan=run.plan)):
-        given = f"{run_directory.SCENARIO} and {run_directory.DELAYS} give now"
-        session.say(f"warning: {kept}: is not what {given}; `simdist simulate {run.path}` replaces it")
-    return trace
-
-
-def _differ(a: Trace, b: Trace) -> bool:
-    return not bool((abs(a.difference_s(b)) <= 1e-9 * a.makespan_s).all())
 
 
 def _document(each: _Validated) -> dict[str, object]:

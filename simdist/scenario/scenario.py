@@ -228,11 +228,6 @@ class Imported(Settings):
     parts: dict[str, Seconds] = Field(default_factory=dict)
 
     @property
-    def in_words(self) -> dict[str, float]:
-        """Seconds of the parts of a traced step, by what people call them."""
-        return {part_in_words(part): seconds for part, seconds in self.parts.items()}
-
-    @property
     def uncertainty(self) -> float:
         """Share of a step by which the simulated one may be wrong.
 

@@ -343,11 +343,7 @@ def _verdict(blames: Sequence[Blame]) -> str:
     simulated, measured = max(blames, key=lambda each: each.simulated_s), max(blames, key=lambda each: each.measured_s)
     if not simulated.simulated_s and not measured.measured_s:
         return "no rank waits for another in either"
-    if not simulated.simulated_s:
-        return f"measured, rank {measured.rank} is blamed most ({_seconds(measured)}); simulated, no rank waits"
-    if not measured.measured_s:
-        return f"simulated, rank {simulated.rank} is blamed most ({_seconds(simulated)}); measured, no rank waits"
-    if measured.simulated_s >= simulated.simulated_s * (1 - 1e-9):  # the first, or one of several that share the blame
+    if 0 < simulated.simulated_s * (1 - 1e-9) <= measured.simulated_s:
         return f"rank {measured.rank} is blamed most in both ({_seconds(measured)})"
     return (
         f"simulated, rank {simulated.rank} is blamed most ({_seconds(simulated)}); "

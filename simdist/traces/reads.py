@@ -145,26 +145,13 @@ def differences(found: Reads, wanted: Reads) -> tuple[str, ...]:
 
 
 def _differences(found: Reads, wanted: Reads) -> Iterator[str]:
+    both = ("samples", found.n_samples, wanted.n_samples), ("bytes", found.nbytes, wanted.nbytes)
     for level, name in enumerate(LEVELS):
-        counts = found.n_samples[:, :, level], wanted.n_samples[:, :, level]
-        sizes = found.nbytes[:, :, level], wanted.nbytes[:, :, level]
-        if (counts[0] != counts[1]).any():
-            n_found, n_wanted = (int(each.sum()) for each in counts)
-            totals = f"{n_found:,} samples instead of {n_wanted:,}" if n_found != n_wanted else f"{n_found:,} samples"
-            elsewhere = " in all, but by other loads" if n_found == n_wanted else ""
-            yield f"{name}: {totals}{elsewhere}; {_places(*counts)}"
-        elif (sizes[0] != sizes[1]).any():
-            texts = [format_nbytes(int(each.sum())) for each in sizes]
-            yield f"{name}: as many samples, but {texts[0]} instead of {texts[1]}; {_places(*sizes)}"
-
-
-def _places(found: NDArray[np.int64], wanted: NDArray[np.int64]) -> str:
-    """Say where two arrays `[n_loads, world_size]` differ."""
-    differs = found != wanted
-    load, rank = np.argwhere(differs)[0].tolist()
-    n_loads = int(differs.any(axis=1).sum())
-    most = np.abs(found - wanted).sum(axis=0)
-    return (
-        f"{n_loads:,} of {len(found):,} loads differ, the first is {load} on rank {rank} "
-        f"({found[load, rank]:,} instead of {wanted[load, rank]:,}), most on rank {int(most.argmax())}"
-    )
+        for what, ours, theirs in both:
+            differs = ours[:, :, level] != theirs[:, :, level]
+            if differs.any():
+                load, rank = np.argwhere(differs)[0].tolist()
+                totals = f"{ours[:, :, level].sum():,} {what} instead of {theirs[:, :, level].sum():,}"
+                n_loads = f"{differs.any(axis=1).sum():,} of {len(differs):,} loads differ"
+                yield f"{name}: {totals}; {n_loads}, the first is {load} on rank {rank}"
+                break

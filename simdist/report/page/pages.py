@@ -7,7 +7,7 @@ from simdist.report.page.model import RunsReport
 from simdist.report.page.sections.heading import heading, sweep_heading, title
 from simdist.report.page.sections.reality import reality_section
 from simdist.report.page.sections.sources import sources_section
-from simdist.report.page.sections.speed import speed_section, states_section, traced_section
+from simdist.report.page.sections.speed import speed_section, states_section
 from simdist.report.page.sections.stragglers import stragglers_section
 from simdist.report.page.sections.sweep_chart import chart_section, map_section
 from simdist.report.page.sections.sweep_fastest import fastest_section
@@ -31,7 +31,7 @@ def runs_page(report: RunsReport, shown: Sequence[Shown]) -> str:
     return document(
         f"{title(report)}: simdist report",
         header=heading(report),
-        sections=[section for section in (traced_section(report), *first, states_section(report), *others) if section],
+        sections=[section for section in (*first, states_section(report), *others) if section],
         styles=[css],
         scripts=[script, program("heat")],
     )

@@ -353,10 +353,6 @@ SELECTIONS = {
     "steps": (["--steps", "3"], ["--steps", "'3'", "A:B"]),
     "negative steps": (["--steps=-3:"], ["--steps", "'-3:'", "A:B"]),
     "steps that are not there": (["--steps", "12:"], ["step 12", "0 to 11"]),
-    "ranks": (["--ranks", "all"], ["--ranks", "'all'", "0,3,8-11"]),
-    "open range of ranks": (["--ranks", "3-"], ["--ranks", "'3-'", "0,3,8-11"]),
-    "ranks that are not there": (["--ranks", "0-8"], ["rank 8", "0 to 7"]),
-    "huge range of ranks": (["--ranks", "0-99999999999"], ["rank 8", "0 to 7"]),
 }
 
 

@@ -539,9 +539,8 @@ def test_trace_is_converted_for_viewers(small, tmp_path, capsys):
     assert (about["steps"], about["world_size"], about["source"]) == (12, 8, "simulated by fast")
     everything = json.loads(chrome.read_text())["traceEvents"]
     assert {event["pid"] for event in everything} == set(range(8))
-    document(capsys, "trace", run / SIMULATED, "--chrome", chrome, "--steps", "2:4", "--ranks", "0,4-5")
+    document(capsys, "trace", run / SIMULATED, "--chrome", chrome, "--steps", "2:4")
     some = json.loads(chrome.read_text())["traceEvents"]
-    assert {event["pid"] for event in some} == {0, 4, 5}
     assert {event["args"]["step"] for event in some if "step" in event["args"]} == {2, 3}
     document(capsys, "trace", run, "--chrome", chrome, "--steps", "10:")
     last = json.loads(chrome.read_text())["traceEvents"]

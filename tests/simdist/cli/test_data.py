@@ -462,6 +462,5 @@ def test_spans_of_loads_tell_what_they_read(runs, tmp_path, capsys):
 
 
 def test_spans_of_some_steps_tell_of_their_own_loads(runs, tmp_path, capsys):
-    call(capsys, "trace", runs / "sync", "--chrome", tmp_path / "t.json", "--steps", "5:6", "--ranks", "2")
-    (span,) = loads_of(tmp_path / "t.json")
-    assert span["args"]["samples"] == {"storage": 4}
+    call(capsys, "trace", runs / "sync", "--chrome", tmp_path / "t.json", "--steps", "5:6")
+    assert [span["args"]["samples"] for span in loads_of(tmp_path / "t.json")] == [{"storage": 4}] * 4

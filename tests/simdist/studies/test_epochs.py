@@ -13,8 +13,7 @@ from simdist.plan import AllReduce, Copy, Dataset, Forward, Group, Load, Optimiz
 from simdist.runs import building
 from simdist.scenario import Scenario, loads
 from simdist.studies.data_knobs import knob_effects, knobs
-from simdist.studies.epochs import epoch_errors, find_epochs
-from simdist.studies.loading import Loading
+from simdist.studies.epochs import Loading, epoch_errors, find_epochs
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
 

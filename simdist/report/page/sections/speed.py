@@ -138,20 +138,6 @@ def _why(rows: Mapping[str, Row], label: str, base: str) -> str:
     return f"{part} of the difference is {STATE_WORDS[state]} ({less} a step)"
 
 
-def traced_section(report: RunsReport) -> Section | None:
-    """Show where the steps of the real jobs went that the scenarios were imported from."""
-    jobs = {run.run.scenario.name: run.run.scenario.imported for run in report.runs}
-    parts: list[Html] = []
-    for name, facts in jobs.items():
-        if facts is not None:
-            lines = [
-                [words, duration(time_s), percent(time_s / facts.step_s)] for words, time_s in facts.in_words.items()
-            ]
-            caption = f"Time per step by part, average over traced ranks of {name}"
-            parts += [conclusions([f"{name}: {facts.verdict}."]), table(caption, ["part", "time", "share"], lines)]
-    return Section("traced", "Where a step of the traced job goes", join(parts)) if parts else None
-
-
 def states_section(report: RunsReport) -> Section:
     """Show how long ranks are in each state, simulated and measured beside each other."""
     unit, scale = time_unit(max(each.step_s for _, each in report.executions()))
