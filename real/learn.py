@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Annotated, Literal, TextIO, TypeAlias, final
@@ -19,10 +20,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from real.execution.batching import Made, StackedModule, per_rank, stacked_batch
+from real.execution.batching import Made
 from real.execution.virtual import World, perform
-from real.models import tasks
-from real.models.tasks import Task
+from real.models.tasks import LearningTask
 from real.programs.binding import Binding, trained_parameters
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
 from simdist.plan import Plan, codec, ops
@@ -31,7 +31,7 @@ Say: TypeAlias = Callable[[Mapping[str, object]], None]
 
 
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
-class Order:
+class TrainingRequest:
     """What to do.
 
     Args:
@@ -71,8 +71,8 @@ def main(given: TextIO, out: TextIO) -> int:
 
 def _answer(text: str, say: Say) -> int:
     try:
-        order = TypeAdapter(Order).validate_json(text)
-        task = tasks.load(order.task, order.seed)
+        order = TypeAdapter(TrainingRequest).validate_json(text)
+        task = LearningTask(order.task, order.seed)
         (_describe if order.describe else _learn)(task, order, say)
         return 0
     except ValidationError as error:
@@ -85,22 +85,19 @@ def _answer(text: str, say: Say) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # of a function of the task
-        traceback = error.__traceback__
-        while traceback and traceback.tb_next:
-            traceback = traceback.tb_next
-        where = f"{traceback.tb_frame.f_code.co_filename}, line {traceback.tb_lineno}: " if traceback else ""
-        say({"error": f"task {order.task}: {where}{type(error).__name__}: {error}"})
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        say({"error": f"task {order.task}: {at.filename}, line {at.lineno}: {type(error).__name__}: {error}"})
         return 1
 
 
-def _describe(task: Task, _order: Order, say: Say) -> None:
+def _describe(task: LearningTask, _order: TrainingRequest, say: Say) -> None:
     module, _, _ = task.make(0)
     names = {parameter: name for name, parameter in module.named_parameters()}
     rows = [(names[each], list(each.shape), str(each.dtype)[6:]) for each in trained_parameters(module)]
     say({"tensors": rows, "samples_per_step": len(task.batch(0, 0)[0])})
 
 
-def _learn(task: Task, order: Order, say: Say) -> None:
+def _learn(task: LearningTask, order: TrainingRequest, say: Say) -> None:
     began_s = time.perf_counter()
     plan = codec.load(order.plan)
     if order.device == "cuda" and not torch.cuda.is_available():
@@ -129,11 +126,11 @@ class _Learning:
         say: Told what there is, and what was found.
     """
 
-    def __init__(self, task: Task, order: Order, plan: Plan, say: Say) -> None:
+    def __init__(self, task: LearningTask, order: TrainingRequest, plan: Plan, say: Say) -> None:
         self._task, self._order, self._plan, self._say = task, order, plan, say
         self._device = torch.device(order.device)
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
-        self._losses: list[float | None] = []
+        self._losses: list[float] = []
         n_parameters, nbytes = self._measure()
         buffers = Binding.buffers_of(plan)
         in_buffers = plan.world_size * sum(buffer.nbytes for buffer in plan.buffers if buffer.name in buffers)
@@ -167,7 +164,7 @@ class _Learning:
                 f"task {self._order.task}: the loss of rank {odd[0]} at step {step} is {losses[odd[0]].item()}; a "
                 f"smaller learning rate may keep it finite"
             )
-        self._losses.append(losses[computed].mean().item() if computed.any() else None)
+        self._losses.append(losses[computed].mean().item())
         if (step + 1) % self._order.evaluate_every == 0 or step + 1 == self._plan.n_steps:
             self.tell(step + 1)
 
@@ -206,23 +203,19 @@ class _Learning:
         """Return the number of parameters, and the bytes that a rank takes beside the buffers, by a step of one."""
         module, optimizer, _ = self._make(0)
         inputs, targets = (each.to(self._device) for each in self._task.batch(0, 0))
-        storages = {}
+        activations: dict[int, int] = {}
 
         def note(tensor: Tensor) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            activations[tensor.data_ptr()] = tensor.nbytes
             return tensor
 
-        with torch.random.fork_rng(devices=[]):
-            with self._precision(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-                loss = self._loss(module(inputs), targets)
-            for parameter in module.parameters():
-                storages.pop(parameter.untyped_storage().data_ptr(), None)
-            loss.backward()
-            optimizer.step()
+        with self._precision(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            self._loss(module(inputs), targets).backward()
+        optimizer.step()
         states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
-        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-        kept = sum(tensor.nbytes for tensor in (*states, *gradients, *module.buffers(), inputs, targets))
-        return sum(each.numel() for each in trained_parameters(module)), kept + sum(storages.values())
+        trained = trained_parameters(module)  # their gradients are as large
+        kept = sum(tensor.nbytes for tensor in (*states, *trained, *module.buffers(), inputs, targets))
+        return sum(each.numel() for each in trained), kept + sum(activations.values())
 
     def _change(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer clip gradients, rank by rank, and multiply the learning rates that it has by then."""
@@ -278,36 +271,26 @@ class _Learning:
         n_ranks = self._plan.world_size
         if n_ranks == 1:
             return None
-        numbers = range(step * self._n_passes, (step + 1) * self._n_passes)
-        n_samples = 0
-        if self._batched:
-            average, ranks = StackedModule([average] * n_ranks), [-1]
-        else:
-            ranks = [*range(n_ranks)]
-        rows = []
-        for rank in ranks:
+        gradients, n_samples = [], 0
+        for rank in range(n_ranks):
             average.zero_grad()
-            for number in numbers:
-                inputs, targets = (
-                    stacked_batch(self._task.batch, n_ranks, number) if rank < 0 else self._task.batch(number, rank)
-                )
-                n_samples += inputs[0].shape[0] * n_ranks if rank < 0 else len(inputs)
+            for number in range(step * self._n_passes, (step + 1) * self._n_passes):
+                inputs, targets = (each.to(self._device) for each in self._task.batch(number, rank))
                 with self._precision():
-                    outputs = average(inputs.to(self._device))
-                    loss = per_rank(self._loss) if rank < 0 else self._loss
-                    loss(outputs, targets.to(self._device)).sum().backward()
-            used = [each.grad for each in trained_parameters(average) if each.grad is not None]
-            rows.append(torch.cat([each.reshape(n_ranks if rank < 0 else 1, -1) for each in used], dim=1).double())
-        gradients = torch.cat(rows)
-        small, large = gradients.square().sum(dim=1).mean().item(), gradients.mean(dim=0).square().sum().item()
+                    self._loss(average(inputs), targets).backward()
+                n_samples += len(inputs)
+            used = [each.grad for each in average.parameters() if each.grad is not None]
+            gradients.append(torch.cat([each.flatten() for each in used]).double())
+        rows = torch.stack(gradients)
+        small, large = rows.square().sum(dim=1).mean().item(), rows.mean(dim=0).square().sum().item()
         noise = (small - large) / (n_ranks / n_samples - 1 / n_samples)
-        signal = (n_samples * large - n_samples / n_ranks * small) / (n_samples - n_samples / n_ranks)
+        signal = (n_ranks * large - small) / (n_ranks - 1)
         return noise / signal if signal > 0 and math.isfinite(noise / signal) else None
 
 
-def _ends(values: Sequence[float | None]) -> list[float | None]:
+def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
     finite = [value for value in values if value is not None]
-    return [min(finite), max(finite)] if len(finite) == len(values) else [None, None]
+    return (min(finite), max(finite)) if len(finite) == len(values) else None
 
 
 if __name__ == "__main__":

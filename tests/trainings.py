@@ -149,6 +149,10 @@ class Training:
                 return module, torch.optim.AdamW(groups, lr=0.01)
             case "adam":
                 return module, torch.optim.Adam(parameters, lr=0.01)
+            case "adagrad":
+                return module, torch.optim.Adagrad(parameters, lr=0.05, initial_accumulator_value=0.1)
+            case "lbfgs":
+                return module, torch.optim.LBFGS(parameters)
             case "lars":
                 return module, Lars(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3, eta=0.5)
         raise AssertionError(self.optimizer)

@@ -5,15 +5,14 @@ models of all ranks are stacked, parameters and buffers `[n_ranks, *shape]`; the
 first axis (`torch.func.vmap`), and the gradient of the sum of all losses is, row by row, each rank's own. An optimizer
 that treats each element by itself updates the stack as it updates each rank.
 
-That needs ranks that differ in their values only, and a forward pass that depends on nothing else. `Candidate` looks
-for what it can, and tries the rest out: the first batch of two ranks must have the same losses, gradients and buffers
-in both ways.
+That needs ranks that differ in their values only, and a forward pass that depends on nothing else. `problem_at_once`
+looks for what it can, and tries the rest out: the first batch of two ranks must have the same losses, gradients and
+buffers in both ways.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias, cast, final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from real.programs.base import Batch
-from real.programs.binding import laid_like, trained_parameters
+from real.programs.binding import laid_like
 from real.programs.optimizers import MakeOptimizer
 from real.programs.sharing import problem_of
 from simdist.errors import RunError
@@ -57,12 +56,9 @@ class StackedModule(nn.Module):
     def lend(self, modules: Iterable[nn.Module]) -> None:
         """Let parameters and buffers of the modules be rows of this one's."""
         for rank, module in enumerate(modules):
-            for own, theirs in (
-                (self._parameters, module.named_parameters()),
-                (self._buffers, module.named_buffers()),
-            ):
-                for name, tensor in theirs:
-                    tensor.data = cast(Tensor, own[name])[rank].detach()
+            own = [*self.parameters(), *self.buffers()]
+            for tensor, rows in zip([*module.parameters(), *module.buffers()], own, strict=True):
+                tensor.data = rows[rank].detach()
 
     def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
         outputs: Tensor = functional_call(self._one[0], (parameters, buffers), (inputs,))
@@ -99,129 +95,108 @@ def stacked_batch(batch: Callable[[int, int], Batch], n_ranks: int, number: int)
     return torch.stack(inputs), torch.stack(targets)
 
 
-@final
-class Candidate:
-    """Ranks that may be computed at once.
+def problem_at_once(
+    plan: Plan,
+    made: Sequence[Made],
+    loss: Loss,
+    batch: Callable[[int, int], Batch],
+    *,
+    outer: MakeOptimizer,
+    device: torch.device,
+    autocast: torch.dtype | None,
+) -> str | None:
+    """Return why ranks must be computed one after the other, in a sentence; None if they need not.
 
     Args:
         plan: The plan.
-        made: Module and optimizer of every rank, and the scheduler of its learning rate.
+        made: Module, optimizer and scheduler of every rank.
         loss: Of outputs and targets.
         batch: (number of the pass, rank) -> batch.
         outer: Makes the outer optimizer.
         device: Where to compute.
         autocast: Lower precision, if any.
     """
-
-    def __init__(
-        self,
-        plan: Plan,
-        made: Sequence[Made],
-        loss: Loss,
-        batch: Callable[[int, int], Batch],
-        outer: MakeOptimizer,
-        device: torch.device,
-        autocast: torch.dtype | None,
-    ) -> None:
-        self._plan, self._loss, self._batch, self._outer = plan, loss, batch, outer
-        self._made = made
-        self._modules, self._optimizers = [each[0] for each in made], [each[1] for each in made]
-        self._device, self._autocast = device, autocast
-
-    def problem(self) -> str | None:
-        """Return why they must be computed one after the other, in a sentence; None if they need not."""
-        plan_ops = {op for body in self._plan.bodies for op in body}
-        if self._plan.world_size == 1:
+    plan_ops = {op for body in plan.bodies for op in body}
+    kinds = [_kind_of(*each) for each in made]
+    odd = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    used = [made[0][1]]
+    if any(isinstance(op, ops.Optimize) and op.optimizer == "outer" for op in plan_ops):
+        used.append(outer([nn.Parameter(torch.zeros(1))]))
+    try:
+        if plan.world_size == 1:
             return "there is one rank only"
         if any(isinstance(op, ops.Enter) for op in plan_ops):
             return "ranks sit steps of the plan out"
         if any(isinstance(op, ops.Optimize) and (op.slices or op.ratios) for op in plan_ops):
             return "the plan shares updates between ranks, or takes trust ratios"
-        if any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in self._optimizers):
+        if any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for _, each, _ in made):
             return "the optimizer has hooks"
-        kinds = [_kind_of(*each) for each in self._made]
         if any(None in group["params"] for group in kinds[0][-1]):
             return "the optimizer updates what is not in the model"
-        if odd := [rank for rank, kind in enumerate(kinds) if kind != kinds[0]]:
-            return f"rank {odd[0]} has another model, optimizer, learning rate or other setting of it than rank 0"
-        used = [self._optimizers[0]]
-        if any(isinstance(op, ops.Optimize) and op.optimizer == "outer" for op in plan_ops):
-            used.append(self._outer([nn.Parameter(torch.zeros(1))]))
+        if odd is not None:
+            return f"rank {odd} has another model, optimizer, learning rate or other setting of it than rank 0"
         for optimizer in used:  # Adagrad has a state from the beginning, which the trial would miss
             if type(optimizer) is not torch.optim.Adagrad and (problem := problem_of(optimizer)):
                 return f"{type(optimizer).__name__} {problem.split('; take')[0]}"
-        try:
-            return self._difference()
-        except Exception as error:  # whatever a model does that cannot be vectorised
-            return f"torch.func.vmap refuses the model: {type(error).__name__}: {str(error).partition('. ')[0].strip()}"
+        return _difference([module for module, *_ in made], loss, batch, device, autocast)
+    except Exception as error:  # whatever a model does that cannot be vectorised
+        return f"torch.func.vmap refuses the model: {type(error).__name__}: {str(error).partition('. ')[0].strip()}"
 
-    def stack(self) -> tuple[StackedModule, torch.optim.Optimizer]:
-        """Return one module, and one optimizer of its parameters: that of rank 0."""
-        module, optimizer = StackedModule(self._modules), self._optimizers[0]
-        parameters = [dict(each.named_parameters()) for each in self._modules]
-        name_of = {parameter: name for name, parameter in parameters[0].items()}
+
+def stack(made: Sequence[Made]) -> tuple[StackedModule, torch.optim.Optimizer]:
+    """Return one module, and one optimizer of its parameters: that of rank 0. Modules are as large as before."""
+    modules, optimizer = [each[0] for each in made], made[0][1]
+    module = StackedModule(modules)
+    for place, *rows in zip(module.parameters(), *(each.parameters() for each in modules), strict=True):
         for group in optimizer.param_groups:
-            group["params"] = [module._parameters[name_of[each]] for each in group["params"]]
-        states = [dict(each.state) for each in self._optimizers]
-        optimizer.state.clear()
-        for first, name in name_of.items():
-            rows = [state.get(own[name], {}) for state, own in zip(states, parameters, strict=True)]
-            if rows[0]:
-                optimizer.state[cast(Tensor, module._parameters[name])] = {
-                    key: stacked([row[key] for row in rows])
-                    if isinstance(value, Tensor) and key != "step" and value.shape == first.shape
-                    else value
-                    for key, value in rows[0].items()
-                }
-        return module, optimizer
+            group["params"] = [place if each is rows[0] else each for each in group["params"]]
+        states = [own.state.pop(row, {}) for (_, own, _), row in zip(made, rows, strict=True)]
+        for key, value in states[0].items():
+            is_row = isinstance(value, Tensor) and key != "step" and value.shape == rows[0].shape
+            optimizer.state[place][key] = stacked([state[key] for state in states]) if is_row else value
+    return module, optimizer
 
-    def _difference(self) -> str | None:
-        """Try the first batch of two ranks in both ways."""
-        before = torch.get_rng_state()
-        inputs, targets = (each.to(self._device) for each in stacked_batch(self._batch, self._plan.world_size, 0))
-        if not torch.equal(before, torch.get_rng_state()):
-            torch.set_rng_state(before)
-            return "batches are drawn from torch's default generator, of which every rank has its own"
-        inputs, targets = inputs[[0, -1]], targets[[0, -1]]
-        pair = [copy.deepcopy(self._modules[rank]) for rank in (0, -1)]
-        both = StackedModule(pair)
-        with self._precision():
-            losses = per_rank(self._loss)(both(inputs), targets)
-        losses.sum().backward()
-        for row, module in enumerate(pair):
-            with self._precision():
-                loss = self._loss(module(inputs[row]), targets[row])
-            loss.backward()
-            theirs = [_vector(each.grad for each in trained_parameters(module)), _vector(module.buffers())]
-            ours = [
-                _vector(None if each.grad is None else each.grad[row] for each in trained_parameters(both)),
-                _vector(each[row] for each in both.buffers()),
-            ]
-            names = ("loss", "gradient", "buffers")
-            for name, one, other in zip(names, [losses[row : row + 1], *ours], [loss.view(1), *theirs], strict=True):
-                tolerance = torch.finfo(self._autocast or one.dtype).eps ** 0.5
-                if one.shape != other.shape or (one - other).norm() > tolerance * other.norm():
-                    return f"the {name} of a rank would be another if all were computed at once"
-        return None
 
-    def _precision(self) -> AbstractContextManager[object]:
-        return torch.autocast(self._device.type, dtype=self._autocast) if self._autocast else nullcontext()
+def _difference(
+    modules: Sequence[nn.Module],
+    loss: Loss,
+    batch: Callable[[int, int], Batch],
+    device: torch.device,
+    autocast: torch.dtype | None,
+) -> str | None:
+    """Try the first batch of two ranks in both ways."""
+    before = torch.get_rng_state()
+    inputs, targets = (each.to(device)[[0, -1]] for each in stacked_batch(batch, len(modules), 0))
+    if not torch.equal(before, torch.get_rng_state()):
+        torch.set_rng_state(before)
+        return "batches are drawn from torch's default generator, of which every rank has its own"
+    pair = [copy.deepcopy(modules[rank]) for rank in (0, -1)]
+    both = StackedModule(pair)
+    with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+        losses = per_rank(loss)(both(inputs), targets)
+        each_loss = [loss(module(inputs[row]), targets[row]) for row, module in enumerate(pair)]
+    torch.autograd.backward([losses.sum(), *each_loss])
+    for row, module in enumerate(pair):
+        gradients = [(each.grad, its.grad) for each, its in zip(both.parameters(), module.parameters(), strict=True)]
+        pairs = {
+            "loss": [(losses[row], each_loss[row])],
+            "gradient": [(ours[row], its) for ours, its in gradients if ours is not None and its is not None],
+            "buffers": [(ours[row], its) for ours, its in zip(both.buffers(), module.buffers(), strict=True)],
+        }
+        for name, values in pairs.items():
+            if values:
+                one, other = (
+                    torch.cat([each.detach().double().flatten() for each in some]) for some in zip(*values, strict=True)
+                )
+                if (one - other).norm() > torch.finfo(autocast or losses.dtype).eps ** 0.5 * other.norm():
+                    return f"with all ranks at once, the {name} of a rank would not be the same"
+    return None
 
 
 def _kind_of(module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None) -> tuple[Any, ...]:
     """Return what must be the same on all ranks."""
-    tensors = [
-        [(name, each.shape, each.dtype, each.stride(), each.requires_grad) for name, each in some]
-        for some in (module.named_parameters(), module.named_buffers())
-    ]
-    name_of: Mapping[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-    groups: list[dict[str, Any]] = [
-        group | {"params": [name_of.get(each) for each in group["params"]]} for group in optimizer.param_groups
-    ]
-    schedule = None if scheduler is None else (type(scheduler), scheduler.state_dict())
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    tensors = [(name, each.shape, each.dtype, each.stride(), each.requires_grad) for each, name in names.items()]
+    groups = [group | {"params": [names.get(each) for each in group["params"]]} for group in optimizer.param_groups]
+    schedule = scheduler and (type(scheduler), scheduler.state_dict())
     return str(module), tensors, [each.training for each in module.modules()], type(optimizer), schedule, groups
-
-
-def _vector(tensors: Iterable[Tensor | None]) -> Tensor:
-    found = [each.detach().flatten() for each in tensors if each is not None and each.is_floating_point()]
-    return torch.cat(found) if found else torch.zeros(0)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from real.buffers.memory import Memory
-from real.execution.batching import Candidate, Loss, Made, Scheduler, per_rank, stacked_batch
+from real.execution.batching import Loss, Made, per_rank, problem_at_once, stack, stacked_batch
 from real.programs.base import Batch
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
@@ -138,31 +138,32 @@ class World:
         names = Binding.buffers_of(plan)
         self.memory = Memory(plan, device, names, n_ranks=n_ranks, scratch_nbytes=scratch_nbytes)
         settings: dict[str, Any] = {"device": device, "autocast": autocast, "outer": outer_optimizer}
-        made = [make(rank) for rank in range(n_ranks)] if batched else []
-        candidate = Candidate(plan, made, loss, batch, outer_optimizer, device, autocast) if batched else None
-        self.why_not = candidate.problem() if candidate else None
+        made = [make(rank) for rank in range(n_ranks)]
+        self.why_not = problem_at_once(plan, made, loss, batch, **settings) if batched else None
         self._losses: Tensor | None = None
-        self.modules: list[nn.Module] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self.schedulers: list[Scheduler] = []
-        self.programs: list[ModuleProgram] = []
-        if candidate and not self.why_not:
-            stacked, optimizer = candidate.stack()
-            of_all = partial(stacked_batch, batch, n_ranks)
-            self.programs.append(
-                ModuleProgram(plan, stacked, self._sum_of(loss), optimizer, of_all, self.memory, **settings)
-            )
-            self.modules, self.optimizers = [module for module, *_ in made], [optimizer]
-            self.schedulers = [each for *_, each in made[:1] if each]
+        self.modules = [module for module, *_ in made]
+        if batched and not self.why_not:
+            stacked, optimizer = stack(made)
+            program = partial(ModuleProgram, plan, stacked, self._sum_of(loss), optimizer)
+            self.programs = [program(partial(stacked_batch, batch, n_ranks), self.memory, **settings)]
             stacked.lend(self.modules)
-            return
-        for rank in range(n_ranks):
-            module, optimizer, scheduler = made[rank] if made else make(rank)
-            own_batch, row = partial(_batch_of, batch, rank), self.memory.row(rank)
-            self.modules.append(module)
-            self.optimizers.append(optimizer)
-            self.schedulers += [scheduler] if scheduler else []
-            self.programs.append(ModuleProgram(plan, module, loss, optimizer, own_batch, row, rank=rank, **settings))
+            made = [(stacked, optimizer, made[0][2])]
+        else:
+            self.programs = [
+                ModuleProgram(
+                    plan,
+                    module,
+                    loss,
+                    each,
+                    partial(_batch_of, batch, rank),
+                    self.memory.row(rank),
+                    rank=rank,
+                    **settings,
+                )
+                for rank, (module, each, _) in enumerate(made)
+            ]
+        self.optimizers = [each for _, each, _ in made]
+        self.schedulers = [each for *_, each in made if each]
 
     def losses(self) -> Tensor:
         """Return the loss of every rank's last pass, float64 `[world_size]`; NaN before the first one."""

@@ -6,10 +6,9 @@ Nothing is downloaded: the digits are drawn, the text is sums, and so every rank
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -22,66 +21,82 @@ from real.programs.base import Batch
 from simdist.errors import ScenarioError
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is learned.
-
-    Args:
-        make: Rank -> its module, the optimizer of its parameters, and the scheduler of its learning rate if it has one.
-        loss: (outputs, targets) -> mean over the batch.
-        batch: (step, rank) -> inputs and targets.
-        evaluate: Module in evaluation mode -> metrics by name.
-        max_norm: Gradients are clipped to this norm before each update; None: they are not.
-        autocast: Type of lower precision for forward and backward pass; None: there is none.
-    """
-
-    make: Callable[[int], Made]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    batch: Callable[[int, int], Batch]
-    evaluate: Callable[[nn.Module], Mapping[str, float]]
-    max_norm: float | None = None
-    autocast: torch.dtype | None = None
-
-
-def load(name: str, seed: int) -> Task:
-    """Return a task that ships, or that of a file.
+@final
+class LearningTask:
+    """What is learned: the functions of a task, with what they return looked at.
 
     Args:
         name: One of `TASKS`, or the path of a Python file with `make`, `loss`, `batch` and `evaluate`.
         seed: Of initial parameters, and of data if the task's `batch` takes a seed.
 
+    Attributes:
+        max_norm: Gradients are clipped to this norm before each update; None: they are not.
+        autocast: Type of lower precision for forward and backward pass; None: there is none.
+
     Raises:
-        ScenarioError: There is no such task, the file cannot be run, or lacks a function.
+        ScenarioError: There is no such task, the file cannot be run or lacks a function; methods raise it, too.
     """
-    given = TASKS[name]() if name in TASKS else _of_file(name)
-    for function in ("make", "loss", "batch", "evaluate"):
-        if not callable(given.get(function)):
-            raise ScenarioError(
-                f"task {name}: there is no function `{function}`; a task has make(rank), loss(outputs, targets), "
-                f"batch(step, rank) and evaluate(module)"
+
+    def __init__(self, name: str, seed: int) -> None:
+        self._name, self._seed = name, seed
+        given = TASKS[name]() if name in TASKS else _of_file(name)
+        for function in ("make", "loss", "batch", "evaluate"):
+            if not callable(given.get(function)):
+                raise ScenarioError(
+                    f"task {name}: there is no function `{function}`; a task has make(rank), loss(outputs, targets), "
+                    f"batch(step, rank) and evaluate(module)"
+                )
+        self._make, self._batch = (_with_seed(given[function], seed) for function in ("make", "batch"))
+        self._loss, self._evaluate = given["loss"], given["evaluate"]
+        self.max_norm: float | None = given.get("max_norm")
+        self.autocast: torch.dtype | None = given.get("autocast")
+
+    def make(self, rank: int) -> Made:
+        """Return the module of a rank, its optimizer and, if there is one, the scheduler of its learning rate."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            made = self._make(rank)
+        match made:
+            case (nn.Module() as module, torch.optim.Optimizer() as optimizer):
+                return module, optimizer, None
+            case (nn.Module() as module, torch.optim.Optimizer() as optimizer, Scheduler() as scheduler):
+                return module, optimizer, scheduler
+        raise self._wrong(f"make({rank})", made, "(module, optimizer) or (module, optimizer, scheduler)")
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
+        value = self._loss(outputs, targets)
+        if not isinstance(value, Tensor) or value.dim():
+            raise self._wrong("loss", value, "the mean over the batch, a tensor of no dimensions")
+        return value
+
+    def batch(self, step: int, rank: int) -> Batch:
+        """Return inputs and targets of a pass."""
+        match drawn := self._batch(step, rank):
+            case (Tensor() as inputs, Tensor() as targets) if inputs.dim() and targets.dim():
+                return inputs, targets
+        raise self._wrong(f"batch({step}, {rank})", drawn, "(inputs, targets), tensors with samples on the first axis")
+
+    def evaluate(self, module: nn.Module) -> Mapping[str, float]:
+        """Return the metrics of a module that is in evaluation mode, by name."""
+        found = self._evaluate(module)
+        try:
+            return (
+                {str(key): float(found[key]) for key in found} if isinstance(found, dict) else {"metric": float(found)}
             )
-    make, batch = (_with_seed(given[function], seed) for function in ("make", "batch"))
-    max_norm, autocast = given.get("max_norm"), given.get("autocast")
-    if max_norm is not None and not (isinstance(max_norm, int | float) and max_norm > 0):
-        raise ScenarioError(f"task {name}: max_norm is {max_norm!r}; write a number above 0, or leave it out")
-    if autocast is not None and autocast not in (torch.bfloat16, torch.float16):
-        raise ScenarioError(f"task {name}: autocast is {autocast!r}; write torch.bfloat16 or torch.float16")
-    return Task(
-        partial(_made, name, make, seed),
-        partial(_lost, name, given["loss"]),
-        partial(_drawn, name, batch),
-        partial(_measured, name, given["evaluate"]),
-        max_norm,
-        autocast,
-    )
+        except (TypeError, ValueError):
+            raise self._wrong("evaluate", found, "a number, or a dict of numbers") from None
+
+    def _wrong(self, call: str, value: object, wanted: str) -> ScenarioError:
+        kinds = [type(each).__name__ for each in value] if isinstance(value, tuple) else type(value).__name__
+        shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+        return ScenarioError(f"task {self._name}: {call} returns {kinds}{shape}; it should return {wanted}")
 
 
 def _of_file(path: str) -> Mapping[str, Any]:
-    if not Path(path).is_file():
-        raise ScenarioError(f"task {path}: there is no such file; tasks that ship: {', '.join(TASKS)}")
     spec = importlib.util.spec_from_file_location("simdist_task", path)
-    if spec is None or spec.loader is None:
-        raise ScenarioError(f"task {path}: a task is a Python file, with a name that ends in .py")
+    if not Path(path).is_file() or spec is None or spec.loader is None:
+        raise ScenarioError(f"task {path}: there is no such Python file; tasks that ship: {', '.join(TASKS)}")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -94,68 +109,9 @@ def _with_seed(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
     return partial(function, seed=seed) if "seed" in inspect.signature(function).parameters else function
 
 
-def _made(name: str, make: Callable[[int], Any], seed: int, rank: int) -> Made:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = make(rank)
-    match made:
-        case (nn.Module() as module, torch.optim.Optimizer() as optimizer):
-            return module, optimizer, None
-        case (nn.Module() as module, torch.optim.Optimizer() as optimizer, Scheduler() as scheduler):
-            return module, optimizer, scheduler
-    raise ScenarioError(
-        f"task {name}: make({rank}) returns {_kinds(made)}; it should return (module, optimizer) or (module, "
-        f"optimizer, scheduler)"
-    )
-
-
-def _lost(name: str, loss: Callable[[Tensor, Tensor], Any], outputs: Tensor, targets: Tensor) -> Tensor:
-    value = loss(outputs, targets)
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
-        raise ScenarioError(f"task {name}: loss returns {_kinds(value)}{shape}; it should return one number, a tensor")
-    return value.squeeze()
-
-
-def _drawn(name: str, batch: Callable[[int, int], Any], step: int, rank: int) -> Batch:
-    drawn = batch(step, rank)
-    match drawn:
-        case (Tensor() as inputs, Tensor() as targets) if inputs.dim() and targets.dim():
-            return inputs, targets
-    raise ScenarioError(
-        f"task {name}: batch({step}, {rank}) returns {_kinds(drawn)}; it should return (inputs, targets), two tensors "
-        f"with samples along the first axis"
-    )
-
-
-def _measured(name: str, evaluate: Callable[[nn.Module], Any], module: nn.Module) -> Mapping[str, float]:
-    found = evaluate(module)
-    metrics = found if isinstance(found, Mapping) else {"metric": found}
-    try:
-        return {str(metric): float(value) for metric, value in metrics.items()}
-    except (TypeError, ValueError):
-        raise ScenarioError(
-            f"task {name}: evaluate returns {_kinds(found)}; it should return a number, or a dict of numbers"
-        ) from None
-
-
-def _kinds(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(type(each).__name__ for each in value)})"
-    return type(value).__name__
-
-
 _BATCH_SIZE = 16
-_SEGMENTS = ("abcdef", "bc", "abdeg", "abcdg", "bcfg", "acdfg", "acdefg", "abc", "abcdefg", "abcdfg")  # of 0 to 9
-_STROKES: Mapping[str, tuple[slice, slice]] = {  # rows and columns of a 7 x 5 image
-    "a": (slice(0, 1), slice(0, 5)),
-    "b": (slice(0, 4), slice(4, 5)),
-    "c": (slice(3, 7), slice(4, 5)),
-    "d": (slice(6, 7), slice(0, 5)),
-    "e": (slice(3, 7), slice(0, 1)),
-    "f": (slice(0, 4), slice(0, 1)),
-    "g": (slice(3, 4), slice(0, 5)),
-}
+# Digits as images of 5 rows of 3 pixels; each row is an octal number.
+_GLYPHS = (0o75557, 0o26227, 0o71747, 0o71717, 0o55711, 0o74717, 0o74757, 0o71111, 0o75757, 0o75717)
 
 
 def _generator(*numbers: int) -> torch.Generator:
@@ -164,7 +120,7 @@ def _generator(*numbers: int) -> torch.Generator:
 
 
 def draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return images of digits as displays show them: moved by up to two pixels, of any contrast, in noise.
+    """Return images of digits at any place, of any contrast, in noise.
 
     Args:
         labels: 0 to 9, `[n]`.
@@ -173,16 +129,13 @@ def draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
     Returns:
         float32 `[n, 1, 8, 8]`.
     """
-    glyphs = torch.zeros(10, 4, 2, 8, 8)  # digit, shift down, shift right
-    for digit, segments in enumerate(_SEGMENTS):
-        for down in range(4):
-            for right in range(2):
-                for rows, columns in map(_STROKES.__getitem__, segments):
-                    glyphs[digit, down, right, down:, right:][rows, columns] = 1.0
-    places = [torch.randint(size, labels.shape, generator=generator) for size in (4, 2)]
-    contrast = 0.5 + torch.rand(len(labels), 1, 1, generator=generator)
-    noise = torch.randn(len(labels), 8, 8, generator=generator)
-    return (glyphs[labels, places[0], places[1]] * contrast + 0.7 * noise).unsqueeze(1)
+    glyphs = torch.tensor([[int(bit) for bit in f"{glyph:015b}"] for glyph in _GLYPHS]).view(10, 5, 3)
+    images = 0.4 * torch.randn(len(labels), 8, 8, generator=generator)
+    places = torch.randint(4, (len(labels), 2), generator=generator).tolist()
+    contrasts = 0.5 + torch.rand(len(labels), 1, 1, generator=generator)
+    for image, (top, left), glyph in zip(images, places, glyphs[labels] * contrasts, strict=True):
+        image[top : top + 5, left : left + 3] += glyph
+    return images.unsqueeze(1)
 
 
 def _digits(*, split: bool = False) -> dict[str, Any]:
