@@ -11,7 +11,7 @@ times here:
     ring    of B            1/4, Hopper 1/2   0.92               1
     tree    of B            0.9/3.8 d(S)      0.82 d(S)          0.9 d(S)
 
-LL has an upper limit besides, by generation and number of nodes. Hops between nodes are InfiniBand's: where the
+LL has an upper limit besides, by generation and number of nodes, in trees d(S) of it. Hops between nodes are InfiniBand's: where the
 cluster's network takes longer, it counts, in trees by the ratio of NCCL's constants; so do rings of one GPU per node.
 
 NCCL takes a channel of LL for each line of 8 B for each of its 512 threads, in rings for each rank. In a node a hop
@@ -23,7 +23,7 @@ A ring of Simple waits longer for large buffers: inside a node for both
 slices of a chunk, once a chunk has two; between nodes NCCL counts its latency 1.4-fold (before Ampere 1.9-fold). A
 tree's chains inside a node begin at another GPU in each channel: their load is spread evenly. Before all flows, the
 first chunk of LL128 and Simple goes up and down the tree over one channel, 2 (n - 1) + 2 log2 m hops: NCCL's estimate
-leaves that out, and halves chunks (32 to 576 kB) until there are enough of them.
+leaves that out, so it has no part in the choice, and halves chunks (32 to 576 kB) until there are enough of them.
 
 NVSwitches since Hopper reduce (NVLS): every GPU sends and receives S (1 + 1/n) bytes, at 0.85 (Blackwell 0.74) of the
 bandwidth of its links. Chunks of c bytes go round by round, c n channels of them in each, through three steps: into
@@ -106,11 +106,11 @@ class _Protocol:
     wire: float = 1.0
     d: tuple[float, ...] = ()
 
-    def share_at(self, nbytes: float) -> float:
-        """Return the share of the bandwidth of a perfect pipeline at a size."""
+    def d_at(self, nbytes: float) -> float:
+        """Return the share of the bandwidth at a size."""
         doublings = math.log2(max(nbytes, _SMALLEST_NBYTES) / _SMALLEST_NBYTES)
         shares = (*self.d, 1.0)  # tuning.cc: no factor for larger ones
-        return self.share * float(np.interp(doublings, np.arange(len(shares)), shares))
+        return float(np.interp(doublings, np.arange(len(shares)), shares))
 
 
 # fmt: off
@@ -160,7 +160,7 @@ def nccl_transfer(
 def _candidates(
     call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
 ) -> Iterator[tuple[Transfer, float]]:
-    """Yield transfers as NCCL estimates them, to choose, and the seconds by which they are faster than it thinks.
+    """Yield transfers as NCCL estimates them, to choose, and the seconds by which they are faster (< 0: slower).
 
     Of equally fast ones it takes the first.
     """
@@ -183,7 +183,7 @@ def _candidates(
             if capability is not None or name != "LL":
                 generation = None if capability is None else min(max(int(capability), 7), 10)
                 n_channels = _RINGS_PER_NIC * min(cluster.nics_per_node, cluster.gpus_per_node)
-                yield _by_tree(call, plain, name, generation, n_channels, capacity_Bps), 0.0
+                yield _by_tree(call, plain, name, generation, n_channels, capacity_Bps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +238,8 @@ def _by_tree(
     generation: int | None,
     n_channels: int,
     capacity_Bps: NDArray[np.float64],
-) -> Transfer:
-    protocol, topology = _TREES[name], call.topology
+) -> tuple[Transfer, float]:
+    protocol, topology, fill_s = _TREES[name], call.topology, 0.0
     if generation is None:
         chunk_s = _CHUNK_S if name == "Simple" else 0.0
         fabric_s, network_s = topology.fabric.latency_s + chunk_s, topology.network.latency_s + 2 * chunk_s
@@ -250,9 +250,9 @@ def _by_tree(
         mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
         stage = dataclasses.replace(stage, nbytes=np.where(on_fabric, mean_nbytes, stage.nbytes))
         fill_s = _fill_s(call, name, generation, n_channels, stage.alone_s(capacity_Bps) - stage.latency_s)
-        stage = dataclasses.replace(stage, latency_s=stage.latency_s + fill_s)
-    at_least_s = 2 * call.nbytes / _ll_most_Bps(call, n_channels) if name == "LL" and call.n_nodes > 1 else 0.0
-    return Transfer((_slowed(stage, capacity_Bps, protocol.share_at(call.nbytes), at_least_s=at_least_s),))
+    d, has_limit = protocol.d_at(call.nbytes), name == "LL" and call.n_nodes > 1
+    at_least_s = 2 * call.nbytes / (d * _ll_most_Bps(call, n_channels)) if has_limit else 0.0
+    return Transfer((_slowed(stage, capacity_Bps, protocol.share * d, at_least_s=at_least_s),)), -fill_s
 
 
 def _ll_most_Bps(call: Call, n_channels: int, n_chunks: int = 1) -> float:

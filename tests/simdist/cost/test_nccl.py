@@ -85,11 +85,13 @@ def test_ll128_takes_a_chunk_of_19200_bytes_at_least(nbytes):
     assert seconds(machines(), nbytes) == pytest.approx(expected_s, rel=1e-12)
 
 
-@pytest.mark.parametrize(("nbytes", "n_channels"), [(2 * KIB, 1), (4 * KIB, 1), (8 * KIB, 2), (32 * KIB, 8)])
-def test_between_nodes_a_small_buffer_has_few_channels_of_what_ll_can(nbytes, n_channels):
+@pytest.mark.parametrize(
+    ("nbytes", "n_channels", "d"), [(2 * KIB, 1, 0.8), (4 * KIB, 1, 0.7), (32 * KIB, 8, 0.7), (128 * KIB, 16, 0.5)]
+)
+def test_between_nodes_a_small_buffer_has_few_channels_of_what_ll_can(nbytes, n_channels, d):
     fast = NETWORK.model_copy(update={"bandwidth_Bps": 1e15})
     found_s = seconds(machines(2, 8.0, network=fast, nics_per_node=8), nbytes)
-    ll_s = 6.8e-6 + 14 * 0.6e-6 + 2 * 5e-6 + 2 * nbytes / (39e9 * n_channels / 16)
+    ll_s = 6.8e-6 + 14 * 0.6e-6 + 2 * 5e-6 + 2 * nbytes / (39e9 * d * n_channels / 16)
     assert found_s == pytest.approx(ll_s, rel=1e-12)
 
 
@@ -144,6 +146,12 @@ def test_the_first_chunk_of_each_channel_fills_the_pipeline_of_a_tree(nbytes, ch
     expected_s = 14e-6 + 14 * 1.25e-6 + 2 * 8.5e-6 + flow_s / (0.9 * 0.915 * d)
     expected_s += 14 * chunk / channel_Bps + 2 * chunk * 16 / nbytes * flow_s
     assert seconds(cluster, nbytes, "double_tree") == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_the_fill_of_a_tree_has_no_part_in_what_nccl_chooses():
+    cluster = machines(2, 9.0, network=Link(latency_s=1e-6, bandwidth_Bps=20e9), nics_per_node=8)
+    tree, ring = (seconds(cluster, 8 * MIB, algorithm) for algorithm in ("double_tree", "ring"))
+    assert seconds(cluster, 8 * MIB) == tree > ring
 
 
 def reduced_s(nbytes, chunk, *, n=8, channels=16, share=0.85, steps=3, hop_s=0.0):
