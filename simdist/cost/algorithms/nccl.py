@@ -11,8 +11,9 @@ times here:
     ring    of B            1/4, Hopper 1/2   0.92               1
     tree    of B            0.9/3.8 d(S)      0.82 d(S)          0.9 d(S)
 
-LL has an upper limit besides, by generation and number of nodes, in trees d(S) of it. Hops between nodes are InfiniBand's: where the
-cluster's network takes longer, it counts, in trees by the ratio of NCCL's constants; so do rings of one GPU per node.
+LL has an upper limit besides, by generation and number of nodes, in trees d(S) of it. Hops between nodes are
+InfiniBand's: where the cluster's network takes longer, it counts, in trees by the ratio of NCCL's constants; so do
+rings of one GPU per node.
 
 NCCL takes a channel of LL for each line of 8 B for each of its 512 threads, in rings for each rank. In a node a hop
 takes 0.6 us for each line or as long as its bytes: the estimate, which adds up both, serves to choose. Between nodes
