@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -80,6 +81,18 @@ def picked(found: object, *names: str, **keys: str) -> dict[str, Any]:
     {'start': 2, 'step': 3, 'end': 8}
     """
     return {key: getattr(found, name) for key, name in {**dict(zip(names, names, strict=True)), **keys}.items()}
+
+
+def parsed(option: str, text: str, parse: Callable[[object], float]) -> float:
+    """Return the value of an option.
+
+    Raises:
+        ScenarioError: `parse` refuses it.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ScenarioError(f"{option}: {error}") from None
 
 
 def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:

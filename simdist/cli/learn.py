@@ -4,27 +4,29 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import click
 
 from simdist.cli import common, inputs
 from simdist.cli.sweep import open_workers
 from simdist.cli.tables import STEP_TIME, Column, factor_with_interval, seconds_with_interval, table_text
-from simdist.errors import ScenarioError
 from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
 from simdist.learning.summary import learn, learned_row, sentences
 from simdist.learning.timing import timed
-from simdist.learning.training import Setting, Trainer, describe
+from simdist.learning.training import Task, Trainer, describe
 from simdist.scenario import Scenario
 from simdist.settings.units import parse_seconds
 from simdist.studies.comparison import find_baseline
 from simdist.sweep.store import ROWS, Store
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_Record: TypeAlias = dict[str, object]
+_Rows: TypeAlias = Sequence[dict[str, Any]]
 
 _WIDTH = 120  # of sentences
 _EVALUATIONS = 20  # of a run
@@ -40,29 +42,24 @@ def _value(center: float, interval: tuple[float, float] | None, *, form: str = "
     return f"{center:{form}}" + (f" ± {half:.2g}" if half else "")
 
 
-def _columns(target: Target | None) -> list[Column]:
-    """Return the columns of the table: per step, and to the target."""
-    to_target = [
-        Column("there", "reached", "runs", form="{} of {}".format),
-        Column("steps to target", "steps_to_target", "steps_to_target_ci95", form=partial(_value, form=",.0f")),
-        Column("time to target", "target_s", "target_s_ci95", form=seconds_with_interval),
-        Column("speed-up to target", "target_speedup", "target_speedup_ci95", form=factor_with_interval),
-    ]
-    return [
-        *(Column("schedule"), STEP_TIME),
-        Column("speed-up per step", "speedup", "speedup_ci95", form=factor_with_interval),
-        *(to_target if target else ()),
-        Column("at the end", "final", "final_ci95", form=_value),
-        Column("drift", form="{:.2g}".format),
-        Column("noise scale", "noise_scale", form="{:,.0f}".format),
-    ]
+_COLUMNS = (
+    *(Column("schedule"), STEP_TIME),
+    Column("speed-up per step", "speedup", "speedup_ci95", form=factor_with_interval),
+    Column("there", "reached", "runs", form="{} of {}".format),
+    Column("steps to target", "steps_to_target", "steps_to_target_ci95", form=partial(_value, form=",.0f")),
+    Column("time to target", "target_s", "target_s_ci95", form=seconds_with_interval),
+    Column("speed-up to target", "target_speedup", "target_speedup_ci95", form=factor_with_interval),
+    Column("at the end", "final", "final_ci95", form=_value),
+    *(Column("drift", form="{:.2g}".format), Column("noise scale", "noise_scale", form="{:,.0f}".format)),
+    Column("front"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
     """How runs are trained, as commands share it: `options`."""
 
-    task: str
+    task: str | None
     target: str | None
     steps: int | None
     evaluate_every: int | None
@@ -70,23 +67,22 @@ class TrainingOptions:
     scheduler: str | None
     device: str
     time_limit: str
+    output: Path | None
 
-    def setting(self, scenario: Scenario) -> Setting:
-        """Return how runs of a scenario are trained; the program that trains tells the task's tensors.
+    def described(self, scenario: Scenario) -> Task:
+        """Return the task, and how runs of a scenario train it.
 
         Raises:
             ScenarioError: There is no such task, or the limit is no time.
         """
-        try:
-            time_limit_s = parse_seconds(self.time_limit)
-        except ValueError as error:
-            raise ScenarioError(f"--time-limit: {error}") from None
+        limit_s = common.parsed("--time-limit", self.time_limit, parse_seconds)
         every = self.evaluate_every or math.ceil(scenario.steps / _EVALUATIONS)
-        return Setting(describe(self.task, seed=scenario.seed), every, self.device, time_limit_s)
+        return replace(describe(str(self.task), every, seed=scenario.seed, time_limit_s=limit_s), device=self.device)
 
     @contextmanager
-    def trainer(self, session: common.Session, output: Path | None) -> Iterator[Trainer]:
+    def trainer(self, session: common.Session) -> Iterator[Trainer]:
         """Give what trains, and keeps runs in a folder if there is one."""
+        output = self.output
         with ExitStack() as stack:
             store = stack.enter_context(Store(output)) if output else None
             bar = stack.enter_context(session.bar(line_every_s=_LINE_S))
@@ -101,6 +97,7 @@ class TrainingOptions:
 def options(function: _Function) -> Callable[..., Any]:
     """Add the options of `TrainingOptions`, but for the task."""
     for option in (
+        click.option("-o", "--output", type=common.path, metavar="DIR", help="Append runs there; go on from them."),
         click.option("--time-limit", default="1 h", metavar="TIME", help="Of a training run; it is ended then."),
         click.option("--device", default="cpu", help="Of training, as torch names it; cuda with --workers 1."),
         click.option("--scheduler", metavar="WHERE", help="Dask's, as of sweep; its workers need torch and FILE."),
@@ -118,13 +115,10 @@ def options(function: _Function) -> Callable[..., Any]:
 @click.option("--task", required=True, metavar="FILE|NAME", help="What is learnt: a Python file, or one that ships.")
 @click.option("--seeds", "n_seeds", type=common.positive, default=5, help="Of learning, each with one of delays.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Schedule to compare with.")
-@click.option("-o", "--output", type=common.path, metavar="DIR", required=True, help="Append runs there; go on.")
 @options
 @common.plot
 @common.options
-def command(
-    session: common.Session, name: str, *, n_seeds: int, baseline: str, output: Path, plot: Path | None, **how: Any
-) -> None:
+def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, plot: Path | None, **how: Any) -> None:
     """Show when a model reaches a target under each schedule.
 
     Every schedule trains the task, with the arithmetic of all ranks and for every seed, in a process per core. Times
@@ -137,37 +131,36 @@ def command(
     scenario = inputs.read_scenario(session, name)
     scenario = scenario.changed(steps=asked.steps or scenario.steps)
     reference, found = find_baseline(scenario, baseline), []
-    setting = asked.setting(scenario)
+    task = asked.described(scenario)
     with session.bar() as bar:
         for number, schedule in enumerate(scenario.schedules):
             bar.update(f"simulating {schedule.name}", number, len(scenario.schedules))
             with inputs.naming(f"{name}: {schedule.name}"):
-                found.append(timed(scenario, schedule, setting.task, n_seeds=n_seeds))
-    with asked.trainer(session, output) as trainer:
-        learned = learn(found, setting, trainer)
+                found.append(timed(scenario, schedule, task, n_seeds=n_seeds))
+    with asked.trainer(session) as trainer:
+        learned = learn(found, task, trainer)
     base = learned[scenario.schedules.index(reference)]
     rows = [learned_row(each, base, target) for each in learned]
     said = list(sentences(learned, base, target)) if target else []
-    about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps"
-    title = f"{about}, {n_seeds} seed{'s' * (n_seeds > 1)} of {Path(asked.task).name}; speed-up over {reference.name}"
-    document = {"scenario": scenario.name, "baseline": reference.name, "rows": rows, "sentences": said}
-    session.result(document | about_target(setting, target), learned_text(title, setting, target, rows, said))
+    about = (
+        f"{scenario.name}: {scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps of {Path(task.name).name}"
+    )
+    title = f"{about}, {n_seeds} seed{'s' * (n_seeds > 1)}; speed-up over {reference.name}"
+    show(session, title, task, target, {"scenario": scenario.name, "baseline": reference.name}, rows, said)
     if plot:
         from simdist.report.learning import learning_figure
 
         session.draw(learning_figure(learned, target, title=title), plot)
 
 
-def about_target(setting: Setting, target: Target | None) -> dict[str, object]:
-    """Return what JSON says of the task and the target."""
-    return {"task": setting.task.name, "target": target and str(target), "evaluate_every": setting.evaluate_every}
-
-
-def learned_text(
-    title: str, setting: Setting, target: Target | None, rows: Sequence[dict[str, Any]], said: Sequence[str]
-) -> str:
-    """Return the table of `learned_row`s, what its columns mean, and what a reader of it must know."""
-    every = f"{setting.evaluate_every:,} steps"
-    about = f"Target: {target}, looked at every {every}. " if target else ""
-    notes = [f"{about}At the end: {(target or TRAINING_LOSS).what}. {_MEANING}", *(f"{each}." for each in said)]
-    return "\n\n".join([table_text(title, _columns(target), rows), *(textwrap.fill(each, _WIDTH) for each in notes)])
+def show(
+    session: common.Session, title: str, task: Task, target: Target | None, about: _Record, rows: _Rows, said: list[str]
+) -> None:
+    """Print the table of `learned_row`s, what its columns mean, and what a reader of it must know."""
+    every = task.evaluate_every
+    looked = f"Target: {target}, looked at every {every:,} steps. " if target else ""
+    notes = [f"{looked}At the end: {(target or TRAINING_LOSS).what}. {_MEANING}", *(f"{each}." for each in said)]
+    table = table_text(title, [each for each in _COLUMNS if each.keys[0] in rows[0]], rows)
+    about = about | {"task": task.name, "target": target and str(target), "evaluate_every": every}
+    text = "\n\n".join([table, *(textwrap.fill(each, _WIDTH) for each in notes)])
+    session.result(about | {"rows": rows, "sentences": said}, text)

@@ -1,23 +1,25 @@
 """`simdist tune`."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import click
 
-from simdist.cli import common, inputs
+from simdist.cli import common, inputs, learn
 from simdist.cli.tables import IN_RANGES, STEP_TIME, Column, count, factor_with_interval, table_text
 from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError
+from simdist.learning.curves import parse_target
+from simdist.learning.summary import learned_row, sentences
 from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario, dump
 from simdist.scenario.checkpoint import Mode
 from simdist.schedules import Schedule
 from simdist.settings.base import shown
-from simdist.settings.units import format_nbytes, parse_fraction, parse_nbytes
+from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
 from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
 from simdist.tune.candidates import unlike
 from simdist.tune.evaluating import Finalist
@@ -83,6 +85,9 @@ _ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco", "backup", 
 @click.option("--exhaustive", "is_exhaustive", is_flag=True, help="Simulate all candidates, however many.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the search's own choices.")
 @click.option("--write", type=common.path, metavar="FILE", help="Write the scenario, with the finalists' schedules.")
+@click.option("--task", metavar="FILE|NAME", help="With --target: what is learnt, as of learn.")
+@click.option("--learning-rates", metavar="F,...", help="With --target: factors of its rate to try, e.g. 0.5,1,2.")
+@learn.options
 @common.options
 def command(
     session: common.Session,
@@ -100,20 +105,26 @@ def command(
     only: tuple[str, ...],
     allow: tuple[str, ...],
     write: Path | None,
-    **search: Any,
+    learning_rates: str | None,
+    **more: Any,
 ) -> None:
     """Find the fastest schedule for a scenario, within limits.
 
     Schedules and their parameters are simulated, all of them or, where there are many, those that a search picks. The
     best, and the best of every frequency of global synchronisation, are simulated again with fresh seeds; only those
-    numbers are shown. If nothing gains, it says so, and why.
+    numbers are shown. If nothing gains, it says so, and why. With --target and --task, the best is what reaches the
+    target first, and candidates are trained.
     """
+    asked = learn.TrainingOptions(**{each.name: more.pop(each.name) for each in fields(learn.TrainingOptions)})
+    if bool(asked.target) != bool(asked.task) or (not asked.task and (learning_rates or asked.output or asked.steps)):
+        raise ScenarioError("--target, --task: write both; or none, and nothing of training: step times decide then")
+    if asked.target and write:
+        raise ScenarioError("--write: with --target, --json has the line of each finalist's schedule: leave it out")
     _check_free(write)
     texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
-    sizes = [_parsed(option, text, parse_nbytes) for option, text in texts.items()]
-    most = (math.inf if nbytes is None else nbytes for nbytes in sizes)
+    most = (math.inf if text is None else common.parsed(option, text, parse_nbytes) for option, text in texts.items())
     constraints = Constraints(global_every, tuple(map(_pair, group_every)), *most)
-    density = _parsed("--min-density", min_density, parse_fraction)
+    density = None if min_density is None else common.parsed("--min-density", min_density, parse_fraction)
     if density == 0:
         raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
     passes = _counts("--micro-batches", "passes of a step, 1 or more, such as 1,2,4", micro_batches)
@@ -132,13 +143,17 @@ def command(
         "backup" in allow,
         "uneven" in allow,
     )
-    wanted = TuneOptions(constraints, extras, **search)
+    wanted = TuneOptions(constraints, extras, **more)
     scenario = inputs.read_scenario(session, name, is_compared=True)
     if (facts := scenario.imported) and (sentence := not_compared(scenario)):
         document = {"scenario": scenario.name, "change": False, "outcome": "not compared", "verdict": sentence}
         session.result(document | {"where": facts_record(facts)}, f"{facts_text(facts)}\n\n{sentence}.")
         return
     _warn(session, scenario, wanted)
+    if asked.target:
+        scenario = scenario.changed(steps=asked.steps or scenario.steps)
+        _to_target(session, scenario, wanted, asked, learning_rates)
+        return
     with session.bar() as bar, inputs.naming(name):
         tuned = tune(scenario, wanted, progress=bar.update)
     if tuned.runs.remark:
@@ -158,18 +173,43 @@ def _check_free(path: Path | None) -> None:
         inputs.check_folder(path)
 
 
-def _parsed(option: str, text: str | None, parse: Callable[[object], float]) -> float | None:
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise ScenarioError(f"{option}: {error}") from None
-
-
 def _counts(option: str, what: str, text: str | None) -> tuple[int, ...]:
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) for word in words):
         raise ScenarioError(f"{option} {shown(text)}: write numbers of {what}")
     return tuple(map(int, words))
+
+
+def _to_target(
+    session: common.Session, scenario: Scenario, wanted: TuneOptions, asked: learn.TrainingOptions, rates: str | None
+) -> None:
+    """Search by time to a target, and print what it finds."""
+    from simdist.tune.racing import tune_to_target
+
+    factors = [common.parsed("--learning-rates", each, _factor) for each in (rates or "1").split(",")]
+    target, task = parse_target(str(asked.target)), asked.described(scenario)
+    with asked.trainer(session) as trainer:
+        raced = tune_to_target(scenario, wanted, target, task, trainer, factors)
+    base, *_ = raced.finalists
+    rows = [
+        learned_row(each, base, target)
+        | {"front": "*" if number in raced.on_front else "", "entry": entry(each.timed.schedule)}
+        for number, each in enumerate(raced.finalists)
+    ]
+    n_all = raced.n_entrants * scenario.steps
+    title = (
+        f"{scenario.name}: {scenario.cluster.world_size:,} ranks; {raced.n_entrants:,} candidates trained for "
+        f"{raced.n_steps:,} steps, {raced.n_steps / n_all:.0%} of all for {scenario.steps:,}; finalists again with "
+        f"{rows[0]['runs']} other seeds; speed-up over {base.label}"
+    )
+    about = {"scenario": scenario.name, "baseline": base.label, "verdict": raced.sentence, "n_exhaustive_steps": n_all}
+    about |= common.picked(raced, "outcome", "n_entrants", "n_steps")
+    said = [raced.sentence, *sentences(raced.finalists, base, target)]
+    learn.show(session, title, task, target, about, rows, said)
+
+
+def _factor(text: object) -> float:
+    return parse_factor(float(str(text)))
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -232,7 +272,8 @@ def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
 def _title(tuned: Tuned) -> str:
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
     scenario, n_seeds = tuned.runs.scenario, baseline.row.seeds
-    tried = f"{tuned.n_evaluated:,} plan{'s' * (tuned.n_evaluated > 1)} of {tuned.n_candidates:,} candidates tried"
+    n_tried, n_candidates = tuned.search.n_evaluated, tuned.search.n_candidates
+    tried = f"{n_tried:,} plan{'s' * (n_tried > 1)} of {n_candidates:,} candidates tried"
     again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}; " if scenario.is_random else ""
     about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more"
     title = f"{about}; {tried}; {again}speed-up over {baseline.schedule.name}"
@@ -255,7 +296,9 @@ def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Re
         "block_steps": recording.block_steps if recording else None,
         "baseline": baseline.schedule.name,
         "constraints": asdict(wanted.constraints),
-        **common.picked(tuned, "excluded", candidates="n_candidates", evaluated="n_evaluated", illegal="n_illegal"),
+        **common.picked(
+            tuned.search, "excluded", candidates="n_candidates", evaluated="n_evaluated", illegal="n_illegal"
+        ),
         "change": verdict.winner is not None,
         **common.picked(verdict, "outcome", "reasons", verdict="sentence"),
         "best": verdict.best.schedule.name,

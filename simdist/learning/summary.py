@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simdist.learning.curves import TRAINING_LOSS, Curve, Target
 from simdist.learning.timing import TimedSchedule
-from simdist.learning.training import Setting, Trainer, Training
+from simdist.learning.training import Task, Trainer, Training
 from simdist.studies.statistics import mean_interval, ratio_interval
 
 
@@ -56,12 +56,12 @@ class Learned:
         return found
 
 
-def learn(found: Sequence[TimedSchedule], setting: Setting, trainer: Trainer) -> list[Learned]:
+def learn(found: Sequence[TimedSchedule], task: Task, trainer: Trainer) -> list[Learned]:
     """Train schedules with all seeds of theirs.
 
     Args:
         found: Simulated schedules, with their plans for the task.
-        setting: How they are trained.
+        task: The task, and how they are trained.
         trainer: Trains.
 
     Raises:
@@ -69,7 +69,7 @@ def learn(found: Sequence[TimedSchedule], setting: Setting, trainer: Trainer) ->
         RunError: Runs fail; the others are kept.
     """
     runs = [
-        Training(each.schedule.name, each.plan, setting, each.scenario.seed + number, each.lr_factor, late)
+        Training(each.schedule.name, each.plan, task, each.scenario.seed + number, each.lr_factor, late)
         for each in found
         for number, late in enumerate(each.late)
     ]

@@ -38,31 +38,20 @@ _SAME = ("n_parameters", "memory_nbytes", "batched", "why")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learnt.
+    """What is learnt, and how runs are trained.
 
     Args:
         name: Of the task, or the path of its file.
         tensors: Name, shape and type of every parameter, in forward order.
         digest: Hash of its file, or its name.
-    """
-
-    name: str
-    tensors: tuple[tuple[str, tuple[int, ...], str], ...]
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """How all runs are trained.
-
-    Args:
-        task: What is learnt.
         evaluate_every: Steps.
         device: To train on, as torch names it.
         time_limit_s: Seconds after which a run is ended.
     """
 
-    task: Task
+    name: str
+    tensors: tuple[tuple[str, tuple[int, ...], str], ...]
+    digest: str
     evaluate_every: int
     device: str = "cpu"
     time_limit_s: float = 3600.0
@@ -75,7 +64,7 @@ class Training:
     Args:
         label: Of its schedule, for messages.
         plan: With the tensors of the task.
-        setting: The task, and how it is trained.
+        task: The task, and how it is trained.
         seed: Of the parameters at the start and the order of samples.
         lr_factor: Times the task's learning rate.
         late: Who is late where, if the plan drops the late.
@@ -83,7 +72,7 @@ class Training:
 
     label: str
     plan: Plan
-    setting: Setting
+    task: Task
     seed: int
     lr_factor: float = 1.0
     late: Mapping[int, Sequence[int]] | None = None
@@ -96,41 +85,41 @@ class Training:
     @property
     def key(self) -> str:
         """Hash of what its curve follows from."""
-        told = (__version__, self.plan.digest(), self.setting.task.digest, *self.request().values())
+        told = (__version__, self.plan.digest(), self.task.digest, *self.request().values())
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def request(self) -> dict[str, Any]:
         """Return what the program reads besides the plan."""
         return {
-            "task": self.setting.task.name,
+            "task": self.task.name,
             "seed": self.seed,
-            "evaluate_every": self.setting.evaluate_every,
+            "evaluate_every": self.task.evaluate_every,
             "lr_factor": self.lr_factor,
             "late": self.late and {str(row): list(ranks) for row, ranks in sorted(self.late.items())},
-            "device": self.setting.device,
+            "device": self.task.device,
         }
 
 
-def describe(name: str, *, seed: int = 0, time_limit_s: float = 300.0) -> Task:
-    """Ask the program for the tensors of a task.
+def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: float = 3600.0) -> Task:
+    """Ask the program that trains for the tensors of a task.
 
     Args:
         name: Of a task that ships, or the path of a file.
+        evaluate_every: See `Task`.
         seed: Of its data.
-        time_limit_s: Seconds to wait.
+        time_limit_s: See `Task`; also to wait for the answer.
 
     Raises:
         ScenarioError: There is no such task, or something is wrong with it.
         RunError: The program fails.
     """
     path = Path(name)
-    if path.is_file():
-        name = str(path.resolve())
     digest = hashlib.sha256(read_content(path)).hexdigest() if path.is_file() else name
-    request = {"describe": True, "task": name, "seed": seed}
+    full = str(path.resolve()) if path.is_file() else name
+    request = {"describe": True, "task": full, "seed": seed}
     *_, found = _asked(request, what=f"--task {name}", time_limit_s=time_limit_s)
     tensors = tuple((name, tuple(shape), dtype) for name, shape, dtype in found["tensors"])
-    return Task(name, tensors, digest)
+    return Task(full, tensors, digest, evaluate_every, time_limit_s=time_limit_s)
 
 
 def train(run: Training) -> Curve:
@@ -144,7 +133,7 @@ def train(run: Training) -> Curve:
         path = Path(folder) / "plan.json"
         path.write_text(dumps(run.plan), encoding="utf-8")
         request = {"plan": str(path), **run.request()}
-        lines = _asked(request, what=run.name, time_limit_s=run.setting.time_limit_s)
+        lines = _asked(request, what=run.name, time_limit_s=run.task.time_limit_s)
     first, *found, last = lines
     if "done" not in last or not found:
         raise RunError(f"{run.name}: the training ended without a result, after {len(found)} evaluations")
@@ -185,14 +174,8 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
 
 
 def _lines(text: bytes) -> list[dict[str, Any]]:
-    """Return what lines say, without a last one that was cut."""
-    found = []
-    for line in text.splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return [each for each in found if isinstance(each, dict)]
+    """Return what lines say, without a last one that was cut, and what a task prints itself."""
+    return [json.loads(line) for line in text.split(b"\n")[:-1] if line.startswith(b"{")]
 
 
 @final
@@ -210,7 +193,7 @@ class Trainer:
         Raises:
             ScenarioError: The folder is that of a sweep.
         """
-        self._store, self._workers, self._progress = store, workers, progress
+        self._store, self._workers, self.progress = store, workers, progress
         self._curves: dict[str, Curve] = {}
         self._wanted: dict[str, Training] = {}
         if store is None:
@@ -239,7 +222,7 @@ class Trainer:
         failed: list[str] = []
         try:
             while True:
-                self._progress("training runs", sum(key in self._curves for key in wanted), len(wanted))
+                self.progress("training runs", sum(key in self._curves for key in wanted), len(wanted))
                 while len(underway) < self._workers.n_underway and (each := next(todo, None)):
                     underway[self._workers.executor.submit(train, each[1])] = each
                 if not underway:

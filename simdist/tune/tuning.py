@@ -59,11 +59,42 @@ class TuneOptions:
     is_exhaustive: bool = False
     seed: int = 0
 
+    @property
+    def per(self) -> Literal["step", "micro-batch"]:
+        """Of what times are compared."""
+        return "micro-batch" if self.extras.micro_batches else "step"
+
     def budget(self, n_candidates: int) -> int | None:
         """Return how many of the candidates to evaluate; None: all."""
         if self.is_exhaustive or (self.evaluations is None and n_candidates <= MOST_EXHAUSTIVE):
             return None
         return self.evaluations or _EVALUATIONS
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What the first part of a search found: candidates, simulated with the seeds of the search.
+
+    Args:
+        runs: How they were simulated.
+        baseline: The schedule that they are compared with.
+        evaluated: Different plans, the baseline too if it is a candidate.
+        n_candidates: Legal candidates that meet the demands on exchanges.
+        excluded: How many candidates each constraint excluded.
+        n_illegal: How many the schedules or the scenario refused.
+    """
+
+    runs: Runs
+    baseline: Evaluated
+    evaluated: tuple[Evaluated, ...]
+    n_candidates: int
+    excluded: Counter[str]
+    n_illegal: int
+
+    @property
+    def n_evaluated(self) -> int:
+        """Different plans that were simulated."""
+        return len(self.evaluated)
 
 
 @dataclass(frozen=True)
@@ -74,26 +105,51 @@ class Tuned:
         runs: How the finalists were simulated.
         finalists: The baseline too; the fastest first.
         verdict: Whether to change, and why.
-        evaluated: All that the search simulated, the baseline too if it is a candidate.
-        n_candidates: Legal candidates that meet the demands on exchanges.
-        excluded: How many candidates each constraint excluded.
-        n_illegal: How many the schedules or the scenario refused.
+        search: What was simulated before.
         per: Times are seconds per step, or per micro-batch.
     """
 
     runs: Runs
     finalists: tuple[Finalist, ...]
     verdict: Verdict
-    evaluated: tuple[Evaluated, ...]
-    n_candidates: int
-    excluded: Counter[str]
-    n_illegal: int
+    search: Searched
     per: Literal["step", "micro-batch"] = "step"
 
-    @property
-    def n_evaluated(self) -> int:
-        """Different plans that were simulated in the search."""
-        return len(self.evaluated)
+
+def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Searched:
+    """Simulate candidates with the seeds of the search: all, or as many as the budget allows.
+
+    Args:
+        scenario: The scenario to tune. Its recorded disturbances are resampled.
+        wanted: The request.
+        progress: See `Progress`.
+
+    Raises:
+        ScenarioError: No candidate keeps to the constraints, or not all can be tried and Optuna is not installed.
+        PlanError: The baseline does not fit the cluster.
+    """
+    base, most = baseline_of(scenario, wanted.baseline), max(scenario.steps, _LONGEST_PERIOD)
+    within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
+    longest, between = max(within.global_every, longest_period(scenario, [base])), wanted.extras.checkpoint_every
+    runs = runs_of(scenario, longest, checkpoint_every=max(between, default=0))
+    drawn = runs.scenario
+    found = space(drawn, within, wanted.extras)
+    budget = wanted.budget(len(found.candidates))
+    n_expected = len(found.candidates) if budget is None else min(budget, len(found.candidates))
+    n_seeds = wanted.n_search_seeds if drawn.is_random else 1
+    evaluator = Evaluator(runs, wanted.constraints, lambda its, built: _simulated(wanted, its, built, n_seeds))
+
+    def evaluate(candidate: Candidate) -> Evaluated | None:
+        if progress:
+            progress("search", min(evaluator.n_simulated, n_expected), n_expected)
+        return evaluator.evaluate(candidate)
+
+    baseline = evaluator.baseline(base)
+    evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
+    excluded, n_illegal = found.excluded + evaluator.excluded, found.n_illegal + evaluator.n_illegal
+    if not evaluated:
+        raise _nothing_left(drawn, excluded, n_illegal)
+    return Searched(runs, baseline, tuple(evaluated), len(found.candidates), excluded, n_illegal)
 
 
 def tune(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Tuned:
@@ -105,58 +161,31 @@ def tune(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None =
         progress: See `Progress`.
 
     Raises:
-        ScenarioError: No candidate keeps to the constraints, or not all can be tried and Optuna is not installed.
-        PlanError: The baseline does not fit the cluster.
+        ScenarioError: As of `simulate_candidates`, as `PlanError`.
     """
-    per: Literal["step", "micro-batch"] = "micro-batch" if wanted.extras.micro_batches else "step"
-
-    def simulated(its: Scenario, built: Built, n_seeds: int, *, is_drawn: bool = False) -> ScheduleTimes:
-        found = comparison.measure(its, built, n_seeds=n_seeds)
-        found = with_draws(its, built, found) if is_drawn else found
-        return found if per == "step" else found.divided(its.workload.micro_batches)
-
-    base, most = baseline_of(scenario, wanted.baseline), max(scenario.steps, _LONGEST_PERIOD)
-    within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
-    longest, between = max(within.global_every, longest_period(scenario, [base])), wanted.extras.checkpoint_every
-    runs = runs_of(scenario, longest, checkpoint_every=max(between, default=0))
-    drawn = runs.scenario
-    n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if runs.recording else _SEEDS)
+    found = simulate_candidates(scenario, wanted, progress=progress)
+    drawn = found.runs.scenario
+    n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if found.runs.recording else _SEEDS)
     n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)
-    found = space(drawn, within, wanted.extras)
-    budget = wanted.budget(len(found.candidates))
-    n_expected = len(found.candidates) if budget is None else min(budget, len(found.candidates))
-    evaluator = Evaluator(runs, wanted.constraints, lambda its, built: simulated(its, built, n_search_seeds))
-
-    def evaluate(candidate: Candidate) -> Evaluated | None:
-        if progress:
-            progress("search", min(evaluator.n_simulated, n_expected), n_expected)
-        return evaluator.evaluate(candidate)
-
-    baseline = evaluator.baseline(base)
-    evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
-    excluded = found.excluded + evaluator.excluded
-    if not evaluated:
-        raise _nothing_left(drawn, excluded, found.n_illegal + evaluator.n_illegal)
-    fresh = runs.from_seed(drawn.seed + n_search_seeds)
-    again = finalists(evaluated)
+    fresh = found.runs.from_seed(drawn.seed + n_search_seeds)
+    again = finalists(found.evaluated)
 
     def measure_again(its: Scenario, built: Built) -> ScheduleTimes:
         if progress:
             progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
-        return simulated(its, built, n_seeds, is_drawn=True)
+        return _simulated(wanted, its, built, n_seeds, is_drawn=True)
 
     numbers = iter(range(len(again) + 1))
-    shown = measure_finalists(fresh, baseline, again, measure_again)
-    return Tuned(
-        fresh,
-        tuple(shown),
-        verdict(fresh, shown, wanted.constraints),
-        tuple(evaluated),
-        n_candidates=len(found.candidates),
-        excluded=excluded,
-        n_illegal=found.n_illegal + evaluator.n_illegal,
-        per=per,
-    )
+    shown = measure_finalists(fresh, found.baseline, again, measure_again)
+    return Tuned(fresh, tuple(shown), verdict(fresh, shown, wanted.constraints), found, wanted.per)
+
+
+def _simulated(
+    wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int, *, is_drawn: bool = False
+) -> ScheduleTimes:
+    found = comparison.measure(scenario, built, n_seeds=n_seeds)
+    found = with_draws(scenario, built, found) if is_drawn else found
+    return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 
 def baseline_of(scenario: Scenario, name: str) -> Schedule:

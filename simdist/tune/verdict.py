@@ -15,6 +15,7 @@ from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import row, used_sentence
 from simdist.studies.resampling import WORTHWHILE, Runs
+from simdist.studies.statistics import Interval
 from simdist.traces.waiting import attribute_waiting
 from simdist.tune.constraints import Constraints, broken
 from simdist.tune.evaluating import Finalist, chosen, clearly_faster
@@ -77,17 +78,20 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
             None, best, f"no schedule is recommended: {problem}", (_shares(runs.scenario, baseline),), "unsure"
         )
     reasons = (*doubts, *_why_not(runs, baseline, best))
-    if best.row.speedup < WORTHWHILE:
-        return Verdict(None, best, f"stay with {baseline.schedule.name}", reasons, "stay")
-    return Verdict(
-        None, best, f"stay with {baseline.schedule.name} until something is surely faster", reasons, "unsure"
-    )
+    outcome, sentence = staying(baseline.schedule.name, best.row.speedup)
+    return Verdict(None, best, sentence, reasons, outcome)
+
+
+def staying(baseline: str, speedup: float) -> tuple[Outcome, str]:
+    """Return the outcome and the sentence where nothing surely gains, by the speed-up of the best."""
+    if speedup < WORTHWHILE:
+        return "stay", f"stay with {baseline}"
+    return "unsure", f"stay with {baseline} until something is surely faster"
 
 
 def is_worthwhile(finalist: Finalist) -> bool:
     """Tell whether a schedule is faster than the baseline by 2 %, and its interval is above 1."""
-    speedup, interval = finalist.row.speedup, finalist.row.speedup_range or finalist.row.speedup_ci95
-    return speedup >= WORTHWHILE and not finalist.problem and (interval is None or interval[0] > 1)
+    return not finalist.problem and surely_gains(finalist.row.speedup, _interval(finalist))
 
 
 def _dependence(scenario: Scenario, one: Finalist, found: Sequence[Finalist]) -> str | None:
@@ -126,8 +130,25 @@ def entry(schedule: Schedule) -> str:
 
 
 def _factor(finalist: Finalist) -> str:
-    interval = finalist.row.speedup_range or finalist.row.speedup_ci95
-    return f"{finalist.row.speedup:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "")
+    return factor_text(finalist.row.speedup, _interval(finalist))
+
+
+def _interval(finalist: Finalist) -> Interval | None:
+    return finalist.row.speedup_range or finalist.row.speedup_ci95
+
+
+def surely_gains(speedup: float, interval: Interval | None) -> bool:
+    """Tell whether a speed-up is 2 % or more, and its interval above 1."""
+    return speedup >= WORTHWHILE and (interval is None or interval[0] > 1)
+
+
+def factor_text(speedup: float, interval: Interval | None) -> str:
+    """Return a speed-up and, if there is one, its interval.
+
+    >>> factor_text(1.5, (1.4, 1.6))
+    '1.50 (1.40-1.60)'
+    """
+    return f"{speedup:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "")
 
 
 def _doubt(finalist: Finalist) -> str:

@@ -128,7 +128,7 @@ def test_starts_are_one_for_each_family_and_each_time_between_exchanges_of_all()
 def test_a_small_space_is_searched_in_full_without_optuna(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     tuned = tune(small(LONGER), TuneOptions(Constraints(2), **FEW))
-    assert tuned.n_evaluated == tuned.n_candidates == 10
+    assert tuned.search.n_evaluated == tuned.search.n_candidates == 10
 
 
 def test_a_budget_without_optuna_names_what_to_install(monkeypatch):
@@ -154,8 +154,8 @@ def test_equal_plans_are_simulated_once(measured):
 def test_what_breaks_a_constraint_is_not_simulated(measured):
     constraints = Constraints(8, max_nbytes=100_000)  # 88,375 B with a period of 8, 101,000 B with one of 7
     tuned = tune(small(LONGER), TuneOptions(constraints, Extras(only=("local_sgd",)), **FEW))
-    assert tuned.n_evaluated == 1
-    assert tuned.excluded == {"--max-bytes '100 kB'": 7}
+    assert tuned.search.n_evaluated == 1
+    assert tuned.search.excluded == {"--max-bytes '100 kB'": 7}
     assert len({plan for plan, _ in measured}) == 2  # and the baseline
     assert {each.schedule.name for each in tuned.finalists} == {"local-8", "sync"}
 

@@ -1,0 +1,165 @@
+"""Search by time to a target: successive halving at equal simulated time, with what simulation tells for free.
+
+*Free.* When each step of a candidate ends is known before anything is trained. So of candidates whose plans learn
+the same, only the fastest races; all others are compared at the same simulated moment, whatever their steps; and none
+is trained beyond the moment at which another one has reached the target.
+
+*Rungs.* All are trained until an eighth of the time that the fastest takes for its whole run, the best quarter until a
+third, the best quarter of these to the end or to the best time so far; two at least are left. One that has reached the
+target is before one that has not; others are ranked by the metric. A rung starts from scratch, and its steps count, but
+for runs that are equal to one before.
+
+A candidate that starts slowly and ends well may fall at the first rung: small learning rates may.
+
+Source:
+    Jamieson & Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016, arXiv
+    1502.07943: successive halving.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simdist.learning.curves import Target
+from simdist.learning.summary import Learned, learn, learned_row
+from simdist.learning.timing import TimedSchedule, timed
+from simdist.learning.training import Task, Trainer
+from simdist.plan import Plan
+from simdist.scenario import Scenario
+from simdist.tune.evaluating import front
+from simdist.tune.tuning import TuneOptions, simulate_candidates
+from simdist.tune.verdict import Outcome, factor_text, staying, surely_gains
+
+_SHARES = (1 / 8, 1 / 3, math.inf)  # of the fastest run, per rung
+_KEPT, _LEAST_KEPT = 4, 2  # one in so many goes on, but so many at least
+_N_FINALISTS = 3  # beside the baseline
+_SEEDS = 5
+
+#: Trains schedules.
+Train = Callable[[Sequence[TimedSchedule]], Sequence[Learned]]
+
+
+@dataclass(frozen=True)
+class Raced:
+    """Result of a search by time to a target.
+
+    Args:
+        finalists: Trained with fresh seeds; the baseline first, then by how they stood in the search.
+        outcome: As of `simdist.tune.verdict`.
+        sentence: The verdict.
+        on_front: Which finalists no other one beats in time to the target and final metric.
+        n_entrants: Candidates with their learning rates, without those that learn the same as a faster one.
+        n_steps: Steps that the search trained.
+    """
+
+    finalists: tuple[Learned, ...]
+    outcome: Outcome
+    sentence: str
+    on_front: tuple[int, ...]
+    n_entrants: int
+    n_steps: int
+
+
+def race(entrants: Sequence[TimedSchedule], train: Train, target: Target) -> list[TimedSchedule]:
+    """Return the candidates, the best first.
+
+    Args:
+        entrants: They are trained with the first of their seeds.
+        train: Trains.
+        target: To reach.
+    """
+    horizon_s = min(each.ends_s[:, -1].mean() for each in entrants)
+    left, fallen, best_s = list(entrants), list[TimedSchedule](), math.inf
+    for share in _SHARES:
+        scores: dict[int, tuple[float, float]] = {}
+        for wave in [left] if math.isfinite(share) else [left[:1], left[1:]]:
+            found = train([within(each, min(share * horizon_s, best_s)) for each in wave])
+            scores |= {id(each): _score(learned, target) for each, learned in zip(wave, found, strict=True)}
+            best_s = min([best_s, *(target_s for target_s, _ in scores.values())])
+        left.sort(key=lambda each: scores[id(each)])
+        n_kept = max(_LEAST_KEPT, math.ceil(len(left) / _KEPT))
+        left, fallen = left[:n_kept], left[n_kept:] + fallen
+    return left + fallen
+
+
+def within(entrant: TimedSchedule, seconds: float) -> TimedSchedule:
+    """Return the steps of a schedule that end within some simulated seconds, one at least, with its first seed.
+
+    Their times are means over the seeds.
+    """
+    ends_s, plan, late = entrant.ends_s.mean(axis=0, keepdims=True), entrant.plan, entrant.late[0]
+    n_steps = max(1, int(np.searchsorted(ends_s[0], seconds, side="right")))
+    bodies = [plan.bodies[number] for number in plan.body_of_steps()][:n_steps]
+    plan = Plan.from_steps(plan.name, world_size=plan.world_size, buffers=plan.buffers, steps=bodies)
+    late = late and {row: ranks for row, ranks in late.items() if row < plan.n_instances}
+    return replace(entrant, ends_s=ends_s[:, :n_steps], plan=plan, late=(late,))
+
+
+def _score(found: Learned, target: Target) -> tuple[float, float]:
+    """Return when the target was reached, and how good the metric is in the end: less is better."""
+    value = -target.sign * found.values(target)[0, -1]
+    return float(found.to_target(target)[1, 0]), float(np.nan_to_num(value, nan=np.inf))
+
+
+def tune_to_target(
+    scenario: Scenario, wanted: TuneOptions, target: Target, task: Task, trainer: Trainer, lr_factors: Sequence[float]
+) -> Raced:
+    """Find the schedule and learning rate that reach a target first.
+
+    Args:
+        scenario: The scenario to tune, with as many steps as a run has.
+        wanted: The request, as for step times.
+        target: To reach.
+        task: The task, and how it is trained.
+        trainer: Trains, and tells how far everything is.
+        lr_factors: Factors of the task's learning rate to try.
+
+    Raises:
+        ScenarioError: As of `simdist.tune.tuning.simulate_candidates`, or of the task.
+        RunError: Runs fail; the others are kept.
+    """
+    found = simulate_candidates(scenario, wanted, progress=trainer.progress)
+    of_plan: dict[str, list[TimedSchedule]] = {}
+    for number, each in enumerate(tried := [found.baseline, *found.evaluated]):
+        trainer.progress(f"simulating {each.schedule.name}", number, len(tried))
+        its = each.scenario(found.runs).model_copy(update={"steps": scenario.steps})
+        simulated = timed(its, each.schedule, task, n_seeds=wanted.n_search_seeds)
+        of_plan.setdefault(f"{simulated.plan.digest()} {simulated.late[0]}", []).append(simulated)
+    fastest = [min(alike, key=lambda each: each.ends_s[:, -1].mean()) for alike in of_plan.values()]
+    entrants = [replace(each, lr_factor=factor) for each in fastest for factor in lr_factors]
+    order = race(entrants, lambda some: learn(some, task, trainer), target)
+    n_steps, fresh = trainer.n_steps, {"seed": scenario.seed + wanted.n_search_seeds}
+    (base, *_), *_ = of_plan.values()
+    rates = [each.lr_factor for each in order if each.plan.digest() == base.plan.digest()]
+    base = replace(base, lr_factor=rates[0])
+    others = [each for each in order if (each.schedule, each.lr_factor) != (base.schedule, base.lr_factor)]
+    finals = [base, *others[:_N_FINALISTS]]
+    again = [
+        timed(each.scenario.model_copy(update=fresh), each.schedule, task, n_seeds=wanted.n_seeds or _SEEDS)
+        for each in finals
+    ]
+    again = [replace(one, lr_factor=each.lr_factor) for one, each in zip(again, finals, strict=True)]
+    learned = learn(again, task, trainer)
+    points = [(each.to_target(target)[1].mean(), -target.sign * each.values(target)[:, -1].mean()) for each in learned]
+    return Raced(tuple(learned), *_verdict(learned, target), tuple(front(points)), len(entrants), n_steps)
+
+
+def _verdict(found: Sequence[Learned], target: Target) -> tuple[Outcome, str]:
+    """Say whether to change from the first to the best of the others, as it stood in the search."""
+    base, *others = found
+    best = next((each for each in others if np.isfinite(each.to_target(target)).all()), base)
+    row, n_reached = learned_row(best, base, target), int(np.isfinite(base.to_target(target)[0]).sum())
+    if row["reached"] < row["runs"]:
+        return (
+            "unsure",
+            f"no schedule surely reaches {target} in {best.timed.scenario.steps:,} steps: write more --steps",
+        )
+    if row["target_speedup"] is None:
+        outcome: Outcome = "unsure" if n_reached else "change"
+        return outcome, f"{best.label} reaches the target in all {row['runs']} runs, {base.label} in {n_reached}"
+    gain = row["target_speedup"], row["target_speedup_ci95"]
+    if not surely_gains(*gain):
+        return staying(base.label, gain[0])
+    return "change", f"{best.label} is {factor_text(*gain)} times as fast as {base.label} in time to the target"
