@@ -30,6 +30,10 @@ from simdist.plan import Plan, codec, ops
 Say: TypeAlias = Callable[[Mapping[str, object]], None]
 
 
+class DivergedError(RunError):
+    """A loss is not finite any more: an outcome of the training, and no fault of the run."""
+
+
 @dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class TrainingRequest:
     """What to do.
@@ -80,7 +84,7 @@ def _answer(text: str, say: Say) -> int:
         say({"error": f"the order on standard input is wrong: {'; '.join(problems)}"})
         return 2
     except SimdistError as error:
-        say({"error": str(error)})
+        say({"error": str(error)} | ({"diverged": True} if isinstance(error, DivergedError) else {}))
         return 1 if isinstance(error, RunError) else 2
     except BrokenPipeError:
         raise
@@ -153,14 +157,14 @@ class _Learning:
         """Note what a step has come to.
 
         Raises:
-            RunError: A loss is not finite.
+            DivergedError: A loss is not finite.
         """
         for scheduler in self.world.schedulers:
             scheduler.step()
         losses = self.world.losses() * self._n_passes
         computed = torch.tensor([program.loss is not None for program in self.world.programs]).expand(len(losses))
         if odd := (computed & ~losses.isfinite()).nonzero().flatten().tolist():
-            raise RunError(
+            raise DivergedError(
                 f"task {self._order.task}: the loss of rank {odd[0]} at step {step} is {losses[odd[0]].item()}; a "
                 f"smaller learning rate may keep it finite"
             )

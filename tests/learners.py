@@ -1,8 +1,8 @@
 """A stand-in for `python -m real.learn`: curves with known answers, by the label of the plan's schedule.
 
 The accuracy after n steps is 1 - exp(-n f / tau), with tau of the schedule, a little more by seed, and the factor f of
-the learning rate up to 2, beyond which nothing is learnt. Environment variables: LEARNER_TAU, JSON of label -> tau;
-LEARNER_HANG, a label that hangs; LEARNER_LOG, a file that gets a line per run.
+the learning rate up to 2, beyond which nothing is learnt, and beyond 8 it diverges. Environment variables: LEARNER_TAU,
+JSON of label -> tau; LEARNER_HANG, a label that hangs; LEARNER_LOG, a file that gets a line per run.
 """
 
 import json
@@ -40,6 +40,9 @@ def main() -> None:
         accuracy = 1 - math.exp(-step * rate / tau)
         losses = [math.exp(-each * rate / tau) for each in range(last, step)]
         value = {"accuracy": accuracy}
+        if lr_factor > 8 and step > 3:
+            say(error="the loss is nan", diverged=True)
+            sys.exit(1)
         say(
             step=step,
             losses=losses,

@@ -1,9 +1,8 @@
 """Curves of a training run, and when they reach a target."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +10,10 @@ from numpy.typing import NDArray
 from simdist.errors import ScenarioError
 from simdist.settings.base import nearest, shown
 
+Model: TypeAlias = Literal["average", "rank0", "training"]
+
 LOSS = "loss"
-_TARGET = re.compile(r"\s*(?:(rank0)\.)?([^\s<>=]+)\s*([<>]=)\s*(\S+)\s*")
+_TARGET = re.compile(r"\s*(?:(rank0|average)\.)?([^\s<>=]+)\s*([<>]=)\s*(\S+)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +25,18 @@ class Curve:
         losses: Mean training loss over the steps since the last evaluation; NaN at step 0.
         rank0: Values of every metric, evaluated with the parameters of rank 0: metric -> one per evaluation.
         average: The same with the average of all ranks' parameters.
-        ranks: Of the last evaluation, lowest and highest of all ranks: metric -> two values.
         drift: How far the ranks' parameters are from their average, one per evaluation.
         noise_scale: Gradient noise scale in samples, one per evaluation; None where it is not known.
-        facts: Of the run: `n_parameters`, `memory_nbytes`, `batched`, and `why` not, `seconds`.
+        why: Its ranks were trained one after the other, and not at once; None if at once.
     """
 
     steps: list[int]
     losses: list[float]
     rank0: dict[str, list[float]]
     average: dict[str, list[float]]
-    ranks: dict[str, list[float]]
     drift: list[float]
     noise_scale: list[float | None]
-    facts: Mapping[str, float | str | None]
+    why: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,14 @@ class Target:
     """A value that a metric is to reach.
 
     Args:
-        metric: Its name, or `loss`, the training loss.
-        model: Whose: `average` of all ranks' parameters, or `rank0`.
+        metric: Its name.
+        model: Whose: `average` of all ranks' parameters, or `rank0`; `training`: it is the training loss.
         sign: 1: at least the value; -1: at most.
         value: To reach.
     """
 
     metric: str
-    model: Literal["average", "rank0"]
+    model: Model
     sign: int
     value: float
 
@@ -63,7 +62,7 @@ class Target:
     def what(self) -> str:
         """Metric and model in words."""
         whose = "average model" if self.model == "average" else "model of rank 0"
-        return "training loss" if self.metric == LOSS else f"{self.metric} of the {whose}"
+        return "training loss" if self.model == "training" else f"{self.metric} of the {whose}"
 
     def values(self, curve: Curve) -> NDArray[np.float64]:
         """Return the metric at every evaluation.
@@ -71,13 +70,12 @@ class Target:
         Raises:
             ScenarioError: The task has no such metric.
         """
-        found = curve.average if self.model == "average" else curve.rank0
-        if self.metric == LOSS and LOSS not in found:
+        if self.model == "training":
             return np.array(curve.losses)
+        found = curve.average if self.model == "average" else curve.rank0
         if self.metric not in found:
-            raise ScenarioError(
-                f"--target {shown(self.metric)}: the task has no such metric: {nearest(self.metric, found)}"
-            )
+            hint = nearest(self.metric, found)
+            raise ScenarioError(f"--target {shown(self.metric)}: the task has no such metric: {hint}")
         return np.array(found[self.metric])
 
     def reached(self, curve: Curve) -> int | None:
@@ -87,11 +85,11 @@ class Target:
 
 
 #: What is shown where no target is asked for.
-TRAINING_LOSS = Target(LOSS, "average", -1, 0.0)
+TRAINING_LOSS = Target(LOSS, "training", -1, 0.0)
 
 
 def parse_target(text: str) -> Target:
-    """Read a target.
+    """Read a target: of the average model unless it says `rank0.`; `loss` alone is the training loss.
 
     Raises:
         ScenarioError: It is none.
@@ -103,7 +101,8 @@ def parse_target(text: str) -> Target:
     try:
         if found is None:
             raise ValueError
-        return Target(found[2], "rank0" if found[1] else "average", 1 if found[3] == ">=" else -1, float(found[4]))
+        model = cast(Model, found[1] or ("training" if found[2] == LOSS else "average"))
+        return Target(found[2], model, 1 if found[3] == ">=" else -1, float(found[4]))
     except ValueError:
         raise ScenarioError(
             f"--target {shown(text)}: write METRIC >= NUMBER or METRIC <= NUMBER, such as 'accuracy >= 0.98', "

@@ -136,9 +136,9 @@ def sentences(found: Sequence[Learned], base: Learned, target: Target) -> Iterat
     """
     n_seeds, n_steps = base.timed.ends_s.shape
     others = [each for each in found if each is not base]
-    for each in found:
-        if n_left := int(np.isinf(each.to_target(target)[0]).sum()):
-            yield f"{each.label}: {n_left} of {n_seeds} runs never got there in {n_steps:,} steps, so it is not ranked"
+    left = {each.label: int(np.isinf(each.to_target(target)[0]).sum()) for each in found}
+    if never := ", ".join(f"{label} ({n} of {n_seeds} runs)" for label, n in left.items() if n):
+        yield f"never got there in {n_steps:,} steps, so not ranked: {never}"
     if n_seeds == 1:
         yield "one seed does not tell how much is chance: write --seeds 5 or more"
     gains = [learned_row(each, base, target).get("target_speedup_ci95") for each in others]
@@ -154,8 +154,8 @@ def sentences(found: Sequence[Learned], base: Learned, target: Target) -> Iterat
             "all schedules have the same curve over steps within the noise of the seeds: this task does not tell what "
             "they learn in a step, so time to the target is a matter of step times"
         )
-    if slow := [each.curves[0].facts["why"] for each in found if not each.curves[0].facts["batched"]]:
-        yield f"ranks were trained one after the other, which is slow: {slow[0]}"
+    if slow := [each for each in found if each.curves[0].why]:
+        yield f"{slow[0].label}: its ranks were trained one after the other, which is slow: {slow[0].curves[0].why}"
 
 
 def _is_same(one: Learned, base: Learned, target: Target) -> bool:

@@ -6,11 +6,12 @@ plan, task, seed and settings. What a task imports besides its own file is not p
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -33,7 +34,6 @@ COMMAND = (sys.executable, "-m", "real.learn")
 
 _MOST_NAMED = 3  # runs that failed
 _FIELDS = [each.name for each in fields(Curve)]
-_SAME = ("n_parameters", "memory_nbytes", "batched", "why")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: flo
 
 
 def train(run: Training) -> Curve:
-    """Train a run in a process of its own.
+    """Train a run in a process of its own. One that diverges has no values, NaN, from then on.
 
     Raises:
         ScenarioError: The program refuses the task or the plan.
@@ -135,18 +135,30 @@ def train(run: Training) -> Curve:
         request = {"plan": str(path), **run.request()}
         lines = _asked(request, what=run.name, time_limit_s=run.task.time_limit_s)
     first, *found, last = lines
-    if "done" not in last or not found:
+    if last.get("diverged"):
+        every, n_steps, known = run.task.evaluate_every, run.plan.n_steps, found[-1]
+        lost = {name: dict.fromkeys(known[name]) for name in ("rank0", "average")}
+        rest = sorted({*range(known["step"] + every, n_steps, every), n_steps})
+        found += [{**lost, "step": step, "losses": [], "drift": None, "noise_scale": None} for step in rest]
+    elif "done" not in last:
         raise RunError(f"{run.name}: the training ended without a result, after {len(found)} evaluations")
+    whose = {
+        name: {metric: _floats(each[name][metric] for each in found) for metric in found[0][name]}
+        for name in ("rank0", "average")
+    }
+    losses = ([loss for loss in each["losses"] if loss is not None] for each in found)
     return Curve(
-        [each["step"] for each in found],
-        [float(np.mean(each["losses"])) if each["losses"] else np.nan for each in found],
-        {metric: [each["rank0"][metric] for each in found] for metric in found[0]["rank0"]},
-        {metric: [each["average"][metric] for each in found] for metric in found[0]["average"]},
-        found[-1].get("ranks", {}),
-        [each["drift"] for each in found],
-        [each["noise_scale"] for each in found],
-        {name: first.get(name) for name in _SAME} | {"seconds": last["seconds"]},
+        steps=[each["step"] for each in found],
+        losses=[float(np.mean(each)) if each else math.nan for each in losses],
+        **whose,
+        drift=_floats(each["drift"] for each in found),
+        noise_scale=[each["noise_scale"] for each in found],
+        why=first["why"],
     )
+
+
+def _floats(values: Iterable[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
 
 
 def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> list[dict[str, Any]]:
@@ -164,7 +176,7 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
             f"--steps"
         ) from None
     lines = _lines(ended.stdout)
-    if ended.returncode == 0 and lines:
+    if lines and (ended.returncode == 0 or "diverged" in lines[-1]):
         return lines
     said = [str(each["error"]) for each in lines if "error" in each] or ended.stderr.decode(errors="replace").split(
         "\n"

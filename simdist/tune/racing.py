@@ -4,8 +4,8 @@
 the same, only the fastest races; all others are compared at the same simulated moment, whatever their steps; and none
 is trained beyond the moment at which another one has reached the target.
 
-*Rungs.* All are trained until an eighth of the time that the fastest takes for its whole run, the best quarter until a
-third, the best quarter of these to the end or to the best time so far; two at least are left. One that has reached the
+*Rungs.* All are trained until an eighth of the time that the fastest takes for its whole run, the best third until a
+third, the best third of these to the end or to the best time so far; two at least are left. One that has reached the
 target is before one that has not; others are ranked by the metric. A rung starts from scratch, and its steps count, but
 for runs that are equal to one before.
 
@@ -33,7 +33,7 @@ from simdist.tune.tuning import TuneOptions, simulate_candidates
 from simdist.tune.verdict import Outcome, factor_text, staying, surely_gains
 
 _SHARES = (1 / 8, 1 / 3, math.inf)  # of the fastest run, per rung
-_KEPT, _LEAST_KEPT = 4, 2  # one in so many goes on, but so many at least
+_KEPT, _LEAST_KEPT = 3, 2  # one in so many goes on, but so many at least
 _N_FINALISTS = 3  # beside the baseline
 _SEEDS = 5
 
@@ -62,20 +62,21 @@ class Raced:
     n_steps: int
 
 
-def race(entrants: Sequence[TimedSchedule], train: Train, target: Target) -> list[TimedSchedule]:
+def race(entrants: Sequence[TimedSchedule], train: Train, target: Target, *, every: int) -> list[TimedSchedule]:
     """Return the candidates, the best first.
 
     Args:
         entrants: They are trained with the first of their seeds.
         train: Trains.
         target: To reach.
+        every: Steps from one evaluation to the next: a rung ends with one.
     """
     horizon_s = min(each.ends_s[:, -1].mean() for each in entrants)
     left, fallen, best_s = list(entrants), list[TimedSchedule](), math.inf
     for share in _SHARES:
         scores: dict[int, tuple[float, float]] = {}
         for wave in [left] if math.isfinite(share) else [left[:1], left[1:]]:
-            found = train([within(each, min(share * horizon_s, best_s)) for each in wave])
+            found = train([within(each, min(share * horizon_s, best_s), every) for each in wave])
             scores |= {id(each): _score(learned, target) for each, learned in zip(wave, found, strict=True)}
             best_s = min([best_s, *(target_s for target_s, _ in scores.values())])
         left.sort(key=lambda each: scores[id(each)])
@@ -84,13 +85,14 @@ def race(entrants: Sequence[TimedSchedule], train: Train, target: Target) -> lis
     return left + fallen
 
 
-def within(entrant: TimedSchedule, seconds: float) -> TimedSchedule:
-    """Return the steps of a schedule that end within some simulated seconds, one at least, with its first seed.
+def within(entrant: TimedSchedule, seconds: float, every: int) -> TimedSchedule:
+    """Return the steps of a schedule until its last evaluation within some simulated seconds, with its first seed.
 
-    Their times are means over the seeds.
+    It has the first evaluation at least. Their times are means over the seeds.
     """
     ends_s, plan, late = entrant.ends_s.mean(axis=0, keepdims=True), entrant.plan, entrant.late[0]
-    n_steps = max(1, int(np.searchsorted(ends_s[0], seconds, side="right")))
+    n_steps = int(np.searchsorted(ends_s[0], seconds, side="right"))
+    n_steps = n_steps if n_steps == plan.n_steps else min(max(1, n_steps // every) * every, plan.n_steps)
     bodies = [plan.bodies[number] for number in plan.body_of_steps()][:n_steps]
     plan = Plan.from_steps(plan.name, world_size=plan.world_size, buffers=plan.buffers, steps=bodies)
     late = late and {row: ranks for row, ranks in late.items() if row < plan.n_instances}
@@ -129,7 +131,7 @@ def tune_to_target(
         of_plan.setdefault(f"{simulated.plan.digest()} {simulated.late[0]}", []).append(simulated)
     fastest = [min(alike, key=lambda each: each.ends_s[:, -1].mean()) for alike in of_plan.values()]
     entrants = [replace(each, lr_factor=factor) for each in fastest for factor in lr_factors]
-    order = race(entrants, lambda some: learn(some, task, trainer), target)
+    order = race(entrants, lambda some: learn(some, task, trainer), target, every=task.evaluate_every)
     n_steps, fresh = trainer.n_steps, {"seed": scenario.seed + wanted.n_search_seeds}
     (base, *_), *_ = of_plan.values()
     rates = [each.lr_factor for each in order if each.plan.digest() == base.plan.digest()]

@@ -18,7 +18,7 @@ from simdist.traces.waiting import step_end_s
 
 TAUS = {"sync": 12.0, "local-4": 16.0, "hsgd-2-4,4-world": 200.0}
 TARGET = "accuracy >= 0.9"
-NEVER = "hsgd-2-4,4-world: 5 of 5 runs never got there in 60 steps, so it is not ranked"
+NEVER = "never got there in 60 steps, so not ranked: hsgd-2-4,4-world (5 of 5 runs)"
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ def recorded(entrant, *, chance):
     steps = sorted({*range(0, n_steps + 1, EVERY), n_steps})
     accuracy = [1 - math.exp(-step / tau) + random.Random(f"{name} {step}").gauss(0, 0.01) for step in steps]
     nothing = [0.0] * len(steps)
-    return Learned(entrant, [Curve(steps, nothing, {}, {"accuracy": accuracy}, {}, nothing, [None] * len(steps), {})])
+    return Learned(entrant, [Curve(steps, nothing, {}, {"accuracy": accuracy}, nothing, [None] * len(steps), None)])
 
 
 @pytest.mark.parametrize("chance", range(5))
@@ -64,9 +64,9 @@ def test_finds_the_best_of_an_exhaustive_search_for_a_third_of_its_steps(entrant
         trained.update({(each.schedule.name, each.lr_factor, each.plan.n_steps): each.plan.n_steps for each in some})
         return [recorded(each, chance=chance) for each in some]
 
-    found = race(entrants, train, TARGET)
+    found = race(entrants, train, TARGET, every=EVERY)
     n_race = sum(trained.values())
-    all_s = [recorded(within(each, math.inf), chance=chance).to_target(TARGET)[1, 0] for each in entrants]
+    all_s = [recorded(within(each, math.inf, EVERY), chance=chance).to_target(TARGET)[1, 0] for each in entrants]
     best = entrants[int(np.argmin(all_s))]
     assert math.isfinite(min(all_s))
     assert (found[0].schedule.name, found[0].lr_factor) == (best.schedule.name, best.lr_factor)
@@ -99,7 +99,7 @@ def test_of_schedules_that_learn_the_same_only_the_fastest_is_trained(capsys, mo
     [
         (["--target", "accuracy >= 0.9"], "--target, --task: write both"),
         (["--learning-rates", "1"], "--target, --task: write both"),
-        (["--target", "a >= 1", "--task", "toy", "--learning-rates", "1,-2"], "--learning-rates: -2 is no factor"),
+        (["--target", "a >= 1", "--task", "toy", "--learning-rates", "1,-2"], "--learning-rates: -2.0 is no factor"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(capsys, monkeypatch, tmp_path, options, message):
