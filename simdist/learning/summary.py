@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simdist.learning.curves import TRAINING_LOSS, Curve, Target
 from simdist.learning.timing import TimedSchedule
-from simdist.learning.training import Task, Trainer, Training
+from simdist.learning.training import LearningTask, Trainer, Training
 from simdist.studies.statistics import mean_interval, ratio_interval
 
 
@@ -56,7 +56,7 @@ class Learned:
         return found
 
 
-def learn(found: Sequence[TimedSchedule], task: Task, trainer: Trainer) -> list[Learned]:
+def learn(found: Sequence[TimedSchedule], task: LearningTask, trainer: Trainer) -> list[Learned]:
     """Train schedules with all seeds of theirs.
 
     Args:

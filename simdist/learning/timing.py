@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simdist import engines
 from simdist.errors import ScenarioError
-from simdist.learning.training import Task
+from simdist.learning.training import LearningTask
 from simdist.plan import Plan
 from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays, traffic
@@ -44,7 +44,7 @@ class TimedSchedule:
     lr_factor: float = 1.0
 
 
-def timed(scenario: Scenario, schedule: Schedule, task: Task, *, n_seeds: int) -> TimedSchedule:
+def timed(scenario: Scenario, schedule: Schedule, task: LearningTask, *, n_seeds: int) -> TimedSchedule:
     """Simulate a schedule with the delays of many seeds, and write its plan for the task.
 
     Args:
@@ -70,7 +70,7 @@ def timed(scenario: Scenario, schedule: Schedule, task: Task, *, n_seeds: int) -
     return TimedSchedule(scenario, schedule, np.stack(ends_s * times), plan, tuple(late * times))
 
 
-def training_plan(scenario: Scenario, schedule: Schedule, task: Task) -> Plan:
+def training_plan(scenario: Scenario, schedule: Schedule, task: LearningTask) -> Plan:
     """Return the plan of a schedule for a task on the scenario's cluster, checked and proved.
 
     It computes, exchanges and updates; what only takes time is not in it: delays, reads and checkpoints.

@@ -25,7 +25,7 @@ import numpy as np
 from simdist.learning.curves import Target
 from simdist.learning.summary import Learned, learn, learned_row
 from simdist.learning.timing import TimedSchedule, timed
-from simdist.learning.training import Task, Trainer
+from simdist.learning.training import LearningTask, Trainer
 from simdist.plan import Plan
 from simdist.scenario import Scenario
 from simdist.tune.evaluating import front
@@ -106,7 +106,12 @@ def _score(found: Learned, target: Target) -> tuple[float, float]:
 
 
 def tune_to_target(
-    scenario: Scenario, wanted: TuneOptions, target: Target, task: Task, trainer: Trainer, lr_factors: Sequence[float]
+    scenario: Scenario,
+    wanted: TuneOptions,
+    target: Target,
+    task: LearningTask,
+    trainer: Trainer,
+    lr_factors: Sequence[float],
 ) -> Raced:
     """Find the schedule and learning rate that reach a target first.
 
