@@ -24,7 +24,7 @@ from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.steps.step_parts import StepPart
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
-from simdist.scenario import Link, Tensor, Workload, load_workload
+from simdist.scenario import Link, Tensor, load_workload
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
 from simdist.traces.collectives import bus_factor
 
@@ -159,14 +159,7 @@ def _fabric(text: str) -> Fabric:
 
 
 def _tensors(name: str) -> tuple[Tensor, ...]:
-    """Read the tensors of a workload: a file, a CSV of tensors, or a preset."""
-    path = Path(name)
-    if path.suffix == ".csv" and path.is_file():
-        try:
-            plain = {"tensors_file": str(path.absolute()), "batch_size": 1, "forward_s": 0.0}
-            return Workload.model_validate(plain).tensors
-        except ValidationError as error:
-            raise ScenarioError(f"--tensors: {error.errors()[0]['msg']}") from None
+    """Read the tensors of a workload: a file, or a preset."""
     return load_workload(inputs.find_file("workloads", name, option="--tensors")).tensors
 
 

@@ -129,6 +129,31 @@ def read_runs(name: str, label: str | None) -> "list[RunDirectory]":
     return chosen
 
 
+def trace_file(run: "RunDirectory", which: str | None) -> Path | None:
+    """Return the trace that is asked for, or else the measured one or the simulated one; None if it is not there."""
+    from simdist.runs.run_directory import TRACES
+
+    files = (run.path / TRACES[each] for each in ([which] if which else ["real", "simulated"]))
+    return next((file for file in files if file.exists()), None)
+
+
+def required_trace(run: "RunDirectory", which: str | None) -> Path:
+    """Return what `trace_file` does.
+
+    Raises:
+        ScenarioError: It is not there.
+    """
+    from simdist.runs.run_directory import REAL, SIMULATED, TRACES
+
+    if file := trace_file(run, which):
+        return file
+    missing = TRACES[which] if which else f"{REAL} and no {SIMULATED}"
+    how = measure_command(run.path, run.plan.world_size, has_links=run.scenario.has_links)
+    raise ScenarioError(
+        f"{run.path}: has no {missing}: `simdist simulate {run.path}` makes a simulated trace, `{how}` a measured one"
+    )
+
+
 def usable(
     session: common.Session, name: str, found: Sequence[_FoundT], problem_of: Callable[[_FoundT], str | None]
 ) -> list[_FoundT]:

@@ -116,8 +116,7 @@ def _fastest_text(table: Table, best: Sequence[Fastest], limit: int | None) -> s
         | {"next": each.next_one or None, "lead": each.lead, "lead_ci95": each.lead_ci95, "clear": each.is_clear}
         for each in best[:limit]
     ]
-    text = table_text(title, [*_point_columns(table), *_FASTEST_COLUMNS], records) + _more(best, limit)
-    return f"{text}\n\n{_wins(best)}"
+    return table_text(title, [*_point_columns(table), *_FASTEST_COLUMNS], records) + _more(best, limit)
 
 
 def _failed_text(table: Table, limit: int | None) -> str:
@@ -132,22 +131,6 @@ def _failed_text(table: Table, limit: int | None) -> str:
     failed = [_record(table, each) | {"reason": numbers[f"{each.failed}: {each.error}"]} for each in results[:limit]]
     where = table_text("where", [*_point_columns(table), *_FAILED_COLUMNS], failed)
     return f"{table_text(title, _REASON_COLUMNS, why)}\n\n{where}{_more(results, limit)}"
-
-
-def _wins(best: Sequence[Fastest]) -> str:
-    """Return a line for each source: which schedule is the fastest at how many points."""
-    sources = dict.fromkeys(each.result.source for each in best)
-    lines = []
-    for source in sources:
-        wins = [each for each in best if each.result.source == source]
-        clear = Counter(each.result.schedule for each in wins if each.is_clear)
-        is_known = any(each.is_clear is not None for each in wins)
-        counts = Counter(each.result.schedule for each in wins).most_common()
-        clearly = {label: f", {clear[label]:,} clearly" if is_known else "" for label, _ in counts}
-        each_one = (f"{label} at {_count(n, 'point')}{clearly[label]}" for label, n in counts)
-        what = f" {source_text(source)}" if len(sources) > 1 else ""
-        lines.append(f"fastest{what}: {'; '.join(each_one)}")
-    return "\n".join(lines)
 
 
 def _sources(table: Table) -> str:

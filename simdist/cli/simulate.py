@@ -11,7 +11,7 @@ from simdist.cli.tables import Column, links_table, seconds, table_text
 from simdist.engines import Engine, choose_engine, fast, simulate
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.building import delay_sampler, job
+from simdist.runs.building import delay_sampler
 from simdist.studies.comparison import often_late, used_sentence
 from simdist.studies.held import find_held, steady_held
 from simdist.traces.breakdown import STATES, Breakdown, break_down
@@ -68,8 +68,6 @@ def command(
                 session.wrote(file)
             rows.append(_record(planned, done, file))
             traces += [(label, done.trace)] if plot and done.trace else []
-            if planned.run:
-                _warn_of_other_plan(session, planned.run)
     title = f"{Path(name).name}: seconds per step, averaged over ranks"
     tables = [table_text(title, _COLUMNS, rows)]
     if any("links_s" in each for each in rows):
@@ -93,16 +91,6 @@ def _write(session: common.Session, planned: inputs.PlannedSchedule, *, force: b
     run_directory.write(planned.output, one, planned.plan, planned.drawn_delays(), force=force)
     session.saved.append(str(planned.output))
     return planned.output
-
-
-def _warn_of_other_plan(session: common.Session, run: run_directory.RunDirectory) -> None:
-    """A plan may be written by hand; then it does not do what the scenario says, which is worth a word."""
-    schedule = run.scenario.schedules[0]
-    if schedule.plan(job(run.scenario)).digest() != run.plan.digest():
-        file = run.path / run_directory.PLAN
-        session.say(
-            f"warning: {file}: is not the plan that {schedule.name} makes of the scenario; simulated as it stands"
-        )
 
 
 def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:

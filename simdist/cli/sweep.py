@@ -49,7 +49,7 @@ def command(
     what = load(name)
     if plans:
         check_number(what)
-    for warning in (*warnings_of(what.scenario), *what.warnings):
+    for warning in warnings_of(what.scenario):
         session.say(f"warning: {name}: {warning}")
     last: SweepProgress | None = None
     try:

@@ -8,7 +8,6 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.errors import ScenarioError
-from simdist.plan import load
 from simdist.plan.walk import drops_late
 from simdist.runs import run_directory
 from simdist.traces.chrome import chrome_trace, write_chrome
@@ -18,7 +17,7 @@ from simdist.traces.trace import Trace
 @click.command("trace")
 @click.argument("run", metavar="RUN|TRACE.npz", type=common.path)
 @click.option("--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto.")
-@click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN that holds both.")
+@click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN; real if there is one.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
 @common.options
 def command(
@@ -71,28 +70,8 @@ def _load(path: Path, which: str | None) -> tuple[Path, Trace]:
         if which:
             raise ScenarioError(f"{path}: --trace {which} chooses a trace of a run directory, and this is a file")
         return path, run_directory.read_trace(path)
-    runs = run_directory.find(path)
+    runs = inputs.read_runs(str(path), None)
     if len(runs) > 1:
-        raise ScenarioError(f"{path}: holds several runs; name one of {', '.join(map(str, runs))}")
-    file = _choose(runs[0], which)
-    return file, run_directory.read_trace(file, plan=load(runs[0] / run_directory.PLAN))
-
-
-def _choose(run: Path, which: str | None) -> Path:
-    """Return the trace that is asked for, or the only one in a run directory."""
-    traces = sorted(run.glob("trace.*.npz"))
-    found = [file for file in traces if which is None or file.name == run_directory.TRACES[which]]
-    if len(found) > 1:
-        names = ", ".join(map(str, found))
-        raise ScenarioError(
-            f"{run}: holds several traces; choose with --trace simulated or --trace real, or name one of {names}"
-        )
-    if not found:
-        missing = run_directory.TRACES[which] if which and traces else "trace yet"
-        how = (
-            inputs.measure_command(run, load(run / run_directory.PLAN).world_size)
-            if which == "real"
-            else f"simdist simulate {run}"
-        )
-        raise ScenarioError(f"{run}: holds no {missing}; `{how}` writes one")
-    return found[0]
+        raise ScenarioError(f"{path}: holds several runs; name one of {', '.join(str(each.path) for each in runs)}")
+    file = inputs.required_trace(runs[0], which)
+    return file, run_directory.read_trace(file, plan=runs[0].plan)

@@ -103,16 +103,9 @@ def _from_directory(session: common.Session, name: str, options: WhatifOptions) 
     if options.schedule is not None:
         chosen = inputs.read_runs(name, options.schedule)
     else:
-        chosen = [run for run in runs if _trace_file(run, which)] or runs
+        chosen = [run for run in runs if inputs.trace_file(run, which)] or runs
     run = chosen[_baseline([each.scenario.schedules[0] for each in chosen])]
-    file = _trace_file(run, which)
-    if file is None:
-        missing = run_directory.TRACES[which] if which else f"{run_directory.REAL} and no {run_directory.SIMULATED}"
-        how = inputs.measure_command(run.path, run.plan.world_size, has_links=run.scenario.has_links)
-        raise ScenarioError(
-            f"{run.path}: has no {missing}: `simdist simulate {run.path}` makes a simulated trace, "
-            f"`{how}` a measured one"
-        )
+    file = inputs.required_trace(run, which)
     trace = run_directory.read_trace(file, plan=run.plan)
     if file.name == run_directory.REAL:
         run = run_directory.as_measured(run, trace)
@@ -121,12 +114,6 @@ def _from_directory(session: common.Session, name: str, options: WhatifOptions) 
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
     others.pop(baseline.name)
     return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run)
-
-
-def _trace_file(run: run_directory.RunDirectory, which: str | None) -> Path | None:
-    """Return the trace that is asked for, or else the measured one or the simulated one; None if it is not there."""
-    files = (run.path / run_directory.TRACES[each] for each in ([which] if which else ["real", "simulated"]))
-    return next((file for file in files if file.exists()), None)
 
 
 def _finished(session: common.Session, file: Path, trace: Trace) -> Trace:

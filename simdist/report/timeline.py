@@ -50,9 +50,9 @@ def timeline_figure(*traces: Trace, first_step: int = 0, n_steps: int = 4) -> "F
     chosen, why = _choose_ranks(traces[-1], steps, most=_MOST_RANKS // len(traces))
     which = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     title = f"{shortened(first.plan.name)}: {which} of {n_all}, {why}"
-    sources = [f"\n{shortened(trace.source, most=90)}" if others else "" for trace in traces]
+    sources = [shortened(trace.source, most=90) for trace in traces]
     views = [LaneView.of(trace, steps, chosen) for trace in traces]
-    return _figure([f"{title}{sources[0]}", *sources[1:]], views)
+    return _figure([f"{title}\n{sources[0]}" if others else title, *sources[1:]], views)
 
 
 def schedules_figure(

@@ -29,8 +29,7 @@ from pydantic import ValidationError
 from simdist import __version__
 from simdist.engines import Engine
 from simdist.scenario import Scenario
-from simdist.scenario.fields import ANYWHERE, BASED, BASES, ScenarioField
-from simdist.scenario.strict_yaml import path_text
+from simdist.scenario.fields import ANYWHERE, ScenarioField
 from simdist.schedules import Schedule, kinds
 from simdist.settings.units import SI, Unit
 from simdist.sweep.fields import Choice, replaced
@@ -38,7 +37,6 @@ from simdist.sweep.keys import Content, code_digest
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
 
 _KEY_DIGITS = 32
-_CHOSEN = {"name", "source", "nodes", "gpus_per_node", "batch_size"}  # keys that say how a base is used
 
 
 @dataclass(frozen=True)
@@ -156,11 +154,6 @@ class Sweep:
             return n_cases * math.prod(len(axis.choices) for axis in self.axes)
         return n_cases * (self.sampling.points or 0)
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Settings that are allowed but probably a mistake, a sentence each."""
-        return tuple(kept_fields(self.tree, self.fields))
-
     def points(self) -> Iterator[Point]:
         """Yield all points, case by case."""
         numbers = itertools.count()
@@ -251,32 +244,3 @@ def label_and_kind(schedule: object, kinds: Mapping[str, type[Schedule]]) -> tup
         with suppress(ValidationError):
             return kinds[kind].model_validate(settings, context=ANYWHERE).name, kind
     return label or kind, kind
-
-
-def kept_fields(tree: Mapping[str, Any], fields: Iterable[ScenarioField]) -> Iterator[str]:
-    """Yield a warning for each preset or file that is varied while the scenario writes fields over it.
-
-    Args:
-        tree: The scenario, as a file has it.
-        fields: Fields that the sweep sets.
-
-    >>> from simdist.sweep import loads
-    >>> workload = "{preset: resnet50, batch_size: 32, forward: 30 ms}"
-    >>> base = f"{{cluster: ideal, workload: {workload}, steps: 8, schedules: [{{kind: sync}}]}}"
-    >>> loads(f"{{scenario: {base}, vary: {{workload.preset: [resnet50, vgg16]}}}}").warnings[0]
-    'workload.preset is varied, but the scenario writes workload.forward, which all points keep: vary it as well, or ...
-    """
-    varied = {field.path for field in fields}
-    for part in BASED:
-        written = tree.get(part)
-        base = next((base for base in BASES if (part, base) in varied), None)
-        if base is None or not isinstance(written, dict):
-            continue
-        of_sweep = {path[1] for path in varied if path[0] == part and len(path) > 1}
-        if kept := [key for key in written if key not in {*BASES, *_CHOSEN, *of_sweep}]:
-            names = ", ".join(path_text((part, key)) for key in kept)
-            them = "them" if len(kept) > 1 else "it"
-            yield (
-                f"{part}.{base} is varied, but the scenario writes {names}, which all points keep: vary {them} as "
-                f"well, or remove {them} from the scenario"
-            )

@@ -334,7 +334,7 @@ def test_equal_input_gives_equal_traces_in_any_process(small, tmp_path):
             assert np.array_equal(getattr(fast, name), getattr(des, name))
 
 
-def test_plan_written_by_hand_is_simulated_with_a_warning(small, tmp_path, capsys):
+def test_plan_written_by_hand_is_simulated(small, tmp_path, capsys):
     document(capsys, "plan", small, "--schedule", "sync", "-o", tmp_path / "run")
     path = tmp_path / "run" / "plan.json"
     plan = json.loads(path.read_text())
@@ -343,7 +343,6 @@ def test_plan_written_by_hand_is_simulated_with_a_warning(small, tmp_path, capsy
     answer = call(capsys, "simulate", tmp_path / "run", "--json")
     assert answer.code == 0
     assert json.loads(answer.out)["rows"][0]["comm_s"] == 0
-    assert f"warning: {path}: is not the plan that sync makes of the scenario" in answer.err
 
 
 @pytest.mark.slow

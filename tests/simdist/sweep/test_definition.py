@@ -158,21 +158,6 @@ def test_values_of_a_sample_are_written_in_the_unit_of_their_bounds_with_six_dig
     assert len(set(counts)) == 20
 
 
-def test_a_preset_that_is_varied_below_fields_of_the_scenario_is_a_warning_that_names_them():
-    workload = "{preset: resnet50, batch_size: 8, forward: 1 ms, backward: 2 ms}"
-    base = f"{{cluster: {{preset: ideal, nodes: 2}}, workload: {workload}, steps: 4, schedules: [{{kind: sync}}]}}"
-    kept = "workload.preset is varied, but the scenario writes {}, which all points keep: vary {} as well, or remove"
-    both, one = kept.format("workload.forward, workload.backward", "them"), kept.format("workload.backward", "it")
-    for vary, warning in (
-        ("{workload.preset: [resnet50, vgg16]}", both),
-        ("{workload.preset: [resnet50, vgg16], workload.forward: [1 ms]}", one),
-        ("{workload: [resnet50, vgg16]}", None),
-        ("{cluster.preset: [ideal, dgx-a100]}", None),  # nodes are what is asked for
-    ):
-        found = loads(f"{{scenario: {base}, vary: {vary}}}").warnings
-        assert [each.startswith(warning or "-") for each in found] == ([True] if warning else [])
-
-
 def test_a_scenario_in_place_of_a_sweep_and_the_reverse_is_one_line(tmp_path, capsys):
     scenario, sweep = write(tmp_path / "small.yaml"), write(tmp_path / "s.yaml", "{scenario: small.yaml, vary: {}}")
     for command, path, start in (

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import shutil
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -449,11 +448,7 @@ def test_the_fastest_schedule_leads_by_more_than_the_interval_or_not(swept, caps
     assert {each.is_clear for each in fastest(table)} == {True, False}
     out = call(capsys, "results", swept, "--fastest").out.splitlines()
     assert out[0].startswith("the fastest schedule at 8 points, simulated;")
-    assert {line.split()[-1] for line in out[4:-2]} == {"yes", "no"}
-    wins = Counter((best.result.schedule, best.is_clear) for best in fastest(table))
-    for label in {label for label, _ in wins}:
-        n_points, n_clear = wins[label, True] + wins[label, False], wins[label, True]
-        assert f"{label} at {n_points} point{'s' * (n_points > 1)}, {n_clear} clearly" in out[-1]
+    assert {line.split()[-1] for line in out[4:]} == {"yes", "no"}
 
 
 def test_what_failed_is_not_the_fastest_and_one_schedule_alone_leads_nobody(mine):
@@ -622,7 +617,6 @@ def test_runs_in_the_folder_of_a_sweep_stand_at_their_points_and_are_compared_wi
     out = call(capsys, "results", confirmed, "--fastest").out
     assert out.startswith("the fastest schedule at 2 points, simulated and measured;")
     assert len(out.split("\n\n")[1].splitlines()) == 2 + 3
-    assert out.splitlines()[-1].startswith("fastest measured: ")
 
 
 def test_a_measurement_is_compared_with_the_seed_of_the_sweep_that_it_repeats(confirmed):
