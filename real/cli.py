@@ -19,7 +19,6 @@ from typing import Any
 import click
 
 from real import jobs, models
-from real.data.filecache import default_folder
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.running import RunReport, check_world, forget, perform
@@ -33,7 +32,7 @@ from simdist.plan import LEVELS
 from simdist.runs import run_directory
 from simdist.runs.run_directory import EMULATED, NO_LINKS, RunDirectory
 from simdist.settings.units import format_seconds
-from simdist.traces.reads import Reads, expected
+from simdist.traces.reads import Reads
 from simdist.traces.trace import Trace
 
 PARTS = "parts"
@@ -197,7 +196,7 @@ def _one(
             raise
     forget(parts, rank)
     if done:
-        print(f"{_summary(run, *done)}{_hint(run, options, counted)}", flush=True)
+        print(_summary(run, *done), flush=True)
 
 
 def _open_input(
@@ -310,16 +309,3 @@ def _read(report: RunReport) -> str:
     read = ", ".join(f"{count:,} from {name}" for name, count in by_level.items() if count)
     elsewhere = report.reads["samples_not_as_planned"]
     return f"; read {read or 'nothing'}" + (f" ({elsewhere:,} elsewhere than planned)" if elsewhere else "")
-
-
-def _hint(run: RunDirectory, options: SimpleNamespace, counted: _Counted | None) -> str:
-    """Say why a warm run has read more from storage than its plan says, and what to do; nothing if it has not."""
-    dataset = run.plan.dataset
-    if counted is None or dataset is None or not dataset.warm or not counted.totals["samples_not_as_planned"]:
-        return ""
-    at = LEVELS.index("disk")
-    found, planned = (int(reads.n_samples[:, :, at].sum()) for reads in (counted.reads, expected(run.plan)))
-    if found >= planned:
-        return ""
-    folder = options.cache or default_folder()
-    return f"; the cache in {folder} was empty or not whole; this run has filled it: run again with --force"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from real.buffers.memory import DTYPES
-from real.processes.messages import hear_hello, hello, receive, send
+from real.processes.messages import greet, receive, send, welcome
 from simdist.errors import RunError
 from simdist.plan import Servers
 
@@ -83,9 +83,7 @@ class ArrivalServer:
 
     def _meet(self, connection: socket.socket) -> int:
         deadline_s = time.monotonic() + _GRACE_S
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hear_hello(connection, self._key, "client", deadline_s=deadline_s)
-        send(connection, [hello(self._key, "server")], deadline_s=deadline_s)
+        welcome(connection, self._key, deadline_s=deadline_s)
         rank = bytearray(_RANK.size)
         receive(connection, rank, deadline_s=deadline_s)
         return int(_RANK.unpack(rank)[0])
@@ -193,9 +191,7 @@ class ArrivalClient:
             host, _, port = address.rpartition(":")
             with _explained(server):
                 self._connections[server] = made = socket.create_connection((host, int(port)), timeout=timeout_s)
-                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                send(made, [hello(key, "client")], deadline_s=deadline_s)
-                hear_hello(made, key, "server", deadline_s=deadline_s)
+                greet(made, key, deadline_s=deadline_s)
                 send(made, [_RANK.pack(rank)], deadline_s=deadline_s)
 
     def is_over(self) -> bool:

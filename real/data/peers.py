@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.data.memory import Loan, MemoryStore, Pixels, Want, flat, wait_for
-from real.processes.messages import hear_hello, hello, receive, send
+from real.processes.messages import greet, receive, send, welcome
 from simdist.errors import RunError
 
 # How many wants follow, and the seconds that the server may wait for samples that are about to come.
@@ -152,10 +152,7 @@ class PeerServer(AbstractContextManager["PeerServer"]):
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            deadline_s = time.monotonic() + self._timeout_s
-            hear_hello(connection, self._key, "client", deadline_s=deadline_s)
-            send(connection, [hello(self._key, "server")], deadline_s=deadline_s)
+            welcome(connection, self._key, deadline_s=time.monotonic() + self._timeout_s)
             while not self._stop.is_set():
                 self._answer(connection)
         with self._lock:
@@ -290,9 +287,7 @@ class PeerClient(AbstractContextManager["PeerClient"]):
         with self._lock:
             self._open.add(connection)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            send(connection, [hello(self._key, "client")], deadline_s=deadline_s)
-            hear_hello(connection, self._key, "server", deadline_s=deadline_s)
+            greet(connection, self._key, deadline_s=deadline_s)
             if self._closed:
                 raise ConnectionAbortedError("closed")
         except BaseException:

@@ -43,6 +43,28 @@ def hear_hello(
         raise ConnectionAbortedError("is not of this run, or has another data set")
 
 
+def greet(connection: socket.socket, key: bytes, *, deadline_s: float) -> None:
+    """Prove to a server that this is a rank of the run, and hear its proof.
+
+    Raises:
+        OSError: As of `hear_hello`.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    send(connection, [hello(key, "client")], deadline_s=deadline_s)
+    hear_hello(connection, key, "server", deadline_s=deadline_s)
+
+
+def welcome(connection: socket.socket, key: bytes, *, deadline_s: float) -> None:
+    """Hear the proof of a client, and give it that of this server.
+
+    Raises:
+        OSError: As of `hear_hello`.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    hear_hello(connection, key, "client", deadline_s=deadline_s)
+    send(connection, [hello(key, "server")], deadline_s=deadline_s)
+
+
 def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:
     """Send buffers one after the other, from where they lie.
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from simdist.errors import PlanError
 from simdist.files import read_content
 from simdist.plan import ops
-from simdist.plan.group import Group
 from simdist.plan.plan import Buffer, Dataset, Plan, Run
 
 if TYPE_CHECKING:
@@ -49,11 +48,11 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
         raise PlanError(
             f"{name}: not a JSON document: {error}; a plan is what `simdist plan SCENARIO -o RUN` writes"
         ) from None
-    problems = list(_unknown(raw))
     try:
         decoded = _adapter().validate_json(text, strict=True)
+        problems = list(_unknown(raw, decoded))
     except ValidationError as error:
-        problems += [_problem_text(problem["loc"], problem["msg"], problem["input"]) for problem in error.errors()]
+        problems = [_problem_text(problem["loc"], problem["msg"], problem["input"]) for problem in error.errors()]
     if problems:
         raise PlanError("\n".join(f"{name}: {problem}" for problem in problems))
     return Plan(decoded.name, decoded.world_size, decoded.buffers, decoded.bodies, decoded.order, decoded.dataset)
@@ -116,40 +115,20 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return known
 
 
-def _unknown(raw: Any) -> Iterator[str]:
-    """Name every field that the format does not have."""
-    if not isinstance(raw, dict):
-        return
-    yield from _extra(raw, {"format", "name", "world_size", "buffers", "bodies", "order", "dataset"}, "")
-    yield from _extra(raw.get("dataset"), _fields(Dataset), "dataset.")
-    for kind, cls in (("buffers", Buffer), ("order", Run)):
-        for number, item in enumerate(_items(raw.get(kind))):
-            yield from _extra(item, _fields(cls), f"{kind}[{number}].")
-    for number, body in enumerate(_items(raw.get("bodies"))):
-        for position, op in enumerate(_items(body)):
-            cls_or_none = _OP_CLASSES.get(str(op.get("op"))) if isinstance(op, dict) else None
-            if cls_or_none:
-                place = f"bodies[{number}][{position}]."
-                yield from _extra(op, _fields(cls_or_none) | {"op"}, place)
-                for group in ("group", "by"):
-                    yield from _extra(op.get(group), _fields(Group), f"{place}{group}.")
-                yield from _extra(op.get("servers"), _fields(ops.Servers), f"{place}servers.")
-                yield from _extra(op.get("queue"), _fields(ops.Queue), f"{place}queue.")
-
-
-def _extra(item: Any, known: set[str], place: str) -> Iterator[str]:
-    if isinstance(item, dict):
-        for key in item:
+def _unknown(raw: Any, decoded: Any, place: str = "") -> Iterator[str]:
+    """Name every field that what was decoded does not have."""
+    if isinstance(raw, list):
+        for number, (item, made) in enumerate(zip(raw, decoded, strict=True)):
+            yield from _unknown(item, made, f"{place}[{number}]")
+    elif isinstance(raw, dict):
+        known = {field.name for field in dataclasses.fields(decoded)}
+        known |= {"op"} & raw.keys() if type(decoded) in _OP_CLASSES.values() else set()
+        for key, item in raw.items():
+            where = f"{place}.{key}".lstrip(".")
             if key not in known:
-                yield f"{place}{key}: unknown field; known: {', '.join(sorted(known))}"
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _fields(cls: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls)}
+                yield f"{where}: unknown field; known: {', '.join(sorted(known))}"
+            elif key != "op":
+                yield from _unknown(item, getattr(decoded, key), where)
 
 
 def _problem_text(loc: tuple[int | str, ...], message: str, found: object) -> str:

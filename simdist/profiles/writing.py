@@ -4,10 +4,8 @@ The scenario is YAML that people read and change, with comments on where numbers
 """
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from decimal import Decimal
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -16,9 +14,10 @@ from simdist.errors import ScenarioError, naming_file
 from simdist.files import replacing
 from simdist.profiles.importing import ImportedJob
 from simdist.profiles.steps.model import listed
-from simdist.scenario import Cluster, Link, load, strict_yaml
+from simdist.scenario import load, strict_yaml
 from simdist.scenario.loading import dump_workload
 from simdist.schedules import Schedule
+from simdist.settings.base import Settings
 from simdist.traces.trace import write_npz
 
 
@@ -93,169 +92,104 @@ def scenario_text(imported: ImportedJob, *, delays: str, workload: str) -> str:
         delays: Name of the file of recorded delays beside it.
         workload: Name of the file of the workload, if that has many tensors.
     """
-    rest = _workload(imported, workload), _behaviour(imported, delays)
-    return "".join(f"{line}\n" for line in chain(_head(imported), _cluster(imported), *rest))
+    scenario = imported.scenario
+    cluster, model = scenario.cluster, scenario.workload
+    document = _changed(scenario)
+    parts = {"device": _changed(cluster.device), "slow_devices": list(map(_changed, cluster.slow_devices))}
+    document["cluster"] = _changed(cluster) | {key: part for key, part in parts.items() if part}
+    document["workload"] = _changed(model) | {"tensors": list(map(_changed, model.tensors))}
+    if has_own_workload(imported):
+        document["workload"] = {"file": workload}
+    document["disturbances"] = [{"kind": "recorded", "on": channel, "file": delays} for channel in imported.delays]
+    document["schedules"] = [_schedule(each) for each in scenario.schedules]
+    if scenario.imported:
+        document["imported"] = _changed(scenario.imported)
+    comments, lines = _comments(imported), [*_wrapped(_head(imported))]
+    for line in strict_yaml.dump({key: value for key, value in document.items() if value}).splitlines():
+        lines += [*_wrapped(comments.get(line.partition(":")[0], ())), line]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _changed(settings: Settings) -> dict[str, Any]:
+    """Return those of some settings that are not the default ones, as files have them."""
+    fields = type(settings).model_fields.items()
+    changed = {field.alias or name for name, field in fields if getattr(settings, name) != field.get_default()}
+    return {key: value for key, value in settings.model_dump(mode="json").items() if key in changed}
 
 
 def _head(imported: ImportedJob) -> Iterator[str]:
     job, proof = imported.job, imported.proof
-    yield from _comment(
+    yield (
         f"Imported from profiler traces of {len(job.ranks)} of {job.world_size} ranks, "
         f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; reproduced by this scenario's sync "
         f"with the delays as they happened: {_ms(proof.predicted_s)} ({proof.error_text})."
     )
     if proof.misses:
-        yield from _comment(f"The scenario does not reproduce the traced steps: {proof.misses}.")
-    yield from _comment(f"Where a step goes: {imported.budget.verdict}.")
-    for note in imported.notes:
-        yield from _comment(f"* {note}")
-    yield f"name: {strict_yaml.dump_line(imported.scenario.name)}"
+        yield f"The scenario does not reproduce the traced steps: {proof.misses}."
+    yield f"Where a step goes: {imported.budget.verdict}."
+    yield from (f"* {note}" for note in imported.notes)
 
 
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   " if text[:1] == "*" else "# ")
+def _wrapped(comments: Iterable[str]) -> Iterator[str]:
+    for text in comments:
+        more = "#   " if text[:1] == "*" else "# "
+        yield from textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent=more)
 
 
-def _cluster(imported: ImportedJob) -> Iterator[str]:
-    cluster, layout = imported.scenario.cluster, imported.layout
-    plain = Cluster(nodes=1, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal()).model_dump(mode="json")
-    yield "cluster:"
-    yield f"  nodes: {layout.nodes}  # {layout.source}"
-    yield f"  gpus_per_node: {layout.gpus_per_node}"
-    yield from _link(imported, "fabric", cluster.fabric)
-    yield from _link(imported, "network", cluster.network)
-    for key, value in _changed(cluster.model_dump(mode="json"), plain).items():
-        match key:
-            case "nodes" | "gpus_per_node" | "fabric" | "network":
-                pass
-            case "storage" if cluster.storage:
-                yield f"  # {cluster.storage.source}: what loading a batch takes"
-                yield f"  storage: {{latency: {_time(cluster.storage.latency_s)}, bandwidth: unlimited}}"
-            case "slow_devices":
-                yield "  slow_devices:  # ranks whose computing takes longer in every step"
-                for each in value:
-                    yield f"    - {strict_yaml.dump_line({name: it for name, it in each.items() if it is not None})}"
-            case _:
-                written = _changed(value, plain[key]) if key == "device" else value
-                yield f"  {key}: {strict_yaml.dump_line(written)}"
+def _comments(imported: ImportedJob) -> dict[str, list[str]]:
+    """Return what is said of the keys of the scenario, before each: where numbers are from."""
+    scenario, base, late = imported.scenario, imported.base, imported.stragglers
+    n_passes, storage = scenario.workload.micro_batches, scenario.cluster.storage
+    loaded = [f"storage: {storage.source}: what loading a batch takes"] if storage else []
+    inside = [f"{_ms(base.host_s / n_passes)} of the host"] * (base.host_s > 0)
+    inside += [f"{_ms(base.input_s / n_passes)} of input"] * (base.input_s > 0 and not imported.host.loads)
+    first, each = imported.job.numbers[0], "step" if n_passes == 1 else "pass"
+    told = ((one, one.when(scenario.steps)) for one in late[:_TOLD])
+    delays = [f"{one.who}, {when}, {one.channel}: +{_ms(one.seconds)}" for one, when in told]
+    return {
+        "cluster": [
+            f"nodes: {imported.layout.source}",
+            f"fabric: {_source(imported, 'fabric')}",
+            f"network: {_source(imported, 'network')}",
+            *loaded,
+        ],
+        "workload": [
+            "backward: seconds until a gradient is ready, from the one before",
+            *[f"forward: with {' and '.join(inside)}, which every {each} has"] * bool(inside),
+        ],
+        "steps": [f"as many as were traced; step 0 is step {first} of the profiler"],
+        "disturbances": [
+            "what steps took beyond an undisturbed one, by step and rank, played as it happened; add resample_steps: N "
+            "to draw other blocks of N steps for every seed",
+            *delays,
+            *[f"and {len(late) - _TOLD} more"] * (len(late) > _TOLD),
+        ],
+        "imported": ["facts of the traced job"],
+        "doubts": ["repeated by every command that reads this"],
+    }
 
 
-def _changed(written: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in written.items() if value != plain.get(key)}
-
-
-def _link(imported: ImportedJob, key: str, link: Link) -> Iterator[str]:
+def _source(imported: ImportedJob, key: str) -> str:
+    """Say where the times of a link are from."""
     layout, links = imported.layout, imported.links
     if links is None:
-        source = "as given"
-    elif key == "fabric" and links.fabric_source:
-        source = f"not measured: {links.fabric_source}"
-    elif key in links.measured:
+        return "as given"
+    if key == "fabric" and links.fabric_source:
+        return f"not measured: {links.fabric_source}"
+    if key in links.measured:
         bound = "" if all(each.is_complete for each in imported.times) else " for traced ranks: an upper bound"
-        source = f"from the time that all_reduces took, without waiting{bound}"
-    elif layout.nodes > 1 and layout.gpus_per_node > 1:
-        source = "not measured"
-    else:
-        source = "not used: there is one " + ("node" if key == "network" else "GPU per node")
-    if link.table is None:
-        yield f"  # {key}: {source}"
-        yield f"  {key}: {strict_yaml.dump_line(link.model_dump(mode='json'))}"
-        return
-    comment = f"{key}: {source}; bytes from one rank to the next, and what they take"
-    yield from ("  " + line for line in _comment(comment))
-    yield f"  {key}:"
-    yield "    table:"
-    for point in link.table:
-        yield f"      - {{size: {point.nbytes} B, time: {_time(point.time_s)}}}"
+        return f"from the time that all_reduces took, without waiting{bound}"
+    if layout.nodes > 1 and layout.gpus_per_node > 1:
+        return "not measured"
+    return "not used: there is one " + ("node" if key == "network" else "GPU per node")
 
 
-def _workload(imported: ImportedJob, file: str) -> Iterator[str]:
-    workload, base = imported.scenario.workload, imported.base
-    yield "workload:"
-    if has_own_workload(imported):
-        yield f"  file: {strict_yaml.dump_line(file)}  # {len(workload.tensors)} tensors"
-        yield f"  # forward {_ms(workload.forward_s or 0.0)}, backward {_ms(sum(base.buckets_s))}"
-        return
-    of_passes, each = workload.micro_batches, "step" if workload.micro_batches == 1 else "pass"
-    inside = [f"{_ms(base.host_s / of_passes)} of the host"] * (base.host_s > 0)
-    inside += [f"{_ms(base.input_s / of_passes)} of input"] * (base.input_s > 0 and not imported.host.loads)
-    yield f"  name: {strict_yaml.dump_line(workload.name)}"
-    yield "  tensors:  # in forward order; backward: seconds until the gradient is ready, from the one before"
-    for tensor in workload.tensors:
-        flops = {"flops": tensor.flops} if tensor.flops else {}
-        stated = {"name": tensor.name, "count": tensor.count, **flops, "backward": _time(tensor.backward_s or 0.0)}
-        yield f"    - {strict_yaml.dump_line(stated)}"
-    yield f"  dtype: {workload.dtype}"
-    yield f"  batch_size: {workload.batch_size}"
-    if workload.micro_batches > 1:
-        yield f"  micro_batches: {workload.micro_batches}  # passes of a step; forward and backward are of one"
-    if workload.sample_nbytes:
-        yield f"  sample_size: {workload.sample_nbytes} B  # the latency of the storage is all that loading takes"
-    comment = f"  # with {' and '.join(inside)}, which every {each} has" if inside else ""
-    yield f"  forward: {_time(workload.forward_s or 0.0)}{comment}"
-    yield f"  optimize: {_time(workload.optimize_s or 0.0)}"
-
-
-def _behaviour(imported: ImportedJob, file: str) -> Iterator[str]:
-    scenario, stragglers = imported.scenario, imported.stragglers
-    first = imported.job.numbers[0]
-    counted = f"; step 0 is step {first} of the profiler" if first else ""
-    yield f"steps: {scenario.steps}  # as many as were traced{counted}"
-    ahead = "null" if scenario.host.run_ahead_steps is None else str(scenario.host.run_ahead_steps)
-    waits = ", waits_for: update" if scenario.host.waits_for == "update" else ""
-    yield f"host: {{run_ahead_steps: {ahead}{waits}}}"
-    if imported.host.loads:
-        ahead = "processes of the loader are a batch ahead" if imported.host.ahead_s else "loaded when the step asks"
-        yield f"input: {{source: storage, prefetch: {scenario.input.prefetch}}}  # {ahead}"
-    if imported.delays:
-        yield "disturbances:  # what steps took beyond an undisturbed one, by step and rank"
-        late = ((each, each.when(scenario.steps)) for each in stragglers[:_TOLD])
-        told = [f"{each.who}, {when}, {each.channel}: +{_ms(each.seconds)}" for each, when in late]
-        told += [f"and {len(stragglers) - _TOLD} more"] * (len(stragglers) > _TOLD)
-        yield from ("  " + line for each in told for line in _comment(each))
-        for channel in imported.delays:
-            yield f"  - {{kind: recorded, on: {channel}, file: {strict_yaml.dump_line(file)}}}"
-        yield "  # played as they happened; add resample_steps: N to draw other blocks of N steps for every seed"
-    yield "schedules:"
-    for schedule in scenario.schedules:
-        yield f"  - {_schedule_line(schedule)}"
-    if facts := scenario.imported:
-        yield "imported:  # facts of the traced job"
-        yield f"  step: {_time(facts.step_s)}"
-        yield f"  error: {facts.error}  # share of it by which the step that this scenario reproduces is longer"
-        if facts.beside_s:
-            yield f"  beside: {_time(facts.beside_s)}  # operators on CPUs beside collectives"
-        yield f"  profiler: {_time(facts.profiler_s)}  # at most, of a host that is never idle"
-        for key, text in (("left_out", facts.left_out), ("unsure", facts.unsure), ("verdict", facts.verdict)):
-            if text:
-                yield f"  {key}: >-"
-                yield from textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
-        yield "  parts:  # where the step went, mean over ranks"
-        yield from (f"    {part}: {_time(seconds)}" for part, seconds in facts.parts.items())
-    if scenario.doubts:
-        yield "doubts:  # repeated by every command that reads this"
-        for caveat in scenario.doubts:
-            yield "  - >-"
-            yield from textwrap.wrap(caveat, _WIDTH, initial_indent="    ", subsequent_indent="    ")
-
-
-def _schedule_line(schedule: Schedule) -> str:
-    kind = schedule.model_dump(mode="json", include={"kind"})
-    written = kind | schedule.model_dump(mode="json", exclude_unset=True)
+def _schedule(schedule: Schedule) -> dict[str, Any]:
+    written = schedule.model_dump(mode="json", include={"kind"}) | schedule.model_dump(mode="json", exclude_unset=True)
     if "levels" in written:
         written["levels"] = {int(period): size for period, size in written["levels"].items()}
-    return strict_yaml.dump_line(written)
+    return written
 
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g} ms"
-
-
-def _time(seconds: float) -> str:
-    """Write a time exactly, in the unit of its size.
-
-    >>> _time(0.0123), _time(4.2e-06), _time(3.0)
-    ('12.3 ms', '4.2 us', '3 s')
-    """
-    unit, power = next(((unit, power) for unit, power in (("s", 0), ("ms", 3)) if seconds >= 10.0**-power), ("us", 6))
-    return f"{(Decimal(repr(seconds)) * 10**power).normalize():f} {unit}"

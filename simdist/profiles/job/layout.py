@@ -112,26 +112,18 @@ def _n_gpus(job: TracedJob) -> int:
 def _question(job: TracedJob, left: Sequence[int]) -> str:
     """Ask which ranks share a machine, and say what is known."""
     gpus, n_gpus = _told_gpus(job), _n_gpus(job)
-    hosts, names = (set(_told(job, attrgetter(of)).values()) for of in ("hostname", "file_host"))
-    known = []
-    if hosts:
-        plural = "s" * (len(hosts) > 1)
-        known.append(f"the traces of {len(job.ranks)} of {job.world_size} ranks name {len(hosts)} host{plural}")
+    hosts, names = (len(set(_told(job, attrgetter(of)).values())) for of in ("hostname", "file_host"))
+    known = [f"{len(job.ranks)} of {job.world_size} ranks were traced"]
+    known += [f"{hosts or names} names of hosts in {'the traces' if hosts else 'names of files'}"] * bool(
+        hosts or names
+    )
     if gpus:
-        ranks, plural = listed(sorted(gpus)), "s" * (len(gpus) > 1)
-        numbers = sorted(set(gpus.values()))
-        many = f"GPU{'s' * (len(numbers) > 1)} {listed(numbers)}"
-        machine = f" of a machine with {n_gpus}" if n_gpus else ""
-        known.append(f"rank{plural} {ranks} of {job.world_size} on {many}{machine}")
+        known.append(f"ranks on GPUs {listed(sorted(set(gpus.values())))}" + (f" of {n_gpus}" if n_gpus else ""))
     elif job.profiles[0].device == "cuda":
         known.append("every rank sees one GPU, number 0")
-    if names and not hosts:
-        known.append(f"the names of {len(job.ranks)} files have {len(names)} hosts, which is no proof")
-    least = f": at least {job.world_size // max(left)} nodes" if left and max(left) < job.world_size else ""
     legal = ", ".join(str(job.world_size // size) for size in reversed(left))
     choice = f"give --nodes ({legal}) or --gpus-per-node" if left else "give --nodes or --gpus-per-node"
-    what = f"{'; '.join(known) or 'no names of hosts, no numbers of GPUs'}{least}"
-    return f"the traces do not tell which ranks share a machine, and links depend on it ({what}): {choice}"
+    return f"the traces do not tell which ranks share a machine, and links depend on it ({'; '.join(known)}): {choice}"
 
 
 def _asked(world_size: int, nodes: int | None, gpus_per_node: int | None) -> RankLayout:
