@@ -25,11 +25,11 @@ from real.programs.module import ModuleProgram
 from real.programs.optimizers import takes_ratios
 from real.recording.timing import Sleeper
 from simdist.cost import Local, Resources, Shared, Varying, price
+from simdist.cost.costs import alone_s
 from simdist.cost.pricing import resources_of
 from simdist.cost.traffic import Traffic
 from simdist.errors import ScenarioError
 from simdist.plan import Plan, ops
-from simdist.plan.group import Group
 from simdist.runs.run_directory import EMULATED, NO_LINKS, RunDirectory
 from simdist.runs.traffic import link_traffic
 
@@ -237,14 +237,11 @@ def _prices(run: RunDirectory, rank: int) -> tuple[Mapping[ops.Op, float], Calla
     """
     cluster = run.scenario.cluster.model_copy(update={"host": None})  # waking up takes what it takes here
     costs = price(run.plan, cluster, run.scenario.workload)
-    seconds: dict[ops.Op, float] = {}
-    for op, cost in costs.of.items():
-        match cost:
-            case Local():
-                seconds[op] = float(cost.seconds) if isinstance(cost.seconds, float) else float(cost.seconds[rank])
-            case Shared() if not isinstance(op, ops.COLLECTIVES):
-                alone_s = cost.alone_s
-                seconds[op] = float(alone_s if isinstance(alone_s, float) else alone_s[_number(cost.group, rank)])
+    seconds = {
+        op: alone_s(cost, rank)
+        for op, cost in costs.of.items()
+        if isinstance(cost, Local) or (isinstance(cost, Shared) and not isinstance(op, ops.COLLECTIVES))
+    }
 
     def load_s(op: ops.Load, number: int) -> float:
         cost = costs.of[op]
@@ -252,8 +249,3 @@ def _prices(run: RunDirectory, rank: int) -> tuple[Mapping[ops.Op, float], Calla
         return cost.transfers(number)[rank].alone_s(costs.capacity_Bps)
 
     return seconds, load_s
-
-
-def _number(group: Group, rank: int) -> int:
-    """Return the number of the group that a rank belongs to."""
-    return rank // (group.size * group.stride) * group.stride + rank % group.stride

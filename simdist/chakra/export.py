@@ -25,14 +25,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, assert_never
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist import __version__
 from simdist.chakra.files import CollectiveType, NodeType, add_attribute, message_classes, write_trace
-from simdist.cost import Costs, Local, OpCost, Shared, Varying
+from simdist.cost import Costs, Varying
+from simdist.cost.costs import alone_s
 from simdist.errors import PlanError, naming_file
 from simdist.files import replacing
 from simdist.plan import COLLECTIVES, STREAMS, Buffer, Collective, Instance, Op, Plan, op_text, ops, reads, writes
@@ -87,17 +88,9 @@ class ProcessGroups:
                 number += plan.world_size // group.size
         return cls(plan.world_size, first)
 
-    def place(self, group: Group, rank: int) -> int:
-        """Return which of the groups of a partition a rank belongs to, as in `Group.members`.
-
-        >>> ProcessGroups(8, {}).place(Group(2, stride=4), rank=7)
-        3
-        """
-        return rank // (group.size * group.stride) * group.stride + rank % group.stride
-
     def name(self, group: Group, rank: int) -> str:
         """Return what traces call the group of a rank."""
-        return str(self.first[group] + self.place(group, rank)) if group in self.first else WORLD
+        return str(self.first[group] + group.number(rank)) if group in self.first else WORLD
 
     def document(self) -> dict[str, list[int]]:
         """Return the ranks of every group but the world, by name: the file that simulators take beside the traces."""
@@ -247,10 +240,12 @@ class Export:
         yield self._head(rank)
         templates = NodeTemplates(self.plan, self.workload, self.groups)
         nodes = {op: templates.make(op, rank) for op in self.costs.of}
-        alone_s = {op: self._alone_s(cost, rank) for op, cost in self.costs.of.items()}
+        seconds_of = {
+            op: 0.0 if isinstance(cost, Varying) else alone_s(cost, rank) for op, cost in self.costs.of.items()
+        }
         order, loads_s = _Order(), iter(self._loads_s)
         for instance in takewhile(lambda each: each.step < self.n_steps, walk(self.plan)):
-            op, seconds = instance.op, alone_s[instance.op]
+            op, seconds = instance.op, seconds_of[instance.op]
             if isinstance(op, ops.Delay):
                 seconds = float(self.delays[op.channel][0, instance.step, rank])
             elif isinstance(op, ops.Load) and (load_s := next(loads_s)) is not None:
@@ -268,18 +263,6 @@ class Export:
             for name, value in values.items():
                 add_attribute(head, f"simdist_{name}", kind, value)
         return head
-
-    def _alone_s(self, cost: OpCost, rank: int) -> float:
-        """Return what an operation takes on a rank whose links are not shared; of loads that differ, 0."""
-        match cost:
-            case Local(seconds):
-                return _of(seconds, rank)
-            case Shared(group, _, seconds):
-                return _of(seconds, self.groups.place(group, rank))
-            case Varying():
-                return 0.0
-            case _:
-                assert_never(cost)
 
     @cached_property
     def _loads_s(self) -> list[NDArray[np.float64] | None]:
@@ -314,10 +297,6 @@ class _Order:
         if not has_node:
             self._stand_ins[instance.index] = deps
         return deps
-
-
-def _of(seconds: float | NDArray[np.float64], place: int) -> float:
-    return float(seconds) if isinstance(seconds, float | int) else float(seconds[place])
 
 
 def _has_node(op: Op, seconds: float, rank: int) -> bool:

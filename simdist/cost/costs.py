@@ -276,6 +276,12 @@ class Varying:
     transfers: Callable[[int], tuple[Transfer, ...]]
 
 
+def alone_s(cost: Local | Shared, rank: int) -> float:
+    """Return what an operation takes on a rank when it shares its resources with no other."""
+    seconds, place = (cost.seconds, rank) if isinstance(cost, Local) else (cost.alone_s, cost.group.number(rank))
+    return float(seconds) if isinstance(seconds, float | int) else float(seconds[place])
+
+
 _POSTED = 2  # segments that a member waits for at a time
 OpCost: TypeAlias = Local | Shared | Varying
 

@@ -46,6 +46,14 @@ class Group:
         """Return the ranks of every group, in the order of the groups' first ranks."""
         return list(self._iter_members(world_size))
 
+    def number(self, rank: int) -> int:
+        """Return which of the groups a rank belongs to, as in `members`.
+
+        >>> Group(2, stride=4).number(7)
+        3
+        """
+        return rank // (self.size * self.stride) * self.stride + rank % self.stride
+
     def is_first(self, rank: int) -> bool:
         """Tell whether a rank is the first of its group.
 

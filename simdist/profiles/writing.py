@@ -14,7 +14,7 @@ from simdist.errors import ScenarioError, naming_file
 from simdist.files import replacing
 from simdist.profiles.importing import ImportedJob
 from simdist.profiles.steps.model import listed
-from simdist.scenario import load, strict_yaml
+from simdist.scenario import Link, load, strict_yaml
 from simdist.scenario.loading import dump_workload
 from simdist.schedules import Schedule
 from simdist.settings.base import Settings
@@ -93,17 +93,11 @@ def scenario_text(imported: ImportedJob, *, delays: str, workload: str) -> str:
         workload: Name of the file of the workload, if that has many tensors.
     """
     scenario = imported.scenario
-    cluster, model = scenario.cluster, scenario.workload
     document = _changed(scenario)
-    parts = {"device": _changed(cluster.device), "slow_devices": list(map(_changed, cluster.slow_devices))}
-    document["cluster"] = _changed(cluster) | {key: part for key, part in parts.items() if part}
-    document["workload"] = _changed(model) | {"tensors": list(map(_changed, model.tensors))}
     if has_own_workload(imported):
         document["workload"] = {"file": workload}
     document["disturbances"] = [{"kind": "recorded", "on": channel, "file": delays} for channel in imported.delays]
     document["schedules"] = [_schedule(each) for each in scenario.schedules]
-    if scenario.imported:
-        document["imported"] = _changed(scenario.imported)
     comments, lines = _comments(imported), [*_wrapped(_head(imported))]
     for line in strict_yaml.dump({key: value for key, value in document.items() if value}).splitlines():
         lines += [*_wrapped(comments.get(line.partition(":")[0], ())), line]
@@ -112,9 +106,17 @@ def scenario_text(imported: ImportedJob, *, delays: str, workload: str) -> str:
 
 def _changed(settings: Settings) -> dict[str, Any]:
     """Return those of some settings that are not the default ones, as files have them."""
-    fields = type(settings).model_fields.items()
-    changed = {field.alias or name for name, field in fields if getattr(settings, name) != field.get_default()}
-    return {key: value for key, value in settings.model_dump(mode="json").items() if key in changed}
+    changed, written = {}, settings.model_dump(mode="json")
+    for name, field in type(settings).model_fields.items():
+        value, key = getattr(settings, name), field.alias or name
+        if value == field.get_default() or key not in written:
+            continue
+        changed[key] = written[key]
+        if isinstance(value, Settings) and not isinstance(value, Link):
+            changed[key] = _changed(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
+            changed[key] = list(map(_changed, value))
+    return changed
 
 
 def _head(imported: ImportedJob) -> Iterator[str]:

@@ -32,9 +32,9 @@ from simdist import scenario as scenarios
 from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, RunError, ScenarioError, TraceError, naming_file
 from simdist.files import locked, read_content, replacing, sync
-from simdist.plan import Channel, Delay, Plan
+from simdist.plan import Channel, Plan
 from simdist.plan.check import check
-from simdist.plan.delays import Delays
+from simdist.plan.delays import Delays, check_delays
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.scenario.links import LinkRecorded
@@ -139,7 +139,6 @@ def read(path: Path) -> RunDirectory:
     scenario = scenarios.load(path / SCENARIO)
     _check_plan(path, plan, scenario)
     delays = read_delays(path / DELAYS, plan)
-    _check_delays(path, plan, delays)
     for file in [*sorted(path.glob("trace.*.npz")), path / REAL_READS]:
         try:
             if file.name != REAL_READS:
@@ -157,41 +156,22 @@ def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
     Raises:
         PlanError: The file is damaged or holds something else.
     """
+    needed = Declared(np.dtype(np.float64), (plan.n_steps, plan.world_size))
     try:
         with open_arrays(path) as file:
             for name in file.names:
-                if problem := _declared_problem(name, file.declared(name), path, plan):
-                    raise PlanError(f"{path}: {problem}")
-            arrays = {name: file.read(name, most_nbytes=file.declared(name).nbytes) for name in file.names}
-    except PlanError:
-        raise
+                if name not in _CHANNELS or (found := file.declared(name)) != needed:
+                    what = f"{found.dtype} {found.shape}" if name in _CHANNELS else "no channel of delays"
+                    takes = f"{needed.dtype} {needed.shape}, steps and ranks, of {', '.join(_CHANNELS)}"
+                    raise PlanError(f"{name} is {what}; {path.parent / PLAN} takes {takes}")
+            arrays = {name: file.read(name, most_nbytes=needed.nbytes) for name in file.names}
+        delays = {channel: arrays[channel][np.newaxis] for channel in _CHANNELS if channel in arrays}
+        check_delays(plan, delays)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
     except Exception as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
         raise PlanError(f"{path}: cannot be read as delays ({error}); {_HOW}") from None
-    for name, array in arrays.items():
-        if problem := _problem(name, array):
-            raise PlanError(f"{path}: {problem}")
-    return {channel: arrays[channel][np.newaxis] for channel in _CHANNELS if channel in arrays}
-
-
-def _declared_problem(name: str, found: Declared, path: Path, plan: Plan) -> str | None:
-    """Say in what the header of an array of a delays file is wrong, if anything."""
-    needed = (plan.n_steps, plan.world_size)
-    if name not in _CHANNELS:
-        return f"{name!r} is no channel of delays; there are: {', '.join(_CHANNELS)}"
-    if found.dtype != np.float64 or len(found.shape) != 2:
-        return f"{name} is {found.dtype} of shape {found.shape}; write float64 (steps, ranks), in seconds"
-    if found.shape != needed:
-        return f"{name} has shape {found.shape}; {path.parent / PLAN} takes {needed}: steps, ranks"
-    return None
-
-
-def _problem(name: str, array: NDArray[np.float64]) -> str | None:
-    """Say which number of an array of a delays file is wrong, if any."""
-    wrong = np.argwhere(~(np.isfinite(array) & (array >= 0)))
-    if not len(wrong):
-        return None
-    step, rank = (int(index) for index in wrong[0])
-    return f"{name} is {float(array[step, rank]):g} at step {step}, rank {rank}; delays are seconds, finite, 0 or more"
+    return delays
 
 
 def read_trace(path: Path, *, plan: Plan | None = None) -> Trace:
@@ -376,13 +356,4 @@ def _check_plan(path: Path, plan: Plan, scenario: Scenario) -> None:
             raise PlanError(
                 f"{file}: buffer {buffer.name!r} holds tensors {buffer.tensors[0]}:{buffer.tensors[1]}; the workload "
                 f"of {beside} has {n_tensors}: these files are of different runs"
-            )
-
-
-def _check_delays(path: Path, plan: Plan, delays: Delays) -> None:
-    file = path / DELAYS
-    for channel in sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}):
-        if channel not in delays:
-            raise PlanError(
-                f"{file}: {channel} is missing; {path / PLAN} delays it; found: {', '.join(delays) or 'none'}"
             )

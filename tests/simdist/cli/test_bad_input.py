@@ -189,7 +189,7 @@ PLANS = {
     "more steps than the scenario": (lambda d: d["order"][0].update(times=10**15), [f"steps is {10**15}", "scenario.yaml has 12"]),
     "other ranks than the scenario": (lambda d: d.update(world_size=16), ["world_size is 16", "scenario.yaml has 8", "different runs"]),
     "tensors that the workload has not": (lambda d: [b.update(tensors=[0, 9]) for b in d["buffers"] if b["tensors"] == [0, 2]], ["'param'", "tensors 0:9", "has 2"]),
-    "a channel without delays": (lambda d: op(d, "Delay").update(channel="io"), ["io is missing", "found: host"]),
+    "a channel without delays": (lambda d: op(d, "Delay").update(channel="io"), ["delays the io; no such delays are given, only: host"]),
     "an operation on storage that is not there": (lambda d: d["bodies"][0].append({"op": "Save", "srcs": ["param"]}), ["uses storage", "set cluster.storage"]),
 }  # fmt: skip
 
@@ -200,7 +200,7 @@ def test_broken_plan_is_refused(run, capsys, case):
     document = json.loads((run / "plan.json").read_text())
     edit(document)
     (run / "plan.json").write_text(json.dumps(document))
-    where = "delays.npz" if "is missing" in parts[0] else "run" if "storage" in parts[0] else "plan.json"
+    where = "delays.npz" if "delays the" in parts[0] else "run" if "storage" in parts[0] else "plan.json"
     answer = call(capsys, "simulate", run, "--json")
     assert_refused(answer, str(run), where, *parts, case=f"plan: {case}", folder=run.parent)
 
@@ -231,17 +231,17 @@ def host(*places, shape=(12, 8), dtype=np.float64):
 
 
 DELAYS = {
-    "too few steps": (host(shape=(11, 8)), ["host has shape (11, 8)", "takes (12, 8)"]),
-    "too many steps": (host(shape=(13, 8)), ["host has shape (13, 8)", "takes (12, 8)"]),
-    "other ranks": (host(shape=(12, 4)), ["host has shape (12, 4)", "takes (12, 8)"]),
-    "one dimension": (host(shape=(96,)), ["host is float64 of shape (96,)", "(steps, ranks)"]),
+    "too few steps": (host(shape=(11, 8)), ["host is float64 (11, 8)", "takes float64 (12, 8)"]),
+    "too many steps": (host(shape=(13, 8)), ["host is float64 (13, 8)", "takes float64 (12, 8)"]),
+    "other ranks": (host(shape=(12, 4)), ["host is float64 (12, 4)", "takes float64 (12, 8)"]),
+    "one dimension": (host(shape=(96,)), ["host is float64 (96,)", "steps and ranks"]),
     "single precision": (host(dtype=np.float32), ["host is float32", "float64"]),
-    "negative": (host(((3, 5), -1e-3)), ["host is -0.001 at step 3, rank 5", "0 or more"]),
-    "NaN": (host(((0, 7), np.nan)), ["host is nan at step 0, rank 7", "finite"]),
-    "infinite": (host(((11, 0), np.inf)), ["host is inf at step 11, rank 0", "finite"]),
-    "unknown channel": ({"gpu": np.zeros((12, 8))}, ["'gpu'", "host, compute, io"]),
-    "other channel": ({"io": np.zeros((12, 8))}, ["host is missing", "found: io"]),
-    "nothing": ({}, ["host is missing", "found: none"]),
+    "negative": (host(((3, 5), -1e-3)), ["host delay -0.001 at step 3, rank 5", "0 or more"]),
+    "NaN": (host(((0, 7), np.nan)), ["host delay nan at step 0, rank 7", "0 or more"]),
+    "infinite": (host(((11, 0), np.inf)), ["host delay inf at step 11, rank 0", "0 or more"]),
+    "unknown channel": ({"gpu": np.zeros((12, 8))}, ["gpu is no channel", "host, compute, io"]),
+    "other channel": ({"io": np.zeros((12, 8))}, ["delays the host; no such delays are given, only: io"]),
+    "nothing": ({}, ["delays the host; no such delays are given, only: none"]),
     "objects": ({"host": np.array([None])}, ["cannot be read as delays"]),
 }  # fmt: skip
 
@@ -314,7 +314,7 @@ def test_files_of_different_runs_are_refused(run, template, tmp_path, capsys):
     for name, parts in {
         "scenario.yaml": ("plan.json: steps is 12", "scenario.yaml has 13"),
         "plan.json": ("plan.json: steps is 13", "scenario.yaml has 12"),
-        "delays.npz": ("delays.npz: host has shape (13, 8)", "takes (12, 8)"),
+        "delays.npz": ("delays.npz: host is float64 (13, 8)", "takes float64 (12, 8)"),
     }.items():
         mixed = tmp_path / f"mixed-{name}"
         shutil.copytree(run, mixed)

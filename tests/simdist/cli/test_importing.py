@@ -204,7 +204,7 @@ def test_what_is_doubtful_stands_in_the_scenario() -> None:
     text = scenario_text(imported(replace(LATE, missing=(2,))), delays="a.npz", workload="b.yaml")
     assert text.startswith("# Imported from profiler traces of 3 of 4 ranks, steps 3-14.")
     assert "# * no trace of rank 2 of 4" in text
-    assert "# repeated by every command that reads this\ndoubts:\n- " in text
+    assert "# repeated by every command that reads this\ndoubts: [" in text
     assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 120
 
 
