@@ -99,7 +99,6 @@ def _command(**given: Any) -> None:
     for each in runs:
         check_world(each.plan, here.world_size)
     share_cores(here.local_world_size)
-    _warn_of_environment(here.rank)
     with (
         connect(
             backend=options.backend, device=options.device, timeout_s=options.timeout_s, exit_with_parent=True
@@ -109,13 +108,6 @@ def _command(**given: Any) -> None:
         for each in runs:
             with locked(each.path) if here.rank == 0 else nullcontext():
                 _one(connection, each, build, perform_links, options)
-
-
-def _warn_of_environment(rank: int) -> None:
-    """Some settings for debugging take away the overlap of streams, and nothing else shows it."""
-    for name in ("CUDA_LAUNCH_BLOCKING", "TORCH_NCCL_BLOCKING_WAIT"):
-        if rank == 0 and os.environ.get(name, "0") not in ("", "0"):
-            print(f"real: warning: {name} is set: nothing overlaps", file=sys.stderr, flush=True)
 
 
 def _runs(options: SimpleNamespace) -> list[RunDirectory]:

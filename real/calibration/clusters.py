@@ -1,6 +1,6 @@
 """From measurements to a cluster, and back: what the cost model says that the same operations take."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -113,29 +113,24 @@ def _ranges(fitted: Fit) -> dict[str, Range]:
 
     A rate at its bound has none: nothing says how far it is from there.
     """
-    found = {}
     large = max(each.task.nbytes for each in fitted.measured) / 4
-    pairs = [
-        (each, miss) for each, miss in zip(fitted.measured, fitted.residuals, strict=True) if each.task.nbytes >= large
+    pairs = [each for each in zip(fitted.measured, fitted.residuals, strict=True) if each[0].task.nbytes >= large]
+    rates: list[tuple[str, float, Callable[[float], str]]] = [
+        ("fabric.bandwidth", fitted.cluster.fabric.bandwidth_Bps, format_Bps),
+        ("network.efficiency", fitted.cluster.network.efficiency, lambda share: f"{100 * min(1.0, share):.4g}%"),
     ]
-    for path, link, inside in (("fabric.bandwidth", "fabric", True), ("network.efficiency", "network", False)):
-        misses = [miss for each, miss in pairs if (each.task.where == "node") == inside]
+    found = {}
+    for path, rate, text in rates:
+        link = path.partition(".")[0]
+        misses = [miss for each, miss in pairs if (each.task.where == "node") == (link == "fabric")]
         if not misses or f"the time of a byte on the {link}" in fitted.at_bounds:
             continue
-        name = path.partition(".")[2]
-        field = {"bandwidth": "bandwidth_Bps"}.get(name, name)
-        value, missed = getattr(getattr(fitted.cluster, link), field), float(np.sqrt(np.mean(np.square(misses))))
+        missed = float(np.sqrt(np.mean(np.square(misses))))
         off = min(_MOST_OFF, 2 * missed)
-        ends = value * (1 - off), value * (1 + off)
-        if name == "efficiency":
-            texts = tuple(f"{100 * min(1.0, end):.4g}%" for end in ends)
-        else:
-            texts = tuple(format_Bps(end) for end in ends)
         cut = f", cut at {100 * _MOST_OFF:.0f} %: a line does not fit" if 2 * missed > _MOST_OFF else ""
         source = f"real.calibrate: twice the root mean square of what the line misses, {100 * missed:.2g} %{cut}"
-        found[path] = Range.model_validate(
-            {"from": texts[0], "to": texts[1], "source": source, "measure": _MEASURE},
-        )
+        ends = {"from": text(rate * (1 - off)), "to": text(rate * (1 + off))}
+        found[path] = Range.model_validate({**ends, "source": source, "measure": _MEASURE})
     return found
 
 

@@ -80,22 +80,21 @@ def _buffer_problems(buffer: Buffer) -> Iterator[str]:
 
 def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], written: set[str]) -> None:
     for position, op in enumerate(plan.bodies[number]):
-        for name in (*ops.reads(op), *ops.writes(op)):
-            if name not in buffers:
-                known = ", ".join(sorted(buffers))
-                problem = f"buffer {name!r} is not declared; declared: {known}"
-                fail_at(plan, step=step, body=number, position=position, problem=problem)
-        for name in ops.reads(op):
-            if name not in written:
-                problem = f"reads {name!r}, which nothing has written yet; write it first or declare it initialized"
-                fail_at(plan, step=step, body=number, position=position, problem=problem)
-        for problem in chain(
-            _place_problems(op, buffers),
-            _data_problems(op, buffers, plan.dataset),
-            _op_problems(op, buffers, plan.world_size),
-        ):
+        for problem in _problems(plan, op, buffers, written):
             fail_at(plan, step=step, body=number, position=position, problem=problem)
         written.update(ops.writes(op))
+
+
+def _problems(plan: Plan, op: ops.Op, buffers: dict[str, Buffer], written: set[str]) -> Iterator[str]:
+    for name in (*ops.reads(op), *ops.writes(op)):
+        if name not in buffers:
+            yield f"buffer {name!r} is not declared; declared: {', '.join(sorted(buffers))}"
+    for name in ops.reads(op):
+        if name not in written:
+            yield f"reads {name!r}, which nothing has written yet; write it first or declare it initialized"
+    yield from _place_problems(op, buffers)
+    yield from _data_problems(op, buffers, plan.dataset)
+    yield from _op_problems(op, buffers, plan.world_size)
 
 
 def _place_problems(op: ops.Op, buffers: dict[str, Buffer]) -> Iterator[str]:

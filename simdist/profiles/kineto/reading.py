@@ -297,12 +297,7 @@ class TraceFile:
             return TraceError(
                 f"{self.path}: is a Chrome trace, but not of the PyTorch profiler: its categories are {cats}"
             )
-        if self._n_broken and not self._n_events:
-            return TraceError(
-                f"{self.path}: none of the {self._n_broken:,} things that it lists is an event; a trace of the PyTorch "
-                f"profiler lists events, each an object with `ph`, `name` and `ts`{damage}"
-            )
         return TraceError(
-            f"{self.path}: holds {self._n_events:,} events, but none of operators or kernels{damage}; "
-            f"{self._n_broken:,} damaged ones were left out. Was the profiler active?"
+            f"{self.path}: holds {self._n_events:,} events, but none of operators or kernels{damage}, and "
+            f"{self._n_broken:,} things that are no events. Was the PyTorch profiler active?"
         )
