@@ -24,6 +24,7 @@ from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.processes.exit_codes import run_command
+from real.processes.heartbeat import boot_id
 from real.processes.launch import Connection, RankPlace, connect, place
 from real.recording.timing import share_cores
 from simdist.errors import RunError, ScenarioError
@@ -231,11 +232,9 @@ def _links(
 
 def _cores(connection: Connection) -> Cores:
     """Return the cores of a node; nodes whose kernels were booted together are one machine."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    machine_id = boot.read_text(encoding="ascii").strip() if boot.exists() else str(connection.place.rank)
     handover_s = machine.measure_handover(connection)
     here = connection.place
-    machines = connection.exchange("the machine", machine_id)
+    machines = connection.exchange("the machine", boot_id() or str(connection.place.rank))
     shared = here.world_size > here.local_world_size and len(set(machines)) == 1
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     crowd = max(1.0, (here.world_size if shared else here.local_world_size) / n_cores)

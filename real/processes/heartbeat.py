@@ -89,11 +89,16 @@ def is_alive(pid: int) -> bool:
     return state not in {"Z", "X"}
 
 
+def boot_id() -> str:
+    """Return what is equal for processes of one kernel, which have one clock; empty if nothing tells."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+
 def machine() -> str:
     """Return what is equal for processes that see each other's pids: containers may share a host's name."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
 

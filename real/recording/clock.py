@@ -11,7 +11,6 @@ Source:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from real.collectives.byte_transfer import gather_texts
+from real.processes.heartbeat import boot_id
 from real.recording.timing import now_s, sleep_s
 
 Clock = Callable[[], float]
 
 _N_ROUNDS = 16
 _START_IN_S = 0.05
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def compare(*, clock: Clock = now_s, machine: str | None = None, group: dist.Pro
         group: Of all ranks, and able to move tensors of the host.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    machines = gather_texts(machine or _machine(), group=group)
+    machines = gather_texts(machine or boot_id() or f"rank {rank}", group=group)
     result = torch.zeros(2, world_size, dtype=torch.float64)
     for other in range(1, world_size):
         if machines[other] == machines[0]:
@@ -122,11 +121,6 @@ def _answer(clock: Clock, group: dist.ProcessGroup | None) -> None:
     for _ in range(_N_ROUNDS):
         dist.recv(question, src=0, group=group)
         dist.send(_times(clock()), dst=0, group=group)
-
-
-def _machine() -> str:
-    """Return what is the same for all ranks of one machine, and only for these."""
-    return _BOOT_ID.read_text(encoding="utf-8") if _BOOT_ID.exists() else f"rank {dist.get_rank()}"
 
 
 def _times(*values: float) -> Tensor:
