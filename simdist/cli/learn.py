@@ -17,7 +17,7 @@ from simdist.cli.tables import STEP_TIME, Column, factor_with_interval, seconds_
 from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
 from simdist.learning.summary import learn, learned_row, sentences
 from simdist.learning.timing import timed
-from simdist.learning.training import LearningTask, Trainer, describe
+from simdist.learning.training import TaskSetting, Trainer, describe
 from simdist.scenario import Scenario
 from simdist.settings.units import parse_seconds
 from simdist.studies.comparison import find_baseline
@@ -69,7 +69,7 @@ class TrainingOptions:
     time_limit: str
     output: Path | None
 
-    def described(self, scenario: Scenario) -> LearningTask:
+    def described(self, scenario: Scenario) -> TaskSetting:
         """Return the task, and how runs of a scenario train it.
 
         Raises:
@@ -156,7 +156,7 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
 def show(
     session: common.Session,
     title: str,
-    task: LearningTask,
+    task: TaskSetting,
     target: Target | None,
     about: _Record,
     rows: _Rows,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simdist.learning.curves import TRAINING_LOSS, Curve, Target
 from simdist.learning.timing import TimedSchedule
-from simdist.learning.training import LearningTask, Trainer, Training
+from simdist.learning.training import TaskSetting, Trainer, Training
 from simdist.studies.statistics import mean_interval, ratio_interval
 
 
@@ -56,7 +56,7 @@ class Learned:
         return found
 
 
-def learn(found: Sequence[TimedSchedule], task: LearningTask, trainer: Trainer) -> list[Learned]:
+def learn(found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer) -> list[Learned]:
     """Train schedules with all seeds of theirs.
 
     Args:
@@ -136,6 +136,8 @@ def sentences(found: Sequence[Learned], base: Learned, target: Target) -> Iterat
     """
     n_seeds, n_steps = base.timed.ends_s.shape
     others = [each for each in found if each is not base]
+    if lost := [each.label for each in found if np.isnan(each.values(target)[:, -1]).any()]:
+        yield f"diverged, or have no value in the end: runs of {', '.join(lost)}"
     left = {each.label: int(np.isinf(each.to_target(target)[0]).sum()) for each in found}
     if never := ", ".join(f"{label} ({n} of {n_seeds} runs)" for label, n in left.items() if n):
         yield f"never got there in {n_steps:,} steps, so not ranked: {never}"

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from simdist import engines
 from simdist.errors import ScenarioError
-from simdist.learning.training import LearningTask
+from simdist.learning.training import TaskSetting
 from simdist.plan import Plan
+from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.walk import drops_late
 from simdist.runs.building import build, delays, traffic
 from simdist.scenario import Scenario
@@ -44,7 +45,7 @@ class TimedSchedule:
     lr_factor: float = 1.0
 
 
-def timed(scenario: Scenario, schedule: Schedule, task: LearningTask, *, n_seeds: int) -> TimedSchedule:
+def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds: int) -> TimedSchedule:
     """Simulate a schedule with the delays of many seeds, and write its plan for the task.
 
     Args:
@@ -70,7 +71,7 @@ def timed(scenario: Scenario, schedule: Schedule, task: LearningTask, *, n_seeds
     return TimedSchedule(scenario, schedule, np.stack(ends_s * times), plan, tuple(late * times))
 
 
-def training_plan(scenario: Scenario, schedule: Schedule, task: LearningTask) -> Plan:
+def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> Plan:
     """Return the plan of a schedule for a task on the scenario's cluster, checked and proved.
 
     It computes, exchanges and updates; what only takes time is not in it: delays, reads and checkpoints.
@@ -89,11 +90,9 @@ def training_plan(scenario: Scenario, schedule: Schedule, task: LearningTask) ->
         for name, shape, _ in task.tensors
     ]
     its: dict[str, Any] = scenario.workload.model_dump(include={"micro_batches", "optimizer"})
-    dtype = "/".join(dict.fromkeys(dtype for *_, dtype in task.tensors))
-    its |= {"tensors": tensors, "dtype": dtype, "batch_size": 1, "forward_s": 1.0}
-    try:
-        workload = Workload.model_validate(its)
-    except ValueError as error:
-        raise ScenarioError(f"{task.name}: its parameters are in no plan: {error}") from None
+    workload = Workload.model_validate(its | {"tensors": tensors, "batch_size": 1, "forward_s": 1.0})
+    if (dtype := "/".join(dict.fromkeys(dtype for *_, dtype in task.tensors))) not in ITEM_NBYTES:
+        raise ScenarioError(f"{task.name}: parameters are {dtype}: a plan has one type, of {', '.join(ITEM_NBYTES)}")
+    workload = workload.model_copy(update={"dtype": dtype})
     only_learns = {"data": None, "checkpoint": None, "disturbances": (), "background": (), "input": InputSettings()}
     return build(scenario.model_copy(update={"workload": workload, **only_learns}), schedule).plan

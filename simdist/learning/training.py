@@ -37,7 +37,7 @@ _FIELDS = [each.name for each in fields(Curve)]
 
 
 @dataclass(frozen=True, slots=True)
-class LearningTask:
+class TaskSetting:
     """What is learnt, and how runs are trained.
 
     Args:
@@ -72,7 +72,7 @@ class Training:
 
     label: str
     plan: Plan
-    task: LearningTask
+    task: TaskSetting
     seed: int
     lr_factor: float = 1.0
     late: Mapping[int, Sequence[int]] | None = None
@@ -100,14 +100,14 @@ class Training:
         }
 
 
-def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: float = 3600.0) -> LearningTask:
+def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: float = 3600.0) -> TaskSetting:
     """Ask the program that trains for the tensors of a task.
 
     Args:
         name: Of a task that ships, or the path of a file.
-        evaluate_every: See `LearningTask`.
+        evaluate_every: See `TaskSetting`.
         seed: Of its data.
-        time_limit_s: See `LearningTask`; also to wait for the answer.
+        time_limit_s: See `TaskSetting`; also to wait for the answer.
 
     Raises:
         ScenarioError: There is no such task, or something is wrong with it.
@@ -119,7 +119,7 @@ def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: flo
     request = {"describe": True, "task": full, "seed": seed}
     *_, found = _asked(request, what=f"--task {name}", time_limit_s=time_limit_s)
     tensors = tuple((name, tuple(shape), dtype) for name, shape, dtype in found["tensors"])
-    return LearningTask(full, tensors, digest, evaluate_every, time_limit_s=time_limit_s)
+    return TaskSetting(full, tensors, digest, evaluate_every, time_limit_s=time_limit_s)
 
 
 def train(run: Training) -> Curve:

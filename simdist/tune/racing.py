@@ -25,7 +25,7 @@ import numpy as np
 from simdist.learning.curves import Target
 from simdist.learning.summary import Learned, learn, learned_row
 from simdist.learning.timing import TimedSchedule, timed
-from simdist.learning.training import LearningTask, Trainer
+from simdist.learning.training import TaskSetting, Trainer
 from simdist.plan import Plan
 from simdist.scenario import Scenario
 from simdist.tune.evaluating import front
@@ -109,7 +109,7 @@ def tune_to_target(
     scenario: Scenario,
     wanted: TuneOptions,
     target: Target,
-    task: LearningTask,
+    task: TaskSetting,
     trainer: Trainer,
     lr_factors: Sequence[float],
 ) -> Raced:

@@ -14,7 +14,7 @@ from simdist.learning import training
 from simdist.learning.curves import Curve, parse_target
 from simdist.learning.summary import Learned
 from simdist.learning.timing import timed
-from simdist.learning.training import LearningTask
+from simdist.learning.training import TaskSetting
 from simdist.scenario import loads
 from simdist.tune.candidates import schedule_of
 from simdist.tune.constraints import Constraints
@@ -36,7 +36,7 @@ EVERY = 8
 @pytest.fixture(scope="module")
 def entrants():
     scenario = loads(LARGE)
-    task = LearningTask("task", (("weight", (40, 10), "float32"),), "", EVERY)
+    task = TaskSetting("task", (("weight", (40, 10), "float32"),), "", EVERY)
     found = space(scenario, Constraints(8), Extras(only=("sync", "local_sgd", "hierarchical_sgd"))).candidates
     chosen = [each for each in found if not each.changed and each.global_every in (1, 4, 8)]
     simulated = [timed(scenario, schedule_of(each), task, n_seeds=2) for each in chosen]
