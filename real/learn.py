@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from real.execution.batching import Made
 from real.execution.virtual import World, perform
-from real.models.tasks import LearningTask
+from real.models.tasks import TaskFunctions
 from real.programs.binding import Binding, trained_parameters
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
 from simdist.plan import Plan, codec, ops
@@ -76,7 +76,7 @@ def main(given: TextIO, out: TextIO) -> int:
 def _answer(text: str, say: Say) -> int:
     try:
         order = TypeAdapter(TrainingRequest).validate_json(text)
-        task = LearningTask(order.task, order.seed)
+        task = TaskFunctions(order.task, order.seed)
         (_describe if order.describe else _learn)(task, order, say)
         return 0
     except ValidationError as error:
@@ -94,14 +94,14 @@ def _answer(text: str, say: Say) -> int:
         return 1
 
 
-def _describe(task: LearningTask, _order: TrainingRequest, say: Say) -> None:
+def _describe(task: TaskFunctions, _order: TrainingRequest, say: Say) -> None:
     module, _, _ = task.make(0)
     names = {parameter: name for name, parameter in module.named_parameters()}
     rows = [(names[each], list(each.shape), str(each.dtype)[6:]) for each in trained_parameters(module)]
     say({"tensors": rows, "samples_per_step": len(task.batch(0, 0)[0])})
 
 
-def _learn(task: LearningTask, order: TrainingRequest, say: Say) -> None:
+def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
     began_s = time.perf_counter()
     plan = codec.load(order.plan)
     if order.device == "cuda" and not torch.cuda.is_available():
@@ -130,7 +130,7 @@ class _Learning:
         say: Told what there is, and what was found.
     """
 
-    def __init__(self, task: LearningTask, order: TrainingRequest, plan: Plan, say: Say) -> None:
+    def __init__(self, task: TaskFunctions, order: TrainingRequest, plan: Plan, say: Say) -> None:
         self._task, self._order, self._plan, self._say = task, order, plan, say
         self._device = torch.device(order.device)
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))

@@ -86,13 +86,10 @@ def stacked_batch(batch: Callable[[int, int], Batch], n_ranks: int, number: int)
         RunError: Their shapes differ.
     """
     inputs, targets = zip(*(batch(number, rank) for rank in range(n_ranks)), strict=True)
-    for kind in (inputs, targets):
-        if odd := [rank for rank, tensor in enumerate(kind) if tensor.shape != kind[0].shape]:
-            raise RunError(
-                f"batch {number} of rank {odd[0]} has the shape {list(kind[odd[0]].shape)}, that of rank 0 "
-                f"{list(kind[0].shape)}: all ranks need batches of one shape"
-            )
-    return torch.stack(inputs), torch.stack(targets)
+    try:
+        return torch.stack(inputs), torch.stack(targets)
+    except RuntimeError as error:
+        raise RunError(f"batch {number}: all ranks need inputs and targets of one shape: {error}") from None
 
 
 def problem_at_once(

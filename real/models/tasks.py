@@ -22,7 +22,7 @@ from simdist.errors import ScenarioError
 
 
 @final
-class LearningTask:
+class TaskFunctions:
     """What is learned: the functions of a task, with what they return looked at.
 
     Args:
