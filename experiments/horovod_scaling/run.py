@@ -35,6 +35,8 @@ GRPC = ((1e6, 550e6), (128e6, 446e6), (1024e6, 102e6))
 """Measured bytes of a message, and bytes per second; see parameter-server.yaml."""
 FITTED = (613e6, 7.25e-18)
 """Constants of parameter-server.yaml: bytes per second, and seconds per square byte."""
+SEND_BPS = 2.56e9
+"""What one worker was seen to send to eight servers (tensorflow#6116)."""
 GPU_COPIES_S = 1 / 196.11e6 - 1 / 256.12e6
 """Seconds per byte of a tensor on a GPU, which is copied and serialised in the host's memory (tensorflow#11261)."""
 MPI_Bps = (0.424e9, 1.073e9)
@@ -224,9 +226,10 @@ def mpi_rows() -> dict[tuple[str, str, str], Row]:
 
 
 def interval(model: str, system: str, cluster: str) -> tuple[float, float]:
-    """Return the images per second of all GPUs with what the measurements of gRPC leave open."""
-    laws = (through(0, 2), through(1, 2))
-    rates = [images_per_s(parameter_servers(model, system, cluster, law), gpus_per_rank=4) for law in laws]
+    """Return the images per second of all GPUs with what the measurements of gRPC leave open, and what its ends send."""
+    laws = [parameter_servers(model, system, cluster, law) for law in (through(0, 2), through(1, 2))]
+    sends = [with_send(parameter_servers(model, system, cluster), send_Bps) for send_Bps in (None, SEND_BPS)]
+    rates = [images_per_s(scenario, gpus_per_rank=4) for scenario in (*laws, *sends)]
     return min(rates), max(rates)
 
 
@@ -402,7 +405,7 @@ def slower(scenario: Scenario, lost: float) -> Scenario:
 SERVER_KNOBS: dict[str, Callable[[Scenario], Scenario]] = {
     "as it is": lambda scenario: scenario,
     "sending takes as long as receiving": lambda scenario: with_send(scenario, None),
-    "sending at 2.56 GB/s (tensorflow#6116, to 8 servers)": lambda scenario: with_send(scenario, 2.56e9),
+    "sending at 2.56 GB/s (tensorflow#6116, to 8 servers)": lambda scenario: with_send(scenario, SEND_BPS),
     "a machine computes 5 % longer, as above with NCCL": lambda scenario: slower(scenario, 0.05),
     "a variable is pulled when all have pushed it": lambda scenario: with_servers(scenario, pull="tensor"),
     "pushed after the backward pass, all at once": lambda scenario: with_servers(
