@@ -226,7 +226,7 @@ def mpi_rows() -> dict[tuple[str, str, str], Row]:
 
 
 def interval(model: str, system: str, cluster: str) -> tuple[float, float]:
-    """Return the images per second of all GPUs with what the measurements of gRPC leave open, and what its ends send."""
+    """Return the images per second of all GPUs with what measurements of gRPC and of its ends leave open."""
     laws = [parameter_servers(model, system, cluster, law) for law in (through(0, 2), through(1, 2))]
     sends = [with_send(parameter_servers(model, system, cluster), send_Bps) for send_Bps in (None, SEND_BPS)]
     rates = [images_per_s(scenario, gpus_per_rank=4) for scenario in (*laws, *sends)]

@@ -72,6 +72,9 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
     if cluster.in_switch_reduction and (cluster.library == "gloo" or (cluster.device.compute_capability or 0) < 9):
         yield "cluster.in_switch_reduction has no effect: it is NCCL's with device.compute_capability 9.0 or more"
+    ranges = {*cluster.uncertain, *(path.removeprefix("cluster.") for path in scenario.uncertain)}
+    if "fabric.latency" in ranges and cluster.library != "gloo" and cluster.device.compute_capability is not None:
+        yield "the range of cluster.fabric.latency has no effect on NCCL's rings and trees: they have NCCL's own hops"
     if cluster.nics_per_node > _MOST_NICS * cluster.gpus_per_node:
         per_gpu = cluster.nics_per_node / cluster.gpus_per_node
         yield f"cluster.nics_per_node gives a GPU {per_gpu:g} NICs, more than its PCIe carries: state those that it has"

@@ -213,9 +213,19 @@ def test_more_bytes_never_take_much_less_time(name, nodes):
     assert all(after > 0.8 * before for before, after in itertools.pairwise(times))
 
 
-def test_reduction_in_switches_that_nobody_uses_is_told():
-    text = (
-        "name: x\ncluster: {preset: ideal, in_switch_reduction: true}\nworkload: resnet18\n"
-        "schedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
-    )
-    assert "cluster.in_switch_reduction has no effect" in " ".join(warnings_of(scenario.loads(text)))
+HOPS = "uncertain: {fabric.latency: {from: 3 us, to: 4 us}}"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "told"),
+    [
+        ("preset: ideal, in_switch_reduction: true", ["cluster.in_switch_reduction has no effect"]),
+        (f"preset: dgx-a100, {HOPS}", ["range of cluster.fabric.latency has no effect on NCCL's rings and trees"]),
+        (f"preset: dgx-a100, library: gloo, {HOPS}", []),
+        ("preset: dgx-a100", []),
+    ],
+)
+def test_what_nccl_does_not_heed_is_told(cluster, told):
+    text = f"name: x\ncluster: {{{cluster}}}\nworkload: resnet18\nschedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
+    found = [each for each in warnings_of(scenario.loads(text)) if "switch" in each or "fabric" in each]
+    assert [each in sentence for each, sentence in zip(told, found, strict=True)] == [True] * len(told)
