@@ -21,7 +21,7 @@ from simdist.schedules import Schedule
 from simdist.settings.base import shown
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
 from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
-from simdist.tune.candidates import unlike
+from simdist.tune.candidates import Allowed, unlike
 from simdist.tune.evaluating import Finalist
 from simdist.tune.verdict import entry
 
@@ -60,9 +60,6 @@ _OF_PASSES = (
 )
 
 
-_ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco", "backup", "uneven")
-
-
 @click.command("tune")
 @common.scenario
 @click.option(
@@ -77,7 +74,7 @@ _ALLOWED = ("fp16", "servers", "shared-updates", "overlap", "diloco", "backup", 
 @click.option("--checkpoint-every", metavar="K,...", help="Steps between checkpoints to try, e.g. 100,500.")
 @click.option("--checkpoint-mode", multiple=True, type=click.Choice(get_args(Mode)), help="How to write them; repeat.")
 @click.option("--only", multiple=True, type=click.Choice(KINDS), help="Only schedules of this kind; may be repeated.")
-@click.option("--allow", multiple=True, type=click.Choice(_ALLOWED), help="Also try these; repeat.")
+@click.option("--allow", multiple=True, type=click.Choice(get_args(Allowed)), help="Also try these; repeat.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
 @click.option("--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Of the finalists; 20, of recordings 200.")
 @click.option("--search-seeds", "n_search_seeds", type=click.IntRange(1, 1_000_000), default=5, help="Of the search.")
@@ -103,7 +100,7 @@ def command(
     checkpoint_every: str | None,
     checkpoint_mode: tuple[Mode, ...],
     only: tuple[str, ...],
-    allow: tuple[str, ...],
+    allow: tuple[Allowed, ...],
     write: Path | None,
     learning_rates: str | None,
     **more: Any,
@@ -129,20 +126,7 @@ def command(
         raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
     passes = _counts("--micro-batches", "passes of a step, 1 or more, such as 1,2,4", micro_batches)
     every = _counts("--checkpoint-every", "steps, 1 or more, such as 100,500", checkpoint_every)
-    extras = Extras(
-        only,
-        density,
-        "fp16" in allow,
-        "servers" in allow,
-        passes,
-        every,
-        checkpoint_mode,
-        "overlap" in allow,
-        "diloco" in allow,
-        "shared-updates" in allow,
-        "backup" in allow,
-        "uneven" in allow,
-    )
+    extras = Extras(only, density, allow, passes, every, checkpoint_mode)
     wanted = TuneOptions(constraints, extras, **more)
     scenario = inputs.read_scenario(session, name, is_compared=True)
     if (facts := scenario.imported) and (sentence := not_compared(scenario)):

@@ -1,10 +1,8 @@
 """Scenarios, as users write them: machines, a training job, disturbances and the schedules to compare."""
 
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, HostMemory, Library, Storage
-from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.disturbances import (
     Bursts,
-    Disturbance,
     Exponential,
     HeavyTail,
     Interference,
@@ -15,7 +13,7 @@ from simdist.scenario.disturbances import (
 )
 from simdist.scenario.link import Link, TablePoint
 from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
-from simdist.scenario.sampling import DelaySampler, sampler
+from simdist.scenario.sampling import sampler
 from simdist.scenario.scenario import Host, Imported, InputSettings, Scenario, dump, load, loads
 from simdist.scenario.uncertain import Range
 from simdist.scenario.workload import Tensor, Workload
@@ -23,12 +21,9 @@ from simdist.scenario.workload import Tensor, Workload
 __all__ = [
     "Bursts",
     "Cluster",
-    "DataSettings",
-    "DelaySampler",
     "Device",
     "DeviceOverride",
     "Disk",
-    "Disturbance",
     "Exponential",
     "HeavyTail",
     "Host",
@@ -39,7 +34,6 @@ __all__ = [
     "Jitter",
     "Library",
     "Link",
-    "Lognormal",
     "Persistent",
     "Range",
     "Recorded",

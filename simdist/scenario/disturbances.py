@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
-from simdist.scenario.recordings import Form, RecordingFile, read_table
+from simdist.scenario.recordings import RecordingFile, TableForm, read_table
 from simdist.settings.base import Fault, Settings, refuse
 from simdist.settings.units import Factor, Fraction, PerSecond, Seconds, Whole
 
-_FORM = Form(
+_FORM = TableForm(
     array="host",
     csv="write lines of numbers in seconds, one per step, one column per rank, separated by commas; "
     "begin a header with #",

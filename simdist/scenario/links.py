@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from simdist.scenario.cluster import Cluster, Count, Selection
-from simdist.scenario.recordings import Form, RecordingFile, read_table
+from simdist.scenario.recordings import RecordingFile, TableForm, read_table
 from simdist.settings.base import Fault, Settings, refuse, shown
 from simdist.settings.units import Fraction, Nbytes, Seconds
 
@@ -21,7 +21,7 @@ LinkKind: TypeAlias = Literal["nic", "nic_out", "nic_in", "fabric", "fabric_out"
 Floats: TypeAlias = NDArray[np.float64]
 
 _OF_NODES = ("nic", "fabric")
-_FORM = Form(
+_FORM = TableForm(
     array="shares",
     csv="write lines of a time in seconds and a share per link, separated by commas; begin a header with #",
     npz="write times in seconds and shares, [n_times, 1 + n_links], with numpy.savez(file, table)",

@@ -17,7 +17,7 @@ _NAME = "write the name of a .npz or .csv file"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TableForm:
     """Contents of a file: a table of numbers, finite and 0 or more.
 
     Args:
@@ -47,7 +47,7 @@ RecordingFile = Annotated[Path, BeforeValidator(_beside_the_scenario)]
 
 
 def read_table(
-    path: Path, form: Form, *, problems: Callable[[NDArray[np.float64]], Iterable[str]] = lambda _: ()
+    path: Path, form: TableForm, *, problems: Callable[[NDArray[np.float64]], Iterable[str]] = lambda _: ()
 ) -> NDArray[np.float64]:
     """Read the numbers of a recording, two-dimensional.
 
@@ -74,7 +74,7 @@ def read_table(
     return table
 
 
-def _check_file(path: Path, form: Form) -> None:
+def _check_file(path: Path, form: TableForm) -> None:
     if not path.exists():
         raise ValueError(f"{path}: there is no such file; the name is relative to the scenario")
     if not path.is_file():  # to open a pipe would wait for a writer
@@ -85,7 +85,7 @@ def _check_file(path: Path, form: Form) -> None:
         raise ValueError(f"{path}: is empty: {form.npz if path.suffix == '.npz' else form.csv}")
 
 
-def _read_npz(path: Path, form: Form) -> NDArray[np.float64]:
+def _read_npz(path: Path, form: TableForm) -> NDArray[np.float64]:
     """Read an .npz file. ValueError tells what is wrong."""
     name, numbers = None, np.empty((0, 0))
     try:
@@ -109,7 +109,7 @@ def _read_npz(path: Path, form: Form) -> NDArray[np.float64]:
     return numbers.astype(np.float64)
 
 
-def _read_csv(path: Path, form: Form) -> NDArray[np.float64]:
+def _read_csv(path: Path, form: TableForm) -> NDArray[np.float64]:
     """Read a .csv file. ValueError tells what is wrong, and in which row of numbers, counted from 0."""
     try:
         lines = read_content(path).decode("utf-8-sig").splitlines()

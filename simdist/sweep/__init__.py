@@ -6,7 +6,7 @@ frame(Path("runs/sweep"))          # a pandas table
 """
 
 from simdist.sweep.definition import Sweep
-from simdist.sweep.driver import Outcome, run
+from simdist.sweep.driver import run
 from simdist.sweep.reading import load, loads
 from simdist.sweep.results import frame, read_results
 from simdist.sweep.runs import write_plans
@@ -15,7 +15,6 @@ from simdist.sweep.workers import InProcess, LocalPool, Workers
 __all__ = [
     "InProcess",
     "LocalPool",
-    "Outcome",
     "Sweep",
     "Workers",
     "frame",

@@ -26,7 +26,6 @@ from simdist.schedules import Schedule
 from simdist.settings.base import Settings, shown
 from simdist.sweep.keys import canonical
 
-_APART = ("name", "schedules")  # have columns of their own
 _MAX_ITEMS = 16  # of a list that each get columns; a model has hundreds of tensors
 
 
@@ -81,12 +80,8 @@ def fields_of(scenario: Scenario) -> dict[str, Choice]:
     >>> fields_of(load(presets.path("scenarios", "cloud-stragglers")))["cluster.network.bandwidth_Bps"]
     Choice(written='25 Gbit/s', number=3125000000.0)
     """
-    written = scenario.model_dump(mode="json")
-    found: dict[str, Choice] = {}
-    for name, field in Scenario.model_fields.items():
-        if name not in _APART:
-            found.update(_leaves(dict(scenario)[name], written.get(_key(name, field)), (), name, field))
-    return found
+    found = dict(_of_settings(scenario, scenario.model_dump(mode="json"), ()))
+    return {column: each for column, each in found.items() if column != "name" and not column.startswith("schedules")}
 
 
 def schedule_fields_of(schedule: Schedule) -> dict[str, Choice]:

@@ -78,7 +78,7 @@ class PlannedPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class WrittenRuns:
     """Run directories that were written.
 
     Args:
@@ -90,7 +90,7 @@ class Planned:
     failed: tuple[str, ...]
 
 
-def write_plans(sweep: Sweep, folder: Path, *, progress: Progress | None = None) -> Planned:
+def write_plans(sweep: Sweep, folder: Path, *, progress: Progress | None = None) -> WrittenRuns:
     """Write a run directory for every row of a sweep: FOLDER/runs/POINT/LABEL.
 
     They have the delays of the scenario's seed, the first of those that the sweep averages over. The settings of a
@@ -122,7 +122,7 @@ def write_plans(sweep: Sweep, folder: Path, *, progress: Progress | None = None)
             else:
                 _write_point(sweep, point, path.with_name(POINT))
                 runs.append(path)
-    return Planned(tuple(runs), tuple(failed))
+    return WrittenRuns(tuple(runs), tuple(failed))
 
 
 def check_number(sweep: Sweep) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from simdist.errors import ScenarioError
 from simdist.plan.plan import ITEM_NBYTES
@@ -166,6 +166,10 @@ def unlike(labels: Sequence[str], label: str) -> str:
     return label
 
 
+#: What a search tries only if it may.
+Allowed: TypeAlias = Literal["fp16", "servers", "shared-updates", "overlap", "diloco", "backup", "uneven"]
+
+
 @dataclass(frozen=True, slots=True)
 class Extras:
     """Which schedules may be tried.
@@ -173,31 +177,20 @@ class Extras:
     Args:
         only: Kinds, of `KINDS`; all that are allowed if empty.
         min_density: Least share of a gradient that may be sent; None: all of it is, so no schedule is sparse.
-        allows_fp16: Gradients may be sent in half precision.
-        allows_servers: There may be parameter servers.
-        allows_shared_updates: Ranks may share updates.
+        allow: Gradients in half precision; parameter servers; ranks that share updates; averages that come some steps
+            late; an outer optimizer; updates that drop late gradients; slow devices that do fewer steps.
         micro_batches: Numbers of micro-batches of a step; if any, times are compared per micro-batch. None: the
             scenario's own.
         checkpoint_every: Steps between checkpoints to try; the scenario's own if empty.
         checkpoint_mode: Modes of checkpoints to try; the scenario's own if empty.
-        allows_overlap: Averages of parameters may come some steps late.
-        allows_diloco: There may be an outer optimizer.
-        allows_backup: Updates may drop the gradients of ranks that come late.
-        allows_uneven: Slow devices may do fewer steps than others between averages.
     """
 
     only: tuple[str, ...] = ()
     min_density: float | None = None
-    allows_fp16: bool = False
-    allows_servers: bool = False
+    allow: tuple[Allowed, ...] = ()
     micro_batches: tuple[int, ...] = ()
     checkpoint_every: tuple[int, ...] = ()
     checkpoint_mode: tuple[Mode, ...] = ()
-    allows_overlap: bool = False
-    allows_diloco: bool = False
-    allows_shared_updates: bool = False
-    allows_backup: bool = False
-    allows_uneven: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds that may be tried.
@@ -212,12 +205,12 @@ class Extras:
                 f"--only {sparse[0]}: it sends a part of the gradient, which changes what is learnt; say how small a "
                 f"part it may be, e.g. --min-density 0.001"
             )
-        if not self.allows_backup and {*self.only} & {*_DROPPING}:
+        if "backup" not in self.allow and {*self.only} & {*_DROPPING}:
             raise ScenarioError(
                 "--only backup_workers: it drops gradients, which changes what is learnt; if it may, --allow backup"
             )
-        averaging = (kind for kind in AVERAGING if kind != _OUTER or self.allows_diloco)
-        asked = (*_SERVERS * self.allows_servers, *_DROPPING * self.allows_backup)
+        averaging = (kind for kind in AVERAGING if kind != _OUTER or "diloco" in self.allow)
+        asked = (*_SERVERS * ("servers" in self.allow), *_DROPPING * ("backup" in self.allow))
         allowed = (*_DENSE, *averaging, *asked, *_SPARSE * (self.min_density is not None))
         return self.only or allowed
 
@@ -231,20 +224,20 @@ def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices,
     values: dict[str, Sequence[Value]] = {
         "bucket_nbytes": [each for each in buckets if not isinstance(each, int) or each < whole_nbytes]
     }
-    if extras.allows_fp16 and workload.dtype == "float32":
+    if "fp16" in extras.allow and workload.dtype == "float32":
         values["compression"] = ("none", "fp16")
     values["servers"] = sorted({1, cluster.nodes, cluster.world_size})
-    values |= {"overlap_steps": _OVERLAPS} if extras.allows_overlap else {}
+    values |= {"overlap_steps": _OVERLAPS} if "overlap" in extras.allow else {}
     values["fragments"] = [each for each in _FRAGMENTS if each <= len(workload.tensor_counts)]
     values["backup"] = sorted({max(1, cluster.world_size // part) for part in _BACKUP_PARTS})
-    if extras.allows_uneven and cluster.slow_devices and not extras.allows_overlap:  # the two do not go together
+    if "uneven" in extras.allow and cluster.slow_devices and "overlap" not in extras.allow:  # not both together
         values["inner_steps"] = (None, "by_speed")
     if extras.min_density is not None:
         least = extras.min_density
         values["density"] = (least, *(density for density in _DENSITIES if density > least))
         tensors = workload.tensor_counts, workload.tensor_rows
         values["rank"] = [rank for rank in _RANKS if PowerSGD(rank=rank).sent_share(*tensors) >= least] or _RANKS[-1:]
-    if extras.allows_shared_updates and workload.optimizer != "lars" and kind not in _SERVERS:
+    if "shared-updates" in extras.allow and workload.optimizer != "lars" and kind not in _SERVERS:
         values["shared_update"] = (False, True)
     found = [Choices(name, tuple(values[name]), fields[name].default) for name in values if name in fields]
     if "intra_node_gradients" in fields:

@@ -81,7 +81,7 @@ def every(text: str, constraints: Constraints, extras: Extras) -> tuple[Space, d
     ("text", "constraints", "extras"),
     [
         (GPUS_64, Constraints(8, ((8, 2),)), Extras()),
-        (QUIET_64, Constraints(4), Extras(min_density=0.01, allows_fp16=True)),
+        (QUIET_64, Constraints(4), Extras(min_density=0.01, allow=("fp16",))),
     ],
     ids=["stragglers: hierarchical", "none: sparse"],
 )
@@ -101,7 +101,7 @@ def test_a_fifth_of_the_evaluations_find_the_optimum_of_64_gpus_with_every_seed_
 def test_gradients_are_dropped_only_if_they_may_be():
     with pytest.raises(ScenarioError, match=r"--only backup_workers: .* --allow backup"):
         Extras(only=("backup_workers",)).kinds()
-    assert [kind for kind in Extras(allows_backup=True).kinds() if kind not in Extras().kinds()] == ["backup_workers"]
+    assert [kind for kind in Extras(allow=("backup",)).kinds() if kind not in Extras().kinds()] == ["backup_workers"]
 
 
 def test_the_same_seed_searches_in_the_same_order_and_tries_nothing_twice():

@@ -65,7 +65,7 @@ def test_every_candidate_is_legal_proved_and_meets_the_demands_on_exchanges(node
         ("  - {kind: hierarchical_sgd, levels: {2: 4, 4: world}}\n", ""),
     )
     constraints = Constraints(global_every=4, group_every=((2, 2),))
-    extras = Extras(min_density=0.01, allows_fp16=True, allows_servers=True)
+    extras = Extras(min_density=0.01, allow=("fp16", "servers"))
     scenario = scenario.changed(steps=9)
     found = space(scenario, constraints, extras)
     names = set()
@@ -97,7 +97,7 @@ def test_powersgd_takes_ranks_that_send_as_much_as_is_demanded():
 
 
 def test_updates_are_shared_if_that_is_allowed():
-    extras = Extras(only=("sync", "torus"), allows_shared_updates=True)
+    extras = Extras(only=("sync", "torus"), allow=("shared-updates",))
     found = space(small(), Constraints(8), extras)
     assert labels(found) == [
         "sync-one-bucket",
@@ -245,7 +245,7 @@ def test_front_has_what_no_other_point_beats():
 
 def test_entry_of_a_schedule_can_be_pasted_into_a_scenario():
     scenario = small()
-    extras = Extras(min_density=0.01, allows_fp16=True, allows_servers=True)
+    extras = Extras(min_density=0.01, allow=("fp16", "servers"))
     candidates = space(scenario, Constraints(4), extras).candidates
     for each, _ in zip(candidates, range(60), strict=False):
         schedule = schedule_of(each)
@@ -257,7 +257,7 @@ def test_entry_of_a_schedule_can_be_pasted_into_a_scenario():
 
 def test_late_averages_and_outer_optimizers_are_tried_where_they_are_allowed():
     plain = labels(space(small(), Constraints(4), Extras()))
-    found = labels(space(small(), Constraints(4), Extras(allows_overlap=True, allows_diloco=True)))
+    found = labels(space(small(), Constraints(4), Extras(allow=("overlap", "diloco"))))
     assert set(plain) < set(found)
     assert not any("overlap" in name or "diloco" in name for name in plain)
     assert {"local-2-overlap1", "local-2-overlap2", "diloco-4", "diloco-2-fragments2-overlap1"} <= set(found)
@@ -265,7 +265,7 @@ def test_late_averages_and_outer_optimizers_are_tried_where_they_are_allowed():
 
 
 def test_labels_of_candidates_differ():
-    extras = Extras(min_density=0.01, allows_fp16=True, allows_servers=True, allows_overlap=True, allows_diloco=True)
+    extras = Extras(min_density=0.01, allow=("fp16", "servers", "overlap", "diloco"))
     big = small(("count: 100000", "count: 60000000"))
     names = labels(space(big, Constraints(4), extras))
     assert len(names) == len(set(names))
