@@ -16,7 +16,7 @@ import click
 
 from real import models
 from real.calibration import machine, output
-from real.calibration.clusters import Cores, Form, derive
+from real.calibration.clusters import Cores, LinkForm, derive
 from real.calibration.data import DataRates, Setup, measure_data, with_data
 from real.calibration.measure import measure, tasks
 from real.calibration.tables import OPS, OpName
@@ -77,7 +77,7 @@ _SIZE, _TIME, _RATE = (
 @click.option("max_nbytes", "--max-size", type=_SIZE, default="16 MB", help="Sizes go up to this.")
 @click.option("budget_s", "--budget", type=_TIME, default="30 s", help="Of all repetitions; 3 of each in any case.")
 @click.option("gap_s", "--gap", type=_TIME, default="20 ms", help="Without traffic, before each repetition.")
-@click.option("--links", type=click.Choice(["table", "line"]), default="table", help="Form of links.")
+@click.option("--links", type=click.Choice(["table", "line"]), default="table", help="LinkForm of links.")
 @click.option("rate_Bps", "--rate", type=_RATE, help='Stated rate of the network, for --links line: "25 Gbit/s".')
 @click.option("--model", help=f"Measure its steps, too: {', '.join(models.names())}.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of the model; else that of its preset.")
@@ -216,7 +216,7 @@ def _links(
         measurements,
         nodes=nodes,
         ranks_per_node=here.local_world_size,
-        form=Form(options.links, options.rate_Bps, cores),
+        form=LinkForm(options.links, options.rate_Bps, cores),
         device=device,
         library=connection.backend,
         name=options.cluster.stem if options.cluster else "measured",

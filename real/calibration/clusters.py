@@ -33,7 +33,7 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class LinkForm:
     """How links are written down.
 
     Args:
@@ -60,7 +60,7 @@ def derive(
     *,
     nodes: int,
     ranks_per_node: int,
-    form: Form,
+    form: LinkForm,
     device: Device,
     library: Library,
     name: str,
@@ -76,8 +76,8 @@ def derive(
         ScenarioError: Too few sizes were measured, or times do not grow with them.
     """
     rate_Bps = form.rate_Bps
-    fabric, fabric_notes = _link("fabric", hops(measurements, "node"), Form(form.links))
-    network, network_notes = _link("network", hops(measurements, "one per node"), Form(form.links, rate_Bps))
+    fabric, fabric_notes = _link("fabric", hops(measurements, "node"), LinkForm(form.links))
+    network, network_notes = _link("network", hops(measurements, "one per node"), LinkForm(form.links, rate_Bps))
     missing = _absent(nodes, ranks_per_node)
     cluster = Cluster(
         name=name,
@@ -154,7 +154,7 @@ def _fit_notes(fitted: Fit) -> list[str]:
     return [*notes, *(f"{each.task}: {100 * miss:+.1f} %" for each, miss in misses)]
 
 
-def _link(name: str, points: list[Hop], form: Form) -> tuple[Link, list[str]]:
+def _link(name: str, points: list[Hop], form: LinkForm) -> tuple[Link, list[str]]:
     """Return the link, and what to say about it."""
     if not points:
         return Link.ideal(), []

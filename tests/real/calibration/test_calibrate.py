@@ -19,7 +19,7 @@ from data_files import SampleSet, generate, read_index  # noqa: E402
 from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
-from real.calibration.clusters import Cores, Form, derive  # noqa: E402
+from real.calibration.clusters import Cores, LinkForm, derive  # noqa: E402
 from real.calibration.data import DataRates, Setup, drop_cached, fresh_readings, kernel_caches, measure_data, with_data  # noqa: E402  # noqa: E402
 from real.calibration.line_fit import predicted_s  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
@@ -40,7 +40,7 @@ from simdist.traces.collectives import bus_factor  # noqa: E402
 FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
 NETWORK = Link(latency_s=25e-6, bandwidth_Bps=50e6, efficiency=0.95)
 SIZES = tuple(1000 * 4**k for k in range(8))
-TABLE = Form("table")
+TABLE = LinkForm("table")
 DEVICE = Device(name="a device", memory_bandwidth_Bps=1e10)
 WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.0)
 
@@ -92,7 +92,7 @@ def test_cluster_with_tables_gives_back_the_all_reduces_it_is_from(nodes, ranks_
 def test_lines_tell_the_overhead_of_a_collective_from_the_latency_of_its_hops(nodes, ranks_per_node):
     known = cluster_of(nodes, ranks_per_node).model_copy(update={"collective_overhead_s": 2e-3})
     _, measured = as_measured(known)
-    found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
+    found = derived(measured, known, LinkForm("line", NETWORK.bandwidth_Bps)).cluster
     assert found.collective_overhead_s == pytest.approx(2e-3, rel=1e-6)
     assert found.fabric.latency_s == pytest.approx(FABRIC.latency_s, rel=1e-4)
     assert found.network.latency_s == pytest.approx(NETWORK.latency_s, rel=1e-4)
@@ -103,7 +103,7 @@ def test_lines_tell_the_overhead_of_a_collective_from_the_latency_of_its_hops(no
 def test_cluster_with_lines_gives_back_everything(nodes, ranks_per_node):
     known = cluster_of(nodes, ranks_per_node)
     todo, measured = as_measured(known)
-    found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
+    found = derived(measured, known, LinkForm("line", NETWORK.bandwidth_Bps)).cluster
     assert found.network.bandwidth_Bps == NETWORK.bandwidth_Bps
     assert found.network.efficiency == pytest.approx(0.95, rel=1e-4)
     assert (found.fabric.efficiency, found.fabric.bandwidth_Bps) == (1.0, pytest.approx(2.4e9, rel=1e-4))
@@ -115,7 +115,7 @@ def test_cluster_with_lines_gives_back_everything(nodes, ranks_per_node):
 def test_lines_of_one_kind_of_link_leave_the_other_ideal(nodes, ranks_per_node):
     known = cluster_of(nodes, ranks_per_node)
     todo, measured = as_measured(known)
-    found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
+    found = derived(measured, known, LinkForm("line", NETWORK.bandwidth_Bps)).cluster
     assert (found.fabric == Link.ideal(), found.network == Link.ideal()) == (ranks_per_node == 1, nodes == 1)
     for task, each in zip(todo, measured, strict=True):
         assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-4), str(task)
@@ -133,7 +133,7 @@ def test_what_a_core_takes_is_told_from_the_links(nodes, ranks_per_node):
     for nbytes in (10**6, 4 * 10**6):  # a message is delayed by nothing but its link
         seconds = 1e-3 + nbytes / (NETWORK.bandwidth_Bps * NETWORK.efficiency)
         measured.append(Measurement(MeasuringTask("sendrecv", "pair of nodes", between, nbytes // 4), (seconds,)))
-    form = Form("line", NETWORK.bandwidth_Bps, Cores(2, shared=True, handover_s=2e-5))
+    form = LinkForm("line", NETWORK.bandwidth_Bps, Cores(2, shared=True, handover_s=2e-5))
     found = derived(measured, known, form)
     assert found.cluster.host.collective_s == pytest.approx(3e-4, rel=1e-3)
     assert found.cluster.host.copy_Bps == pytest.approx(8e9, rel=1e-3)
@@ -148,13 +148,13 @@ def test_what_a_core_takes_is_told_from_the_links(nodes, ranks_per_node):
 def test_a_parameter_at_its_bound_is_said():
     known = cluster_of().model_copy(update={"network": NETWORK.model_copy(update={"efficiency": 1.0})})
     _, measured = as_measured(known, factor=0.97)
-    notes = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).notes
+    notes = derived(measured, known, LinkForm("line", NETWORK.bandwidth_Bps)).notes
     assert any(note.startswith("at its bound: the time of a byte on the network") for note in notes)
 
 
 def test_a_fabric_faster_than_can_be_told_is_said_and_has_no_range():
     known = cluster_of().model_copy(update={"fabric": Link(latency_s=1e-5, bandwidth_Bps=1e15)})
-    found = derived(as_measured(known)[1], known, Form("line", NETWORK.bandwidth_Bps))
+    found = derived(as_measured(known)[1], known, LinkForm("line", NETWORK.bandwidth_Bps))
     assert any(note.startswith("at its bound: the time of a byte on the fabric") for note in found.notes)
     assert found.cluster.fabric.bandwidth_Bps == pytest.approx(1e11)
     assert set(found.cluster.uncertain) == {"network.efficiency"}
@@ -176,7 +176,7 @@ def test_hops_take_the_median_and_only_what_was_measured_there():
     assert hops(measured, "node") == [Hop(400, 1.0, 3.0)]
 
 
-@pytest.mark.parametrize("form", [Form("table"), Form("line", NETWORK.bandwidth_Bps)])
+@pytest.mark.parametrize("form", [LinkForm("table"), LinkForm("line", NETWORK.bandwidth_Bps)])
 def test_prediction_of_groups_at_once_is_what_the_simulator_says(form):
     known = cluster_of()
     todo, measured = as_measured(known)
@@ -282,7 +282,7 @@ def test_line_weighs_relative_misses_so_that_small_messages_count():
 
 def test_efficiency_above_one_is_said_and_written_as_one():
     known = cluster_of()
-    found = derived(as_measured(known)[1], known, Form("line", 40e6))
+    found = derived(as_measured(known)[1], known, LinkForm("line", 40e6))
     assert (found.cluster.network.efficiency, found.cluster.network.bandwidth_Bps) == (1.0, 40e6)
     assert any("at its bound: the time of a byte on the network" in note for note in found.notes)
 
