@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from simdist.engines.recurrence import Durations, GroupMeeting, Price, Progress, Recurrence, Times
 from simdist.errors import TraceError
-from simdist.plan import COLLECTIVES, Op, Plan, Tick, op_text, stream_of
+from simdist.plan import COLLECTIVES, Op, Plan, Tick, stream_of
 from simdist.plan.walk import Template, stretches
 from simdist.traces.breakdown import Observer
 from simdist.traces.trace import Trace
@@ -139,14 +139,8 @@ def _last_positions(plan: Plan, number: int) -> NDArray[np.bool_]:
 
 def _refuse_incomplete(trace: Trace) -> None:
     missing = np.argwhere(~np.isfinite(trace.end_s))
-    if not len(missing):
-        return
-    row, rank = (int(index) for index in missing[0])
-    first = trace.plan.first_instances()
-    step = int(np.searchsorted(first, row, side="right")) - 1
-    body = list(trace.plan.body_of_steps())[step]
-    op = trace.plan.bodies[body][row - int(first[step])]
-    raise TraceError(
-        f"{op_text(op)} of step {step} did not run on rank {rank} ({len(missing)} such entries): only complete steps "
-        f"can be replayed"
-    )
+    if len(missing):
+        raise TraceError(
+            f"plan {trace.plan.name}: {len(missing)} operations did not run, the first of them on rank "
+            f"{missing[0][1]}: only complete steps can be replayed"
+        )
