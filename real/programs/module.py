@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised, on_host
-from real.programs.binding import Binding
+from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov
 from real.programs.sharing import shared_update
 from simdist.errors import PlanError, RunError
@@ -134,7 +134,14 @@ class ModuleProgram(Program):
     def differentiate(self) -> None:
         """Run autograd all at once, for a caller that takes the buckets out later, with `fill_bucket`."""
         assert self.loss is not None
-        self.loss.backward()
+        if self._memory.n_ranks is None:
+            self.loss.backward()
+            return
+        trained = trained_parameters(self._module)  # `backward` would copy gradients that are laid in another order
+        for parameter, gradient in zip(
+            trained, torch.autograd.grad(self.loss, trained, allow_unused=True), strict=True
+        ):
+            parameter.grad = gradient
 
     def fill_bucket(self, bucket: ops.Backward) -> None:
         """Bring the gradients of a bucket there, or add them to it."""
