@@ -45,7 +45,7 @@ def check_delays(plan: Plan, delays: Delays) -> None:
         PlanError: A channel is missing, too short, for another world, of several seeds, negative or not a number.
     """
     needed = {op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}
-    for channel in sorted(needed):
+    for channel in sorted(needed | delays.keys()):
         if channel not in delays:
             found = ", ".join(sorted(delays)) or "none"
             raise PlanError(f"plan {plan.name} delays the {channel}; no such delays are given, only: {found}")
