@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import learners
 import numpy as np
 import pandas as pd
 import pytest
@@ -26,6 +27,7 @@ from real.calibration.tables import Measurement, MeasuringTask
 from real.data.tallies import totals
 from real.execution.running import RunReport
 from simdist.cli import main
+from simdist.learning import training
 from simdist.plan.group import Group
 from simdist.runs import run_directory
 from simdist.scenario import Range, dump_cluster, load
@@ -371,6 +373,23 @@ def of_tuning(_: Study, folder: Path) -> dict[str, Found]:
     }
 
 
+def of_learning(_: Study, folder: Path) -> dict[str, Found]:
+    job = write(folder / "learnt.yaml", CALM.replace("kind: sync}", "kind: sync}, {kind: local_sgd, period: 2}"))
+    how = ["--task", "toy", "--workers", 0, "--seeds"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "COMMAND", learners.COMMAND)
+        plain = result("learn", job, *how, 1)
+        found = [result("learn", job, *how, 2, "--target", f"accuracy >= {value}") for value in (0.3, 0.99)]
+        raced = result("tune", job, *how, 2, "--only", "sync", "--target", "accuracy >= 0.3")
+    learnt, rows = keys([plain, *found]), keys(each([plain, *found], "rows"))
+    return {
+        "Schedules that learn": learnt,
+        "A schedule that learns": rows,
+        "A search by time to a target": {key: types for key, types in keys([raced]).items() if key not in learnt},
+        "A finalist by time to a target": {key: each for key, each in keys(raced["rows"]).items() if key not in rows},
+    }
+
+
 def of_chakra(_: Study, folder: Path) -> dict[str, Found]:
     calm = write(folder / "calm.yaml", CALM)
     exported = result("chakra", "export", calm, "-o", folder / "traces")["exports"]
@@ -431,6 +450,7 @@ EVERYTHING = (
     of_imports,
     of_whatifs,
     of_tuning,
+    of_learning,
     of_chakra,
     of_sweeps,
     of_reports,
