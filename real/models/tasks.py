@@ -159,7 +159,7 @@ def _digits(*, split: bool = False) -> dict[str, Any]:
                 for each, width in zip(layers, (8, 16), strict=True)
             ]
         module = named({"first": layers[0], "second": layers[1], "classifier": classifier(16, 10)})
-        return module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+        return module, torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9)
 
     def batch(step: int, rank: int, seed: int) -> Batch:
         drawn = _generator(2, seed, step, rank)
