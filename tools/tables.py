@@ -187,6 +187,10 @@ def _is_dense_on(*gpus: str) -> Callable[[list[str]], bool]:
     return lambda row: row[1] == "dense" and row[2] in gpus
 
 
+def _is_stream(row: list[str]) -> bool:
+    return "Streaming" in row[1]
+
+
 def _is_single(row: list[str]) -> bool:
     return "AMP" not in row[1] and "TensorFlow" not in row[1]
 
@@ -255,6 +259,18 @@ FAMILIES: dict[str, list[Family]] = {
         Family("Google", "gce"),
         Family("8 to 64 K80 with parameter servers, from one machine", "clusters"),
         Family("AlexNet on Amazon's file system", "ec2", where=lambda row: row[0] == "AlexNet"),
+    ],
+    "backup_workers": [
+        Family("normalised speed-up of 50 workers and 3 more: one parameter, of the same source", "steps")
+    ],
+    "streaming_diloco": [
+        Family(
+            "no measurement: bandwidth of another simulator: data parallelism and DiLoCo",
+            "bandwidth",
+            where=lambda row: not _is_stream(row),
+            counts=False,
+        ),
+        Family("its streams, which send before they can", "bandwidth", where=_is_stream, counts=False),
     ],
     "netai_whatif": [Family("no measurement: another simulator's rules, recomputed", "published", 4, counts=False)],
 }
@@ -344,6 +360,8 @@ class Facts:
     order: str
     other_steps: str
     other_order: str
+    rivals: str
+    bandwidths: tuple[str, str]
     stragglers: str
     speedups: str
     scaling: str
@@ -393,6 +411,11 @@ def facts() -> Facts:
         order=order("synchronization overview"),
         other_steps=errors("communication overview"),
         other_order=order("communication overview"),
+        rivals=errors("rivals overview"),
+        bandwidths=(
+            percent(numbers("streaming_diloco", "bandwidth", "error", lambda row: not _is_stream(row))),
+            percent(numbers("streaming_diloco", "bandwidth", "error", _is_stream)),
+        ),
         stragglers=total("synchronization overview", r"(\d+) of (\d+) stragglers"),
         speedups=percent([*numbers("hsgd_stragglers", "published", 3), *numbers("hsgd_stragglers", "published", 4)]),
         scaling=percent(scaling),
@@ -451,6 +474,13 @@ def trust(_: Path, old: str) -> list[str]:
     errors = {
         "step times of synchronous, local and hierarchical SGD, calibrated": known.steps,
         "step times of torus, parameter servers, top-k, calibrated": known.other_steps,
+        "step times of DiLoCo, late averages, PowerSGD, shared updates, backup workers, calibrated": known.rivals,
+        "what backup workers gain, from how much longer a step takes than one worker's": (
+            f"normalised speed-up {percent(numbers('backup_workers', 'steps', 'error'))}"
+        ),
+        "which bandwidth DiLoCo and its stream need between data centers": (
+            f"{known.bandwidths[0]} for DiLoCo and data parallelism, {known.bandwidths[1]} for the streams"
+        ),
         "which rank holds up the others": f"named, in the same step, for {known.stragglers} stragglers",
         "what stragglers cost: speed-ups over synchronous SGD": f"speed-ups {known.speedups}",
         "what all GPUs of a machine do, from the rate of one": known.one_machine,

@@ -240,18 +240,18 @@ class Executor:
             return ThreadLane(*performed, name=stream, device=device, failed=failed, on_error=self._errors.append)
 
         compute: Lane
-        comm: Lane
+        in_thread = not self._on_gpu or lanes.collectives_block or bool(self._ticks)
+        used = {ops.stream_of(op) for body in self._plan.bodies for op in body} | {"comm", "io"}
         if self._on_gpu:
             enqueued = partial(CudaLane, *performed, clock=GpuClock(torch.cuda.Stream(device)), failed=failed)
-            in_thread = lanes.collectives_block or bool(self._ticks)
-            comm = thread("comm") if in_thread else enqueued(torch.cuda.Stream(device))
             compute = enqueued(torch.cuda.current_stream(device))
         else:
             compute = DirectLane(*performed) if lanes.compute_in_caller else thread("compute")
-            comm = thread("comm")
-        made: dict[ops.Stream, Lane] = {"host": DirectLane(*performed), "compute": compute, "comm": comm}
-        threads: tuple[ops.Stream, ...] = ("io", "save") if self._plan.has_saves else ("io",)
-        return made | {stream: thread(stream) for stream in threads}
+        made: dict[ops.Stream, Lane] = {"host": DirectLane(*performed), "compute": compute}
+        for stream in (each for each in ops.STREAMS if each in used - made.keys()):
+            enqueues = stream in ("comm", "average") and not in_thread
+            made[stream] = enqueued(torch.cuda.Stream(device)) if enqueues else thread(stream)
+        return made
 
     def _on_end(self, instance: Instance, ended: Ended) -> None:
         if self._ticks:
@@ -294,8 +294,8 @@ class Executor:
             elif isinstance(instance.op, ops.Backward):
                 self._backward(instance)
             else:
-                if instance.stream == "comm":
-                    self._watch.position = instance.index
+                if instance.stream in ("comm", "average"):
+                    self._watch.position = max(self._watch.position, instance.index)
                 self._perform(instance)
                 self._lane(instance).end(instance)
 

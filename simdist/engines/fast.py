@@ -120,11 +120,11 @@ class _LastEnds:
     """Keeps when the last operation of each stream ended, `[world_size, n_seeds]`."""
 
     def __init__(self) -> None:
-        self.of: dict[str, Times] = {}
+        self.of: dict[int, Times] = {}
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance."""
-        self.of[template.stream] = end_s
+        self.of[template.lane] = end_s
 
 
 def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, end_s: Times) -> None:

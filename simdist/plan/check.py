@@ -99,7 +99,7 @@ def _problems(plan: Plan, op: ops.Op, buffers: dict[str, Buffer], written: set[s
 
 def _place_problems(op: ops.Op, buffers: dict[str, Buffer]) -> Iterator[str]:
     """The GPU computes and communicates in its own memory; only copies, loads and saves reach the host's."""
-    if ops.stream_of(op) not in ("compute", "comm") or isinstance(op, ops.Copy | ops.Delay):
+    if ops.stream_of(op) not in ("compute", "comm", "average") or isinstance(op, ops.Copy | ops.Delay):
         return
     for name in dict.fromkeys((*ops.reads(op), *ops.writes(op))):
         if buffers[name].place != "device":

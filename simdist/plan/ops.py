@@ -4,8 +4,8 @@ The union `Op` is closed. An interpreter matches on the classes and ends in `ass
 operation is a type error wherever it is not handled. Every operation names the buffers it touches; `reads`, `writes`
 and `stream_of` are the only statements of what it depends on and where it runs.
 
-Streams follow CUDA: per rank one *host* walks the body and enqueues; `compute`, `comm`, `io` and `save` each run in
-order, concurrently with each other.
+Streams follow CUDA: per rank one *host* walks the body and enqueues; `compute`, `comm`, `io`, `save` and `average` each
+run in order, concurrently with each other.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simdist.plan.group import Group
 
-Stream: TypeAlias = Literal["host", "compute", "comm", "io", "save"]
+Stream: TypeAlias = Literal["host", "compute", "comm", "io", "save", "average"]
 Channel: TypeAlias = Literal["host", "compute", "io", "backward", "overlap"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Algorithm: TypeAlias = Literal[
@@ -29,7 +29,7 @@ Optimizer: TypeAlias = Literal["inner", "outer"]
 
 _TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
 
-STREAMS: tuple[Stream, ...] = ("host", "compute", "comm", "io", "save")
+STREAMS: tuple[Stream, ...] = get_args(Stream)
 ALONE = Group(1)  # every rank for itself
 
 #: A level of storage that samples are read from, the fastest first.
@@ -217,6 +217,8 @@ class AllReduce:
     With `drop`, the reduction is over the first `group.size - drop` members that come, and starts with the last of
     them; of several that come at one time, those of lower numbers are first. Who comes later takes the result. The
     first server decides who is in.
+
+    One that goes on `beside` other communication is on the stream `average`, as averages that come late are.
     """
 
     buffer: str
@@ -225,6 +227,7 @@ class AllReduce:
     algorithm: Algorithm = "auto"
     servers: Servers | None = None
     drop: int = 0
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,6 +454,8 @@ def stream_of(op: Op) -> Stream:
             return "save"
         case Copy() | Forward() | Backward() | TrustRatios() | Optimize() | Combine():
             return "compute"
+        case AllReduce() if op.beside:
+            return "average"
         case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast() | Pack() | Unpack() | Tick():
             return "comm"
         case Select() | Merge() | Densify() | LowRank():

@@ -52,6 +52,7 @@ _UNWRITTEN: dict[str, object] = {
     "read": (),
     "keep": (),
     "adds": False,
+    "beside": False,
     "dst": None,
     "to": "storage",
     "by": {"size": 1, "stride": 1},

@@ -72,7 +72,7 @@ def _arguments(op: ops.Op) -> str:
             return f"{_sum_text(op)} -> {op.dst}"
         case ops.AllReduce():
             where = f"{op.group}{_by(op.algorithm)}{_served(op.servers)}{_dropped(op.drop)}"
-            return f"{op.buffer}, {op.reduction} over {where}"
+            return f"{op.buffer}, {op.reduction} over {where}{', beside others' if op.beside else ''}"
         case ops.ReduceScatter():
             return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}"
         case ops.AllGather():

@@ -162,9 +162,14 @@ class AveragingSchedule(Schedule, abc.ABC):
         return parts.flat_buffers(job, late=self.overlap_steps > 0)
 
     def _send(self, group: Group, fragment: int, job: Job) -> Body:
+        late, beside = self.overlap_steps > 0, self._goes_beside(job)
         return parts.send_parameters(
-            group, late=self.overlap_steps > 0, synchronize=self.synchronize, algorithm=self.algorithm
+            group, late=late, beside=beside, synchronize=self.synchronize, algorithm=self.algorithm
         )
+
+    def _goes_beside(self, job: Job) -> bool:
+        """Tell whether averages are on their way while gradients are exchanged."""
+        return self.overlap_steps > 0 and self.local_gradients(job) is not None
 
     def _take(self, fragment: int, job: Job) -> Body:
         return parts.take_parameters(late=self.overlap_steps > 0)

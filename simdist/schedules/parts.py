@@ -291,7 +291,7 @@ def flat_buffers(job: Job, *, late: bool) -> tuple[Buffer, ...]:
     return tuple(tensor_buffer(job, name, everything) for name in ((FLAT, SENT) if late else (FLAT,)))
 
 
-def send_parameters(group: Group, *, late: bool, synchronize: bool, algorithm: Algorithm) -> Body:
+def send_parameters(group: Group, *, late: bool, beside: bool, synchronize: bool, algorithm: Algorithm) -> Body:
     """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce.
 
     `take_parameters` takes the average back.
@@ -303,6 +303,7 @@ def send_parameters(group: Group, *, late: bool, synchronize: bool, algorithm: A
     Args:
         group: Who averages.
         late: Keep what was sent, as the average is taken in a later step.
+        beside: The all-reduce runs beside other communication.
         synchronize: The host waits for its device before the all-reduce (`torch.cuda.synchronize`).
         algorithm: Of the all-reduce.
 
@@ -311,7 +312,7 @@ def send_parameters(group: Group, *, late: bool, synchronize: bool, algorithm: A
     """
     keep: Body = (ops.Copy(PARAM, SENT),) if late else ()
     wait: Body = (ops.Wait(FLAT),) if synchronize else ()
-    return (*keep, ops.Copy(PARAM, FLAT), *wait, ops.AllReduce(FLAT, group, algorithm=algorithm))
+    return (*keep, ops.Copy(PARAM, FLAT), *wait, ops.AllReduce(FLAT, group, algorithm=algorithm, beside=beside))
 
 
 def take_parameters(*, late: bool) -> Body:

@@ -38,6 +38,7 @@ HeldUp: TypeAlias = Callable[[int, Template], Iterable[tuple[str, Times]]]
 #: The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`.
 STATES = ("compute", "comm", "wait", "io", "host")
 
+_COMM, _COMMUNICATION = STREAMS.index("comm"), ("comm", "average")
 _SMALL = 512  # values of ranks and seeds, up to which numpy takes longer to begin than to compute
 _BATCH_VALUES = 16_384  # of gaps that are cut at once then; a core's cache holds them
 _MANY = 8  # open collectives after which it pays to look which are over
@@ -126,7 +127,8 @@ class Attribution:
         self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
         self._compute_end_s: Times = np.zeros(shape)
         self._queued_s: Times = np.zeros(shape)
-        self._last_end_s: dict[Stream, Times] = {}
+        self._has_lanes = False
+        self._last_end_s: dict[int, Times] = {}
         self._open = _Open()
         n_values = world_size * n_seeds
         self._batch = _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
@@ -136,15 +138,16 @@ class Attribution:
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance, each `[world_size, n_seeds]`."""
         stream = template.stream
-        self._last_end_s[stream] = end_s
+        self._last_end_s[template.lane] = end_s
         if stream == "compute":
             if template.after or not self._on_time:
                 self._cut(start_s)
                 if self._open.collectives or self._open.loads or self._open.saves or self._open.held:
                     self._close({index - back for back in template.after}, start_s)
             self._compute_end_s = end_s
-        elif stream == "comm":
-            if template.lane >= len(STREAMS):  # beside others: what goes beyond them
+        elif stream in _COMMUNICATION:
+            self._has_lanes |= template.lane != _COMM
+            if self._has_lanes:  # beside others: what goes beyond them
                 beyond_s = self._queued_s
                 self._queued_s = np.maximum(beyond_s, end_s)
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
@@ -153,7 +156,7 @@ class Attribution:
             self._open.loads.append((start_s, end_s))
         elif stream == "save":
             self._open.saves.append((start_s, end_s))
-        if self._held and stream in ("comm", "io", "save"):
+        if self._held and stream not in ("host", "compute"):
             for name, seconds in self._held(index, template):
                 self._open.held.append((name, stream, np.maximum(end_s - seconds, start_s), end_s))
 
@@ -200,7 +203,7 @@ class Attribution:
         for name, stream, start_s, end_s in self._open.held:
             total_s = self._links_s.setdefault(name, np.zeros_like(self._gap_s))
             start_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
-            if stream == "comm":
+            if stream in _COMMUNICATION:
                 total_s += end_s - start_s
             elif stream == "io":
                 self._cut_transfer(start_s, end_s, total_s)
@@ -238,8 +241,9 @@ class Attribution:
     def _close(self, after: set[int], start_s: Times) -> None:
         """Forget what is over when the compute operation that waited for `after` starts."""
         awaited = max((each.index for each in self._open.collectives if each.index in after), default=-1)
-        self._open.collectives = [each for each in self._open.collectives if each.index > awaited]
-        if len(self._open.collectives) > _MANY:
+        if not self._has_lanes:
+            self._open.collectives = [each for each in self._open.collectives if each.index > awaited]
+        if self._has_lanes or len(self._open.collectives) > _MANY:
             self._open.collectives = [each for each in self._open.collectives if (each.end_s > start_s).any()]
         self._open.loads = [each for each in self._open.loads if (each[1] > start_s).any()]
         self._open.saves = [each for each in self._open.saves if (each[1] > start_s).any()]

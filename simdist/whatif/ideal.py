@@ -146,7 +146,7 @@ def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Contributor, ...]:
 
 def _kind(op: Op) -> Contributor:
     match stream_of(op):
-        case "comm":
+        case "comm" | "average":
             return Contributor(op_name(op), "communication")
         case "save":
             return Contributor(op_name(op), "io")

@@ -53,7 +53,12 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
 def _channel(op: Op) -> Channel | None:
     """Return the channel on which what delays an operation would be injected; None if it is no delay of a rank."""
     stream = stream_of(op)
-    if stream == "comm" or stream == "save" or (stream == "io" and not isinstance(op, Load | Delay)):
+    if (
+        stream == "comm"
+        or stream == "average"
+        or stream == "save"
+        or (stream == "io" and not isinstance(op, Load | Delay))
+    ):
         return None
     return stream
 

@@ -59,6 +59,8 @@ MEDIANS = {  # the median error of each family of published rows, in percent or 
     "gtopk_1gbe": (5, 6, 12, 9),
     "mlperf_storage": (6,),
     "efs_k80": (2, 2, 3, 27),
+    "backup_workers": (11,),
+    "streaming_diloco": (21, 74),
     "netai_whatif": (1,),
 }
 

@@ -142,9 +142,9 @@ def test_every_operation_is_ready_then_starts_then_ends_after_what_it_needs(run)
     last = {}
     for instance in walk(plan):
         ready_s = trace.ready_s[instance.index]
-        for index in (*instance.after, last.get(instance.stream)):
+        for index in (*instance.after, last.get(instance.lane)):
             assert index is None or (ready_s >= trace.end_s[index]).all()
-        last[instance.stream] = instance.index
+        last[instance.lane] = instance.index
         if not isinstance(instance.op, COLLECTIVES):
             assert (trace.start_s[instance.index] == ready_s).all()
 

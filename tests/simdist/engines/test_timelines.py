@@ -21,6 +21,7 @@ from simdist.plan.walk import walk
 from simdist.scenario.cluster import Cluster, Device, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import InputPath, Job, kinds
+from simdist.traces.breakdown import STATES, break_down
 
 ENGINES = pytest.mark.parametrize("engine", [des, fast], ids=["des", "fast"])
 
@@ -382,6 +383,39 @@ def test_overlap_hides_communication_behind_just_tau_steps(engine, comm_s, tau):
         found = engine.simulate(plan, price(plan, where, workload()), {}).makespan_s
         last_s = comm_s if tau == 4 else 0.0
         assert found == 7 * job.n_steps + 3 * (comm_s - min(comm_s, 7 * tau)) + last_s
+
+
+@pytest.mark.parametrize("fabric_Bps", [math.inf, 40.0])
+@pytest.mark.parametrize("tau", range(5))
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("diloco", {"period": 4, "ranks_per_worker": "node"}), ("hierarchical_sgd", {"levels": {4: "world"}})],
+)
+def test_averages_between_workers_pass_beside_the_all_reduces_within_them(kind, settings, tau, fabric_Bps):
+    """Two nodes of two ranks, 16 B of gradients. An average puts 24 B on each NIC and fabric port: 12 s at 2 B/s.
+
+    A step takes 7 s and its all-reduce within the nodes, 16 B on each port. That of the step after an average was sent
+    begins 6 s later, and has 2 B/s less.
+    """
+    job = Job(4, 2, 4 * 3 + tau, (4,), run_ahead_steps=None)
+    links = {"fabric": Link(latency_s=0.0, bandwidth_Bps=fabric_Bps), "network": Link(latency_s=0.0, bandwidth_Bps=2.0)}
+    where = Cluster(nodes=2, gpus_per_node=2, device=Device(memory_bandwidth_Bps=math.inf), **links)
+    plan = kinds()[kind](**settings, overlap_steps=tau, synchronize=False, algorithm="ring").plan(job)
+    costs = price(plan, where, workload(4))
+    trace = des.simulate(plan, costs, {})
+    alone_s, beside_s = 16 / fabric_Bps, 16 / (fabric_Bps - 2)
+    first_s = 7 + beside_s if tau else 0.0
+    late_s = {0: 12.0, 1: 12.0 - first_s}.get(tau, 0.0) + (beside_s - alone_s if tau else 0.0)
+    last_s = 12.0 if tau == 4 else 0.0
+    assert trace.makespan_s == pytest.approx((7 + alone_s) * job.n_steps + 3 * late_s + last_s, rel=1e-12)
+    states = break_down(trace)
+    assert sum(states.per_step_s(state).item() for state in STATES) == pytest.approx(states.step_s.item(), rel=1e-12)
+    assert states.per_step_s("compute").item() == pytest.approx(7.0, rel=1e-12)
+    if tau and math.isfinite(fabric_Bps):
+        with pytest.raises(UnsupportedError, match="another operation may still use a link"):
+            fast.simulate(plan, costs, {})
+    else:
+        np.testing.assert_array_equal(fast.simulate(plan, costs, {}).end_s, trace.end_s)
 
 
 @ENGINES
