@@ -8,7 +8,9 @@ At any moment a rank is in exactly one of these states, in this order of precede
     io        a load or save is under way
     host      none of these: its host is asleep or has not enqueued anything yet (an injected CPU-side straggler)
 
-They add up to the makespan. `Attribution` computes them from the rows of a trace, one after the other in program
+Of collectives beside each other, the first in the program says whether that is comm or wait.
+
+The states add up to the makespan. `Attribution` computes them from the rows of a trace, one after the other in program
 order; so the numpy engine needs to keep no trace, and both engines and the real backend are measured by the same
 code.
 

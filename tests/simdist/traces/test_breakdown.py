@@ -35,12 +35,13 @@ def counted(trace):
         for low_s, high_s in itertools.pairwise(borders):
             middle_s = (low_s + high_s) / 2
             runs_now = (start_s < middle_s) & (middle_s < end_s)
-            waits_now = (ready_s < middle_s) & (middle_s < start_s)
+            is_open = (ready_s < middle_s) & (middle_s < end_s) & np.isin(streams, ["comm", "average"])
+            first = np.argmax(is_open)  # of those beside each other
             if (runs_now & (streams == "compute")).any():
                 state = "compute_s"
-            elif (runs_now & (streams == "comm")).any():
+            elif is_open.any() and runs_now[first]:
                 state = "comm_s"
-            elif (waits_now & (streams == "comm")).any() or middle_s > rank_end_s:
+            elif is_open.any() or middle_s > rank_end_s:
                 state = "wait_s"
             elif (runs_now & np.isin(streams, ["io", "save"])).any():
                 state = "io_s"
