@@ -104,6 +104,16 @@ class Result:
         windows_s = self.timings[0].measured_s
         return max(windows_s) / min(windows_s) - 1
 
+    @property
+    def profiled_error(self) -> float:
+        """Share by which the predicted step of sync is longer than the one that was profiled, and imported."""
+        return self.timings[0].predicted_s / self.profiled_s - 1
+
+    @property
+    def profiler_share(self) -> float:
+        """Share by which the window of sync with the profiler was longer than the median of those without."""
+        return self.profiled_s / self.timings[0].step_s - 1
+
     def timing(self, schedule: str) -> Timing:
         """Return the steps of a schedule."""
         return next(each for each in self.timings if each.schedule == schedule)
@@ -167,7 +177,7 @@ def profiler_table(results: Sequence[Result]) -> Iterator[str]:
         windows = ", ".join(f"{1e3 * each:.1f}" for each in sync.measured_s)
         yield (
             f"| {result.case} | {windows} | {1e3 * result.profiled_s:.1f} | {1e3 * sync.predicted_s:.1f} "
-            f"| {sync.predicted_s / result.profiled_s - 1:+.1%} |"
+            f"| {result.profiled_error:+.1%} |"
         )
 
 
@@ -221,8 +231,10 @@ def summary(asleep: Sequence[Result], convnets: Sequence[Result]) -> Iterator[st
     if convnets:
         spread = max(result.spread for result in convnets)
         yield (
-            f"* {len(convnets)} jobs that compute in earnest on two shared cores: {_errors_text(convnets)}; two "
-            f"windows of the same run of `sync` differ by up to {spread:.0%}. {_stragglers_text(convnets)}. "
+            f"* {len(convnets)} jobs that compute in earnest on two shared cores: {_errors_text(convnets)}; of the steps "
+            f"that were profiled {_range_text([result.profiled_error for result in convnets])} off, and the profiler's "
+            f"own window is {_range_text([result.profiler_share for result in convnets])} longer than one without it; "
+            f"two windows without it differ by up to {spread:.0%}. {_stragglers_text(convnets)}. "
             f"`simdist whatif` recommends a schedule for {sum(map(_is_advised, convnets))} of them."
         )
 

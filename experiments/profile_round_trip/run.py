@@ -1,6 +1,6 @@
 """A slow job is profiled, imported and predicted; then the schedules are run for real, on the same machines.
 
-    python experiments/profile_round_trip/run.py            run everything and print the tables (root; 5 minutes)
+    python experiments/profile_round_trip/run.py            run everything and print the tables (root; 9 minutes)
     python experiments/profile_round_trip/run.py --write    also record the results, and write them into the pages
     python experiments/profile_round_trip/run.py --tables   print the tables of the recorded results (anybody); with
                                                             --write, write them into the pages again

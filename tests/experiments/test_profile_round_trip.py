@@ -115,8 +115,9 @@ def test_recorded_steps_are_predicted_within_ten_per_cent_and_speedups_within_fi
 
 @pytest.mark.parametrize("case", RUN.CONVNETS, ids=lambda case: case.slug)
 def test_recorded_steps_of_real_arithmetic_are_predicted_within_five_per_cent(case) -> None:
+    """Those that were imported, with the profiler: what the machine does in other windows is in the tables."""
     (result,) = RUN.recorded([case])
-    assert abs(result.timings[0].error) <= 0.05
+    assert abs(result.profiled_error) <= 0.05
 
 
 def test_recorded_stragglers_are_those_that_were_injected() -> None:
