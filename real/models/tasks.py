@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from real.execution.batching import Made, Scheduler
-from real.models.classifiers import classifier, conv_bn, named
+from real.models.classifiers import conv_bn, named
 from real.models.gpt import Gpt
 from real.programs.base import Batch
 from simdist.errors import ScenarioError
@@ -130,7 +130,7 @@ def draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
         float32 `[n, 1, 8, 8]`.
     """
     glyphs = torch.tensor([[int(bit) for bit in f"{glyph:015b}"] for glyph in _GLYPHS]).view(10, 5, 3)
-    images = 0.4 * torch.randn(len(labels), 8, 8, generator=generator)
+    images = 0.2 * torch.randn(len(labels), 8, 8, generator=generator)
     places = torch.randint(4, (len(labels), 2), generator=generator).tolist()
     contrasts = 0.5 + torch.rand(len(labels), 1, 1, generator=generator)
     for image, (top, left), glyph in zip(images, places, glyphs[labels] * contrasts, strict=True):
@@ -152,14 +152,12 @@ def _digits(*, split: bool = False) -> dict[str, Any]:
     test_images = draw_digits(test_labels, generator)
 
     def make(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-        layers = [conv_bn(1, 8, 3), conv_bn(8, 16, 3, stride=2)]
+        first, second = conv_bn(1, 8, 3), conv_bn(8, 16, 3, stride=2)
         if split:
-            layers = [
-                nn.Sequential(each[0], nn.GroupNorm(2, width), nn.ReLU())
-                for each, width in zip(layers, (8, 16), strict=True)
-            ]
-        module = named({"first": layers[0], "second": layers[1], "classifier": classifier(16, 10)})
-        return module, torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9)
+            first.norm, second.norm = nn.GroupNorm(2, 8), nn.GroupNorm(2, 16)
+        head = {"flatten": nn.Flatten(), "linear": nn.Linear(16 * 4 * 4, 10)}
+        module = named({"first": first, "second": second} | head)
+        return module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
 
     def batch(step: int, rank: int, seed: int) -> Batch:
         drawn = _generator(2, seed, step, rank)
