@@ -24,7 +24,7 @@ from simdist.plan import LEVELS
 from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.scenario.unused_settings import unstated
-from simdist.settings.units import format_share
+from simdist.settings.units import format_seconds, format_share
 from simdist.studies.comparison import (
     Row,
     ScheduleTimes,
@@ -75,16 +75,21 @@ def command(
     def progress(label: str, done: int, total: int) -> None:
         bar.update(label, labels.index(label) + done / total, len(labels))
 
-    with session.bar() as bar:
-        for schedule in scenario.schedules:
-            progress(schedule.name, 0, 1)
-            with inputs.naming(f"{name}: {schedule.name}"):
-                built = build(scenario, schedule)
-                measured.append(
-                    measure_with_additions(
-                        scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw
+    try:
+        with session.bar() as bar:
+            for schedule in scenario.schedules:
+                progress(schedule.name, 0, 1)
+                with inputs.naming(f"{name}: {schedule.name}"):
+                    built = build(scenario, schedule)
+                    measured.append(
+                        measure_with_additions(
+                            scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw
+                        )
                     )
-                )
+    except BaseException:  # what is done is told, whatever ends the rest
+        for each in measured:
+            session.say(f"{each.label}: {format_seconds(float(each.step_s.mean()))} per step")
+        raise
     place = scenario.schedules.index(reference)
     rows = [row(each, measured[place]) for each in measured]
     has_ranges = bool(rows[0].shares)

@@ -14,13 +14,14 @@ from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import Built, price_of
 from simdist.runs.calibrated import Calibrated, simulate_run, simulated_scenario
+from simdist.scenario import dump_cluster
 from simdist.settings.units import format_error, format_seconds, format_share
 from simdist.studies.comparison import range_of_trace
 from simdist.studies.epochs import Loading, compare_loading
 from simdist.studies.held import with_links
 from simdist.studies.ranking import Summary, summarize
 from simdist.studies.statistics import Interval
-from simdist.studies.validation import Validation
+from simdist.studies.validation import Validation, corrected
 from simdist.studies.validation import validate as validate_traces
 from simdist.traces.links import link_in_words
 from simdist.traces.trace import Trace
@@ -67,6 +68,9 @@ _SUMMARY_COLUMNS = (
 @click.command("validate")
 @common.run
 @click.option("--cluster", type=common.path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
+@click.option(
+    "--calibrate", type=common.path, metavar="FILE", help="Correct an overhead by this one run; write the cluster."
+)
 @common.schedule
 @common.plot
 @common.options
@@ -75,6 +79,7 @@ def command(
     name: str,
     *,
     cluster: Path | None,
+    calibrate: Path | None,
     schedule: str | None,
     plot: Path | None,
 ) -> None:
@@ -86,17 +91,24 @@ def command(
     inputs.check_picture(plot)
     with session.bar() as bar:
         bar.update("read the traces", 0, None)
+        if calibrate and calibrate.exists():
+            raise click.UsageError(f"--calibrate {calibrate}: exists; choose another file, or remove it")
         calibrated = Calibrated.read(cluster) if cluster else None
         runs = inputs.usable(session, name, inputs.read_runs(name, schedule), _missing)
         _warn_of_other_scenarios(session, runs)
+        if calibrate and len(runs) > 1:
+            raise click.UsageError(f"--calibrate takes one run; {name} has {len(runs)}: choose one with --schedule")
         done = list(_validate(session, runs, calibrated, bar))
     validations = [each.validation for each in done]
     base = runs[inputs.synchronous([(run.plan.name, run.scenario.schedules[0].kind) for run in runs])]
     summary = summarize(validations, baseline=base.plan.name) if len(done) > 1 else None
     texts = [_text(each, cluster) for each in done] + ([_summary_text(summary)] if summary else [])
+    correction = _corrected(session, done[0], calibrated, calibrate) if calibrate else None
+    texts += [f"corrected: {correction}; this run is no test of that any more, others are"] if correction else []
     document = {
         "run": name,
         "cluster": str(cluster) if cluster else None,
+        "corrected": correction,
         "rows": [_document(each) for each in done],
         "summary": _summary_document(summary) if summary else None,
     }
@@ -107,6 +119,16 @@ def command(
         for each in done:
             figure = timeline_figure(each.simulated, each.real, n_steps=min(4, each.validation.n_steps))
             session.draw(figure, inputs.picture_path(plot, each.validation.schedule, len(done)))
+
+
+def _corrected(session: common.Session, each: _Validated, calibrated: Calibrated | None, file: Path) -> str:
+    """Write the cluster in which the run takes what was measured; return what was changed."""
+    if each.validation.n_steps < each.run.plan.n_steps:
+        raise TraceError(f"{each.run.path}: the measurement is not whole, and corrects nothing: run it again")
+    cluster, done = corrected(each.run, calibrated, each.real)
+    inputs.save_text(file, dump_cluster(cluster))
+    session.wrote(file)
+    return done
 
 
 def _warn_of_other_scenarios(session: common.Session, runs: Sequence[run_directory.RunDirectory]) -> None:

@@ -20,10 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import Costs
-from simdist.errors import TraceError
+from simdist.errors import ScenarioError, TraceError
 from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Enter, Save, Stream, Wait, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
+from simdist.runs import run_directory
+from simdist.runs.calibrated import Calibrated, simulate_run
+from simdist.runs.run_directory import RunDirectory
+from simdist.scenario import Cluster
 from simdist.settings.units import format_seconds
 from simdist.studies import statistics
 from simdist.studies.held import find_held
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 
 Seconds: TypeAlias = NDArray[np.float64]
+_MOST_OVERHEAD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +215,51 @@ def validate(real: Trace, simulated: Trace, delays: Delays, costs: Costs | None 
         links=_links(*(each.rank_seconds() if each else {} for each in held)),
         lead_s=(_lead_s(simulated), _lead_s(real)),
     )
+
+
+def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tuple[Cluster, str]:
+    """Return the cluster with another overhead, by which a run takes as long as it was measured to, and what was done.
+
+    The overhead is `host.handover` where the cluster states what communication takes of its cores, else
+    `collective_overhead`; nothing else changes. The run is no test of that cluster any more; other schedules, models
+    and shapes are.
+
+    Args:
+        run: The run that was measured.
+        machines: Instead of those of its scenario.
+        real: Its measurement.
+
+    Raises:
+        ScenarioError: Not even without any overhead is the simulation as fast, or it takes more than a second.
+    """
+    from scipy.optimize import brentq
+
+    cluster = machines.cluster if machines else run.scenario.cluster
+    host, file = cluster.host, machines.file if machines else run.path / run_directory.SCENARIO
+    name, before_s = (
+        ("host.handover", host.handover_s) if host else ("collective_overhead", cluster.collective_overhead_s)
+    )
+
+    def having(overhead_s: float) -> Cluster:
+        if host:
+            return cluster.model_copy(update={"host": host.model_copy(update={"handover_s": overhead_s})})
+        return cluster.model_copy(update={"collective_overhead_s": overhead_s})
+
+    def longer_s(overhead_s: float) -> float:
+        simulated = simulate_run(run, Calibrated(file, having(overhead_s)), real=real)
+        return simulated.makespan_s - real.makespan_s
+
+    if longer_s(0.0) > 0 or longer_s(_MOST_OVERHEAD_S) < 0:
+        raise ScenarioError(
+            f"{file}: no {name} from 0 s to {format_seconds(_MOST_OVERHEAD_S)} makes {run.plan.name} of {run.path} "
+            f"take the measured {format_seconds(real.makespan_s)}: measure the links again"
+        )
+    after_s = float(brentq(longer_s, 0.0, _MOST_OVERHEAD_S, xtol=1e-9))
+    done = (
+        f"{name} is {format_seconds(after_s)}, not {format_seconds(before_s)}, so that {run.plan.name} of {run.path} "
+        f"takes the measured {format_seconds(real.makespan_s)}"
+    )
+    return having(after_s).model_copy(update={"source": "; ".join(filter(None, (cluster.source, done)))}), done
 
 
 def finished_steps(trace: Trace) -> int:

@@ -498,6 +498,21 @@ def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
+def test_compare_tells_what_is_done_when_the_rest_is_ended(small, capsys, monkeypatch):
+    measure, left = compare_command.measure_with_additions, [None]
+
+    def once(*given, **named):
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return measure(*given, **named)
+
+    monkeypatch.setattr(compare_command, "measure_with_additions", once)
+    answer = call(capsys, "compare", small, "--seeds", "2")
+    assert answer.code == 130
+    assert re.search(r"^sync: [\d.]+ m?s per step$", answer.err, re.MULTILINE)
+
+
 def test_interruption_without_output_says_that_nothing_was_saved(small, capsys, monkeypatch):
     monkeypatch.setattr(compare_command, "measure_with_additions", interrupt)
     answer = call(capsys, "compare", small)
