@@ -230,11 +230,12 @@ def summary(asleep: Sequence[Result], convnets: Sequence[Result]) -> Iterator[st
     yield f"* {_stragglers_text(asleep)}."
     if convnets:
         spread = max(result.spread for result in convnets)
+        profiled = _range_text([result.profiled_error for result in convnets])
+        longer = _range_text([result.profiler_share for result in convnets])
         yield (
-            f"* {len(convnets)} jobs that compute in earnest on two shared cores: {_errors_text(convnets)}; of the steps "
-            f"that were profiled {_range_text([result.profiled_error for result in convnets])} off, and the profiler's "
-            f"own window is {_range_text([result.profiler_share for result in convnets])} longer than one without it; "
-            f"two windows without it differ by up to {spread:.0%}. {_stragglers_text(convnets)}. "
+            f"* {len(convnets)} jobs that compute in earnest on two shared cores: {_errors_text(convnets)}; of the "
+            f"steps that were profiled {profiled} off, and the profiler's own window is {longer} longer than one "
+            f"without it; two windows without it differ by up to {spread:.0%}. {_stragglers_text(convnets)}. "
             f"`simdist whatif` recommends a schedule for {sum(map(_is_advised, convnets))} of them."
         )
 

@@ -669,6 +669,8 @@ def test_trace_of_a_run_with_two_is_chosen(runs, tmp_path, capsys):
         assert (found["source"], found["trace"]) == (source, str(run / f"trace.{which}.npz"))
     (run / run_directory.REAL).unlink()
     missing = call(capsys, "trace", run, "--chrome", chrome, "--trace", "real")
-    assert_refused(missing, f"{run}: has no trace.real.npz", f"`torchrun --nproc-per-node 8 -m real {run}` a measured one")
+    assert_refused(
+        missing, f"{run}: has no trace.real.npz", f"`torchrun --nproc-per-node 8 -m real {run}` a measured one"
+    )
     file = call(capsys, "trace", run / run_directory.SIMULATED, "--chrome", chrome, "--trace", "real")
     assert_refused(file, "--trace real chooses a trace of a run directory, and this is a file")

@@ -1,0 +1,43 @@
+"""The page on time to a target: what was recorded keeps to its bounds, and the page shows it."""
+
+from statistics import median
+
+import pytest
+from scripts import ROOT, load_script
+
+pytest.importorskip("torch")
+
+run = load_script(ROOT / "experiments" / "time_to_accuracy" / "run.py")
+
+
+def test_recorded_times_to_the_target_were_predicted():
+    errors = [abs(each.error) for each in run.recorded() if each.error is not None]
+    assert len(errors) >= 25
+    assert median(errors) <= 0.10
+    assert max(errors) <= 0.20
+
+
+def test_who_never_got_there_was_predicted_not_to():
+    assert [each.steps[0] is None for each in run.recorded()] == [each.steps[1] is None for each in run.recorded()]
+
+
+def test_schedules_were_predicted_in_their_order():
+    counts = [run._order(run.recorded(), shape.title, task) for shape in run.SHAPES for task in run.TARGETS]
+    right, pairs = (sum(each) for each in zip(*counts, strict=True))
+    assert right >= 0.95 * pairs > 40
+
+
+def test_the_page_shows_the_recorded_results():
+    page = run.PAGE.read_text(encoding="utf-8")
+    for table in run.tables(run.recorded()).values():
+        assert table in page
+
+
+@pytest.mark.slow
+def test_a_short_run_goes_through(tmp_path):
+    if missing := run.network.missing():
+        pytest.skip(missing)
+    (each, *others) = run.run((run.Shape(2, 2, "100 Mbit/s"),), run.TINY, tmp_path, steps=20, tiny=True)
+    assert len(others) == 4
+    assert each.loss_error < 1e-5
+    assert each.steps[0] == each.steps[1]
