@@ -374,6 +374,7 @@ class Facts:
     imported_stragglers: str
     computing: str
     read: str
+    targets: str
 
 
 @cache
@@ -401,6 +402,9 @@ def facts() -> Facts:
     traces = overview("public_traces", "times")[2:]
     times = [pair for line in traces for pair in re.findall(r"([\d.]+) / ([\d.]+)", line)[:-1]]  # but for the host's
     most_ms = max(abs(float(told) - float(shown)) for told, shown in times)
+    seconds, _, orders = overview("time_to_accuracy", "summary")
+    (to_target,) = said([seconds], r"median error (\S+), worst (\S+),")
+    ((pairs, right),) = said([orders], r"Of (\d+) pairs .*, (\d+) were predicted in the right order")
     scaling = [
         *numbers("horovod_scaling", "nccl", "error"),
         *numbers("horovod_scaling", "other", "error"),
@@ -428,6 +432,7 @@ def facts() -> Facts:
         imported_stragglers=f"{seen} of {injected} found by rank and step, sizes within {size.lstrip('+')}",
         computing=f"step {busy_step}, speed-ups {busy_speedups}; few are recommended",
         read=f"times of a step within {max(most_ms, 0.1):.1f} ms of a second reader's, in {len(traces)} public traces",
+        targets=f"time to the target: median {to_target[0]}, worst {to_target[1]}; {right} of {pairs} pairs in order",
     )
 
 
@@ -459,6 +464,7 @@ def trust_overview(_: Path, __: str) -> list[str]:
             f"step {known.imported}, speed-ups {known.imported_speedups}; on shared cores {known.computing}",
         ),
         ("where a step of your job on GPUs goes, from its traces", "yes", known.read),
+        ("when a small task reaches a target, links calibrated", "yes", known.targets),
         ("any other schedule on GPUs", "untested", "no run on GPUs was compared yet"),
     ]
     return [
@@ -486,6 +492,7 @@ def trust(_: Path, old: str) -> list[str]:
         "what all GPUs of a machine do, from the rate of one": known.one_machine,
         "what more machines do, from the rates of one GPU and one machine": known.machines,
         "how training scales where communication does not dominate": f"images/s {known.scaling}",
+        "when a model reaches a target, tasks that ship": known.targets,
         "times of epochs with caches, calibrated": known.epochs,
         "which level of storage samples come from": f"exact in {known.levels} runs",
         "how TensorFlow's parameter servers scale": (
