@@ -94,11 +94,13 @@ def _answer(text: str, say: Say) -> int:
         return 1
 
 
+@torch.no_grad()
 def _describe(task: TaskFunctions, _order: TrainingRequest, say: Say) -> None:
     module, _, _ = task.make(0)
     names = {parameter: name for name, parameter in module.named_parameters()}
     rows = [(names[each], list(each.shape), str(each.dtype)[6:]) for each in trained_parameters(module)]
-    say({"tensors": rows, "samples_per_step": len(task.batch(0, 0)[0])})
+    n_samples, metrics = len(task.batch(0, 0)[0]), [*task.evaluate(module.eval())]
+    say({"tensors": rows, "samples_per_step": n_samples, "metrics": metrics})
 
 
 def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:

@@ -81,9 +81,8 @@ class TaskFunctions:
         """Return the metrics of a module that is in evaluation mode, by name."""
         found = self._evaluate(module)
         try:
-            return (
-                {str(key): float(found[key]) for key in found} if isinstance(found, dict) else {"metric": float(found)}
-            )
+            by_name = found if isinstance(found, dict) else {"metric": found}
+            return {str(name): float(value) for name, value in by_name.items()}
         except (TypeError, ValueError):
             raise self._wrong("evaluate", found, "a number, or a dict of numbers") from None
 

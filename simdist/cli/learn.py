@@ -32,8 +32,8 @@ _WIDTH = 120  # of sentences
 _EVALUATIONS = 20  # of a run
 _LINE_S = 30.0
 _MEANING = (
-    "Drift: how far the ranks' parameters are from their average then. Noise scale: samples in a batch of all ranks "
-    "beyond which larger ones hardly help. ±: 95 % over seeds."
+    "Drift: how far the ranks' parameters were from their average at most, at an evaluation. Noise scale: samples in a "
+    "batch of all ranks beyond which larger ones hardly help. ±: 95 % over seeds."
 )
 
 
@@ -73,11 +73,13 @@ class TrainingOptions:
         """Return the task, and how runs of a scenario train it.
 
         Raises:
-            ScenarioError: There is no such task, or the limit is no time.
+            ScenarioError: There is no such task, or it has no such metric, or the limit is no time.
         """
         limit_s = common.parsed("--time-limit", self.time_limit, parse_seconds)
         every = self.evaluate_every or math.ceil(scenario.steps / _EVALUATIONS)
-        return replace(describe(str(self.task), every, seed=scenario.seed, time_limit_s=limit_s), device=self.device)
+        task = describe(str(self.task), every, seed=scenario.seed, time_limit_s=limit_s)
+        (parse_target(self.target) if self.target else TRAINING_LOSS).check(task.metrics)
+        return replace(task, device=self.device)
 
     @contextmanager
     def trainer(self, session: common.Session) -> Iterator[Trainer]:
@@ -142,9 +144,8 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
     base = learned[scenario.schedules.index(reference)]
     rows = [learned_row(each, base, target) for each in learned]
     said = list(sentences(learned, base, target)) if target else []
-    about = (
-        f"{scenario.name}: {scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps of {Path(task.name).name}"
-    )
+    n_ranks, what = scenario.cluster.world_size, f"{scenario.steps:,} steps of {Path(task.name).name}"
+    about = f"{scenario.name}: {n_ranks:,} ranks, {what}"
     title = f"{about}, {n_seeds} seed{'s' * (n_seeds > 1)}; speed-up over {reference.name}"
     show(session, title, task, target, {"scenario": scenario.name, "baseline": reference.name}, rows, said)
     if plot:

@@ -1,6 +1,7 @@
 """Curves of a training run, and when they reach a target."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
@@ -65,18 +66,19 @@ class Target:
         return "training loss" if self.model == "training" else f"{self.metric} of the {whose}"
 
     def values(self, curve: Curve) -> NDArray[np.float64]:
-        """Return the metric at every evaluation.
+        """Return the metric at every evaluation; the task has it, see `check`."""
+        found = {"training": {LOSS: curve.losses}, "average": curve.average, "rank0": curve.rank0}
+        return np.array(found[self.model][self.metric])
+
+    def check(self, metrics: Collection[str]) -> None:
+        """Refuse a metric that is not among those of a task.
 
         Raises:
-            ScenarioError: The task has no such metric.
+            ScenarioError: It is not.
         """
-        if self.model == "training":
-            return np.array(curve.losses)
-        found = curve.average if self.model == "average" else curve.rank0
-        if self.metric not in found:
-            hint = nearest(self.metric, found)
+        if self.model != "training" and self.metric not in metrics:
+            hint = nearest(self.metric, metrics)
             raise ScenarioError(f"--target {shown(self.metric)}: the task has no such metric: {hint}")
-        return np.array(found[self.metric])
 
     def reached(self, curve: Curve) -> int | None:
         """Return the number of the first evaluation that reaches the target; None if none does. NaN never does."""
@@ -99,7 +101,7 @@ def parse_target(text: str) -> Target:
     """
     found = _TARGET.fullmatch(text)
     try:
-        if found is None:
+        if found is None or not np.isfinite(float(found[4])):
             raise ValueError
         model = cast(Model, found[1] or ("training" if found[2] == LOSS else "average"))
         return Target(found[2], model, 1 if found[3] == ">=" else -1, float(found[4]))

@@ -87,8 +87,8 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         target_s                 simulated seconds until then; likewise
         target_speedup           in time to the target, over the baseline; likewise
         final                    metric of the target, or else the training loss, at the last evaluation
-        drift                    of the ranks' parameters at the last evaluation
-        noise_scale              gradient noise scale in samples at the last evaluation that tells it
+        drift                    of the ranks' parameters, the largest of all evaluations
+        noise_scale              gradient noise scale in samples at the last evaluation that tells it; median of seeds
 
     Args:
         one: The schedule.
@@ -104,8 +104,8 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         **_mean("step_s", step_s),
         **_ratio("speedup", base_s, step_s),
         **_mean("final", one.values(target or TRAINING_LOSS)[:, -1]),
-        "drift": float(np.mean([curve.drift[-1] for curve in one.curves])),
-        "noise_scale": float(np.mean(scales)) if scales else None,
+        "drift": float(np.mean([np.nanmax(curve.drift) for curve in one.curves])),
+        "noise_scale": float(np.median(scales)) if scales else None,
     }
     if target:
         (steps, ours_s), (_, theirs_s) = one.to_target(target), base.to_target(target)

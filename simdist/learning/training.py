@@ -47,6 +47,7 @@ class TaskSetting:
         evaluate_every: Steps.
         device: To train on, as torch names it.
         time_limit_s: Seconds after which a run is ended.
+        metrics: Names of what it is evaluated by.
     """
 
     name: str
@@ -55,6 +56,7 @@ class TaskSetting:
     evaluate_every: int
     device: str = "cpu"
     time_limit_s: float = 3600.0
+    metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: flo
     full = str(path.resolve()) if path.is_file() else name
     request = {"describe": True, "task": full, "seed": seed}
     *_, found = _asked(request, what=f"--task {name}", time_limit_s=time_limit_s)
-    tensors = tuple((name, tuple(shape), dtype) for name, shape, dtype in found["tensors"])
-    return TaskSetting(full, tensors, digest, evaluate_every, time_limit_s=time_limit_s)
+    metrics, tensors = found["metrics"], tuple((name, tuple(shape), dtype) for name, shape, dtype in found["tensors"])
+    return TaskSetting(full, tensors, digest, evaluate_every, time_limit_s=time_limit_s, metrics=tuple(metrics))
 
 
 def train(run: Training) -> Curve:
@@ -178,9 +180,8 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
     lines = _lines(ended.stdout)
     if lines and (ended.returncode == 0 or "diverged" in lines[-1]):
         return lines
-    said = [str(each["error"]) for each in lines if "error" in each] or ended.stderr.decode(errors="replace").split(
-        "\n"
-    )
+    told = ended.stderr.decode(errors="replace").splitlines()
+    said = [str(each["error"]) for each in lines if "error" in each] or told
     why = next((line for line in reversed(said) if line.strip()), f"it ended with code {ended.returncode}")
     raise (ScenarioError if ended.returncode == 2 else RunError)(f"{what}: {why}")
 

@@ -159,10 +159,8 @@ def _verdict(found: Sequence[Learned], target: Target) -> tuple[Outcome, str]:
     best = next((each for each in others if np.isfinite(each.to_target(target)).all()), base)
     row, n_reached = learned_row(best, base, target), int(np.isfinite(base.to_target(target)[0]).sum())
     if row["reached"] < row["runs"]:
-        return (
-            "unsure",
-            f"no schedule surely reaches {target} in {best.timed.scenario.steps:,} steps: write more --steps",
-        )
+        n_steps = best.timed.scenario.steps
+        return "unsure", f"no schedule surely reaches {target} in {n_steps:,} steps: write more --steps"
     if row["target_speedup"] is None:
         outcome: Outcome = "unsure" if n_reached else "change"
         return outcome, f"{best.label} reaches the target in all {row['runs']} runs, {base.label} in {n_reached}"

@@ -143,6 +143,7 @@ def test_says_what_a_table_does_not_tell(learn, scenario, tmp_path, monkeypatch,
     [
         ({"target": "accuracy = 0.9"}, "--target 'accuracy = 0.9': write METRIC >= NUMBER or METRIC <= NUMBER"),
         ({"target": "acuracy >= 0.9"}, "--target 'acuracy': the task has no such metric: did you mean 'accuracy'?"),
+        ({"target": "accuracy >= nan"}, "--target 'accuracy >= nan': write METRIC >= NUMBER"),
         ({"task": "broken"}, "--task broken: task broken: it has no parameters"),
     ],
 )
@@ -150,6 +151,7 @@ def test_wrong_input_is_named(learn, scenario, tmp_path, options, message):
     answer = learn(scenario, tmp_path / "d", "--seeds", "1", **options)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
+    assert not (tmp_path / "log").exists()  # nothing is trained
 
 
 def test_targets_are_of_the_average_model_unless_they_say_so():
