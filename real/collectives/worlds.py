@@ -55,10 +55,14 @@ class Members:
     process_group: dist.ProcessGroup | None
 
 
-def groups_of(plan: Plan) -> list[Group]:
-    """Return the groups that the collectives of a plan use, each once, in the order of the program."""
+def groups_of(plan: Plan, *, beside: bool = False) -> list[Group]:
+    """Return the groups of the collectives of a plan that go on `beside` others, or of those that do not, each once."""
     collectives = (op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES))
-    return list(dict.fromkeys(op.group for op in collectives))
+    return list(dict.fromkeys(op.group for op in collectives if _is_beside(op) == beside))
+
+
+def _is_beside(op: ops.Collective) -> bool:
+    return isinstance(op, ops.AllReduce) and op.beside
 
 
 def check_servers(plan: Plan) -> None:
@@ -119,16 +123,26 @@ class ProcessWorld:
         groups: Who will talk to whom; every rank names the same, in the same order.
         timeout_s: After which a collective gives up.
         everyone: All ranks; by default the default process group, which must be there in any case.
+        beside: The same of collectives that go on beside others: threads may take turns on each rank in another way, so
+            each of their groups has a process group of its own.
 
     Attributes:
         made: Process groups of this rank that were made.
     """
 
-    def __init__(self, groups: Iterable[Group], *, timeout_s: float, everyone: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        groups: Iterable[Group],
+        *,
+        timeout_s: float,
+        everyone: dist.ProcessGroup | None = None,
+        beside: Iterable[Group] = (),
+    ) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.made: list[dist.ProcessGroup] = []
         self._everyone = everyone or dist.group.WORLD
-        self._members: Mapping[Group, Members] = {group: self._join(group, timeout_s) for group in groups}
+        self._members = {(group, False): self._join(group, timeout_s, self._everyone) for group in groups}
+        self._members |= {(group, True): self._join(group, timeout_s, None) for group in beside}
         self.scratch = Scratch()
         self._timeout_s = timeout_s
         self._arrivals: ArrivalClient | None = None
@@ -163,7 +177,7 @@ class ProcessWorld:
 
     def members(self, group: Group) -> Members:
         """Return the members of this rank's group."""
-        return self._members[group]
+        return self._members[group, False]
 
     def warm_up(self, plan: Plan, device: torch.device) -> None:
         """Do what takes longer the first time, for all collectives of a plan.
@@ -171,8 +185,8 @@ class ProcessWorld:
         A backend may connect only when a group is first used, so one element is reduced in each, and on every server;
         and the kernel gives host memory when it is first written.
         """
-        for group in groups_of(plan):
-            members = self._members[group]
+        wanted = [(group, beside) for beside in (False, True) for group in groups_of(plan, beside=beside)]
+        for members in map(self._members.__getitem__, wanted):
             if len(members.ranks) > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=members.process_group)
         dropping = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.drop)
@@ -181,7 +195,7 @@ class ProcessWorld:
         serves = False
         for op in _served(plan):
             assert op.servers is not None
-            members = self._members[op.group]
+            members = self._members[op.group, False]
             ones = replace(op.servers, parts=(1,) * len(op.servers.parts))
             zeros = torch.zeros(len(ones.parts), device=device)
             sum_by_servers(zeros, ones, members.ranks, members.process_group, self.scratch)
@@ -195,7 +209,7 @@ class ProcessWorld:
 
     def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective on the buffers of this rank; returns when its result is there, or enqueued on a GPU."""
-        members = self._members[op.group]
+        members = self._members[op.group, _is_beside(op)]
         if len(members.ranks) == 1:
             self._alone(op, memory)
             return
@@ -292,13 +306,13 @@ class ProcessWorld:
             case _:
                 assert_never(op)
 
-    def _join(self, group: Group, timeout_s: float) -> Members:
-        """Make the process groups of a partition; all ranks take part in making each of them."""
+    def _join(self, group: Group, timeout_s: float, whole: dist.ProcessGroup | None) -> Members:
+        """Make the process groups of a partition, but of `whole`; all ranks take part in making each of them."""
         mine: Members | None = None
         everyone = tuple(range(self.world_size))
         for ranks in map(tuple, group.members(self.world_size)):
-            if ranks == everyone:
-                mine = Members(ranks, self._everyone)
+            if whole is not None and ranks == everyone:
+                mine = Members(ranks, whole)
                 continue
             timeout = datetime.timedelta(seconds=timeout_s)
             made = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None

@@ -29,8 +29,7 @@ from simdist.settings.units import format_seconds
 from simdist.sweep.store import DESIGN, ROWS, Store
 from simdist.sweep.workers import Workers
 
-#: The program that trains.
-COMMAND = (sys.executable, "-m", "real.learn")
+_COMMAND = (sys.executable, "-m", "real.learn")
 
 _MOST_NAMED = 3  # runs that failed
 _FIELDS = [each.name for each in fields(Curve)]
@@ -168,7 +167,7 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
     one_core = os.environ | {"OMP_NUM_THREADS": "1"}
     try:
         ended = subprocess.run(
-            COMMAND, input=json.dumps(request).encode(), capture_output=True, env=one_core, timeout=time_limit_s
+            _COMMAND, input=json.dumps(request).encode(), capture_output=True, env=one_core, timeout=time_limit_s
         )
     except subprocess.TimeoutExpired as late:
         steps = [each["step"] for each in _lines(late.stdout or b"") if "step" in each]

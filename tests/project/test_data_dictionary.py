@@ -377,7 +377,7 @@ def of_learning(_: Study, folder: Path) -> dict[str, Found]:
     job = write(folder / "learnt.yaml", CALM.replace("kind: sync}", "kind: sync}, {kind: local_sgd, period: 2}"))
     how = ["--task", "toy", "--workers", 0, "--seeds"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "COMMAND", learners.COMMAND)
+        patch.setattr(training, "_COMMAND", learners.COMMAND)
         plain = result("learn", job, *how, 1)
         found = [result("learn", job, *how, 2, "--target", f"accuracy >= {value}") for value in (0.3, 0.99)]
         raced = result("tune", job, *how, 2, "--only", "sync", "--target", "accuracy >= 0.3")

@@ -208,7 +208,7 @@ def train(plan: Plan, training: Training, backend: str, folder: str) -> None:
             rank=rank,
         )
         transforms.warm_up(plan, memory)
-        world = ProcessWorld(groups_of(plan), timeout_s=60.0)
+        world = ProcessWorld(groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=60.0)
         world.warm_up(plan, device)
         recorder = Recorder(plan)
         Executor(
@@ -380,7 +380,7 @@ def reduce_on_and_on() -> None:
             plan,
             rank=connection.place.rank,
             delays={"host": np.full((1, plan.n_steps, 2), 1e-3)},
-            world=ProcessWorld(groups_of(plan), timeout_s=30.0),
+            world=ProcessWorld(groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=30.0),
             program=Spinning(),
             memory=memory,
             lanes=Lanes(connection.device, collectives_block=True),

@@ -23,7 +23,7 @@ NEVER = "never got there in 60 steps, so not ranked: hsgd-2-4,4-world (5 of 5 ru
 
 @pytest.fixture(autouse=True)
 def _learner(monkeypatch, tmp_path):
-    monkeypatch.setattr(training, "COMMAND", learners.COMMAND)
+    monkeypatch.setattr(training, "_COMMAND", learners.COMMAND)
     monkeypatch.setenv("LEARNER_TAU", json.dumps(TAUS))
     monkeypatch.setenv("LEARNER_LOG", str(tmp_path / "log"))
 

@@ -75,7 +75,7 @@ def test_finds_the_best_of_an_exhaustive_search_for_a_third_of_its_steps(entrant
 
 
 def test_of_schedules_that_learn_the_same_only_the_fastest_is_trained(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(training, "COMMAND", learners.COMMAND)
+    monkeypatch.setattr(training, "_COMMAND", learners.COMMAND)
     monkeypatch.setenv("LEARNER_LOG", str(tmp_path / "log"))
     buckets = "    - {name: weight, count: 4000000}\n    - {name: bias, count: 4000000}\n"
     small = "    - {name: weight, count: 100000}\n    - {name: bias, count: 1000}\n"
@@ -103,7 +103,7 @@ def test_of_schedules_that_learn_the_same_only_the_fastest_is_trained(capsys, mo
     ],
 )
 def test_options_that_do_not_go_together_are_refused(capsys, monkeypatch, tmp_path, options, message):
-    monkeypatch.setattr(training, "COMMAND", learners.COMMAND)
+    monkeypatch.setattr(training, "_COMMAND", learners.COMMAND)
     answer = call(capsys, "tune", write(tmp_path / "job.yaml"), *options)
     assert answer.code == 2
     assert message in answer.err
