@@ -140,7 +140,6 @@ def test_packed_file_is_unpacked_by_its_first_bytes(tmp_path):
 
 def readers(folder, bad, run):
     """Return a command line for every kind of file that is read as a whole, or line by line."""
-    scenario = write(folder / "small.yaml")
     recording = (folder / "recorded.csv").absolute()
     recording.unlink(missing_ok=True)
     recording.symlink_to(bad)
@@ -156,7 +155,6 @@ def readers(folder, bad, run):
     for kind, name, command in [
         ("plan", run_directory.PLAN, ("validate",)),
         ("design", "design.jsonl", ("results",)),
-        ("kept", "rows.jsonl", ("compare", scenario, "--seeds", 2, "-o")),
     ]:
         (folder / kind).mkdir(exist_ok=True)
         if kind == "plan":
