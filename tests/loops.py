@@ -229,6 +229,10 @@ def update_in_eval_mode() -> None:
     optimizer.step()
 
 
+def clipped_too_early() -> None:
+    begin()[2].clip_grad_norm_(1.0)
+
+
 def two_updates() -> None:
     module, optimizer, _ = begin()
     one_step(module, optimizer)
@@ -925,11 +929,6 @@ def clips_with_lars() -> str:
             optimizer.step()
 
     return error_of(train)
-
-
-def clips_too_early() -> str:
-    """Clip gradients that are not there yet; return the error."""
-    return error_of(lambda: begin()[2].clip_grad_norm_(1.0))
 
 
 def lars_after_wrap() -> bool:
