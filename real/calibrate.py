@@ -77,7 +77,7 @@ _SIZE, _TIME, _RATE = (
 @click.option("max_nbytes", "--max-size", type=_SIZE, default="16 MB", help="Sizes go up to this.")
 @click.option("budget_s", "--budget", type=_TIME, default="30 s", help="Of all repetitions; 3 of each in any case.")
 @click.option("gap_s", "--gap", type=_TIME, default="20 ms", help="Without traffic, before each repetition.")
-@click.option("--links", type=click.Choice(["table", "line"]), default="table", help="LinkForm of links.")
+@click.option("--links", type=click.Choice(["table", "line"]), default="table", help="Form of links.")
 @click.option("rate_Bps", "--rate", type=_RATE, help='Stated rate of the network, for --links line: "25 Gbit/s".')
 @click.option("--model", help=f"Measure its steps, too: {', '.join(models.names())}.")
 @click.option("--batch-size", type=click.IntRange(min=1), help="Of the model; else that of its preset.")
