@@ -1151,3 +1151,16 @@ def test_trust_ratios_of_the_step_before_are_stale() -> None:
     good = (*PASSES, *REDUCED, RATIOS, RATED_UPDATE)
     text = refusal(two_buckets(good, (*PASSES, *REDUCED, RATED_UPDATE)), SYNC)
     assert f"at step 1: {OTHER}" in text
+
+
+def test_ranks_of_powersgd_project_on_the_same_factor() -> None:
+    """A left factor that is averaged only after each rank has projected on its own is refused."""
+    plan = kinds()["powersgd"](rank=1, warmup_steps=0).plan(Job(4, 2, 2, (64,), tensor_rows=(8,)))
+    body = plan.bodies[-1]
+    stages = {op.stage: at for at, op in enumerate(body) if isinstance(op, ops.LowRank)}
+    (of_left,) = (op for op in body if isinstance(op, ops.AllReduce) and op.buffer == body[stages["right"]].left)
+    late = [op for op in body[: stages["right"] + 1] if op != of_left] + [of_left, *body[stages["right"] + 1 :]]
+    assert "differs among ranks, which must project on the same" in refusal(
+        dataclasses.replace(plan, bodies=(*plan.bodies[:-1], tuple(late))),
+        Result(gradients=Group(4), parameters=Group(1)),
+    )
