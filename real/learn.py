@@ -8,13 +8,16 @@ import copy
 import json
 import math
 import os
+import random
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from typing import Annotated, Literal, TextIO, TypeAlias, final
 
+import numpy as np
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -115,6 +118,8 @@ def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
             f"update: leave out max_norm, or take another plan"
         )
     torch.manual_seed(order.seed)
+    random.seed(order.seed)
+    np.random.seed(order.seed)
     run = _Learning(task, order, plan, say)
     run.tell(0)
     perform(plan, run.world.programs, run.world.memory, seed=order.seed, on_step=run.end, late=order.late)
@@ -135,6 +140,7 @@ class _Learning:
     def __init__(self, task: TaskFunctions, order: TrainingRequest, plan: Plan, say: Say) -> None:
         self._task, self._order, self._plan, self._say = task, order, plan, say
         self._device = torch.device(order.device)
+        self._precision = torch.autocast(order.device, dtype=task.autocast, enabled=task.autocast is not None)
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
         self._losses: list[float] = []
         n_parameters, nbytes = self._measure()
@@ -201,10 +207,6 @@ class _Learning:
         loss = self._task.loss(outputs, targets)
         return loss / self._n_passes if self._n_passes > 1 else loss
 
-    def _precision(self) -> AbstractContextManager[object]:
-        autocast = self._task.autocast
-        return torch.autocast(self._device.type, dtype=autocast) if autocast else nullcontext()
-
     def _measure(self) -> tuple[int, int]:
         """Return the number of parameters, and the bytes that a rank takes beside the buffers, by a step of one."""
         module, optimizer, _ = self._make(0)
@@ -215,7 +217,7 @@ class _Learning:
             activations[tensor.data_ptr()] = tensor.nbytes
             return tensor
 
-        with self._precision(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with self._precision, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             self._loss(module(inputs), targets).backward()
         optimizer.step()
         states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
@@ -282,7 +284,7 @@ class _Learning:
             average.zero_grad()
             for number in range(step * self._n_passes, (step + 1) * self._n_passes):
                 inputs, targets = (each.to(self._device) for each in self._task.batch(number, rank))
-                with self._precision():
+                with self._precision:
                     self._loss(average(inputs), targets).backward()
                 n_samples += len(inputs)
             used = [each.grad for each in average.parameters() if each.grad is not None]
@@ -299,5 +301,13 @@ def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
     return (min(finite), max(finite)) if len(finite) == len(values) else None
 
 
+def _end_with_parent() -> None:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(main(sys.stdin, sys.stdout))

@@ -1,5 +1,6 @@
 """`simdist learn`."""
 
+import json
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from simdist.cli import common, inputs
 from simdist.cli.sweep import open_workers
 from simdist.cli.tables import STEP_TIME, Column, factor_with_interval, seconds_with_interval, table_text
 from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
-from simdist.learning.summary import learn, learned_row, sentences
+from simdist.learning.summary import Learned, curves_record, learn, learned_row, sentences
 from simdist.learning.timing import timed
 from simdist.learning.training import TaskSetting, Trainer, describe
 from simdist.scenario import Scenario
@@ -28,6 +29,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Record: TypeAlias = dict[str, object]
 _Rows: TypeAlias = Sequence[dict[str, Any]]
 
+#: The last answer, in the folder of its runs.
+LEARNED = "learned.json"
+
 _WIDTH = 120  # of sentences
 _EVALUATIONS = 20  # of a run
 _LINE_S = 30.0
@@ -39,7 +43,7 @@ _MEANING = (
 
 def _value(center: float, interval: tuple[float, float] | None, *, form: str = ".4g") -> str:
     half = (interval[1] - interval[0]) / 2 if interval else 0.0
-    return f"{center:{form}}" + (f" ± {half:.2g}" if half else "")
+    return f"{center:{form}}" + (f" ± {float(f'{half:.2g}'):,g}" if half else "")
 
 
 _COLUMNS = (
@@ -147,11 +151,12 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
     n_ranks, what = scenario.cluster.world_size, f"{scenario.steps:,} steps of {Path(task.name).name}"
     about = f"{scenario.name}: {n_ranks:,} ranks, {what}"
     title = f"{about}, {n_seeds} seed{'s' * (n_seeds > 1)}; speed-up over {reference.name}"
-    show(session, title, task, target, {"scenario": scenario.name, "baseline": reference.name}, rows, said)
+    job: _Record = {"scenario": scenario.name, "baseline": reference.name}
+    answer = show(session, title, task, target, job, learned, rows, said, asked.output)
     if plot:
         from simdist.report.learning import learning_figure
 
-        session.draw(learning_figure(learned, target, title=title), plot)
+        session.draw(learning_figure(answer), plot)
 
 
 def show(
@@ -160,14 +165,28 @@ def show(
     task: TaskSetting,
     target: Target | None,
     about: _Record,
+    learned: Sequence[Learned],
     rows: _Rows,
     said: list[str],
-) -> None:
-    """Print the table of `learned_row`s, what its columns mean, and what a reader of it must know."""
+    folder: Path | None,
+) -> _Record:
+    """Print the table of `learned_row`s, what its columns mean, and what a reader of it must know.
+
+    What is printed as JSON is returned, and written into the folder, if there is one, for `simdist report`.
+    """
     every = task.evaluate_every
     looked = f"Target: {target}, looked at every {every:,} steps. " if target else ""
-    notes = [f"{looked}At the end: {(target or TRAINING_LOSS).what}. {_MEANING}", *(f"{each}." for each in said)]
-    table = table_text(title, [each for each in _COLUMNS if each.keys[0] in rows[0]], rows)
-    about = about | {"task": task.name, "target": target and str(target), "evaluate_every": every}
-    text = "\n\n".join([table, *(textwrap.fill(each, _WIDTH) for each in notes)])
-    session.result(about | {"rows": rows, "sentences": said}, text)
+    meaning = f"{looked}At the end: {(target or TRAINING_LOSS).what}. {_MEANING}"
+    table = table_text(title, columns(rows), rows)
+    text = "\n\n".join([table, *(textwrap.fill(each, _WIDTH) for each in (meaning, *(f"{each}." for each in said)))])
+    about |= {"task": task.name, "target": target and str(target), "evaluate_every": every, "meaning": meaning}
+    found = about | {"rows": rows, "sentences": said, **curves_record(learned, target, title=title)}
+    if folder:
+        inputs.save_text(folder / LEARNED, json.dumps(found, indent=1))
+    session.result(found, text)
+    return found
+
+
+def columns(rows: _Rows) -> list[Column]:
+    """Return the columns of `learned_row`s."""
+    return [each for each in _COLUMNS if each.keys[0] in rows[0]]

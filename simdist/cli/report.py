@@ -1,11 +1,15 @@
 """`simdist report`."""
 
+import json
 from pathlib import Path
 
 import click
 
 from simdist.cli import common, inputs
-from simdist.errors import ScenarioError
+from simdist.cli.learn import LEARNED
+from simdist.cli.learn import columns as learned_columns
+from simdist.errors import RunError, ScenarioError
+from simdist.files import read_content
 from simdist.report.page import pages
 from simdist.report.page.model import RunsReport
 from simdist.report.page.reading import read_report
@@ -31,11 +35,12 @@ MOST_RUNS = 24
 def command(
     session: common.Session, name: str, *, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
 ) -> None:
-    """Write one HTML page about runs, or about a sweep.
+    """Write one HTML page about runs, about a sweep, or about what was learnt.
 
     Of a RUN, or of all runs in a DIR: speed-ups, where the time of a step goes, a timeline, who waited for whom, and
     simulation against measurement where there are both. Of a sweep in a DIR: which schedule is the fastest where, which
-    field matters, and all rows. The page holds all it shows and requests nothing.
+    field matters, and all rows. Of a DIR of learn or of tune
+    --target: its last answer, with curves. The page holds all it shows and requests nothing.
     """
     _check(name, output)
     folder = Path(name)
@@ -43,6 +48,11 @@ def command(
         _refuse("--steps", steps, f"{folder} holds a sweep, which has no timeline")
         _refuse("--cluster", cluster, f"{folder} holds a sweep, which was computed already")
         _report_sweep(session, folder, output=output, baseline=baseline)
+        return
+    if (folder / LEARNED).is_file():
+        for option, value in (("--steps", steps), ("--cluster", cluster), ("--baseline", baseline)):
+            _refuse(option, value, f"{folder} holds curves of training, with the baseline that learn had")
+        _report_learned(session, folder / LEARNED, output)
         return
     _check_number(folder)
     with session.bar() as bar:
@@ -81,6 +91,19 @@ def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseli
         nbytes = inputs.save_text(output, pages.sweep_page(found))
     session.wrote(output)
     session.result(_sweep_document(found, output, nbytes), _sweep_text(found, output, nbytes))
+
+
+def _report_learned(session: common.Session, path: Path, output: Path) -> None:
+    try:
+        found = json.loads(read_content(path))
+        columns = learned_columns(found["rows"])
+        rows = [[column.cell(row) for column in columns] for row in found["rows"]]
+        page = pages.learned_page(found, [column.heading for column in columns], rows)
+    except (ValueError, LookupError, TypeError):
+        raise RunError(f"{path}: is damaged: run learn again into this folder, which trains nothing twice") from None
+    nbytes = inputs.save_text(output, page)
+    session.wrote(output)
+    session.result({"report": str(output), "nbytes": nbytes}, f"{output}: {found['title']}; {format_nbytes(nbytes)}")
 
 
 def _sweep_document(found: SweepReport, output: Path, nbytes: int) -> dict[str, object]:

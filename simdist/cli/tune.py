@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import click
@@ -15,13 +14,12 @@ from simdist.errors import ScenarioError
 from simdist.learning.curves import parse_target
 from simdist.learning.summary import learned_row, sentences
 from simdist.runs.building import dataset
-from simdist.scenario import Recorded, Scenario, dump
+from simdist.scenario import Recorded, Scenario
 from simdist.scenario.checkpoint import Mode
-from simdist.schedules import Schedule
 from simdist.settings.base import shown
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
 from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
-from simdist.tune.candidates import Allowed, unlike
+from simdist.tune.candidates import Allowed
 from simdist.tune.evaluating import Finalist
 from simdist.tune.verdict import entry
 
@@ -81,7 +79,6 @@ _OF_PASSES = (
 @click.option("--evaluations", type=common.positive, metavar="N", help="Most to try; all of 200 or fewer, else 100.")
 @click.option("--exhaustive", "is_exhaustive", is_flag=True, help="Simulate all candidates, however many.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the search's own choices.")
-@click.option("--write", type=common.path, metavar="FILE", help="Write the scenario, with the finalists' schedules.")
 @click.option("--task", metavar="FILE|NAME", help="With --target: what is learnt, as of learn.")
 @click.option("--learning-rates", metavar="F,...", help="With --target: factors of its rate to try, e.g. 0.5,1,2.")
 @learn.options
@@ -101,7 +98,6 @@ def command(
     checkpoint_mode: tuple[Mode, ...],
     only: tuple[str, ...],
     allow: tuple[Allowed, ...],
-    write: Path | None,
     learning_rates: str | None,
     **more: Any,
 ) -> None:
@@ -115,9 +111,6 @@ def command(
     asked = learn.TrainingOptions(**{each.name: more.pop(each.name) for each in fields(learn.TrainingOptions)})
     if bool(asked.target) != bool(asked.task) or (not asked.task and (learning_rates or asked.output or asked.steps)):
         raise ScenarioError("--target, --task: write both; or none, and nothing of training: step times decide then")
-    if asked.target and write:
-        raise ScenarioError("--write: with --target, --json has the line of each finalist's schedule: leave it out")
-    _check_free(write)
     texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
     most = (math.inf if text is None else common.parsed(option, text, parse_nbytes) for option, text in texts.items())
     constraints = Constraints(global_every, tuple(map(_pair, group_every)), *most)
@@ -144,17 +137,6 @@ def command(
         session.say(f"warning: {name}: {tuned.runs.remark}")
     rows = [_record(each, tuned) for each in tuned.finalists]
     session.result(_document(tuned, wanted, rows), _text(tuned, rows))
-    if write:
-        inputs.save_text(write, dump(_with_finalists(scenario, tuned)))
-        session.wrote(write)
-
-
-def _check_free(path: Path | None) -> None:
-    """Refuse to write over a scenario, such as the one that is tuned, before the work is done."""
-    if path and path.exists():
-        raise ScenarioError(f"--write {path}: is there already: write another name")
-    if path:
-        inputs.check_folder(path)
 
 
 def _counts(option: str, what: str, text: str | None) -> tuple[int, ...]:
@@ -189,7 +171,7 @@ def _to_target(
     about = {"scenario": scenario.name, "baseline": base.label, "verdict": raced.sentence, "n_exhaustive_steps": n_all}
     about |= common.picked(raced, "outcome", "n_entrants", "n_steps")
     said = [raced.sentence, *sentences(raced.finalists, base, target)]
-    learn.show(session, title, task, target, about, rows, said)
+    learn.show(session, title, task, target, about, raced.finalists, rows, said, asked.output)
 
 
 def _factor(text: object) -> float:
@@ -217,20 +199,6 @@ def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> N
         session.say("warning: delays are drawn per step: steps of more micro-batches meet fewer of them per sample")
     if any(isinstance(each, Recorded) for each in scenario.disturbances):
         session.say("recorded disturbances: every seed draws its own blocks of the recorded steps")
-
-
-def _with_finalists(scenario: Scenario, tuned: Tuned) -> Scenario:
-    """Return the scenario with the baseline and the finalists with the best's micro-batches and checkpoints."""
-    best = tuned.verdict.best
-    workload = scenario.workload.model_copy(update={"micro_batches": best.micro_batches})
-    alike = best.micro_batches, best.checkpoint
-    kept = [each for each in tuned.finalists if each.is_baseline or (each.micro_batches, each.checkpoint) == alike]
-    schedules: list[Schedule] = []
-    for each in sorted(kept, key=lambda each: not each.is_baseline):
-        label = unlike([schedule.name for schedule in schedules], each.schedule.name)
-        changed = {} if label == each.schedule.name else {"label": label}
-        schedules.append(each.schedule.model_copy(update=changed))
-    return scenario.changed(workload=workload, schedules=schedules, checkpoint=best.checkpoint)
 
 
 def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:

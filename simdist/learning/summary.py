@@ -6,7 +6,7 @@ the target is *censored*: its time is longer than the run, nobody knows how much
 mean time to the target, and no speed-up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -112,6 +112,33 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         found |= {"reached": int(np.isfinite(ours_s).sum()), **_mean("steps_to_target", steps)}
         found |= _mean("target_s", ours_s) | _ratio("target_speedup", theirs_s, ours_s)
     return found
+
+
+def curves_record(found: Iterable[Learned], target: Target | None, *, title: str) -> dict[str, Any]:
+    """Return curves as JSON has them, and as `simdist.report.learning` draws them.
+
+        title, metric, target_value    metric: that of the target, or else the training loss, in words
+        curves                         of each schedule:
+            schedule                   label
+            steps, seconds             of each evaluation; seconds are means over seeds
+            mean, lowest, highest      of the metric, over seeds; None where a run has no value
+
+    Args:
+        found: Schedules with the same seeds.
+        target: To reach, if any.
+        title: Of a picture.
+    """
+    metric, value = (target or TRAINING_LOSS), target and target.value
+    curves = [_curve(each, metric) for each in found]
+    return {"title": title, "metric": metric.what, "target_value": value, "curves": curves}
+
+
+def _curve(one: Learned, metric: Target) -> dict[str, Any]:
+    values = one.values(metric)
+    rows = {"mean": values.mean(axis=0), "lowest": values.min(axis=0), "highest": values.max(axis=0)}
+    found = {name: [None if np.isnan(value) else float(value) for value in row] for name, row in rows.items()}
+    seconds = one.at_s.mean(axis=0).tolist()
+    return {"schedule": one.label, "steps": one.curves[0].steps, "seconds": seconds} | found
 
 
 def _mean(name: str, samples: NDArray[np.float64]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -82,6 +83,19 @@ def shortened(text: str, *, most: int = 40) -> str:
     return f"{text[: most - 1 - n_last]}…{text[-n_last:]}"
 
 
+def svg(figure: "Figure") -> bytes:
+    """Return a figure as SVG; equal figures give equal bytes."""
+    _write(figure, written := BytesIO(), ".svg")
+    return written.getvalue()
+
+
+def _write(figure: "Figure", where: Path | BytesIO, suffix: str) -> None:
+    import matplotlib
+
+    with literal_text(), matplotlib.rc_context({"svg.hashsalt": "simdist"}):
+        figure.savefig(where, format=suffix[1:], dpi=150, metadata={_UNDATED[suffix]: None})
+
+
 def save(figure: "Figure", path: Path) -> None:
     """Write a figure as PNG, SVG or PDF, by the suffix of `path`; equal figures give equal bytes.
 
@@ -89,15 +103,12 @@ def save(figure: "Figure", path: Path) -> None:
         ScenarioError: The suffix is another.
         RunError: The file cannot be written.
     """
-    import matplotlib
-
     suffix = path.suffix.lower()
     if suffix not in _UNDATED:
         found = f"{suffix!r} is no picture that can be written" if suffix else "the file needs a suffix"
         raise ScenarioError(f"{path}: {found}; write e.g. {path.with_suffix('.png').name}, .svg or .pdf")
     try:
-        with literal_text(), matplotlib.rc_context({"svg.hashsalt": "simdist"}):
-            figure.savefig(path, dpi=150, metadata={_UNDATED[suffix]: None})
+        _write(figure, path, suffix)
     except OSError as error:
         reason = error.strerror or error
         raise RunError(f"{path}: cannot be written ({reason}); give a file in a folder that exists") from None

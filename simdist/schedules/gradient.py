@@ -86,17 +86,6 @@ class GradientSchedule(Schedule, abc.ABC):
         compresses = self.compression == "fp16" and ITEM_NBYTES[job.dtype] > ITEM_NBYTES["float16"]
         return "float16" if compresses else job.dtype
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return which settings have no effect: the size of a first bucket that is all, or ratios shared by one."""
-        found = super().unused_settings(world_size, ranks_per_node, n_steps)
-        if self.bucket_nbytes is None and self.first_bucket_nbytes != parts.FIRST_BUCKET_NBYTES:
-            found.append("has one bucket, the whole gradient: a size of the first bucket has no effect")
-        if self.parallel_optimizer and world_size == 1:
-            found.append("has one rank, which computes all trust ratios: parallel_optimizer has no effect")
-        if self.shared_update and world_size == 1:
-            found.append("has one rank, which updates everything: shared_update has no effect")
-        return found
-
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what does not fit: an algorithm that does not gather slices of a shared update."""
         slicing = parts.slicing_problems(self.algorithm) if self.shared_update else []

@@ -75,13 +75,6 @@ class ParameterServer(GradientSchedule):
         """Return the sizes that close buckets; with queues each tensor is one."""
         return super().limits() if self.pull == "bucket" else (0, 0)
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return also whether there is only one server to place tensors on."""
-        found = super().unused_settings(world_size, ranks_per_node, n_steps)
-        if self.servers == 1 and self.placement != "even" and self.pull == "bucket":
-            found.append(f"has one server, which holds everything: placement {self.placement} has no effect")
-        return found
-
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Push and pull the bucket."""
         if self.pull != "bucket":

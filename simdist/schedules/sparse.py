@@ -69,19 +69,18 @@ class SparseSchedule(GradientSchedule, abc.ABC):
         return range(self.warmup_steps, self.warmup_steps + 1)
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return also whether it never sends less than whole gradients are."""
-        found = super().unused_settings(world_size, ranks_per_node, n_steps)
+        """Return whether it never sends less than whole gradients are."""
         if self.warmup_steps >= n_steps:
-            return [*found, f"warms up in all of the {n_steps} steps: it is synchronous SGD, in the same buckets"]
+            return [f"warms up in all of the {n_steps} steps: it is synchronous SGD, in the same buckets"]
         value_nbytes = ITEM_NBYTES["float16" if self.compression == "fp16" else "float32"]
         sparse, dense = self.received(world_size, ranks_per_node)
         limit = dense * value_nbytes / (sparse * (value_nbytes + INDEX_NBYTES)) if sparse else math.inf
         if self.density >= limit:
-            found.append(
+            return [
                 f"sends no less than whole gradients at density {self.density:g}: each value takes an index along; it "
                 f"saves below a density of {limit:.3g}"
-            )
-        return found
+            ]
+        return []
 
     @property
     def traits(self) -> str:

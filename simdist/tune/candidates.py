@@ -155,17 +155,6 @@ def family_of(candidate: Candidate) -> str:
     return "averaging" if candidate.levels and candidate.kind != _OUTER else candidate.kind
 
 
-def unlike(labels: Sequence[str], label: str) -> str:
-    """Return the label, changed if one of `labels` is the same.
-
-    >>> unlike(["sync"], "sync")
-    'sync-tuned'
-    """
-    while label in labels:
-        label += "-tuned"
-    return label
-
-
 #: What a search tries only if it may.
 Allowed: TypeAlias = Literal["fp16", "servers", "shared-updates", "overlap", "diloco", "backup", "uneven"]
 

@@ -127,18 +127,9 @@ def tune_to_target(
         ScenarioError: As of `simdist.tune.tuning.simulate_candidates`, or of the task.
         RunError: Runs fail; the others are kept.
     """
-    found = simulate_candidates(scenario, wanted, progress=trainer.progress)
-    of_plan: dict[str, list[TimedSchedule]] = {}
-    for number, each in enumerate(tried := [found.baseline, *found.evaluated]):
-        trainer.progress(f"simulating {each.schedule.name}", number, len(tried))
-        its = each.scenario(found.runs).model_copy(update={"steps": scenario.steps})
-        simulated = timed(its, each.schedule, task, n_seeds=wanted.n_search_seeds)
-        of_plan.setdefault(f"{simulated.plan.digest()} {simulated.late[0]}", []).append(simulated)
-    fastest = [min(alike, key=lambda each: each.ends_s[:, -1].mean()) for alike in of_plan.values()]
-    entrants = [replace(each, lr_factor=factor) for each in fastest for factor in lr_factors]
+    base, entrants = simulate_entrants(scenario, wanted, task, trainer, lr_factors)
     order = race(entrants, lambda some: learn(some, task, trainer), target, every=task.evaluate_every)
     n_steps, fresh = trainer.n_steps, {"seed": scenario.seed + wanted.n_search_seeds}
-    (base, *_), *_ = of_plan.values()
     rates = [each.lr_factor for each in order if each.plan.digest() == base.plan.digest()]
     base = replace(base, lr_factor=rates[0])
     others = [each for each in order if (each.schedule, each.lr_factor) != (base.schedule, base.lr_factor)]
@@ -151,6 +142,25 @@ def tune_to_target(
     learned = learn(again, task, trainer)
     points = [(each.to_target(target)[1].mean(), -target.sign * each.values(target)[:, -1].mean()) for each in learned]
     return Raced(tuple(learned), *_verdict(learned, target), tuple(front(points)), len(entrants), n_steps)
+
+
+def simulate_entrants(
+    scenario: Scenario, wanted: TuneOptions, task: TaskSetting, trainer: Trainer, lr_factors: Sequence[float]
+) -> tuple[TimedSchedule, list[TimedSchedule]]:
+    """Return the baseline, and of all candidates that learn the same the fastest, with every learning rate.
+
+    Args and errors are those of `tune_to_target`.
+    """
+    found = simulate_candidates(scenario, wanted, progress=trainer.progress)
+    of_plan: dict[str, list[TimedSchedule]] = {}
+    for number, each in enumerate(tried := [found.baseline, *found.evaluated]):
+        trainer.progress(f"simulating {each.schedule.name}", number, len(tried))
+        its = each.scenario(found.runs).model_copy(update={"steps": scenario.steps})
+        simulated = timed(its, each.schedule, task, n_seeds=wanted.n_search_seeds)
+        of_plan.setdefault(f"{simulated.plan.digest()} {simulated.late[0]}", []).append(simulated)
+    fastest = [min(alike, key=lambda each: each.ends_s[:, -1].mean()) for alike in of_plan.values()]
+    (base, *_), *_ = of_plan.values()
+    return base, [replace(each, lr_factor=factor) for each in fastest for factor in lr_factors]
 
 
 def _verdict(found: Sequence[Learned], target: Target) -> tuple[Outcome, str]:

@@ -385,6 +385,7 @@ def of_learning(_: Study, folder: Path) -> dict[str, Found]:
     return {
         "Schedules that learn": learnt,
         "A schedule that learns": rows,
+        "A curve of a schedule that learns": keys(each([plain, *found], "curves")),
         "A search by time to a target": {key: types for key, types in keys([raced]).items() if key not in learnt},
         "A finalist by time to a target": {key: each for key, each in keys(raced["rows"]).items() if key not in rows},
     }

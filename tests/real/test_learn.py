@@ -5,7 +5,8 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -200,3 +201,23 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait() == 0
+
+
+def test_it_ends_with_who_asked(tmp_path: Path) -> None:
+    path, up = tmp_path / "endless.py", tmp_path / "up"
+    path.write_text(f"import pathlib, time\npathlib.Path({str(up)!r}).touch()\ntime.sleep(600)\n")
+    request = json.dumps({"task": str(path), "describe": True}).encode()
+    ask = f"import subprocess, sys; subprocess.run([sys.executable, '-m', 'real.learn'], input={request})"
+    asker = subprocess.Popen([sys.executable, "-c", ask])
+    _until(up.exists)
+    (child,) = Path(f"/proc/{asker.pid}/task/{asker.pid}/children").read_text().split()
+    asker.kill()
+    asker.wait()
+    _until(lambda: not Path(f"/proc/{child}").exists())
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)

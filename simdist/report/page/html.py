@@ -9,7 +9,7 @@ from simdist.settings.units import format_seconds
 
 Attribute: TypeAlias = str | int | float | bool | None
 
-_VOID = {"br", "input", "meta"}
+_VOID = {"br", "img", "input", "meta"}
 _ROUNDING_S = 1e-12  # what is left of 0 when floating-point numbers are summed
 
 

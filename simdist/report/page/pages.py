@@ -1,8 +1,14 @@
 """Pages from reports: the sections of each kind of page, in the frame of `document`."""
 
-from collections.abc import Sequence
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from simdist.report.page.document import asset, document, program
+from simdist.report.figures import svg
+from simdist.report.learning import learning_figure
+from simdist.report.page import html
+from simdist.report.page.document import Section, asset, document, program
+from simdist.report.page.html import join, tag
 from simdist.report.page.model import RunsReport
 from simdist.report.page.sections.heading import heading, sweep_heading, title
 from simdist.report.page.sections.reality import reality_section
@@ -47,3 +53,23 @@ def sweep_page(report: SweepReport) -> str:
         styles=[asset("sweep/sweep.css")],
         scripts=[program(*(f"sweep/{name}" for name in _SWEEP_SCRIPTS))],
     )
+
+
+def learned_page(found: Mapping[str, Any], header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return the page of what was learnt.
+
+    Args:
+        found: What `simdist learn --json` prints.
+        header: Columns of its table.
+        rows: Cells.
+    """
+    name, _, about = found["title"].partition(": ")
+    picture = base64.b64encode(svg(learning_figure(found))).decode()
+    image = tag("img", src=f"data:image/svg+xml;base64,{picture}", alt=f"{found['metric']} over steps and over time")
+    said = html.conclusions(f"{each}." for each in found["sentences"])
+    table = html.table("Per step, and to the target", header, list(rows))
+    sections = [
+        Section("target", "When the target is reached", join([said, table, tag("p", found["meaning"])])),
+        Section("curves", "Curves by step and by time", image),
+    ]
+    return document(f"{name}: simdist report", header=join([tag("h1", name), tag("p", about)]), sections=sections)

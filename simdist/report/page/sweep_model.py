@@ -10,7 +10,6 @@ from pathlib import Path
 from simdist.errors import UnsupportedError
 from simdist.files import read_jsonl
 from simdist.report.figures import shortened
-from simdist.runs import run_directory
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 from simdist.sweep.computed import read_sweep
 from simdist.sweep.fields import Choice
@@ -184,7 +183,6 @@ class SweepReport:
         case: The cases; None if there are none.
         table: The rows that are there.
         best: The fastest schedule of each point at which one was measured, by point.
-        has_runs: Whether there are run directories in the folder as well.
     """
 
     folder: Path
@@ -199,7 +197,6 @@ class SweepReport:
     case: VaryingField | None
     table: Table
     best: dict[int, Fastest]
-    has_runs: bool
 
     @cached_property
     def axes(self) -> tuple[VaryingField, ...]:
@@ -312,7 +309,6 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
         case=case_field(cases) if header["has_cases"] else None,
         table=table,
         best={int(each.result.point): each for each in fastest(table)},
-        has_runs=bool(run_directory.inside(folder)),
     )
 
 

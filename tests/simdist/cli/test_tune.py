@@ -9,8 +9,7 @@ from commandline import SMALL, edited, write
 from simdist.cli import tune as tune_command
 from simdist.cli.common import Session
 from simdist.errors import ScenarioError
-from simdist.scenario import load, loads
-from simdist.studies import comparison
+from simdist.scenario import loads
 
 QUICK = {"seeds": 4, "search_seeds": 2, "global_every": 2}
 
@@ -59,57 +58,28 @@ def test_json_has_the_rows_of_fresh_seeds_and_what_the_search_thought(capsys, sc
     assert first["entry"] == "- {kind: local_sgd, period: 2}"
 
 
-def test_writes_a_scenario_with_the_baseline_and_the_finalists(capsys, scenario, tmp_path):
-    _, err = tune(capsys, scenario, write=tmp_path / "tuned.yaml")
-    assert f"wrote {tmp_path / 'tuned.yaml'}" in err
-    written = load(tmp_path / "tuned.yaml")
-    names = [each.name for each in written.schedules]
-    assert names[0] == "sync"
-    assert "local-2" in names
-    assert written.changed(schedules=[{"kind": "sync"}]) == load(scenario).changed(schedules=[{"kind": "sync"}])
-    assert len(comparison.compare(written, n_seeds=1)) == len(names)
-
-
-def test_micro_batches_are_told_and_written(capsys, scenario, tmp_path):
-    out, err = tune(capsys, scenario, micro_batches="1,2", write=tmp_path / "tuned.yaml")
+def test_micro_batches_are_told(capsys, scenario):
+    out, err = tune(capsys, scenario, micro_batches="1,2")
     assert "warning: delays are drawn per step" in err
     assert "per micro-batch" in out
     assert "\nlocal-2-mb2 is 1." in out
     assert "times as fast as sync per sample.\n" in out
     assert "\nworkload: {micro_batches: 2}" in out
-    written = load(tmp_path / "tuned.yaml")
-    assert written.workload.micro_batches == 2
-    names = [each.name for each in written.schedules]
-    assert (names[0], set(names) >= {"local-2-mb2"}) == ("sync", True)
-    assert all(name.endswith("-mb2") for name in names[1:])
 
 
-def test_checkpoints_are_varied_told_and_written(capsys, scenario, tmp_path):
+def test_checkpoints_are_varied_and_told(capsys, scenario):
     text = scenario.read_text()
     disk = "steps: 24\ncheckpoint: {every: 4, what: parameters, to: disk}"
     cluster = "gpus_per_node: 4\n  disk: {read: 1 GB/s, write: 1 MB/s}"
     write(scenario, edited(("steps: 24", disk), ("gpus_per_node: 4", cluster), text=text))
-    options = {"checkpoint_every": "2,8", "checkpoint_mode": "async", "only": "sync", "write": tmp_path / "tuned.yaml"}
+    options = {"checkpoint_every": "2,8", "checkpoint_mode": "async", "only": "sync"}
     out, _ = tune(capsys, scenario, **options)
     assert "runs of 80 steps or a few more" in " ".join(out.split())
     assert "-saves-every-8-saves-async is " in out
     assert "\ncheckpoint: {every: 8, mode: async}" in out
     assert "The further apart checkpoints are, the more work a failure costs." in " ".join(out.split())
-    assert (load(tmp_path / "tuned.yaml").checkpoint.every, load(tmp_path / "tuned.yaml").checkpoint.mode) == (
-        8,
-        "async",
-    )
     rows = json.loads(tune(capsys, scenario, as_json=True, checkpoint_every="2,8", only="sync").out)["rows"]
     assert {row["schedule"]: row["checkpoint"]["every"] for row in rows}["sync"] == 4
-
-
-def test_labels_of_the_user_are_left_alone_in_what_is_written(capsys, scenario, tmp_path):
-    text = scenario.read_text()
-    write(scenario, edited(("  - kind: sync\n", "  - {kind: sync, algorithm: tree, label: local-2}\n"), text=text))
-    tune(capsys, scenario, baseline="local-2", write=tmp_path / "tuned.yaml")
-    names = [each.name for each in load(tmp_path / "tuned.yaml").schedules]
-    assert names[0] == "local-2"
-    assert "local-2-tuned" in names
 
 
 @pytest.mark.parametrize(

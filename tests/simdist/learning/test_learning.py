@@ -156,3 +156,21 @@ def test_wrong_input_is_named(learn, scenario, tmp_path, options, message):
 
 def test_targets_are_of_the_average_model_unless_they_say_so():
     assert [parse_target(text).model for text in ("a >= 1", "rank0.a<=1")] == ["average", "rank0"]
+
+
+def test_a_page_tells_the_last_answer(learn, scenario, tmp_path, capsys):
+    folder, page = tmp_path / "d", tmp_path / "d.html"
+    answer = json.loads(learn(scenario, folder, "--json").out)
+    assert call(capsys, "report", folder, "-o", page).code == 0
+    text = page.read_text(encoding="utf-8")
+    for part in (NEVER, "speed-up to target", answer["title"].partition(": ")[2], "data:image/svg+xml;base64,"):
+        assert part in text, part
+    assert [each["schedule"] for each in answer["curves"]] == list(TAUS)
+    sync = answer["curves"][0]
+    assert sync["mean"][-1] == pytest.approx(answer["rows"][0]["final"])
+    assert sync["seconds"][-1] == pytest.approx(60 * answer["rows"][0]["step_s"])
+    refused = call(capsys, "report", folder, "-o", page, "--steps", "1:2")
+    assert (refused.code, "curves of training" in refused.err) == (2, True)
+    (folder / "learned.json").write_text('{"rows": [{}]}')
+    damaged = call(capsys, "report", folder, "-o", page)
+    assert (damaged.code, "learned.json: is damaged: run learn again" in damaged.err) == (1, True)

@@ -275,21 +275,6 @@ def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: Gradi
     [
         (Torus(), (8, 8), "has one node, and nothing to share between nodes: sync does the same in one all-reduce"),
         (Torus(), (8, 1), "has one GPU a node, and nothing to share within nodes: it is sync"),
-        (
-            ParameterServer(servers=1, placement="greedy"),
-            (8, 4),
-            "has one server, which holds everything: placement greedy has no effect",
-        ),
-        (
-            Sync(parallel_optimizer=True),
-            (1, 1),
-            "has one rank, which computes all trust ratios: parallel_optimizer has no effect",
-        ),
-        (
-            GTopK(first_bucket_nbytes=1000),
-            (8, 4),
-            "has one bucket, the whole gradient: a size of the first bucket has no effect",
-        ),
     ],
 )
 def test_what_has_no_effect_on_this_cluster_is_named(

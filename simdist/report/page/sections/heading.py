@@ -154,9 +154,6 @@ def _sweep_notes(report: SweepReport) -> Iterator[Html]:
     yield from (escape(note) for note in report.table.notes if "not there yet" not in note)
     if report.n_seeds == 1:
         yield escape("With one seed there are no intervals, so nothing says which differences are chance.")
-    if report.has_runs:
-        command = tag("code", f"simdist results {quote(report.folder.name)}")
-        yield join(["There are runs in this folder as well: ", command, " shows both."])
 
 
 def _varied(report: SweepReport) -> Html:
