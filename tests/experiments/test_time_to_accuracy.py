@@ -7,7 +7,7 @@ from scripts import ROOT, load_script
 
 pytest.importorskip("torch")
 
-run = load_script(ROOT / "experiments" / "time_to_accuracy" / "run.py")
+run, search = (load_script(ROOT / "experiments" / "time_to_accuracy" / name) for name in ("run.py", "search.py"))
 
 
 def test_recorded_times_to_the_target_were_predicted():
@@ -27,9 +27,22 @@ def test_schedules_were_predicted_in_their_order():
     assert right >= 0.95 * pairs > 40
 
 
-def test_the_page_shows_the_recorded_results():
-    page = run.PAGE.read_text(encoding="utf-8")
-    for table in run.tables(run.recorded()).values():
+def test_real_ranks_have_the_losses_of_the_virtual_world():
+    averaging = [each.loss_error for each in run.recorded() if "topk" not in each.schedule]
+    assert sum(each <= 1e-5 for each in averaging) >= len(averaging) - 1
+    assert max(averaging) <= 1e-4
+
+
+def test_the_search_comes_near_the_best_with_a_third_of_the_steps():
+    (found,) = search.recorded()
+    assert found.steps[0] <= 0.35 * found.steps[1]
+    assert found.best_s <= found.found_s <= 1.25 * found.best_s
+
+
+@pytest.mark.parametrize("script", [run, search])
+def test_the_page_shows_the_recorded_results(script):
+    page = script.PAGE.read_text(encoding="utf-8")
+    for table in script.tables(script.recorded()).values():
         assert table in page
 
 
