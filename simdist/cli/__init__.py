@@ -31,7 +31,7 @@ _COMMANDS = {  # the first sentence of each command's help
     "learn": "Show when a model reaches a target under each schedule.",
     "plan": "Write plans and prove what they compute.",
     "presets": "Show the clusters, workloads and scenarios that ship.",
-    "report": "Write one HTML page about runs, or about a sweep.",
+    "report": "Write one HTML page about runs, a sweep, or learning.",
     "results": "Show the results of sweeps and of runs as one table.",
     "simulate": "Simulate; show where the time of a step goes.",
     "sweep": "Simulate all points that a SWEEP file describes.",

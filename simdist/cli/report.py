@@ -35,7 +35,7 @@ MOST_RUNS = 24
 def command(
     session: common.Session, name: str, *, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
 ) -> None:
-    """Write one HTML page about runs, about a sweep, or about what was learnt.
+    """Write one HTML page about runs, a sweep, or learning.
 
     Of a RUN, or of all runs in a DIR: speed-ups, where the time of a step goes, a timeline, who waited for whom, and
     simulation against measurement where there are both. Of a sweep in a DIR: which schedule is the fastest where, which
