@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Annotated, Literal, TextIO, TypeAlias, final
 
@@ -23,12 +23,14 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from real.execution.batching import Made
+from real.execution.batching import Made, StackedModule, per_rank
 from real.execution.virtual import World, perform
 from real.models.tasks import TaskFunctions
 from real.programs.binding import Binding, trained_parameters
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
 from simdist.plan import Plan, codec, ops
+
+_DECAY = 0.8  # per evaluation
 
 Say: TypeAlias = Callable[[Mapping[str, object]], None]
 
@@ -92,18 +94,30 @@ def _answer(text: str, say: Say) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # of a function of the task
-        at = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        at = next((each for each in reversed(frames) if each.filename == order.task), frames[-1])
         say({"error": f"task {order.task}: {at.filename}, line {at.lineno}: {type(error).__name__}: {error}"})
         return 1
 
 
 @torch.no_grad()
-def _describe(task: TaskFunctions, _order: TrainingRequest, say: Say) -> None:
+def _describe(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
+    _set_seeds(order.seed)
+    first = task.batch(0, 0)
+    task.batch(1, 0)
+    _set_seeds(order.seed)
+    if not all(map(torch.equal, first, task.batch(0, 0))):
+        raise ScenarioError(
+            f"task {order.task}: batch(0, 0) is another when it is asked for again: it must follow from its arguments, "
+            f"for evaluations ask for batches too; an iterator goes on, so index the data, or draw with a generator "
+            f"that is seeded with step and rank"
+        )
     module, _, _ = task.make(0)
     names = {parameter: name for name, parameter in module.named_parameters()}
     rows = [(names[each], list(each.shape), str(each.dtype)[6:]) for each in trained_parameters(module)]
-    n_samples, metrics = len(task.batch(0, 0)[0]), [*task.evaluate(module.eval())]
-    say({"tensors": rows, "samples_per_step": n_samples, "metrics": metrics})
+    if not rows:
+        raise ScenarioError(f"task {order.task}: the model of make(0) has no parameter that is trained")
+    say({"tensors": rows, "samples_per_step": len(first[0]), "metrics": [*task.evaluate(module.eval())]})
 
 
 def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
@@ -117,13 +131,17 @@ def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
             f"plan {plan.name} shares updates or takes trust ratios, and task {order.task} clips gradients before the "
             f"update: leave out max_norm, or take another plan"
         )
-    torch.manual_seed(order.seed)
-    random.seed(order.seed)
-    np.random.seed(order.seed)
+    _set_seeds(order.seed)
     run = _Learning(task, order, plan, say)
     run.tell(0)
     perform(plan, run.world.programs, run.world.memory, seed=order.seed, on_step=run.end, late=order.late)
     say({"done": True, "seconds": time.perf_counter() - began_s})
+
+
+def _set_seeds(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 @final
@@ -143,6 +161,7 @@ class _Learning:
         self._precision = torch.autocast(order.device, dtype=task.autocast, enabled=task.autocast is not None)
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
         self._losses: list[float] = []
+        self._noise = self._signal = 0.0
         n_parameters, nbytes = self._measure()
         buffers = Binding.buffers_of(plan)
         in_buffers = plan.world_size * sum(buffer.nbytes for buffer in plan.buffers if buffer.name in buffers)
@@ -190,7 +209,7 @@ class _Learning:
             "rank0": self._metrics(self.world.modules[0]),
             "average": self._metrics(average),
             "drift": drift,
-            "noise_scale": self._noise_scale(average, max(n_steps - 1, 0)),
+            **self._around(average, drift, n_steps % self._plan.n_steps),  # not trained on, or long ago
         }
         if n_steps == self._plan.n_steps:
             rows = [self._metrics(module) for module in self.world.modules]
@@ -200,6 +219,8 @@ class _Learning:
 
     def _make(self, rank: int) -> Made:
         module, optimizer, scheduler = self._task.make(rank)
+        if rank:  # all begin as rank 0 does
+            module.load_state_dict(self._blank.state_dict())
         return module.to(self._device), optimizer, scheduler
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -210,6 +231,7 @@ class _Learning:
     def _measure(self) -> tuple[int, int]:
         """Return the number of parameters, and the bytes that a rank takes beside the buffers, by a step of one."""
         module, optimizer, _ = self._make(0)
+        self._blank = copy.deepcopy(module).to("cpu")  # before it keeps anything of a pass
         inputs, targets = (each.to(self._device) for each in self._task.batch(0, 0))
         activations: dict[int, int] = {}
 
@@ -221,8 +243,10 @@ class _Learning:
             self._loss(module(inputs), targets).backward()
         optimizer.step()
         states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
-        trained = trained_parameters(module)  # their gradients are as large
-        kept = sum(tensor.nbytes for tensor in (*states, *trained, *module.buffers(), inputs, targets))
+        trained = trained_parameters(
+            module
+        )  # their gradients are as large, and those of the noise scale, and its copies
+        kept = sum(tensor.nbytes for tensor in (*states, *trained * 3, *[*module.buffers()] * 2, inputs, targets))
         return sum(each.numel() for each in trained), kept + sum(activations.values())
 
     def _change(self, optimizer: torch.optim.Optimizer) -> None:
@@ -251,12 +275,19 @@ class _Learning:
             row.mul_((max_norm / (norms + 1e-6)).clamp(max=1.0).view(-1, *[1] * (row.dim() - 1)))
 
     def _metrics(self, module: nn.Module) -> Mapping[str, float | None]:
-        found = self._task.evaluate(copy.deepcopy(module).to("cpu").eval())
-        return {name: value if math.isfinite(value) else None for name, value in found.items()}
+        found = self._task.evaluate(self._copy(module).to("cpu").eval())
+        return {name: _known(value) for name, value in found.items()}
+
+    def _copy(self, module: nn.Module) -> nn.Module:
+        """Return a copy that has nothing but the module's parameters and buffers."""
+        found = copy.deepcopy(self._blank).to(self._device)
+        for place, tensor in zip(*([*each.parameters(), *each.buffers()] for each in (found, module)), strict=True):
+            place.data.copy_(tensor)
+        return found
 
     def _average(self) -> tuple[nn.Module, float]:
         """Return the average of all ranks' models, and how far they are from it, in units of its own norm."""
-        average, spread, size = copy.deepcopy(self.world.modules[0]), 0.0, 0.0
+        average, spread, size = self._copy(self.world.modules[0]), 0.0, 0.0
         rows = [[*module.parameters(), *module.buffers()] for module in self.world.modules]
         n_parameters = len([*average.parameters()])
         for at, place in enumerate([*average.parameters(), *average.buffers()]):
@@ -270,30 +301,68 @@ class _Learning:
         return average, (spread / size) ** 0.5 if size else 0.0
 
     @torch.enable_grad()
-    def _noise_scale(self, average: nn.Module, step: int) -> float | None:
-        """Estimate how noisy a sample's gradient is, tr(covariance) / |gradient|^2, at the average of the ranks.
+    def _around(self, average: nn.Module, drift: float, step: int) -> dict[str, float | None]:
+        """Estimate what is around the average of the ranks, by the batches that they have in a step.
+
+        Noise scale: tr(covariance of a sample's gradient) / |gradient|^2, each a moving average over evaluations, as
+        those of a step are noisy. What the data of ranks differ by is noise, too.
+
+        Curvature along the drift: averaging lowers the loss by curvature * drift^2 / 2, to second order. Each rank's
+        loss and that of its mirror image, beyond the average, are compared with that of the average: slopes cancel.
 
         Source:
             McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1.
         """
-        n_ranks = self._plan.world_size
+        n_ranks, numbers = self._plan.world_size, range(step * self._n_passes, (step + 1) * self._n_passes)
         if n_ranks == 1:
-            return None
-        gradients, n_samples = [], 0
-        for rank in range(n_ranks):
-            average.zero_grad()
-            for number in range(step * self._n_passes, (step + 1) * self._n_passes):
-                inputs, targets = (each.to(self._device) for each in self._task.batch(number, rank))
-                with self._precision:
-                    self._loss(average(inputs), targets).backward()
-                n_samples += len(inputs)
-            used = [each.grad for each in average.parameters() if each.grad is not None]
-            gradients.append(torch.cat([each.flatten() for each in used]).double())
-        rows = torch.stack(gradients)
-        small, large = rows.square().sum(dim=1).mean().item(), rows.mean(dim=0).square().sum().item()
-        noise = (small - large) / (n_ranks / n_samples - 1 / n_samples)
-        signal = (n_ranks * large - small) / (n_ranks - 1)
-        return noise / signal if signal > 0 and math.isfinite(noise / signal) else None
+            return {"noise_scale": None, "curvature": None}
+        squares, n_samples, together, apart = 0.0, 0, 0.0, 0.0
+        sums = [torch.zeros_like(each, dtype=torch.float64) for each in average.parameters()]
+        for module, ranks in self._at_once([average] * n_ranks):
+            for number in numbers:
+                losses, n_more = self._losses_of(module, number, ranks)
+                losses.sum().backward()
+                n_samples, together = n_samples + n_more, together + losses.sum().item() / n_ranks
+            for total, each in zip(sums, module.parameters(), strict=True):
+                if each.grad is not None:
+                    rows = each.grad.double().view(len(ranks), *total.shape)
+                    squares += rows.square().sum().item()
+                    total += rows.sum(dim=0)
+            module.zero_grad()
+        with torch.no_grad():
+            for module, ranks in self._at_once(self.world.modules) if drift else ():
+                for _ in range(2):
+                    apart += sum(self._losses_of(module, number, ranks)[0].sum().item() for number in numbers)
+                    for place, mean in zip(module.parameters(), average.parameters(), strict=True):
+                        place.copy_(2 * mean - place)
+        small, large = squares / n_ranks, sum(each.square().sum().item() for each in sums) / n_ranks**2
+        self._noise = _DECAY * self._noise + (small - large) / (n_ranks / n_samples - 1 / n_samples)
+        self._signal = _DECAY * self._signal + (n_ranks * large - small) / (n_ranks - 1)
+        return {
+            "noise_scale": _known(self._noise / self._signal) if self._signal > 0 else None,
+            "curvature": _known((apart / n_ranks - 2 * together) / drift**2) if drift else None,
+        }
+
+    def _at_once(self, modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Sequence[int]]]:
+        """Yield copies of all ranks' modules with their ranks: all in one, or one after the other."""
+        if self._batched:
+            yield StackedModule(modules), range(len(modules))
+        else:
+            yield from ((self._copy(module), [rank]) for rank, module in enumerate(modules))
+
+    def _losses_of(self, module: nn.Module, number: int, ranks: Sequence[int]) -> tuple[Tensor, int]:
+        """Return the losses of a module, or of all in a stack, with the batches of ranks, and their samples."""
+        batches = [self._task.batch(number, rank) for rank in ranks]
+        pair = [each.to(self._device) for each in map(torch.stack, zip(*batches, strict=True))]
+        n_samples = sum(len(inputs) for inputs, _ in batches)
+        with self._precision:
+            if self._batched:
+                return per_rank(self._loss)(module(pair[0]), pair[1]), n_samples
+            return self._loss(module(pair[0][0]), pair[1][0]), n_samples
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:

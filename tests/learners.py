@@ -50,6 +50,7 @@ def main() -> None:
             average=value,
             drift=0.5,
             noise_scale=100.0,
+            curvature=4.0,
             ranks={"accuracy": [0, 1]},
         )
         if label == os.environ.get("LEARNER_HANG"):

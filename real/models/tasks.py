@@ -5,6 +5,7 @@ Nothing is downloaded: the digits are drawn, the text is sums, and so every rank
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from real.models.classifiers import named
 from real.models.gpt import Gpt
 from real.programs.base import Batch
 from simdist.errors import ScenarioError
+
+_TAKES_MORE = (torch.optim.LBFGS, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 @final
@@ -48,6 +51,7 @@ class TaskFunctions:
                 )
         self._make, self._batch = (_with_seed(given[function], seed) for function in ("make", "batch"))
         self._loss, self._evaluate = given["loss"], given["evaluate"]
+        self._metrics: set[str] = set()
         self.max_norm: float | None = given.get("max_norm")
         self.autocast: torch.dtype | None = given.get("autocast")
 
@@ -56,6 +60,11 @@ class TaskFunctions:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
             made = self._make(rank)
+        if odd := [each for each in made if isinstance(each, _TAKES_MORE)] if isinstance(made, tuple) else []:
+            raise ScenarioError(
+                f"task {self._name}: make({rank}) returns {type(odd[0]).__name__}, whose `step` takes more than the "
+                f"gradients: take another"
+            )
         match made:
             case (nn.Module() as module, torch.optim.Optimizer() as optimizer):
                 return module, optimizer, None
@@ -82,12 +91,18 @@ class TaskFunctions:
         found = self._evaluate(module)
         try:
             by_name = found if isinstance(found, dict) else {"metric": found}
-            return {str(name): float(value) for name, value in by_name.items()}
+            values = {str(name): float(value) for name, value in by_name.items()}
         except (TypeError, ValueError):
             raise self._wrong("evaluate", found, "a number, or a dict of numbers") from None
+        self._metrics = self._metrics or {*values}
+        if not values or values.keys() != self._metrics:
+            raise self._wrong("evaluate", found, f"{', '.join(sorted(self._metrics)) or 'a metric'}, as it did before")
+        return values
 
     def _wrong(self, call: str, value: object, wanted: str) -> ScenarioError:
-        kinds = [type(each).__name__ for each in value] if isinstance(value, tuple) else type(value).__name__
+        kinds: object = [type(each).__name__ for each in value] if isinstance(value, tuple) else type(value).__name__
+        if isinstance(value, dict):
+            kinds = {name: type(each).__name__ for name, each in value.items()}
         shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
         return ScenarioError(f"task {self._name}: {call} returns {kinds}{shape}; it should return {wanted}")
 
@@ -97,6 +112,7 @@ def _of_file(path: str) -> Mapping[str, Any]:
     if not Path(path).is_file() or spec is None or spec.loader is None:
         raise ScenarioError(f"task {path}: there is no such Python file; tasks that ship: {', '.join(TASKS)}")
     module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(path).resolve().parent))  # as if it were run
     try:
         spec.loader.exec_module(module)
     except Exception as error:

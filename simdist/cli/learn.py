@@ -36,8 +36,9 @@ _WIDTH = 120  # of sentences
 _EVALUATIONS = 20  # of a run
 _LINE_S = 30.0
 _MEANING = (
-    "Drift: how far the ranks' parameters were from their average at most, at an evaluation. Noise scale: samples in a "
-    "batch of all ranks beyond which larger ones hardly help. ±: 95 % over seeds."
+    "Drift: how far the ranks' parameters were from their average at most, at an evaluation; averaging there takes "
+    "curvature x drift^2 / 2 off the loss. Noise scale: samples in a batch of all ranks beyond which larger ones "
+    "hardly help. ±: 95 % over seeds."
 )
 
 
@@ -54,8 +55,8 @@ _COLUMNS = (
     Column("time to target", "target_s", "target_s_ci95", form=seconds_with_interval),
     Column("speed-up to target", "target_speedup", "target_speedup_ci95", form=factor_with_interval),
     Column("at the end", "final", "final_ci95", form=_value),
-    *(Column("drift", form="{:.2g}".format), Column("noise scale", "noise_scale", form="{:,.0f}".format)),
-    Column("front"),
+    *(Column(name, form="{:.2g}".format) for name in ("drift", "curvature")),
+    *(Column("noise scale", "noise_scale", form="{:,.0f}".format), Column("front")),
 )
 
 
@@ -147,7 +148,7 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
         learned = learn(found, task, trainer)
     base = learned[scenario.schedules.index(reference)]
     rows = [learned_row(each, base, target) for each in learned]
-    said = list(sentences(learned, base, target)) if target else []
+    said = list(sentences(learned, base, target))
     n_ranks, what = scenario.cluster.world_size, f"{scenario.steps:,} steps of {Path(task.name).name}"
     about = f"{scenario.name}: {n_ranks:,} ranks, {what}"
     title = f"{about}, {n_seeds} seed{'s' * (n_seeds > 1)}; speed-up over {reference.name}"

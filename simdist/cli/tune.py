@@ -169,8 +169,10 @@ def _to_target(
         f"{rows[0]['runs']} other seeds; speed-up over {base.label}"
     )
     about = {"scenario": scenario.name, "baseline": base.label, "verdict": raced.sentence, "n_exhaustive_steps": n_all}
-    about |= common.picked(raced, "outcome", "n_entrants", "n_steps")
-    said = [raced.sentence, *sentences(raced.finalists, base, target)]
+    about |= common.picked(raced, "outcome", "n_entrants", "n_fell", "n_steps")
+    few = f"{raced.n_fell:,} of {raced.n_entrants:,} candidates were given up before another one was there"
+    seen = few if raced.n_fell else f"all {raced.n_entrants:,} candidates were trained until the first one was there"
+    said = [raced.sentence, seen, *sentences(raced.finalists, base, target)]
     learn.show(session, title, task, target, about, raced.finalists, rows, said, asked.output)
 
 

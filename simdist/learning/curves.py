@@ -28,6 +28,7 @@ class Curve:
         average: The same with the average of all ranks' parameters.
         drift: How far the ranks' parameters are from their average, one per evaluation.
         noise_scale: Gradient noise scale in samples, one per evaluation; None where it is not known.
+        curvature: Of the loss along the drift, likewise: averaging lowers the loss by curvature * drift^2 / 2.
         why: Its ranks were trained one after the other, and not at once; None if at once.
     """
 
@@ -37,6 +38,7 @@ class Curve:
     average: dict[str, list[float]]
     drift: list[float]
     noise_scale: list[float | None]
+    curvature: list[float | None]
     why: str | None
 
 

@@ -88,6 +88,7 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         target_speedup           in time to the target, over the baseline; likewise
         final                    metric of the target, or else the training loss, at the last evaluation
         drift                    of the ranks' parameters, the largest of all evaluations
+        curvature                of the loss along the drift, where that was largest; None if ranks did not drift
         noise_scale              gradient noise scale in samples at the last evaluation that tells it; median of seeds
 
     Args:
@@ -99,12 +100,15 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         ScenarioError: The task has no such metric.
     """
     step_s, base_s = (each.timed.ends_s[:, -1] / each.timed.ends_s.shape[1] for each in (one, base))
+    furthest = (curve.curvature[int(np.nanargmax(curve.drift))] for curve in one.curves)
+    curvatures = [each for each in furthest if each is not None]
     scales = [each for curve in one.curves for each in [*filter(None, curve.noise_scale)][-1:]]
     found = {"schedule": one.label, "lr_factor": one.timed.lr_factor, "runs": len(one.curves)} | {
         **_mean("step_s", step_s),
         **_ratio("speedup", base_s, step_s),
         **_mean("final", one.values(target or TRAINING_LOSS)[:, -1]),
         "drift": float(np.mean([np.nanmax(curve.drift) for curve in one.curves])),
+        "curvature": float(np.mean(curvatures)) if curvatures else None,
         "noise_scale": float(np.median(scales)) if scales else None,
     }
     if target:
@@ -153,29 +157,52 @@ def _ratio(name: str, above: NDArray[np.float64], below: NDArray[np.float64]) ->
     return {name: ratio, f"{name}_ci95": ratio_interval(ratio, above, below)}
 
 
-def sentences(found: Sequence[Learned], base: Learned, target: Target) -> Iterator[str]:
+def sentences(found: Sequence[Learned], base: Learned, target: Target | None) -> Iterator[str]:
     """Yield what a reader of the table must know: runs that never got there, differences that are chance, easy tasks.
 
     Args:
         found: Schedules with the same seeds.
         base: The one that the others are compared with.
-        target: To reach.
+        target: To reach, if any.
     """
-    n_seeds, n_steps = base.timed.ends_s.shape
-    others = [each for each in found if each is not base]
-    if lost := [each.label for each in found if np.isnan(each.values(target)[:, -1]).any()]:
+    metric, n_seeds = target or TRAINING_LOSS, len(base.curves)
+    apart = [each for each in found if each.timed.parts]
+    if lost := [each.label for each in found if np.isnan(each.values(metric)[:, -1]).any()]:
         yield f"diverged, or have no value in the end: runs of {', '.join(lost)}"
-    left = {each.label: int(np.isinf(each.to_target(target)[0]).sum()) for each in found}
-    if never := ", ".join(f"{label} ({n} of {n_seeds} runs)" for label, n in left.items() if n):
-        yield f"never got there in {n_steps:,} steps, so not ranked: {never}"
+    if target:
+        yield from _about_target(found, base, target)
+    losses = base.values(TRAINING_LOSS)
     if n_seeds == 1:
         yield "one seed does not tell how much is chance: write --seeds 5 or more"
+    elif np.array_equal(losses, losses[[0] * n_seeds], equal_nan=True):
+        yield "all seeds learn the same, so intervals lack its chance: let the task's `make` or `batch` take `seed`"
+    if apart and metric.model == "training":
+        yield (
+            "the training loss is that of each rank's own parameters on its own batch, so it flatters schedules that "
+            "average seldom: take a --target of the average model"
+        )
+    if unseen := [each.label for each in apart if not any(np.nanmax(curve.drift) for curve in each.curves)]:
+        yield (
+            f"every evaluation is right after an average, where nothing drifts, of {', '.join(unseen)}: take an "
+            f"--evaluate-every that is no multiple of the periods"
+        )
+    if slow := [each for each in found if each.curves[0].why]:
+        yield f"{slow[0].label}: its ranks were trained one after the other, which is slow: {slow[0].curves[0].why}"
+
+
+def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> Iterator[str]:
+    n_seeds, n_steps = base.timed.ends_s.shape
+    others = [each for each in found if each is not base]
+    steps = {each.label: each.to_target(target)[0] for each in found}
+    left = {label: int(np.isinf(its).sum()) for label, its in steps.items()}
+    if never := ", ".join(f"{label} ({n} of {n_seeds} runs)" for label, n in left.items() if n):
+        yield f"never got there in {n_steps:,} steps, so not ranked: {never}"
     gains = [learned_row(each, base, target).get("target_speedup_ci95") for each in others]
     if alike := [each.label for each, gain in zip(others, gains, strict=True) if gain and gain[0] <= 1 <= gain[1]]:
         seeds = f"in time to the target, {n_seeds} seeds do not tell {', '.join(alike)} from {base.label}"
         yield f"{seeds}: the difference is within their noise"
-    first = base.curves[0].steps[1]
-    if all((each.to_target(target)[0] <= first).all() for each in found):
+    reached = {int(step) for its in steps.values() for step in its if np.isfinite(step)}
+    if not never and max(reached) <= (first := base.curves[0].steps[1]):
         hint = "take a harder target or task, or a smaller --evaluate-every"
         yield f"too easy: every run is there by the first evaluation, after {first:,} steps: {hint}"
     elif others and n_seeds > 1 and all(_is_same(each, base, target) for each in others):
@@ -183,8 +210,9 @@ def sentences(found: Sequence[Learned], base: Learned, target: Target) -> Iterat
             "all schedules have the same curve over steps within the noise of the seeds: this task does not tell what "
             "they learn in a step, so time to the target is a matter of step times"
         )
-    if slow := [each for each in found if each.curves[0].why]:
-        yield f"{slow[0].label}: its ranks were trained one after the other, which is slow: {slow[0].curves[0].why}"
+    elif not never and len(reached) == 1:
+        at = f"every run is there by the same evaluation, after {reached.pop():,} steps"
+        yield f"{at}: take a smaller --evaluate-every"
 
 
 def _is_same(one: Learned, base: Learned, target: Target) -> bool:

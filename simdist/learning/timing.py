@@ -14,7 +14,7 @@ from simdist.learning.training import TaskSetting
 from simdist.plan import Plan
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.walk import drops_late
-from simdist.runs.building import build, delays, traffic
+from simdist.runs.building import build, delays, job, traffic
 from simdist.scenario import Scenario
 from simdist.scenario.scenario import InputSettings
 from simdist.scenario.workload import Workload
@@ -43,6 +43,13 @@ class TimedSchedule:
     plan: Plan
     late: tuple[Late | None, ...]
     lr_factor: float = 1.0
+
+    @property
+    def parts(self) -> bool:
+        """Whether ranks part: there are steps at whose end they have not exchanged what they learned."""
+        bodies, described = [*self.plan.body_of_steps()], job(self.scenario)
+        results = [self.schedule.result(bodies.index(number), described) for number in set(bodies)]
+        return any(max(each.gradients.size, each.parameters.size) < self.plan.world_size for each in results)
 
 
 def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds: int) -> TimedSchedule:

@@ -140,7 +140,9 @@ def train(run: Training) -> Curve:
         every, n_steps, known = run.task.evaluate_every, run.plan.n_steps, found[-1]
         lost = {name: dict.fromkeys(known[name]) for name in ("rank0", "average")}
         rest = sorted({*range(known["step"] + every, n_steps, every), n_steps})
-        found += [{**lost, "step": step, "losses": [], "drift": None, "noise_scale": None} for step in rest]
+        found += [
+            {**lost, "step": step, "losses": [], "drift": None, "noise_scale": None, "curvature": None} for step in rest
+        ]
     elif "done" not in last:
         raise RunError(f"{run.name}: the training ended without a result, after {len(found)} evaluations")
     whose = {
@@ -154,6 +156,7 @@ def train(run: Training) -> Curve:
         **whose,
         drift=_floats(each["drift"] for each in found),
         noise_scale=[each["noise_scale"] for each in found],
+        curvature=[each["curvature"] for each in found],
         why=first["why"],
     )
 
@@ -164,10 +167,12 @@ def _floats(values: Iterable[float | None]) -> list[float]:
 
 def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> list[dict[str, Any]]:
     """Return the lines that the program writes about a request."""
-    one_core = os.environ | {"OMP_NUM_THREADS": "1"}
+    # What this process imports, and not what lies around where it was started.
+    paths = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env = os.environ | paths | {"OMP_NUM_THREADS": "1"}
     try:
         ended = subprocess.run(
-            _COMMAND, input=json.dumps(request).encode(), capture_output=True, env=one_core, timeout=time_limit_s
+            _COMMAND, input=json.dumps(request).encode(), capture_output=True, timeout=time_limit_s, env=env
         )
     except subprocess.TimeoutExpired as late:
         steps = [each["step"] for each in _lines(late.stdout or b"") if "step" in each]
@@ -181,7 +186,9 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
         return lines
     told = ended.stderr.decode(errors="replace").splitlines()
     said = [str(each["error"]) for each in lines if "error" in each] or told
-    why = next((line for line in reversed(said) if line.strip()), f"it ended with code {ended.returncode}")
+    code = ended.returncode
+    how = f"it ended with code {code}" if code >= 0 else f"it was killed by signal {-code}, for want of memory perhaps"
+    why = next((line for line in reversed(said) if line.strip()), how)
     raise (ScenarioError if ended.returncode == 2 else RunError)(f"{what}: {why}")
 
 
@@ -213,6 +220,10 @@ class Trainer:
         if (store.folder / DESIGN).exists():
             raise ScenarioError(f"{store.folder}: holds a sweep: give another folder")
         for record in read_jsonl(store.folder / ROWS):
+            if not {"key", *_FIELDS} <= record.keys():
+                raise ScenarioError(
+                    f"{store.folder / ROWS}: holds other rows, or those of an older version: give another folder"
+                )
             self._curves[record["key"]] = Curve(**{name: record[name] for name in _FIELDS})
 
     @property
@@ -252,7 +263,8 @@ class Trainer:
                 future.cancel()
         if failed:
             named = "\n".join([*failed[:_MOST_NAMED], *["..."] * (len(failed) > _MOST_NAMED)])
-            raise RunError(f"{len(failed)} of {len(wanted)} runs failed; the others are done:\n{named}")
+            others = "; the others are done" * (len(failed) < len(wanted))
+            raise RunError(f"{len(failed)} of {len(wanted)} runs failed{others}:\n{named}")
         return [self._curves[run.key] for run in runs]
 
     def _keep(self, key: str, run: Training, curve: Curve) -> None:

@@ -6,10 +6,11 @@ is trained beyond the moment at which another one has reached the target.
 
 *Rungs.* All are trained until an eighth of the time that the fastest takes for its whole run, the best third until a
 third, the best third of these to the end or to the best time so far; two at least are left. One that has reached the
-target is before one that has not; others are ranked by the metric. A rung starts from scratch, and its steps count, but
-for runs that are equal to one before.
+target is before one that has not; others are ranked by the metric. A rung starts from scratch, and its steps count.
 
-A candidate that starts slowly and ends well may fall at the first rung: small learning rates may.
+*Second chances.* A candidate that starts slowly and ends well, as small learning rates do, may fall at the first rung.
+What is left of a third of the steps of an exhaustive search trains those that fell, the best first, until the best
+time so far. If that is enough for all, the search has found what an exhaustive one finds.
 
 Source:
     Jamieson & Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016, arXiv
@@ -34,6 +35,7 @@ from simdist.tune.verdict import Outcome, factor_text, staying, surely_gains
 
 _SHARES = (1 / 8, 1 / 3, math.inf)  # of the fastest run, per rung
 _KEPT, _LEAST_KEPT = 3, 2  # one in so many goes on, but so many at least
+_BUDGET = 1 / 3  # of the steps of an exhaustive search
 _N_FINALISTS = 3  # beside the baseline
 _SEEDS = 5
 
@@ -51,6 +53,7 @@ class Raced:
         sentence: The verdict.
         on_front: Which finalists no other one beats in time to the target and final metric.
         n_entrants: Candidates with their learning rates, without those that learn the same as a faster one.
+        n_fell: Of these, those that were given up before another one had reached the target.
         n_steps: Steps that the search trained.
     """
 
@@ -59,11 +62,14 @@ class Raced:
     sentence: str
     on_front: tuple[int, ...]
     n_entrants: int
+    n_fell: int
     n_steps: int
 
 
-def race(entrants: Sequence[TimedSchedule], train: Train, target: Target, *, every: int) -> list[TimedSchedule]:
-    """Return the candidates, the best first.
+def race(
+    entrants: Sequence[TimedSchedule], train: Train, target: Target, *, every: int
+) -> tuple[list[TimedSchedule], int]:
+    """Return the candidates, the best first, and how many were given up before it was there.
 
     Args:
         entrants: They are trained with the first of their seeds.
@@ -72,17 +78,32 @@ def race(entrants: Sequence[TimedSchedule], train: Train, target: Target, *, eve
         every: Steps from one evaluation to the next: a rung ends with one.
     """
     horizon_s = min(each.ends_s[:, -1].mean() for each in entrants)
-    left, fallen, best_s = list(entrants), list[TimedSchedule](), math.inf
+    scores: dict[int, tuple[float, float]] = {}
+    seen_s: dict[int, float] = {}
+    ran: set[tuple[int, int]] = set()
+    best_s = math.inf
+
+    def run(some: Sequence[TimedSchedule], until_s: float) -> None:
+        nonlocal best_s
+        until_s = min(until_s, best_s)
+        parts = [within(each, until_s, every) for each in some]
+        for each, learned in zip(some, train(parts), strict=True):
+            scores[id(each)], seen_s[id(each)] = _score(learned, target), until_s
+            best_s = min(best_s, scores[id(each)][0])
+            ran.add((id(each), learned.timed.plan.n_steps))
+
+    order, n_left = list(entrants), len(entrants)
     for share in _SHARES:
-        scores: dict[int, tuple[float, float]] = {}
-        for wave in [left] if math.isfinite(share) else [left[:1], left[1:]]:
-            found = train([within(each, min(share * horizon_s, best_s), every) for each in wave])
-            scores |= {id(each): _score(learned, target) for each, learned in zip(wave, found, strict=True)}
-            best_s = min([best_s, *(target_s for target_s, _ in scores.values())])
-        left.sort(key=lambda each: scores[id(each)])
-        n_kept = max(_LEAST_KEPT, math.ceil(len(left) / _KEPT))
-        left, fallen = left[:n_kept], left[n_kept:] + fallen
-    return left + fallen
+        for wave in [order[:n_left]] if math.isfinite(share) else [order[:1], order[1:n_left]]:
+            run(wave, share * horizon_s)
+        order[:n_left] = sorted(order[:n_left], key=lambda each: scores[id(each)])
+        n_left = max(_LEAST_KEPT, math.ceil(n_left / _KEPT))
+    fell = [each for each in order if seen_s[id(each)] < best_s]
+    costs = np.cumsum([within(each, best_s, every).plan.n_steps for each in fell])
+    spare = _BUDGET * sum(each.plan.n_steps for each in entrants) - sum(n_steps for _, n_steps in ran)
+    run(fell[: int(np.searchsorted(costs, spare, side="right"))], best_s)
+    order.sort(key=lambda each: scores[id(each)] if seen_s[id(each)] >= best_s else (math.inf, math.inf))
+    return order, int(sum(seen_s[id(each)] < best_s for each in order))
 
 
 def within(entrant: TimedSchedule, seconds: float, every: int) -> TimedSchedule:
@@ -128,7 +149,7 @@ def tune_to_target(
         RunError: Runs fail; the others are kept.
     """
     base, entrants = simulate_entrants(scenario, wanted, task, trainer, lr_factors)
-    order = race(entrants, lambda some: learn(some, task, trainer), target, every=task.evaluate_every)
+    order, n_fell = race(entrants, lambda some: learn(some, task, trainer), target, every=task.evaluate_every)
     n_steps, fresh = trainer.n_steps, {"seed": scenario.seed + wanted.n_search_seeds}
     rates = [each.lr_factor for each in order if each.plan.digest() == base.plan.digest()]
     base = replace(base, lr_factor=rates[0])
@@ -141,7 +162,7 @@ def tune_to_target(
     again = [replace(one, lr_factor=each.lr_factor) for one, each in zip(again, finals, strict=True)]
     learned = learn(again, task, trainer)
     points = [(each.to_target(target)[1].mean(), -target.sign * each.values(target)[:, -1].mean()) for each in learned]
-    return Raced(tuple(learned), *_verdict(learned, target), tuple(front(points)), len(entrants), n_steps)
+    return Raced(tuple(learned), *_verdict(learned, target), tuple(front(points)), len(entrants), n_fell, n_steps)
 
 
 def simulate_entrants(

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from real.learn import main  # noqa: E402
 from real.models.tasks import CURVATURES, TASKS  # noqa: E402
+from simdist.learning.training import describe  # noqa: E402
 from simdist.plan import codec  # noqa: E402
 from simdist.schedules import HierarchicalSGD, Job, LocalSGD, Schedule, Sync  # noqa: E402
 
@@ -103,12 +104,23 @@ def test_noise_scale_is_variance_over_squared_gradient(tmp_path: Path) -> None:
     assert np.mean([row["noise_scale"] for row in rows]) == pytest.approx(expected, rel=0.05)
 
 
+def test_curvature_is_that_of_the_loss_along_the_drift(tmp_path: Path) -> None:
+    at = [learn(tmp_path, LocalSGD(period=4), "quadratic", 1, n_ranks=64, seed=seed)[2] for seed in range(10)]
+    shrinks, curvatures = 1 - LR * CURVATURES.numpy(), CURVATURES.numpy()
+    square = float((shrinks**2).sum())  # of the average's norm; after one step, ranks drift alike in all directions
+    assert np.mean([row["curvature"] for row in at]) == pytest.approx(square * curvatures.mean(), rel=0.05)
+    together = learn(tmp_path, Sync(), "quadratic", 1)[2]
+    assert (together["drift"], together["curvature"]) == (0.0, None)
+
+
 def test_rates_clipping_schedulers_and_passes_are_the_loop_s_own(tmp_path: Path) -> None:
     scheduled = LINES["make"].replace("\n    return m, ", "\n    o = ") + (
         "\n    return m, o, torch.optim.lr_scheduler.ExponentialLR(o, 0.9)\nmax_norm = 0.2"
     )
     at_once, alone = (
-        learn(tmp_path, LocalSGD(period=3), task(tmp_path, make=make), 6, lr_factor=2.0, micro_batches=2)
+        learn(
+            tmp_path, LocalSGD(period=3), task(tmp_path, make=make), 6, lr_factor=2.0, micro_batches=2, evaluate_every=4
+        )
         for make in (
             scheduled,
             scheduled.replace("    return m, o", "    m.add_module(str(rank), torch.nn.Identity())\n    return m, o"),
@@ -141,6 +153,10 @@ def test_rates_clipping_schedulers_and_passes_are_the_loop_s_own(tmp_path: Path)
     expected = {"metric": pytest.approx(ranks[0][0].weight.norm().item(), rel=1e-6)}
     assert at_once[-2]["rank0"] == expected
     assert alone[-2]["rank0"] == expected
+    for name in ("noise_scale", "curvature"):
+        one, other = ([each[name] for each in lines[1:-1]] for lines in (at_once, alone))
+        assert any(one)
+        assert one == pytest.approx(other, rel=2e-3)  # of differences of losses, in float32
 
 
 @pytest.mark.parametrize(
@@ -152,6 +168,29 @@ def test_rates_clipping_schedulers_and_passes_are_the_loop_s_own(tmp_path: Path)
         ({"batch": "def batch(step, rank):\n    return 1, 2"}, 2, "batch(0, 0) returns ['int', 'int']; it should"),
         ({"loss": "def loss(outputs, targets):\n    return outputs"}, 2, "loss returns Tensor of shape [5, 2]; it sh"),
         ({"evaluate": "def evaluate(module):\n    return 'good'"}, 2, "evaluate returns str; it should return a numb"),
+        ({"evaluate": "def evaluate(module):\n    return {}"}, 2, "evaluate returns {}; it should return a metric"),
+        (
+            {"evaluate": "calls = []\ndef evaluate(module):\n    calls.append(0)\n    return {f'm{len(calls)}': 0}"},
+            2,
+            "evaluate returns {'m2': 'int'}; it should return m1, as it did before",
+        ),
+        (
+            {
+                "make": LINES["make"].replace(
+                    "torch.optim.SGD(m.parameters(), lr=0.1)", "torch.optim.LBFGS(m.parameters())"
+                )
+            },
+            2,
+            "make(0) returns LBFGS, whose `step` takes more than the gradients",
+        ),
+        (
+            {
+                "loss": "def loss(outputs, targets):\n    nll = torch.nn.functional.nll_loss\n"
+                "    return nll(outputs, targets.int())"
+            },
+            1,
+            "task.py, line 7: RuntimeError",
+        ),
         ({"evaluate": "def evaluate(module):\n    return 1 / 0"}, 1, "task.py, line 11: ZeroDivisionError: division"),
         (
             {"loss": "def loss(outputs, targets):\n    return outputs.mean() * (targets[0, 0] - 1).neg().log()"},
@@ -166,6 +205,52 @@ def test_a_bad_task_gets_one_clear_error(changed: dict, status: int, message: st
     assert ended == status
     assert message in lines[-1]["error"]
     assert lines[-1].get("diverged") == ("the loss of rank" in message or None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {
+                "batch": "data = iter(torch.randn(99, 5, 3))\ndef batch(step, rank):\n"
+                "    return next(data), torch.ones(5, 2)"
+            },
+            "batch(0, 0) is another when it is asked for again",
+        ),
+        (
+            {"make": LINES["make"].replace("\n    return", "\n    m.requires_grad_(False)\n    return")},
+            "the model of make(0) has no parameter that is trained",
+        ),
+    ],
+)
+def test_a_task_that_cannot_be_learned_is_refused_when_it_is_described(
+    changed: dict, message: str, tmp_path: Path
+) -> None:
+    status, [line] = ask({"task": task(tmp_path, **changed), "describe": True})
+    assert status == 2
+    assert message in line["error"]
+
+
+def test_tasks_are_run_as_scripts_are_and_ranks_begin_alike(tmp_path: Path) -> None:
+    """A file beside the task is found; each rank has its own parameters; the model keeps what it computes."""
+    (tmp_path / "beside.py").write_text(
+        "import torch\n\nclass Net(torch.nn.Linear):\n    def forward(self, x):\n"
+        "        self.last = super().forward(x)\n"
+        "        return self.last\n"
+    )
+    make = LINES["make"].replace("m = torch.nn.Linear", "torch.manual_seed(rank)\n    m = Net")
+    path = task(tmp_path, imports="import torch\nfrom beside import Net", make=make)
+    header, *found, _ = learn(tmp_path, Sync(), path, 3, evaluate_every=1)
+    assert header["why"] is None
+    assert [row["drift"] for row in found] == [0.0] * 4
+    assert len({row["average"]["metric"] for row in found}) == 4
+
+
+def test_what_lies_where_it_is_started_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert describe("quadratic", 1).metrics == ("loss",)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,12 @@ def test_who_is_late_in_the_simulation_is_late_in_the_training(learn, scenario, 
         (dict.fromkeys(TAUS, 0.1), TARGET, "too easy: every run is there by the first evaluation, after 3 steps"),
         (dict.fromkeys(TAUS, 12.0), TARGET, "all schedules have the same curve over steps within the noise"),
         (
+            dict.fromkeys(TAUS, 12.0) | {"sync": 12.3},
+            TARGET,
+            "every run is there by the same evaluation, after 30",
+        ),
+        (TAUS, "loss <= 0.1", "the training loss is that of each rank's own parameters on its own batch"),
+        (
             TAUS | {"local-4": 13.5},
             TARGET,
             "5 seeds do not tell local-4 from sync: the difference is within their noise",

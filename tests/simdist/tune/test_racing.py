@@ -51,8 +51,12 @@ def recorded(entrant, *, chance):
     n_steps = entrant.ends_s.shape[1]
     steps = sorted({*range(0, n_steps + 1, EVERY), n_steps})
     accuracy = [1 - math.exp(-step / tau) + random.Random(f"{name} {step}").gauss(0, 0.01) for step in steps]
-    nothing = [0.0] * len(steps)
-    return Learned(entrant, [Curve(steps, nothing, {}, {"accuracy": accuracy}, nothing, [None] * len(steps), None)])
+    return Learned(entrant, [curve(steps, accuracy)])
+
+
+def curve(steps, accuracy):
+    nothing, unknown = [0.0] * len(steps), [None] * len(steps)
+    return Curve(steps, nothing, {}, {"accuracy": accuracy}, nothing, unknown, unknown, None)
 
 
 @pytest.mark.parametrize("chance", range(5))
@@ -64,7 +68,7 @@ def test_finds_the_best_of_an_exhaustive_search_for_a_third_of_its_steps(entrant
         trained.update({(each.schedule.name, each.lr_factor, each.plan.n_steps): each.plan.n_steps for each in some})
         return [recorded(each, chance=chance) for each in some]
 
-    found = race(entrants, train, TARGET, every=EVERY)
+    found, _ = race(entrants, train, TARGET, every=EVERY)
     n_race = sum(trained.values())
     all_s = [recorded(within(each, math.inf, EVERY), chance=chance).to_target(TARGET)[1, 0] for each in entrants]
     best = entrants[int(np.argmin(all_s))]
@@ -72,6 +76,23 @@ def test_finds_the_best_of_an_exhaustive_search_for_a_third_of_its_steps(entrant
     assert (found[0].schedule.name, found[0].lr_factor) == (best.schedule.name, best.lr_factor)
     assert sorted(map(id, found)) == sorted(map(id, entrants))
     assert n_race <= 0.35 * len(entrants) * 160
+
+
+def test_what_starts_slowly_gets_a_second_chance(entrants):
+    """It is the worst at the first rung, and the first to reach the target."""
+    slow = min(entrants, key=lambda each: each.ends_s[:, -1].mean())
+
+    def learned(entrant):
+        steps = [*range(0, entrant.plan.n_steps + 1, EVERY)]
+        accuracy = [step / 160 if entrant.schedule != slow.schedule else float(step >= 24) for step in steps]
+        return Learned(entrant, [curve(steps, accuracy)])
+
+    def train(some):
+        return [learned(each) for each in some]
+
+    found, n_fell = race([*entrants[-60:], slow], train, parse_target("accuracy >= 0.25"), every=EVERY)
+    assert found[0] is slow
+    assert n_fell == 0
 
 
 def test_of_schedules_that_learn_the_same_only_the_fastest_is_trained(capsys, monkeypatch, tmp_path):
@@ -84,6 +105,7 @@ def test_of_schedules_that_learn_the_same_only_the_fastest_is_trained(capsys, mo
     answer = call(capsys, "tune", job, *asked, "--target", "accuracy >= 0.7", "-o", tmp_path / "d", "--json")
     assert answer.code == 0, answer.err
     document = json.loads(answer.out)
+    assert document["n_fell"] == 1  # of nine times the learning rate, which diverges
     assert document["n_entrants"] == 3  # of six sizes of buckets that the task does not fill, one
     assert document["rows"][0]["lr_factor"] == 2.0
     assert document["baseline"] == "sync lr x2"
