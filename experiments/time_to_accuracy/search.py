@@ -4,13 +4,14 @@
     python experiments/time_to_accuracy/search.py --write    also record it, and write it into the README
     python experiments/time_to_accuracy/search.py --tables   print the recorded table
 
-A task on 64 virtual ranks; synchronous SGD, and local SGD of periods up to 16, with four learning rates. The search
-trains first, and is not told what the exhaustive training, which follows with the same seed, finds.
+Tasks on 64 virtual ranks; synchronous, local and hierarchical SGD, with several learning rates. The search trains
+first, and is not told what the exhaustive training, which follows with the same seed, finds.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,17 +22,41 @@ from simdist.learning.summary import learn
 from simdist.learning.training import Trainer, describe
 from simdist.report import print_tables, write_tables
 from simdist.scenario import load
-from simdist.sweep.workers import LocalPool, n_cores
+from simdist.sweep.workers import LocalPool, Workers, n_cores
 from simdist.tune import Constraints, Extras, TuneOptions
 from simdist.tune.racing import race, simulate_entrants
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "README.md", HERE / "search.json"
-TARGETS = {"split": "accuracy >= 0.5"}
-LR_FACTORS = (0.5, 1.0, 2.0, 4.0)
 EVERY = 10
 """Steps between evaluations."""
-WANTED = TuneOptions(Constraints(global_every=16), Extras(only=("sync", "local_sgd")), n_search_seeds=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, and what is searched.
+
+    Args:
+        task: Its name.
+        kinds: Of schedules.
+        global_every: Most steps between averages of all ranks.
+        lr_factors: Factors of the task's learning rate.
+        targets: Each is searched for.
+    """
+
+    task: str
+    kinds: tuple[str, ...]
+    global_every: int
+    lr_factors: tuple[float, ...]
+    targets: tuple[str, ...]
+
+
+LOCAL = ("sync", "local_sgd")
+CASES = (
+    Case("split", LOCAL, 16, (0.5, 1.0, 2.0, 4.0), ("accuracy >= 0.5", "accuracy >= 0.65", "accuracy >= 0.8")),
+    Case("digits", (*LOCAL, "hierarchical_sgd"), 4, (1.0, 2.0), ("accuracy >= 0.5", "accuracy >= 0.8")),
+    Case("quadratic", LOCAL, 16, (0.25, 0.5, 1.0), ("average.loss <= 0.05", "average.loss <= 0.02")),
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +66,7 @@ class Search:
     Args:
         n_entrants: Schedules times learning rates, without those that learn the same as a faster one.
         steps: That the search trained, and all entrants to the end.
+        n_fell: Entrants that it gave up before another one was there.
         found: Label of the best that it found.
         found_s: When that one reaches the target, in the exhaustive training.
         best: Label of the best of all.
@@ -49,8 +75,10 @@ class Search:
     """
 
     task: str
+    target: str
     n_entrants: int
     steps: tuple[int, int]
+    n_fell: int
     found: str
     found_s: float
     best: str
@@ -58,27 +86,43 @@ class Search:
     n_reach: int
 
 
-def search(name: str, trainer: Trainer) -> Search:
+def searches(case: Case, pool: Workers) -> Iterator[Search]:
     """Search, then train all."""
-    scenario, target, task = load(HERE / "search.yaml"), parse_target(TARGETS[name]), describe(name, EVERY)
-    _, entrants = simulate_entrants(scenario, WANTED, task, trainer, LR_FACTORS)
-    first, *_ = race(entrants, lambda some: learn(some, task, trainer), target, every=EVERY)
-    n_steps = trainer.n_steps
-    times = {each.label: each.to_target(target)[1, 0] for each in learn(entrants, task, trainer)}
-    (found,) = learn([first], task, trainer)
-    best = min(times, key=lambda label: times[label])
-    n_reach, n_all = int(np.isfinite([*times.values()]).sum()), len(entrants) * scenario.steps
-    return Search(name, len(entrants), (n_steps, n_all), found.label, times[found.label], best, times[best], n_reach)
+    scenario, task = load(HERE / "search.yaml"), describe(case.task, EVERY)
+    wanted = TuneOptions(Constraints(global_every=case.global_every), Extras(only=case.kinds), n_search_seeds=1)
+    exhaustive = Trainer(None, pool, lambda *_: None)
+    _, entrants = simulate_entrants(scenario, wanted, task, exhaustive, case.lr_factors)
+    for text in case.targets:
+        target, trainer = parse_target(text), Trainer(None, pool, lambda *_: None)
+        (first, *_), n_fell = race(entrants, lambda some: learn(some, task, trainer), target, every=EVERY)  # noqa: B023
+        times = {each.label: each.to_target(target)[1, 0] for each in learn(entrants, task, exhaustive)}
+        (found,) = learn([first], task, exhaustive)
+        best, n_all = min(times, key=lambda label: times[label]), len(entrants) * scenario.steps
+        yield Search(
+            case.task,
+            text,
+            len(entrants),
+            (trainer.n_steps, n_all),
+            n_fell,
+            found.label,
+            times[found.label],
+            best,
+            times[best],
+            int(np.isfinite([*times.values()]).sum()),
+        )
 
 
 def tables(results: list[Search]) -> dict[str, str]:
     """Return the table of the README by its name."""
-    lines = ["| task | candidates | reach it | steps trained | of all | found | seconds | best of all | seconds |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
+    lines = [
+        "| task | target | candidates | reach it | steps trained | of all | given up | found | s | best of all | s |"
+    ]
+    lines.append("|---|---|---|---|---|---|---|---|---|---|---|")
     for each in results:
         ours, every = each.steps
-        cells = f"| {each.task} | {each.n_entrants} | {each.n_reach} | {ours:,} | {ours / every:.0%} "
-        lines.append(f"{cells}| `{each.found}` | {each.found_s:.1f} | `{each.best}` | {each.best_s:.1f} |")
+        cells = f"| {each.task} | {each.target} | {each.n_entrants} | {each.n_reach} | {ours:,} | {ours / every:.0%} "
+        named = f"| {each.n_fell} | `{each.found}` | {each.found_s:.2f} | `{each.best}` | {each.best_s:.2f} |"
+        lines.append(cells + named)
     return {"search": "\n".join(lines)}
 
 
@@ -98,7 +142,7 @@ def main() -> int:
         results = recorded()
     else:
         with LocalPool(n_cores()) as pool:
-            results = [search(name, Trainer(None, pool, lambda *_: None)) for name in TARGETS]
+            results = [each for case in CASES for each in searches(case, pool)]
     if arguments.write:
         RESULTS.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n", encoding="utf-8")
         write_tables(PAGE, tables(results))
