@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,8 @@ def searches(case: Case, pool: Workers) -> Iterator[Search]:
     _, entrants = simulate_entrants(scenario, wanted, task, exhaustive, case.lr_factors)
     for text in case.targets:
         target, trainer = parse_target(text), Trainer(None, pool, lambda *_: None)
-        (first, *_), n_fell = race(entrants, lambda some: learn(some, task, trainer), target, every=EVERY)  # noqa: B023
+        train = partial(learn, task=task, trainer=trainer)
+        (first, *_), _, n_fell = race(entrants, train, target, every=EVERY, n_base=len(case.lr_factors))
         times = {each.label: each.to_target(target)[1, 0] for each in learn(entrants, task, exhaustive)}
         (found,) = learn([first], task, exhaustive)
         best, n_all = min(times, key=lambda label: times[label]), len(entrants) * scenario.steps

@@ -60,19 +60,19 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrainingOptions:
     """How runs are trained, as commands share it: `options`."""
 
-    task: str | None
-    target: str | None
-    steps: int | None
-    evaluate_every: int | None
-    workers: int | None
-    scheduler: str | None
-    device: str
-    time_limit: str
-    output: Path | None
+    task: str | None = None
+    target: str | None = None
+    steps: int | None = None
+    evaluate_every: int | None = None
+    workers: int | None = None
+    scheduler: str | None = None
+    device: str = "cpu"
+    time_limit: str = "1 h"
+    output: Path | None = None
 
     def described(self, scenario: Scenario) -> TaskSetting:
         """Return the task, and how runs of a scenario train it.
@@ -103,10 +103,16 @@ class TrainingOptions:
 
 def options(function: _Function) -> Callable[..., Any]:
     """Add the options of `TrainingOptions`, but for the task."""
+    plain = TrainingOptions()
     for option in (
         click.option("-o", "--output", type=common.path, metavar="DIR", help="Append runs there; go on from them."),
-        click.option("--time-limit", default="1 h", metavar="TIME", help="Of a training run; it is ended then."),
-        click.option("--device", default="cpu", help="Of training, as torch names it; cuda with --workers 1."),
+        click.option(
+            "--time-limit",
+            default=plain.time_limit,
+            metavar="TIME",
+            help="Of a training run; it is ended then.",
+        ),
+        click.option("--device", default=plain.device, help="Of training, as torch names it; cuda with --workers 1."),
         click.option("--scheduler", metavar="WHERE", help="Dask's, as of sweep; its workers need torch and FILE."),
         click.option("--workers", type=click.IntRange(0, 10_000), help="Runs at once; 0: in turn; one per core."),
         click.option("--evaluate-every", type=common.positive, metavar="M", help="Steps; else a twentieth of a run."),
@@ -180,6 +186,8 @@ def show(
     meaning = f"{looked}At the end: {(target or TRAINING_LOSS).what}. {_MEANING}"
     table = table_text(title, columns(rows), rows)
     text = "\n\n".join([table, *(textwrap.fill(each, _WIDTH) for each in (meaning, *(f"{each}." for each in said)))])
+    if entries := about.get("entries"):
+        text += f"\n\n{entries}"
     about |= {"task": task.name, "target": target and str(target), "evaluate_every": every, "meaning": meaning}
     found = about | {"rows": rows, "sentences": said, **curves_record(learned, target, title=title)}
     if folder:

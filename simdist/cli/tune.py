@@ -15,7 +15,8 @@ from simdist.learning.curves import parse_target
 from simdist.learning.summary import learned_row, sentences
 from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario
-from simdist.scenario.checkpoint import Mode
+from simdist.scenario.checkpoint import CheckpointSettings, Mode
+from simdist.schedules import Schedule
 from simdist.settings.base import shown
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
 from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
@@ -109,7 +110,8 @@ def command(
     target first, and candidates are trained.
     """
     asked = learn.TrainingOptions(**{each.name: more.pop(each.name) for each in fields(learn.TrainingOptions)})
-    if bool(asked.target) != bool(asked.task) or (not asked.task and (learning_rates or asked.output or asked.steps)):
+    is_asked = learning_rates is not None or asked != learn.TrainingOptions()
+    if bool(asked.target) != bool(asked.task) or (is_asked and not asked.task):
         raise ScenarioError("--target, --task: write both; or none, and nothing of training: step times decide then")
     texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
     most = (math.inf if text is None else common.parsed(option, text, parse_nbytes) for option, text in texts.items())
@@ -152,7 +154,8 @@ def _to_target(
     """Search by time to a target, and print what it finds."""
     from simdist.tune.racing import tune_to_target
 
-    factors = [common.parsed("--learning-rates", each, _factor) for each in (rates or "1").split(",")]
+    words = ["1"] if rates is None else rates.split(",")
+    factors = [*dict.fromkeys(common.parsed("--learning-rates", each, _factor) for each in words)]
     target, task = parse_target(str(asked.target)), asked.described(scenario)
     with asked.trainer(session) as trainer:
         raced = tune_to_target(scenario, wanted, target, task, trainer, factors)
@@ -162,22 +165,31 @@ def _to_target(
         | {"front": "*" if number in raced.on_front else "", "entry": entry(each.timed.schedule)}
         for number, each in enumerate(raced.finalists)
     ]
-    n_all = raced.n_entrants * scenario.steps
+    n_all, its = raced.n_entrants * scenario.steps, raced.winner and raced.winner.timed
+    tried = f"{raced.n_entrants:,} candidate{'s' * (raced.n_entrants > 1)} trained for {raced.n_steps:,} steps"
     title = (
-        f"{scenario.name}: {scenario.cluster.world_size:,} ranks; {raced.n_entrants:,} candidates trained for "
-        f"{raced.n_steps:,} steps, {raced.n_steps / n_all:.0%} of all for {scenario.steps:,}; finalists again with "
-        f"{rows[0]['runs']} other seeds; speed-up over {base.label}"
+        f"{scenario.name}: {scenario.cluster.world_size:,} ranks; {tried}, {raced.n_steps / n_all:.0%} of all for "
+        f"{scenario.steps:,}; finalists again with {rows[0]['runs']} other seeds; speed-up over {base.label}"
     )
-    about = {"scenario": scenario.name, "baseline": base.label, "verdict": raced.sentence, "n_exhaustive_steps": n_all}
-    about |= common.picked(raced, "outcome", "n_entrants", "n_fell", "n_steps")
-    few = f"{raced.n_fell:,} of {raced.n_entrants:,} candidates were given up before another one was there"
-    seen = few if raced.n_fell else f"all {raced.n_entrants:,} candidates were trained until the first one was there"
-    said = [raced.sentence, seen, *sentences(raced.finalists, base, target)]
+    about = {
+        "scenario": scenario.name,
+        "baseline": base.label,
+        "verdict": raced.sentence,
+        "entries": its
+        and _entries(its.schedule, its.scenario.workload.micro_batches, its.scenario.checkpoint, scenario),
+        "n_exhaustive_steps": n_all,
+        **common.picked(raced, "outcome", "n_entrants", "n_fell", "n_steps"),
+    }
+    fell = f"given up early, so perhaps sooner: {raced.n_fell:,} of {raced.n_entrants:,} candidates"
+    said = [raced.sentence, *[fell] * (raced.n_fell > 0), *sentences(raced.finalists, base, target)]
     learn.show(session, title, task, target, about, raced.finalists, rows, said, asked.output)
 
 
 def _factor(text: object) -> float:
-    return parse_factor(float(str(text)))
+    try:
+        return parse_factor(float(str(text)))
+    except ValueError:
+        raise ValueError(f"{shown(text)} is no factor: write numbers above 0, such as 0.5,1,2") from None
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -211,16 +223,22 @@ def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
     columns = [in_ranges.get(each.keys[0], each) for each in usual]
     table = table_text(_title(tuned), columns, rows)
     lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
-    if verdict.winner:
-        lines += ["", "schedules:", f"  {entry(verdict.winner.schedule)}"]
-        if tuned.per != "step":
-            lines.append(f"workload: {{micro_batches: {verdict.winner.micro_batches}}}  # and its other keys")
-        if (saved := verdict.winner.checkpoint) and saved != tuned.runs.scenario.checkpoint:
-            lines.append(f"checkpoint: {{every: {saved.every}, mode: {saved.mode}}}  # and its other keys")
+    if winner := verdict.winner:
+        lines += ["", _entries(winner.schedule, winner.micro_batches, winner.checkpoint, tuned.runs.scenario)]
     more = [] if tuned.per == "step" else ["More micro-batches a step also make the batch of an update larger."]
     if len({each.checkpoint.every for each in tuned.finalists if each.checkpoint}) > 1:
         more.append("The further apart checkpoints are, the more work a failure costs.")
     return "\n".join([*lines, "", " ".join([_NOT_KNOWN, *more])])
+
+
+def _entries(schedule: Schedule, n_passes: int, saved: CheckpointSettings | None, scenario: Scenario) -> str:
+    """Return a candidate as a scenario has it."""
+    lines = ["schedules:", f"  {entry(schedule)}"]
+    if n_passes != scenario.workload.micro_batches:
+        lines.append(f"workload: {{micro_batches: {n_passes}}}  # and its other keys")
+    if saved and saved != scenario.checkpoint:
+        lines.append(f"checkpoint: {{every: {saved.every}, mode: {saved.mode}}}  # and its other keys")
+    return "\n".join(lines)
 
 
 def _title(tuned: Tuned) -> str:

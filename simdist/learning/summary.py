@@ -77,6 +77,7 @@ def learn(found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer) -
     return [Learned(each, tuple(islice(curves, len(each.late)))) for each in found]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str, Any]:
     """Return the line of a schedule in the table, as JSON has it: means over seeds and their 95 % intervals, `_ci95`.
 
@@ -205,17 +206,17 @@ def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> It
     if not never and max(reached) <= (first := base.curves[0].steps[1]):
         hint = "take a harder target or task, or a smaller --evaluate-every"
         yield f"too easy: every run is there by the first evaluation, after {first:,} steps: {hint}"
-    elif others and n_seeds > 1 and all(_is_same(each, base, target) for each in others):
-        yield (
-            "all schedules have the same curve over steps within the noise of the seeds: this task does not tell what "
-            "they learn in a step, so time to the target is a matter of step times"
-        )
+    elif reached and n_seeds > 1 and _same_rates_and_curves(found, base, target):
+        noise = f"all schedules have the same curve over steps within the noise of {n_seeds} seeds"
+        yield f"{noise}: as far as they tell, time to the target is a matter of step times"
     elif not never and len(reached) == 1:
         at = f"every run is there by the same evaluation, after {reached.pop():,} steps"
         yield f"{at}: take a smaller --evaluate-every"
 
 
-def _is_same(one: Learned, base: Learned, target: Target) -> bool:
-    """Tell whether the mean over evaluations is the baseline's but for chance, paired by seeds."""
-    interval = mean_interval((one.values(target) - base.values(target))[:, 1:].mean(axis=1))
-    return interval is not None and interval[0] <= 0 <= interval[1]
+def _same_rates_and_curves(found: Sequence[Learned], base: Learned, target: Target) -> bool:
+    """Tell whether means over evaluations are the baseline's but for chance, paired by seeds, with other plans."""
+    factors, digests = {each.timed.lr_factor for each in found}, {each.timed.plan.digest() for each in found}
+    means = [(each.values(target) - base.values(target))[:, 1:].mean(axis=1) for each in found if each is not base]
+    intervals = [mean_interval(each) for each in means]
+    return len(factors) == 1 < len(digests) and all(each and each[0] <= 0 <= each[1] for each in intervals)

@@ -20,6 +20,7 @@ Source:
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class Raced:
 
     Args:
         finalists: Trained with fresh seeds; the baseline first, then by how they stood in the search.
+        winner: The one to change to; None: stay with the baseline.
         outcome: As of `simdist.tune.verdict`.
         sentence: The verdict.
         on_front: Which finalists no other one beats in time to the target and final metric.
@@ -58,6 +60,7 @@ class Raced:
     """
 
     finalists: tuple[Learned, ...]
+    winner: Learned | None
     outcome: Outcome
     sentence: str
     on_front: tuple[int, ...]
@@ -67,25 +70,25 @@ class Raced:
 
 
 def race(
-    entrants: Sequence[TimedSchedule], train: Train, target: Target, *, every: int
-) -> tuple[list[TimedSchedule], int]:
-    """Return the candidates, the best first, and how many were given up before it was there.
+    entrants: Sequence[TimedSchedule], train: Train, target: Target, *, every: int, n_base: int = 1
+) -> tuple[list[TimedSchedule], TimedSchedule, int]:
+    """Return the candidates, the best first; the baseline with its best rate; how many were given up too early to tell.
 
     Args:
         entrants: They are trained with the first of their seeds.
         train: Trains.
         target: To reach.
         every: Steps from one evaluation to the next: a rung ends with one.
+        n_base: The first so many are the baseline, with different learning rates.
     """
     horizon_s = min(each.ends_s[:, -1].mean() for each in entrants)
-    scores: dict[int, tuple[float, float]] = {}
+    scores: dict[int, tuple[float, ...]] = {}
     seen_s: dict[int, float] = {}
     ran: set[tuple[int, int]] = set()
     best_s = math.inf
 
     def run(some: Sequence[TimedSchedule], until_s: float) -> None:
         nonlocal best_s
-        until_s = min(until_s, best_s)
         parts = [within(each, until_s, every) for each in some]
         for each, learned in zip(some, train(parts), strict=True):
             scores[id(each)], seen_s[id(each)] = _score(learned, target), until_s
@@ -94,16 +97,23 @@ def race(
 
     order, n_left = list(entrants), len(entrants)
     for share in _SHARES:
+        if math.isfinite(share) and n_left <= _LEAST_KEPT:
+            continue  # nobody would fall
         for wave in [order[:n_left]] if math.isfinite(share) else [order[:1], order[1:n_left]]:
-            run(wave, share * horizon_s)
+            run(wave, min(share * horizon_s, best_s))
         order[:n_left] = sorted(order[:n_left], key=lambda each: scores[id(each)])
         n_left = max(_LEAST_KEPT, math.ceil(n_left / _KEPT))
+    base, *others = sorted(entrants[:n_base], key=lambda each: scores[id(each)])
+    if others:
+        run([base], math.inf)
+        run(others, scores[id(base)][0])
+        base = min(base, *others, key=lambda each: scores[id(each)])
     fell = [each for each in order if seen_s[id(each)] < best_s]
     costs = np.cumsum([within(each, best_s, every).plan.n_steps for each in fell])
     spare = _BUDGET * sum(each.plan.n_steps for each in entrants) - sum(n_steps for _, n_steps in ran)
     run(fell[: int(np.searchsorted(costs, spare, side="right"))], best_s)
     order.sort(key=lambda each: scores[id(each)] if seen_s[id(each)] >= best_s else (math.inf, math.inf))
-    return order, int(sum(seen_s[id(each)] < best_s for each in order))
+    return order, base, int(sum(seen_s[id(each)] < best_s for each in order))
 
 
 def within(entrant: TimedSchedule, seconds: float, every: int) -> TimedSchedule:
@@ -120,10 +130,10 @@ def within(entrant: TimedSchedule, seconds: float, every: int) -> TimedSchedule:
     return replace(entrant, ends_s=ends_s[:, :n_steps], plan=plan, late=(late,))
 
 
-def _score(found: Learned, target: Target) -> tuple[float, float]:
-    """Return when the target was reached, and how good the metric is in the end: less is better."""
-    value = -target.sign * found.values(target)[0, -1]
-    return float(found.to_target(target)[1, 0]), float(np.nan_to_num(value, nan=np.inf))
+def _score(found: Learned, target: Target) -> tuple[float, ...]:
+    """Return when the target was reached, how good the metric is in the end, and seconds per step: less is better."""
+    value, ends_s = -target.sign * found.values(target)[0, -1], found.timed.ends_s[0]
+    return float(found.to_target(target)[1, 0]), float(np.nan_to_num(value, nan=np.inf)), ends_s[-1] / len(ends_s)
 
 
 def tune_to_target(
@@ -149,10 +159,10 @@ def tune_to_target(
         RunError: Runs fail; the others are kept.
     """
     base, entrants = simulate_entrants(scenario, wanted, task, trainer, lr_factors)
-    order, n_fell = race(entrants, lambda some: learn(some, task, trainer), target, every=task.evaluate_every)
+    train = partial(learn, task=task, trainer=trainer)
+    order, rated, n_fell = race(entrants, train, target, every=task.evaluate_every, n_base=len(lr_factors))
     n_steps, fresh = trainer.n_steps, {"seed": scenario.seed + wanted.n_search_seeds}
-    rates = [each.lr_factor for each in order if each.plan.digest() == base.plan.digest()]
-    base = replace(base, lr_factor=rates[0])
+    base = replace(base, lr_factor=rated.lr_factor)
     others = [each for each in order if (each.schedule, each.lr_factor) != (base.schedule, base.lr_factor)]
     finals = [base, *others[:_N_FINALISTS]]
     again = [
@@ -184,18 +194,27 @@ def simulate_entrants(
     return base, [replace(each, lr_factor=factor) for each in fastest for factor in lr_factors]
 
 
-def _verdict(found: Sequence[Learned], target: Target) -> tuple[Outcome, str]:
-    """Say whether to change from the first to the best of the others, as it stood in the search."""
+def _verdict(found: Sequence[Learned], target: Target) -> tuple[Learned | None, Outcome, str]:
+    """Say whether to change from the first to another one: the best in the search, if none is surely faster now."""
     base, *others = found
-    best = next((each for each in others if np.isfinite(each.to_target(target)).all()), base)
-    row, n_reached = learned_row(best, base, target), int(np.isfinite(base.to_target(target)[0]).sum())
-    if row["reached"] < row["runs"]:
-        n_steps = best.timed.scenario.steps
-        return "unsure", f"no schedule surely reaches {target} in {n_steps:,} steps: write more --steps"
-    if row["target_speedup"] is None:
-        outcome: Outcome = "unsure" if n_reached else "change"
-        return outcome, f"{best.label} reaches the target in all {row['runs']} runs, {base.label} in {n_reached}"
-    gain = row["target_speedup"], row["target_speedup_ci95"]
-    if not surely_gains(*gain):
-        return staying(base.label, gain[0])
-    return "change", f"{best.label} is {factor_text(*gain)} times as fast as {base.label} in time to the target"
+    there = [each for each in others if np.isfinite(each.to_target(target)).all()]
+    steps = base.to_target(target)[0]
+    n_runs, n_reached, n_steps = len(steps), int(np.isfinite(steps).sum()), base.timed.scenario.steps
+    if not steps.any():
+        return None, "unsure", f"{target} is met before the first step: ask for more"
+    if not there and n_reached < n_runs:
+        return None, "unsure", f"no schedule surely reaches {target} in {n_steps:,} steps: write more --steps"
+    best = reduce(lambda one, other: other if _surely_sooner(other, one, target) else one, there or [base])
+    if n_reached < n_runs:
+        sentence = f"{best.label} reaches the target in all {n_runs} runs, {base.label} in {n_reached}"
+        return (None, "unsure", sentence) if n_reached else (best, "change", sentence)
+    if not (sure := next((each for each in (best, *there) if _surely_sooner(each, base, target)), None)):
+        return None, *staying(base.label, learned_row(best, base, target)["target_speedup"])
+    row = learned_row(sure, base, target)
+    gain = factor_text(row["target_speedup"], row["target_speedup_ci95"])
+    return sure, "change", f"{sure.label} is {gain} times as fast as {base.label} in time to the target"
+
+
+def _surely_sooner(one: Learned, other: Learned, target: Target) -> bool:
+    row = learned_row(one, other, target)
+    return row["target_speedup"] is not None and surely_gains(row["target_speedup"], row["target_speedup_ci95"])
