@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Annotated, Literal, TextIO, TypeAlias, final
 
@@ -246,7 +246,7 @@ class _Learning:
         trained = trained_parameters(
             module
         )  # their gradients are as large, and those of the noise scale, and its copies
-        kept = sum(tensor.nbytes for tensor in (*states, *trained * 3, *[*module.buffers()] * 2, inputs, targets))
+        kept = sum(tensor.nbytes for tensor in (*states, *trained * 4, *[*module.buffers()] * 2, inputs, targets))
         return sum(each.numel() for each in trained), kept + sum(activations.values())
 
     def _change(self, optimizer: torch.optim.Optimizer) -> None:
@@ -313,26 +313,37 @@ class _Learning:
         Source:
             McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1.
         """
-        n_ranks, numbers = self._plan.world_size, range(step * self._n_passes, (step + 1) * self._n_passes)
+        n_ranks, device, number = self._plan.world_size, self._device, step * self._n_passes
         if n_ranks == 1:
             return {"noise_scale": None, "curvature": None}
-        squares, n_samples, together, apart = 0.0, 0, 0.0, 0.0
+        batches = [[each.to(device) for each in self._task.batch(number, rank)] for rank in range(n_ranks)]
+        n_samples = sum(len(inputs) for inputs, _ in batches)
+        if self._batched:
+            batches = [[torch.stack(rows) for rows in zip(*batches, strict=True)]]
+        loss = per_rank(self._task.loss) if self._batched else self._task.loss
+
+        def copies(modules: Sequence[nn.Module]) -> Iterable[nn.Module]:
+            return [StackedModule(modules)] if self._batched else map(self._copy, modules)
+
+        def total(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+            with self._precision:
+                return loss(module(inputs), targets).sum()
+
+        squares = together = apart = 0.0
         sums = [torch.zeros_like(each, dtype=torch.float64) for each in average.parameters()]
-        for module, ranks in self._at_once([average] * n_ranks):
-            for number in numbers:
-                losses, n_more = self._losses_of(module, number, ranks)
-                losses.sum().backward()
-                n_samples, together = n_samples + n_more, together + losses.sum().item() / n_ranks
-            for total, each in zip(sums, module.parameters(), strict=True):
-                if each.grad is not None:
-                    rows = each.grad.double().view(len(ranks), *total.shape)
+        for module, batch in zip(copies([average] * n_ranks), batches, strict=True):
+            value = total(module, *batch)
+            value.backward()
+            together += value.item() / n_ranks
+            for each, place in zip(sums, module.parameters(), strict=True):
+                if place.grad is not None:
+                    rows = place.grad.double().view(-1, *each.shape)
                     squares += rows.square().sum().item()
-                    total += rows.sum(dim=0)
-            module.zero_grad()
+                    each += rows.sum(dim=0)
         with torch.no_grad():
-            for module, ranks in self._at_once(self.world.modules) if drift else ():
+            for module, batch in zip(copies(self.world.modules), batches, strict=True) if drift else ():
                 for _ in range(2):
-                    apart += sum(self._losses_of(module, number, ranks)[0].sum().item() for number in numbers)
+                    apart += total(module, *batch).item() / n_ranks
                     for place, mean in zip(module.parameters(), average.parameters(), strict=True):
                         place.copy_(2 * mean - place)
         small, large = squares / n_ranks, sum(each.square().sum().item() for each in sums) / n_ranks**2
@@ -340,25 +351,8 @@ class _Learning:
         self._signal = _DECAY * self._signal + (n_ranks * large - small) / (n_ranks - 1)
         return {
             "noise_scale": _known(self._noise / self._signal) if self._signal > 0 else None,
-            "curvature": _known((apart / n_ranks - 2 * together) / drift**2) if drift else None,
+            "curvature": _known((apart - 2 * together) / drift**2) if drift else None,
         }
-
-    def _at_once(self, modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, Sequence[int]]]:
-        """Yield copies of all ranks' modules with their ranks: all in one, or one after the other."""
-        if self._batched:
-            yield StackedModule(modules), range(len(modules))
-        else:
-            yield from ((self._copy(module), [rank]) for rank, module in enumerate(modules))
-
-    def _losses_of(self, module: nn.Module, number: int, ranks: Sequence[int]) -> tuple[Tensor, int]:
-        """Return the losses of a module, or of all in a stack, with the batches of ranks, and their samples."""
-        batches = [self._task.batch(number, rank) for rank in ranks]
-        pair = [each.to(self._device) for each in map(torch.stack, zip(*batches, strict=True))]
-        n_samples = sum(len(inputs) for inputs, _ in batches)
-        with self._precision:
-            if self._batched:
-                return per_rank(self._loss)(module(pair[0]), pair[1]), n_samples
-            return self._loss(module(pair[0][0]), pair[1][0]), n_samples
 
 
 def _known(value: float) -> float | None:
