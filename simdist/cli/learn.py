@@ -55,7 +55,7 @@ _COLUMNS = (
     Column("time to target", "target_s", "target_s_ci95", form=seconds_with_interval),
     Column("speed-up to target", "target_speedup", "target_speedup_ci95", form=factor_with_interval),
     Column("at the end", "final", "final_ci95", form=_value),
-    *(Column(name, form="{:.2g}".format) for name in ("drift", "curvature")),
+    *(Column("drift", form="{:.2g}".format), Column("curvature", form="{:.3g}".format)),
     *(Column("noise scale", "noise_scale", form="{:,.0f}".format), Column("front")),
 )
 
