@@ -110,9 +110,7 @@ def open_links(
     """Return what performs the links of a run while it is entered, on the first rank of each node."""
     node, on_node = divmod(rank, run.scenario.cluster.gpus_per_node)
     resources, traffic = _traffic(run)
-    if perform is None or traffic is None or on_node:
-        return nullcontext()
-    return perform(traffic, resources, node)
+    return nullcontext() if perform is None or traffic is None or on_node else perform(traffic, resources, node)
 
 
 def _traffic(run: RunDirectory) -> tuple[Resources, Traffic | None]:

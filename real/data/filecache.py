@@ -69,7 +69,8 @@ class FileCache:
         self._unwarned = threading.Lock()
         try:
             (folder / "parts").mkdir(parents=True, exist_ok=True)
-            self._clear_parts()
+            for part in (folder / "parts").iterdir():
+                _remove_if_unused(part)  # what is unfinished, of writers that are gone: their locks are free
         except OSError as error:
             raise RunError(f"{error.filename or folder}: no cache can be here: {error.strerror}") from error
 
@@ -160,11 +161,6 @@ class FileCache:
         except OSError:  # it is gone, or the disk takes no more changes: then it is found again, and compared again
             return False
         return True
-
-    def _clear_parts(self) -> None:
-        """Remove the unfinished files of writers that are gone: their locks are free."""
-        for part in (self._folder / "parts").iterdir():
-            _remove_if_unused(part)
 
     def _path(self, sample: int) -> Path:
         return self._folder / f"{sample % 256:02x}" / f"{sample:07d}-{int(self._index.crc32[sample]):08x}"

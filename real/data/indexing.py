@@ -58,8 +58,7 @@ def _command(folder: Path, force: bool, debug: bool) -> int:
     path = folder / INDEX
     if path.exists() and not force:
         raise ScenarioError(f"{path}: is there already; --force replaces it")
-    n_samples = write_entries(index_folder(folder), path)
-    click.echo(f"{path}: {n_samples} samples")
+    click.echo(f"{path}: {write_entries(index_folder(folder), path)} samples")
     return 0
 
 

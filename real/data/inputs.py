@@ -68,13 +68,7 @@ class RankExchange(Protocol):
 
 @contextmanager
 def open_input(
-    plan: Plan,
-    options: DataOptions,
-    *,
-    rank: int,
-    others: RankExchange,
-    failed: threading.Event,
-    tally: Tally,
+    plan: Plan, options: DataOptions, *, rank: int, others: RankExchange, failed: threading.Event, tally: Tally
 ) -> Iterator["InputReader"]:
     """Open the reader of a rank; all ranks do this together.
 
@@ -264,13 +258,7 @@ def _digest(index: SampleIndex) -> str:
 
 
 def _file_cache(
-    stack: ExitStack,
-    plan: Plan,
-    dataset: Dataset,
-    options: DataOptions,
-    index: SampleIndex,
-    run: str,
-    place: RankPlace,
+    stack: ExitStack, plan: Plan, dataset: Dataset, options: DataOptions, index: SampleIndex, run: str, place: RankPlace
 ) -> FileCache:
     """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
 

@@ -132,8 +132,7 @@ def kth_cell(cells: Tensor, k: int) -> tuple[int, int]:
     >>> kth_cell(torch.tensor([5, 2, 2, 9, 2]), 3)
     (2, 2)
     """
-    counts = torch.bincount(cells)
-    not_above = counts.cumsum(0)
+    not_above = torch.bincount(cells).cumsum(0)
     cell = int(torch.searchsorted(not_above, cells.numel() - k, right=True))
     return cell, cells.numel() - int(not_above[cell])
 

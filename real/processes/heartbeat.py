@@ -202,7 +202,7 @@ class Guard:
     def fail(self, reason: str) -> None:
         """Tell the others that this rank ends, and why; unless another rank is known to have failed before it."""
         self._own_failure = f"{self._me} failed: {reason}"
-        self._await_beats(1, LAST_WORDS_S)
+        self._await_beat(LAST_WORDS_S)
         self._blame(self._own_failure)
 
     def explain(self, error: BaseException | None, doing: str) -> RunError:
@@ -239,10 +239,10 @@ class Guard:
         counts = {rank: beat.count for rank, beat in self._table.items()}
         self._leaving = True
         if self._said == "alive" and time.monotonic() - self._last_beat_s < LAST_WORDS_S:
-            self._await_beats(1, LAST_WORDS_S)
+            self._await_beat(LAST_WORDS_S)
         deadline_s = time.monotonic() + LINGER_S
         while self._store_rank == self._me.rank and time.monotonic() < deadline_s and not self._heard(counts):
-            self._await_beats(1, 0.1)
+            self._await_beat(0.1)
             time.sleep(0.01)
         self._over.set()
         self._wake.set()
@@ -276,7 +276,8 @@ class Guard:
             try:
                 self._beat()
             except RuntimeError as error:  # torch's DistError is one
-                self._lose_store(error)
+                if not self._leaving:
+                    self._blame(f"{self.store_host()} is gone ({str(error).splitlines()[0]})")
                 return
             self._end_with_parent()
             self._wake.wait(BEAT_S if self._called.is_set() and not self._leaving else 0.05)
@@ -351,10 +352,6 @@ class Guard:
             self._cause = self._cause or cause
             self.failed.set()
 
-    def _lose_store(self, error: RuntimeError) -> None:
-        if not self._leaving:
-            self._blame(f"{self.store_host()} is gone ({str(error).splitlines()[0]})")
-
     def _end_with_parent(self) -> None:
         if self._parent is None or os.getppid() == self._parent:
             return
@@ -364,10 +361,10 @@ class Guard:
         time.sleep(LAST_WORDS_S + SETTLE_S)
         os._exit(1)  # the main thread is held up in native code
 
-    def _await_beats(self, n_beats: int, timeout_s: float) -> None:
-        """Wait for whole beats that began after this call."""
+    def _await_beat(self, timeout_s: float) -> None:
+        """Wait for a whole beat that began after this call."""
         with self._beaten:
-            wanted = self._n_beats + n_beats + 1  # one may be under way
+            wanted = self._n_beats + 2  # one may be under way
             deadline_s = time.monotonic() + timeout_s
             while self._n_beats < wanted and self._thread.is_alive() and time.monotonic() < deadline_s:
                 self._wake.set()

@@ -44,8 +44,7 @@ def shared_update(
     plan: Plan, binding: Binding, optimizer: torch.optim.Optimizer, memory: Memory, rank: int
 ) -> "SharedUpdate | None":
     """Return a rank's part of the updates of a plan that ranks share; None if there are none."""
-    updates = (op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.slices)
-    update = next(updates, None)
+    update = next((op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.slices), None)
     return SharedUpdate(update, plan, binding, optimizer, memory, rank) if update else None
 
 

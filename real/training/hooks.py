@@ -109,9 +109,7 @@ class Hooks:
             after_step: Called at the end of each step.
         """
         self._executor, self._binding, self._rating, self._guard = executor, binding, rating, guard
-        self._shared = shared
-        self.step = first_step
-        self._after_step = after_step
+        self._shared, self.step, self._after_step = shared, first_step, after_step
         self._anchor = self._trained[0], self._trained[0].data_ptr()
         torch.compiler.reset()  # a model that was compiled and called before would not look for new hooks
         self._handles += [

@@ -149,14 +149,13 @@ def wrap(
         # Batches and losses are the loop's.
         carried = {name: memory.tensors(name) for name in carried_buffers(plan) if name in memory}
         state = RankState(module, optimizer, carried, device, also or {}, shared or optimizer, outer.optimizer)
-        folder = Path(checkpoint) if checkpoint else None
         resuming = _Resuming(
             plan,
             found.endless,
             state,
             connection,
             first_step=first_step,
-            folder=folder,
+            folder=Path(checkpoint) if checkpoint else None,
             every=every,
             until_closed=stack,
         )

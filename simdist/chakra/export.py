@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import accumulate, islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -165,10 +165,7 @@ def cautions(plan: Plan) -> list[str]:
 
 def _flops_before(workload: Workload) -> list[float]:
     """Return the forward FLOPs of a batch before each tensor, and of all."""
-    before = [0.0]
-    for tensor in workload.tensors:
-        before.append(before[-1] + tensor.flops * workload.batch_size)
-    return before
+    return list(accumulate((tensor.flops * workload.batch_size for tensor in workload.tensors), initial=0.0))
 
 
 def _communicates(op: Op) -> TypeGuard[Collective]:

@@ -107,8 +107,7 @@ class _JobBuilder:
         self._calls = calls
         if calls[0].step is not None and self._n_steps is None:
             return
-        sizes = [call.nbytes for call in calls]
-        self._rhythm = find_rhythm(sizes, self._n_steps)
+        self._rhythm = find_rhythm([call.nbytes for call in calls], self._n_steps)
         if self._rhythm is None:
             legal = [str(n) for n in range(1, len(calls) + 1) if len(calls) % n == 0]
             raise UnsupportedError(
@@ -138,8 +137,7 @@ class _JobBuilder:
         """Put the ranks together."""
         world_size = max(self._world_size, len(self._groups.get(WORLD, ())), max(self._steps) + 1)
         self._check_groups(world_size)
-        missing = world_size - len(self._steps)
-        if missing:
+        if len(self._steps) < world_size:
             self._notes.append(
                 f"there are traces of {len(self._steps)} of {world_size} ranks; the others count as these"
             )

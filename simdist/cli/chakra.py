@@ -103,8 +103,7 @@ def _import(
     with session.bar() as bar:
         imported = import_traces(paths, n_steps=n_steps, progress=lambda n: bar.update("read traces", n, len(paths)))
     fitted = fit_cluster(inputs.read_cluster(cluster), imported.world_size, name=cluster)
-    scenario = scenario_of(imported, fitted, name=output.stem)
-    inputs.save_text(output, scenario_text(scenario, imported))
+    inputs.save_text(output, scenario_text(scenario_of(imported, fitted, name=output.stem), imported))
     session.wrote(output)
     for note in imported.notes:
         session.say(f"note: {note}")

@@ -53,13 +53,7 @@ _EPOCH_COLUMNS = (
 @common.plot
 @common.options
 def command(
-    session: common.Session,
-    name: str,
-    *,
-    baseline: str,
-    n_seeds: int,
-    engine: Engine,
-    plot: Path | None,
+    session: common.Session, name: str, *, baseline: str, n_seeds: int, engine: Engine, plot: Path | None
 ) -> None:
     """Show the speed-ups over a baseline.
 

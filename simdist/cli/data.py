@@ -91,12 +91,10 @@ def command(session: common.Session, name: str, *, knobs: bool, schedule: str | 
         for number, source in enumerate(sources):
             progress = _part(bar, number, len(sources))
             loading = _loading(session, source, None if knobs else progress)
-            with inputs.naming(f"{name}: {source.schedule.name}"):
-                turned = (
-                    knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
-                    if knobs
-                    else None
-                )
+            turned = None
+            if knobs:
+                with inputs.naming(f"{name}: {source.schedule.name}"):
+                    turned = knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
             least = epoch_limits(source.plan, source.costs)
             rows.append(_document(source, loading, least, turned))
             texts.append(_text(source, loading, least, turned))
@@ -186,10 +184,8 @@ def _text(
     per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
     sources = simulated.source + (f"; measured: {measured.source}" if measured else "")
     about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps, {per_epoch:,} an epoch; {sources}"
-    below = [
-        _limits_text(least, simulated, source.scenario.cluster.storage),
-        *([_knobs_text(turned)] if turned else []),
-    ]
+    below = [_limits_text(least, simulated, source.scenario.cluster.storage)]
+    below += [_knobs_text(turned)] if turned else []
     return "\n".join([about, loading_text(loading), *(f"\n{text}" for text in below)])
 
 

@@ -68,8 +68,7 @@ def command(
                 session.wrote(file)
             rows.append(_record(planned, done, file))
             traces += [(label, done.trace)] if plot and done.trace else []
-    title = f"{Path(name).name}: seconds per step, averaged over ranks"
-    tables = [table_text(title, _COLUMNS, rows)]
+    tables = [table_text(f"{Path(name).name}: seconds per step, averaged over ranks", _COLUMNS, rows)]
     if any("links_s" in each for each in rows):
         tables.append(links_table([(each["schedule"], each.get("links_s", {}), each["step_s"]) for each in rows]))
     for each in rows:

@@ -96,9 +96,7 @@ def _width(text: str) -> int:
 
 def shown_epochs(epochs: Sequence[_ItemT]) -> list[_ItemT | None]:
     """Return those of many that a table shows: the first ones and the last; None stands for the others."""
-    if len(epochs) <= _MOST_EPOCHS:
-        return list(epochs)
-    return [*epochs[: _MOST_EPOCHS - 1], None, epochs[-1]]
+    return list(epochs) if len(epochs) <= _MOST_EPOCHS else [*epochs[: _MOST_EPOCHS - 1], None, epochs[-1]]
 
 
 def count(n: int) -> str:

@@ -20,14 +20,7 @@ from simdist.traces.trace import Trace
 @click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN; real if there is one.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
 @common.options
-def command(
-    session: common.Session,
-    run: Path,
-    *,
-    chrome: Path,
-    which: str | None,
-    steps: range | None,
-) -> None:
+def command(session: common.Session, run: Path, *, chrome: Path, which: str | None, steps: range | None) -> None:
     """Convert a trace for viewers of timelines.
 
     Of a RUN, the trace in it; open the FILE in https://ui.perfetto.dev.

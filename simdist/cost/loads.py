@@ -73,12 +73,7 @@ class LoadCosts:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        cluster: Cluster,
-        workload: Workload,
-        topology: Topology,
-        capacity_Bps: NDArray[np.float64],
+        self, plan: Plan, cluster: Cluster, workload: Workload, topology: Topology, capacity_Bps: NDArray[np.float64]
     ) -> None:
         assert plan.dataset is not None
         self._plan, self._dataset, self._topology = plan, plan.dataset, topology
@@ -133,11 +128,7 @@ class LoadCosts:
             first_s = storage.open_s + storage.latency_s
             file_s = (self._files.seconds[samples] + self._files.nbytes[samples] / self._disk.write_Bps).mean()
             rounds = math.ceil(len(samples) / (op.group.size * self._dataset.readers))
-            resources = [
-                *self._from_storage(nodes),
-                topology.disk_write(nodes),
-                topology.readers(ranks),
-            ]
+            resources = [*self._from_storage(nodes), topology.disk_write(nodes), topology.readers(ranks)]
             amounts = np.concatenate(
                 [
                     [nbytes, self._files.operations[samples].sum(), nbytes, nbytes, nbytes, nbytes],

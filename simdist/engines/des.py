@@ -46,10 +46,7 @@ _COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _NAMED = 8  # of those who wait when nothing can happen any more
 _ROUNDING_ULPS = 64  # of the time: what the stages of a transfer may be rounded by
 _LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
-_AT_LAST, _LATER = (
-    EventPriority(3),
-    EventPriority(4),
-)  # priorities: when all that happens at a moment has, and after that
+_AT_LAST, _LATER = EventPriority(3), EventPriority(4)  # when all that happens at a moment has, and after that
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
 
@@ -469,7 +466,5 @@ def _task(
         seconds = [0.0 if rank in enter.absent else each for rank, each in enumerate(seconds)]
     period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
     where = instance.index, instance.step, instance.lane
-    over = None
-    if exchange is not None and instance.op is enter:
-        over = instance.index + exchange
+    over = instance.index + exchange if exchange is not None and instance.op is enter else None
     return _Task(instance, *where, instance.after, seconds, meeting, batch, period_s, passes_over, over)

@@ -206,8 +206,7 @@ class LiveCluster:
         """Move bytes over all of some links; the event is that it is done."""
         if not 0 <= nbytes < math.inf:
             raise ValueError(f"transfer of {nbytes} bytes: must be a number from 0 on")
-        stage = _stage(links, nbytes)
-        return self.carry(self._doing(links), Transfer((stage,)))
+        return self.carry(self._doing(links), Transfer((_stage(links, nbytes),)))
 
     def flow(self, *links: LiveLink) -> ExitStack:
         """Open a flow over all of some links, which it shares fairly until `close()`, or until the end of a `with`."""

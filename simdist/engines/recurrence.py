@@ -157,9 +157,7 @@ class Recurrence:
     ) -> None:
         self._prices = {op: _added(price) for op, price in prices.items()}
         self._feed = _DelayFeed(delays, plan.n_steps) if delays else None
-        self._durations = durations
-        self._observer = observer
-        self._table = table
+        self._durations, self._observer, self._table = durations, observer, table
         self._zero = np.zeros((plan.world_size, n))
         self.late: dict[int, tuple[int, ...]] = {}
 

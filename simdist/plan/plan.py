@@ -243,8 +243,7 @@ class Plan:
         period = tuple(numbers[cycle.start : cycle.stop])
         times, left = divmod(n_steps - cycle.start, len(period))
         begin, end = (_fold(np.array(part, dtype=np.int64)) for part in (numbers[: cycle.start], period[:left]))
-        order = (*begin, Run(period, times), *end)
-        return dataclasses.replace(self, order=order)
+        return dataclasses.replace(self, order=(*begin, Run(period, times), *end))
 
     def body_of_steps(self) -> Iterator[int]:
         """Yield the body's number for every step."""

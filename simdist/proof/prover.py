@@ -286,8 +286,7 @@ class _Proof:
             case ops.ReduceScatter():
                 state[op.dst] = self._map(op, state[op.src], scatter)
             case ops.AllGather():
-                move = total if self._buffers[op.src].sparse else gather
-                state[op.dst] = self._map(op, state[op.src], move)
+                state[op.dst] = self._map(op, state[op.src], total if self._buffers[op.src].sparse else gather)
             case ops.Select() | ops.Merge():
                 if isinstance(op, ops.Merge):
                     self._demand_shares(op, state[op.src])
@@ -426,8 +425,7 @@ class _Proof:
             raise _BrokenError("reads no batch, though the plan loads some; add the input to srcs")
         wanted = {place for name in self._params for place in range(*self._atoms(name))}
         current = (name for name in op.srcs if self._is_current(state[name]))
-        missing = wanted - {place for name in current for place in range(*self._atoms(name))}
-        if missing:
+        if wanted - {place for name in current for place in range(*self._atoms(name))}:
             raise _BrokenError("does not read all parameters as they are when the step begins; add them to srcs")
         for name in op.srcs:
             self._use_batch(name, state)

@@ -219,14 +219,9 @@ def simulate(
         labels = ", ".join(schedule.name for schedule in scenario.schedules)
         raise ScenarioError(f"{scenario.name}: no schedule is called {label!r}; there are: {labels}")
     built = build(scenario, chosen[0])
+    drawn, links = delays(scenario), traffic(scenario, built.costs, scenario.seed)
     return engines.simulate(
-        built.plan,
-        built.costs,
-        delays(scenario),
-        engine=engine,
-        traffic=traffic(scenario, built.costs, scenario.seed),
-        actors=actors,
-        observers=observers,
+        built.plan, built.costs, drawn, engine=engine, traffic=links, actors=actors, observers=observers
     )
 
 

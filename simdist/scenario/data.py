@@ -11,7 +11,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, mod
 from simdist.errors import ScenarioError
 from simdist.plan.plan import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 from simdist.schedules.job import Policy
-from simdist.settings.base import FromFile, Settings, refuse, shown
+from simdist.settings.base import Settings, folder_of, refuse, shown
 from simdist.settings.units import Factor, Nbytes, Whole, format_nbytes, parse_nbytes, parse_whole
 
 _KEYS_PER_SIZE_BITS = 53
@@ -87,8 +87,7 @@ def _read_file_nbytes(value: object, info: ValidationInfo) -> int | tuple[int, .
         case dict() if "index" in value:
             if set(value) != {"index"} or not isinstance(value["index"], str):
                 raise ValueError(f"{shown(value)} is no file: write e.g. {{index: index.csv}}")
-            folder = info.context.folder if isinstance(info.context, FromFile) else Path()
-            return read_sizes(folder / value["index"])
+            return read_sizes(folder_of(info) / value["index"])
         case dict():
             return Lognormal.model_validate(value, context=info.context)
         case list() | tuple():

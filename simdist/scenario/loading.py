@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
-from simdist.errors import ScenarioError
+from simdist.errors import ScenarioError, naming_file
 from simdist.files import read_content
 from simdist.scenario import strict_yaml
 from simdist.scenario.cluster import Cluster
@@ -100,10 +100,8 @@ def read_text(path: Path) -> str:
     Raises:
         ScenarioError: It cannot be read, or is not UTF-8.
     """
-    try:
+    with naming_file(path, "read", ScenarioError):
         content = read_content(path)
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from simdist.arrays import ArrayError, Declared, open_arrays
 from simdist.files import open_regular, read_content
-from simdist.settings.base import FromFile, refuse, shown
+from simdist.settings.base import folder_of, refuse, shown
 
 _NAME = "write the name of a .npz or .csv file"
 
@@ -38,8 +38,7 @@ class TableForm:
 def _beside_the_scenario(value: Any, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path) or Path(value).suffix not in (".npz", ".csv"):
         raise ValueError(f"{shown(value)} is no recording: {_NAME}")
-    folder = info.context.folder if isinstance(info.context, FromFile) else Path()
-    return (folder / value).absolute()
+    return (folder_of(info) / value).absolute()
 
 
 #: The absolute path of a recording, whose name is relative to the scenario's file.

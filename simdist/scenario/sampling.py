@@ -77,9 +77,7 @@ class DelaySampler:
 
     def __init__(self, sources: Sequence["_Source"], *, world_size: int, n_seeds: int) -> None:
         """Start at step 0."""
-        self._sources = sources
-        self._world_size = world_size
-        self._n_seeds = n_seeds
+        self._sources, self._world_size, self._n_seeds = sources, world_size, n_seeds
         self._next_step = 0
 
     @property
@@ -157,12 +155,8 @@ class _Source:
         seeds: Sequence[int],
         ranks_per_node: int,
     ) -> None:
-        self.channel = disturbance.on
-        self.ranks = uniforms.ranks
-        self._disturbance = disturbance
-        self._uniforms = uniforms
-        self._compute_s = compute_s
-        self._seeds = seeds
+        self.channel, self.ranks = disturbance.on, uniforms.ranks
+        self._disturbance, self._uniforms, self._compute_s, self._seeds = disturbance, uniforms, compute_s, seeds
         self._harmonic = sum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None

@@ -29,7 +29,7 @@ from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds, kinds_in_module
 from simdist.schedules.job import Policy, uses_disk, uses_memory
-from simdist.settings.base import Fault, FromFile, Settings, choose, refuse, shown
+from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown
 from simdist.settings.units import Seconds, Whole, format_error, format_seconds
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
@@ -83,17 +83,13 @@ class InputSettings(Settings):
 
 
 def _expand_cluster(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Cluster:
-    cluster: Cluster = handler(presets.expand("cluster", value, folder=_folder(info)))
+    cluster: Cluster = handler(presets.expand("cluster", value, folder=folder_of(info)))
     return _forget_base(cluster, value)
 
 
 def _expand_workload(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Workload:
-    workload: Workload = handler(presets.expand("workload", value, folder=_folder(info)))
+    workload: Workload = handler(presets.expand("workload", value, folder=folder_of(info)))
     return _forget_base(workload, value)
-
-
-def _folder(info: ValidationInfo) -> Path:
-    return info.context.folder if isinstance(info.context, FromFile) else Path()
 
 
 def _forget_base(settings: SettingsT, value: object) -> SettingsT:

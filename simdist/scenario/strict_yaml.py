@@ -232,9 +232,7 @@ def _scalar(text: str) -> object:
     if _INTEGER.fullmatch(text) and len(text) < 70:
         number = int(text, 0) if text[:2] in ("0x", "0o") else int(text)
         return number if abs(number) < 2**64 else text
-    if _FLOAT.fullmatch(text) and math.isfinite(float(text)):
-        return float(text)
-    return text
+    return float(text) if _FLOAT.fullmatch(text) and math.isfinite(float(text)) else text
 
 
 def _place(event: Any) -> TextPosition:

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_
 
 from simdist.files import read_content
 from simdist.plan.plan import ITEM_NBYTES
-from simdist.settings.base import Fault, FromFile, Settings, refuse, shown
+from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
 from simdist.settings.precision import Precision, Utilization
 from simdist.settings.units import Nbytes, Seconds, Whole, format_seconds
 
@@ -116,14 +116,13 @@ class Workload(Settings):
     def _read_tensors_file(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, dict) or "tensors_file" not in value:
             return value
-        folder = info.context.folder if isinstance(info.context, FromFile) else Path()
         name = value["tensors_file"]
         try:
             if "tensors" in value:
                 raise ValueError("'tensors_file' beside 'tensors': write one of them")
             if not isinstance(name, str):
                 raise ValueError(f"{shown(name)} is no file: write e.g. resnet50.csv")
-            tensors = _read_tensors(folder / name)
+            tensors = _read_tensors(folder_of(info) / name)
         except ValueError as error:
             refuse("Workload", [(("tensors_file",), str(error))])
         return {key: item for key, item in value.items() if key != "tensors_file"} | {"tensors": tensors}

@@ -197,12 +197,7 @@ def bucket_backward(number: int, params: Names = (PARAM,), *, adds: bool) -> ops
 
 
 def last_backward(
-    job: Job,
-    buckets: Sequence[Bucket],
-    params: Names = (PARAM,),
-    *,
-    all_reduce: Group | None,
-    algorithm: Algorithm,
+    job: Job, buckets: Sequence[Bucket], params: Names = (PARAM,), *, all_reduce: Group | None, algorithm: Algorithm
 ) -> Body:
     """Return the last backward pass, each bucket followed by its all-reduce over the group `all_reduce`, if any."""
     body: list[Op] = []

@@ -44,6 +44,11 @@ class FromFile:
     folder: Path
 
 
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder that paths are relative to: that of the file, or else the current one."""
+    return info.context.folder if isinstance(info.context, FromFile) else Path()
+
+
 class Settings(BaseModel):
     """Base of everything that a user writes: frozen, and an unknown key is refused with the nearest known one.
 

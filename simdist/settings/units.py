@@ -79,9 +79,7 @@ def parse_nbytes(value: object) -> int:
 
 def parse_Bps(value: object) -> float:
     """Return the bytes per second of "25 Gbit/s", or infinity of "unlimited"; ValueError tells the right form."""
-    if value == "unlimited":
-        return math.inf
-    return _quantity(value, _BANDWIDTH)
+    return math.inf if value == "unlimited" else _quantity(value, _BANDWIDTH)
 
 
 def parse_flops(value: object) -> float:

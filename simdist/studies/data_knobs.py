@@ -133,8 +133,7 @@ def _of_schedule(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
         "prefetch": schedule.prefetch or path.prefetch,
     }
     for key, value in now.items():
-        changed = schedule.model_copy(update={key: 2 * value})
-        yield Knob(f"{key} {value} -> {2 * value}", scenario, changed)
+        yield Knob(f"{key} {value} -> {2 * value}", scenario, schedule.model_copy(update={key: 2 * value}))
 
 
 def _policies(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
@@ -148,11 +147,7 @@ def _policies(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
 
 
 def knob_effects(
-    scenario: Scenario,
-    schedule: Schedule,
-    delays: Delays,
-    *,
-    progress: Progress | None = None,
+    scenario: Scenario, schedule: Schedule, delays: Delays, *, progress: Progress | None = None
 ) -> KnobEffects:
     """Simulate a schedule as it is, and with every knob turned.
 
@@ -181,30 +176,18 @@ def knob_effects(
 
     baseline = simulated(Knob("as it is", scenario, schedule), 0)
     turned = ((knob, simulated(knob, number)) for number, knob in enumerate(possible, 1))
-    return KnobEffects(
-        baseline,
-        tuple(sorted((_effect(knob.name, each, baseline) for knob, each in turned), key=_rounded_s)),
-        {knob.name: knob.missing for knob in found if knob.missing},
-    )
+    effects = [_effect(knob.name, each, baseline) for knob, each in turned]
+    effects.sort(key=lambda each: round(each.seconds, 9))  # those that differ by rounding only stay in order
+    return KnobEffects(baseline, tuple(effects), {knob.name: knob.missing for knob in found if knob.missing})
 
 
 def _effect(name: str, turned: Epochs, baseline: Epochs) -> KnobEffect:
     stalls_s = tuple(epoch.stall_s for epoch in turned.epochs)
     before_s = (epoch.stall_s for epoch in baseline.epochs)
-    return KnobEffect(
-        name,
-        turned.seconds,
-        turned.staging_s,
-        stalls_s,
-        _removed(turned.waiting_s, baseline.waiting_s),
-        tuple(_removed(now_s, then_s) for now_s, then_s in zip(stalls_s, before_s, strict=True)),
-    )
+    by_epoch = tuple(_removed(now_s, then_s) for now_s, then_s in zip(stalls_s, before_s, strict=True))
+    removed = _removed(turned.waiting_s, baseline.waiting_s)
+    return KnobEffect(name, turned.seconds, turned.staging_s, stalls_s, removed, by_epoch)
 
 
 def _removed(now_s: float, then_s: float) -> float:
     return 1 - now_s / then_s if then_s else math.nan
-
-
-def _rounded_s(effect: KnobEffect) -> float:
-    """Return the seconds by which effects are sorted; those that differ by rounding only stay in order."""
-    return round(effect.seconds, 9)

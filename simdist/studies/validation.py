@@ -246,8 +246,7 @@ def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tu
         return cluster.model_copy(update={"collective_overhead_s": overhead_s})
 
     def longer_s(overhead_s: float) -> float:
-        simulated = simulate_run(run, Calibrated(file, having(overhead_s)), real=real)
-        return simulated.makespan_s - real.makespan_s
+        return simulate_run(run, Calibrated(file, having(overhead_s)), real=real).makespan_s - real.makespan_s
 
     if longer_s(0.0) > 0 or longer_s(_MOST_OVERHEAD_S) < 0:
         raise ScenarioError(

@@ -90,22 +90,10 @@ def _is_scenario(root: Mapping[str | int, object]) -> bool:
 def _sweep(document: Document, file: SweepFile, name: str, folder: Path) -> Sweep:
     stem = Path(name).stem.strip("<>")
     tree, base_folder, scenario = _base(document, file.scenario, name, folder)
-    is_grid = file.sample.kind == "grid"
-    reader = Reader(document, scenario, tree, base_folder, is_grid=is_grid)
+    reader = Reader(document, scenario, tree, base_folder, is_grid=file.sample.kind == "grid")
     axes, cases = reader.read(file.vary, file.cases)
-    sweep = Sweep(
-        stem,
-        tree,
-        scenario,
-        base_folder,
-        axes,
-        cases,
-        file.sample,
-        file.baseline,
-        file.seeds,
-        file.engine,
-        file.time_limit_s,
-    )
+    how = file.sample, file.baseline, file.seeds, file.engine, file.time_limit_s
+    sweep = Sweep(stem, tree, scenario, base_folder, axes, cases, *how)
     if not reader.problems:
         _check(reader, sweep)
     if reader.problems:

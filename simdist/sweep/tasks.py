@@ -137,8 +137,7 @@ def _records(task: Task, batch: Batch) -> Iterator[Record]:
 
 def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -> dict[str, object]:
     one, position = (scenario, row.position) if scenario else (alone(task.tree, row, batch.folder), 0)
-    built = build(one, one.schedules[position])
-    return record(measure(one, built, n_seeds=batch.n_seeds, engine=batch.engine))
+    return record(measure(one, build(one, one.schedules[position]), n_seeds=batch.n_seeds, engine=batch.engine))
 
 
 def record(measured: ScheduleTimes) -> dict[str, object]:

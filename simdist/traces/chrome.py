@@ -36,6 +36,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -81,11 +82,7 @@ def write_chrome(path: Path, lines: Iterator[str]) -> None:
 
 
 def chrome_trace(
-    trace: Trace,
-    *,
-    steps: Sequence[int] | None = None,
-    ranks: Sequence[int] | None = None,
-    reads: Reads | None = None,
+    trace: Trace, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None, reads: Reads | None = None
 ) -> Iterator[str]:
     """Return the JSON text of a trace, event by event.
 
@@ -125,9 +122,7 @@ def _lines(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(about)},"traceEvents":[\n'
     used = {ops.stream_of(op) for body in trace.plan.bodies for op in body}
     yield ",\n".join(_metadata(ranks, [thread for thread in _THREADS if thread in ("steps", *used)]))
-    for event in _events(trace, steps, ranks, reads):
-        yield f",\n{event}"
-    for event in _link_events(trace, steps) if trace.links else ():
+    for event in chain(_events(trace, steps, ranks, reads), _link_events(trace, steps) if trace.links else ()):
         yield f",\n{event}"
     yield "\n]}\n"
 
@@ -287,8 +282,7 @@ def _last_ready(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.int64]
 
 def _ns(seconds: NDArray[np.float64]) -> list[int]:
     """Return whole nanoseconds, `_NEVER` for what did not run."""
-    rounded = np.where(np.isnan(seconds), _NEVER, np.rint(seconds * 1e9))
-    return [int(ns) for ns in rounded.tolist()]
+    return [int(ns) for ns in np.where(np.isnan(seconds), _NEVER, np.rint(seconds * 1e9)).tolist()]
 
 
 def _us(ns: int) -> float:

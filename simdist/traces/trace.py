@@ -211,8 +211,7 @@ def write_with_header(
     path: Path | str, header: Mapping[str, object], arrays: Mapping[str, NDArray[np.generic]]
 ) -> None:
     """Write arrays, and what they are, to an .npz file; equal contents give equal bytes."""
-    text = json.dumps(header).encode()
-    write_npz(path, {"header": np.frombuffer(text, dtype=np.uint8), **arrays})
+    write_npz(path, {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays})
 
 
 def _check_shape(plan: Plan, name: str, found: Declared) -> None:

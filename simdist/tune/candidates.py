@@ -200,8 +200,7 @@ class Extras:
             )
         averaging = (kind for kind in AVERAGING if kind != _OUTER or "diloco" in self.allow)
         asked = (*_SERVERS * ("servers" in self.allow), *_DROPPING * ("backup" in self.allow))
-        allowed = (*_DENSE, *averaging, *asked, *_SPARSE * (self.min_density is not None))
-        return self.only or allowed
+        return self.only or (*_DENSE, *averaging, *asked, *_SPARSE * (self.min_density is not None))
 
 
 def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:

@@ -52,8 +52,7 @@ class Evaluated:
 
     def scenario(self, runs: Runs) -> Scenario:
         """Return the scenario that it is simulated in."""
-        varied = self.candidate.in_scenario(runs.scenario) if self.candidate else None
-        return runs.scenario_for(self.schedule, varied)
+        return runs.scenario_for(self.schedule, self.candidate.in_scenario(runs.scenario) if self.candidate else None)
 
     @property
     def step_s(self) -> float:
@@ -206,19 +205,14 @@ def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, 
 
 def _with_chance(runs: Runs, found: Row, schedule: Schedule, base: Schedule) -> Row:
     """Return the line of a schedule with the intervals of the recording, and of an import's error."""
-    if runs.recording is None:
-        return _with_error(runs, found, is_baseline=schedule is base)
-    factor = math.sqrt(found.seeds) * runs.widening(schedule, base)  # from a mean over seeds to a single run
-    wide = replace(
-        found,
-        step_s_ci95=widened(found.step_s, found.step_s_ci95, factor),
-        speedup_ci95=widened(found.speedup, found.speedup_ci95, factor),
-    )
-    return _with_error(runs, wide, is_baseline=schedule is base)
-
-
-def _with_error(runs: Runs, found: Row, *, is_baseline: bool) -> Row:
-    if is_baseline:  # as fast as itself, whatever the error
+    if runs.recording is not None:
+        factor = math.sqrt(found.seeds) * runs.widening(schedule, base)  # from a mean over seeds to a single run
+        found = replace(
+            found,
+            step_s_ci95=widened(found.step_s, found.step_s_ci95, factor),
+            speedup_ci95=widened(found.speedup, found.speedup_ci95, factor),
+        )
+    if schedule is base:  # as fast as itself, whatever the error
         return found
     return replace(found, speedup_ci95=runs.with_error(found.speedup, found.speedup_ci95))
 

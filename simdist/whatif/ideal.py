@@ -187,8 +187,7 @@ class Variants:
         traced_s = self._traced.seconds(index)
         if not self._ideal.differs[index]:
             return traced_s
-        mask = self._masks[self._ideal.kind_of[index]]
-        return np.where(mask, traced_s, self._ideal.seconds[index])
+        return np.where(self._masks[self._ideal.kind_of[index]], traced_s, self._ideal.seconds[index])
 
 
 def _mask(kind: Contributor, kept: Sequence[Kept], world_size: int) -> NDArray[np.bool_]:

@@ -233,12 +233,7 @@ def _by_ring(
 
 
 def _by_tree(
-    call: Call,
-    plain: _Plain,
-    name: str,
-    generation: int | None,
-    n_channels: int,
-    capacity_Bps: NDArray[np.float64],
+    call: Call, plain: _Plain, name: str, generation: int | None, n_channels: int, capacity_Bps: NDArray[np.float64]
 ) -> tuple[Transfer, float]:
     protocol, topology, fill_s = _TREES[name], call.topology, 0.0
     if generation is None:

@@ -103,9 +103,7 @@ class ManyFlows:
     """
 
     def __init__(self, capacity_Bps: Sequence[float], now_s: float, kernel: Kernel) -> None:
-        self._capacity_Bps = capacity_Bps
-        self._settled_s = now_s
-        self._kernel = kernel
+        self._capacity_Bps, self._settled_s, self._kernel = capacity_Bps, now_s, kernel
         self._room = [_ROOM, _ROOM, _ROOM]
         self._is_array = kernel.is_compiled
         rows: list[Any] = [self._rows(n, at % 2 == 0, _ROOM) for at, n in enumerate(_N_ROWS)]

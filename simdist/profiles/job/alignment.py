@@ -155,5 +155,4 @@ def _unusual_s(differences_s: Floats) -> Floats:
 def _renumbered(profile: RankProfile, shift: int) -> RankProfile:
     if shift == 0:
         return profile
-    steps = tuple(replace(step, number=step.number + shift) for step in profile.steps)
-    return replace(profile, steps=steps)
+    return replace(profile, steps=tuple(replace(step, number=step.number + shift) for step in profile.steps))

@@ -93,8 +93,7 @@ def _distance(profile: RankProfile) -> int:
 
 def _joined(profile: RankProfile, groups: Sequence[range]) -> RankProfile:
     """Return a profile with a step for every group of its steps."""
-    n_passes = len(groups[0])
-    issued = {kind: n_passes * n_each for kind, n_each in profile.issued.items()}
+    issued = {kind: len(groups[0]) * n_each for kind, n_each in profile.issued.items()}
     steps = tuple(_as_one(profile.steps[each[0] : each[-1] + 1]) for each in groups)
     return replace(profile, steps=steps, issued=issued)
 
@@ -124,9 +123,7 @@ def check_every_step(profile: RankProfile) -> None:
     """
     numbers = [step.number for step in profile.steps]
     places, every = _exchanging(profile), _distance(profile)
-    if not places or len(places) == len(numbers):
-        return
-    if every == 1 and 2 * len(places) > len(numbers):
+    if not places or len(places) == len(numbers) or (every == 1 and 2 * len(places) > len(numbers)):
         return
     when = f"every {every} steps" if every > 1 else f"{len(places)} of {len(numbers)} steps"
     told = listed([numbers[place] for place in places[:_TOLD]]) + ", ..." * (len(places) > _TOLD)

@@ -203,8 +203,7 @@ def _difference(own_s: Floats, reference_s: Floats) -> tuple[float, float, float
         return offset_s, 0.0, zero_s
     drift = change_s / span_s
     straight_s = difference_s - drift * (own_s - zero_s)
-    noise_s = float(np.median(np.abs(straight_s - np.median(straight_s))))
-    if abs(change_s) < max(_LEAST_DRIFT_S, 3 * noise_s):
+    if abs(change_s) < max(_LEAST_DRIFT_S, 3 * _deviation_s(straight_s)):
         return offset_s, 0.0, zero_s
     return float(np.median(straight_s)), drift, zero_s
 

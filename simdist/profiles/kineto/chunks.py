@@ -17,7 +17,7 @@ from pathlib import Path
 
 from msgspec.json import Decoder, encode
 
-from simdist.errors import TraceError
+from simdist.errors import TraceError, naming_file
 from simdist.files import open_unpacked
 from simdist.profiles.kineto.events import Event
 
@@ -47,11 +47,8 @@ class Chunks:
         self._chunk_nbytes = chunk_nbytes
 
     def __iter__(self) -> Iterator[bytes]:
-        try:
-            with open_unpacked(self._path) as file:
-                yield from self._chunks(file)
-        except OSError as error:
-            raise TraceError(f"{self._path}: cannot be read: {error.strerror or error}") from error
+        with naming_file(self._path, "read", TraceError), open_unpacked(self._path) as file:
+            yield from self._chunks(file)
 
     def _chunks(self, file: BufferedIOBase) -> Iterator[bytes]:
         chunk = self._read(file, max(self._chunk_nbytes, _START_NBYTES)).removeprefix(_BYTE_ORDER_MARK)

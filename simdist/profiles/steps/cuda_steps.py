@@ -217,8 +217,7 @@ def _launched_in(host: HostRun, launch_s: Floats) -> NDArray[np.int8]:
     if not spans:
         return np.full(len(launch_s), StepPhase.FORWARD, np.int8)
     edges_s = np.array([min(span.start_s for span in spans) - 1.0, max(span.end_s for span in spans) + 1.0])
-    phases = overlaid(edges_s, np.array([StepPhase.FORWARD], np.int8), spans)
-    return phases.at(launch_s)
+    return overlaid(edges_s, np.array([StepPhase.FORWARD], np.int8), spans).at(launch_s)
 
 
 def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers) -> Iterator[PhaseSpan]:

@@ -28,8 +28,7 @@ def profile_rank(path: Path) -> RankProfile:
         TraceError: Nothing of a training step can be learned from it.
     """
     file = TraceFile(path)
-    trace = rank_events(file.batches())
-    return _profile(trace, file.header())
+    return _profile(rank_events(file.batches()), file.header())
 
 
 def _profile(trace: RankEvents, header: Header) -> RankProfile:
@@ -133,8 +132,7 @@ def _training(spans: Sequence[StepSpan], host: HostRun, header: Header) -> tuple
 def _has(times_s: Floats, spans: Sequence[StepSpan]) -> list[bool]:
     """Tell which steps some ascending instants on the host lie in."""
     borders_s = np.array([[span.host.start_s, span.host.end_s] for span in spans])
-    counts = np.diff(np.searchsorted(times_s, borders_s), axis=1)[:, 0]
-    return [count > 0 for count in counts.tolist()]
+    return [count > 0 for (count,) in np.diff(np.searchsorted(times_s, borders_s), axis=1).tolist()]
 
 
 def _gpu(trace: RankEvents) -> int | None:
@@ -147,9 +145,7 @@ def _gpu(trace: RankEvents) -> int | None:
 def _backend(trace: RankEvents, header: Header) -> str:
     if header.backend:
         return header.backend
-    if np.any(trace.device.kind == EventKind.COLLECTIVE):
-        return "nccl"
-    return min(trace.backends, default="")
+    return "nccl" if np.any(trace.device.kind == EventKind.COLLECTIVE) else min(trace.backends, default="")
 
 
 def _dtype(trace: RankEvents, transfers: Transfers, calls: Sequence[TracedCollective]) -> str:

@@ -79,10 +79,9 @@ def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: 
 
 def _group(group: BarGroup, top: int, longest: float, element_id: str) -> Html:
     below = top + _LABEL
-    parts = [tag("text", shortened(group.label), x=0, y=below - _LABEL + 15, class_="label")]
-    for number, bar in enumerate(group.bars):
-        parts.append(_bar(bar, below + number * (_BAR + _GAP), longest, element_id))
-    return tag("g", *parts)
+    label = tag("text", shortened(group.label), x=0, y=below - _LABEL + 15, class_="label")
+    bars = (_bar(bar, below + n * (_BAR + _GAP), longest, element_id) for n, bar in enumerate(group.bars))
+    return tag("g", label, *bars)
 
 
 def _bar(bar: Bar, top: int, longest: float, element_id: str) -> Html:
@@ -91,8 +90,7 @@ def _bar(bar: Bar, top: int, longest: float, element_id: str) -> Html:
         if segment.length > 0:
             parts.append(_segment(segment, left, top, longest, element_id))
         left += segment.length
-    end = tag("text", bar.text, x=_x(left, longest), dx=7, y=top + _BAR - 5)
-    return tag("g", *parts, end)
+    return tag("g", *parts, tag("text", bar.text, x=_x(left, longest), dx=7, y=top + _BAR - 5))
 
 
 def _segment(segment: BarSegment, left: float, top: int, longest: float, element_id: str) -> Html:

@@ -172,8 +172,7 @@ def plan_record(plan: Plan, *, ranks_per_node: int | None = None) -> Record:
 
 def styles_of(plan: Plan) -> list[Style]:
     """Return the styles that the spans of a plan can have, in the order of the legend."""
-    ops = {each.op for each in occurrences(plan)}
-    used = {style for op in ops for style in (style_of(op), _waiting_style(op))}
+    used = {style for body in plan.bodies for op in body for style in (style_of(op), _waiting_style(op))}
     return [style for style in LEGEND if style in used]
 
 

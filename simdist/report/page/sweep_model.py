@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from simdist.errors import UnsupportedError
 from simdist.files import read_jsonl
@@ -29,12 +30,14 @@ CASE = "case"
 _LISTED = 24  # values of a number that are called as they are written
 _WIDE = 3.0  # ratio of the ends from which on a logarithmic axis may be better
 
-#: End of a column -> how its values are written, and the units of an axis, the largest first.
-_UNITS: dict[str, tuple[Callable[[float], str], tuple[tuple[str, float], ...]]] = {
+_Measure: TypeAlias = tuple[Callable[[float], str], tuple[tuple[str, float], ...]]
+#: End of a column -> how its values are written, and the units of an axis, the largest first; the first that fits.
+_UNITS: dict[str, _Measure] = {
     "_per_s": (lambda value: f"{value:.4g} /s", (("1/s", 1.0),)),
     "_s": (format_seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))),
     "_Bps": (format_Bps, (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0))),
     "_nbytes": (format_nbytes, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))),
+    "": ("{:.4g}".format, (("", 1.0),)),
 }
 
 
@@ -138,18 +141,17 @@ def _texts(column: str, in_order: Sequence[Choice], numbers: Sequence[float]) ->
         texts = tuple(written_text(each) for each in in_order)
         if all(len(text) <= len("100 Gbit/s") for text in texts):
             return texts
-    kind = next((end for end in _UNITS if column.endswith(end)), None)
-    if kind is None:
-        return tuple(f"{number:.4g}" for number in numbers)
-    return tuple(_UNITS[kind][0](number) for number in numbers)
+    write, _ = _measure(column)
+    return tuple(map(write, numbers))
 
 
 def _unit(column: str, largest: float) -> tuple[str, float]:
-    kind = next((end for end in _UNITS if column.endswith(end)), None)
-    if kind is None:
-        return "", 1.0
-    units = _UNITS[kind][1]
+    _, units = _measure(column)
     return next(((name, size) for name, size in units if largest >= size), units[-1])
+
+
+def _measure(column: str) -> _Measure:
+    return next(measure for end, measure in _UNITS.items() if column.endswith(end))
 
 
 def is_log(numbers: Sequence[float]) -> bool:
@@ -211,16 +213,13 @@ class SweepReport:
         return (*self.axes, *(field for field in others if self._follows_case(field)))
 
     def _follows_case(self, field: VaryingField) -> bool:
-        if self.case is None:
-            return False
-        return len(set(zip(self.case.codes, field.codes, strict=True))) == self.case.n_values
+        case = self.case
+        return case is not None and len(set(zip(case.codes, field.codes, strict=True))) == case.n_values
 
     @cached_property
     def is_grid(self) -> bool:
         """Whether the points are all combinations of the values, and these few enough to be drawn one by one."""
-        if len(self.axes) == 1 and self.axes[0].n_values > _MOST_VALUES:
-            return False
-        return self.sampling == "grid"
+        return self.sampling == "grid" and not (len(self.axes) == 1 and self.axes[0].n_values > _MOST_VALUES)
 
     @cached_property
     def _uses_kinds(self) -> bool:
@@ -228,8 +227,7 @@ class SweepReport:
         labels = {(each.schedule, each.kind) for each in self.table.results}
         if len({kind for _, kind in labels}) == len(labels):
             return False
-        rows = {(each.point, each.kind) for each in self.table.results}
-        return len(rows) == len(self.table.results)
+        return len({(each.point, each.kind) for each in self.table.results}) == len(self.table.results)
 
     def line_of(self, result: ResultRow) -> str:
         """Return what a row belongs to in charts: its schedule, by kind where settings of schedules are varied."""

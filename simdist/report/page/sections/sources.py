@@ -21,5 +21,4 @@ def sources_section(report: RunsReport) -> Section:
 
 
 def _folded(summary: str, text: str) -> Html:
-    block = tag("pre", tag("code", text.strip()), tabindex=0)
-    return tag("details", tag("summary", summary), block)
+    return tag("details", tag("summary", summary), tag("pre", tag("code", text.strip()), tabindex=0))

@@ -46,8 +46,7 @@ def stragglers_section(report: RunsReport) -> Section:
         select("heat-quantity", "Waiting", [("caused", "caused"), ("suffered", "suffered")]),
         select("heat-scale", "Colours", [("linear", "linear"), ("logarithmic", "log")]),
     )
-    parts = [tag("p", _ABOUT), chosen, shown, data]
-    return Section("stragglers", _HEADING, join(parts))
+    return Section("stragglers", _HEADING, join([tag("p", _ABOUT), chosen, shown, data]))
 
 
 def _data(name: str, execution: Execution) -> dict[str, object]:
