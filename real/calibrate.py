@@ -28,6 +28,7 @@ from real.processes.heartbeat import boot_id
 from real.processes.launch import Connection, RankPlace, connect, place
 from real.recording.timing import share_cores
 from simdist.errors import RunError, ScenarioError
+from simdist.machine import n_cores
 from simdist.scenario import dump_cluster, dump_workload
 from simdist.settings.units import format_seconds, parse_Bps, parse_nbytes, parse_seconds
 
@@ -236,9 +237,8 @@ def _cores(connection: Connection) -> Cores:
     here = connection.place
     machines = connection.exchange("the machine", boot_id() or str(connection.place.rank))
     shared = here.world_size > here.local_world_size and len(set(machines)) == 1
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    crowd = max(1.0, (here.world_size if shared else here.local_world_size) / n_cores)
-    return Cores(n_cores, shared, handover_s / crowd)
+    crowd = max(1.0, (here.world_size if shared else here.local_world_size) / n_cores())
+    return Cores(n_cores(), shared, handover_s / crowd)
 
 
 def _model(

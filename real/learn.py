@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import resource
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from real.execution.batching import Made, StackedModule, per_rank
 from real.execution.virtual import World, perform
@@ -112,12 +114,43 @@ def _describe(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
             f"for evaluations ask for batches too; an iterator goes on, so index the data, or draw with a generator "
             f"that is seeded with step and rank"
         )
-    module, _, _ = task.make(0)
+    module, optimizer, _ = task.make(0)
     names = {parameter: name for name, parameter in module.named_parameters()}
     rows = [(names[each], list(each.shape), str(each.dtype)[6:]) for each in trained_parameters(module)]
     if not rows:
         raise ScenarioError(f"task {order.task}: the model of make(0) has no parameter that is trained")
-    say({"tensors": rows, "samples_per_step": len(first[0]), "metrics": [*task.evaluate(module.eval())]})
+    rank_nbytes = _rank_nbytes(task, module, optimizer, torch.device("cpu"))
+    about = {"samples_per_step": len(first[0]), "metrics": [*task.evaluate(module.eval())]}
+    say({"tensors": rows, **about, "process_nbytes": _process_nbytes(), "rank_nbytes": rank_nbytes})
+
+
+@torch.enable_grad()
+def _rank_nbytes(task: TaskFunctions, module: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    """Return the bytes that a rank takes beside the buffers of a plan, by a step, which the module makes.
+
+    What is kept for the backward pass counts twice, as gradients of it are as large.
+    """
+    inputs, targets = (each.to(device) for each in task.batch(0, 0))
+    activations: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        activations[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), sdpa_kernel(SDPBackend.MATH):
+        with torch.autocast(device.type, dtype=task.autocast, enabled=task.autocast is not None):
+            loss = task.loss(module(inputs), targets)
+        loss.backward()
+    optimizer.step()
+    states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+    # Of what is trained: gradients, those of the noise scale, and copies.
+    of_model = [*trained_parameters(module)] * 4 + [*module.buffers()] * 2
+    return sum(tensor.nbytes for tensor in (*states, *of_model, inputs, targets)) + 2 * sum(activations.values())
+
+
+def _process_nbytes() -> int:
+    """Return what this process has taken at most: torch, and the data of a task."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
@@ -162,9 +195,13 @@ class _Learning:
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
         self._losses: list[float] = []
         self._noise = self._signal = 0.0
-        n_parameters, nbytes = self._measure()
-        buffers = Binding.buffers_of(plan)
-        in_buffers = plan.world_size * sum(buffer.nbytes for buffer in plan.buffers if buffer.name in buffers)
+        module, optimizer, _ = self._make(0)
+        self._blank = copy.deepcopy(module).to("cpu")  # before it keeps anything of a pass
+        nbytes, buffers = _rank_nbytes(task, module, optimizer, self._device), Binding.buffers_of(plan)
+        in_buffers = sum(buffer.nbytes for buffer in plan.buffers if buffer.name in buffers)
+        n_parameters = sum(each.numel() for each in trained_parameters(module))
+        memory_nbytes = _process_nbytes() + plan.world_size * (in_buffers + nbytes)
+        say({"ranks": plan.world_size, "memory_nbytes": memory_nbytes, "n_parameters": n_parameters})
         self.world = World(
             plan,
             self._make,
@@ -177,8 +214,7 @@ class _Learning:
         self._batched = self.world.why_not is None
         for optimizer in self.world.optimizers:
             self._change(optimizer)
-        header = {"ranks": plan.world_size, "memory_nbytes": in_buffers + plan.world_size * nbytes}
-        say(header | {"batched": self._batched, "why": self.world.why_not, "n_parameters": n_parameters})
+        say({"batched": self._batched, "why": self.world.why_not})
 
     def end(self, step: int) -> None:
         """Note what a step has come to.
@@ -227,27 +263,6 @@ class _Learning:
         """Return the loss of a pass, so that those of the passes of a step add up to their mean."""
         loss = self._task.loss(outputs, targets)
         return loss / self._n_passes if self._n_passes > 1 else loss
-
-    def _measure(self) -> tuple[int, int]:
-        """Return the number of parameters, and the bytes that a rank takes beside the buffers, by a step of one."""
-        module, optimizer, _ = self._make(0)
-        self._blank = copy.deepcopy(module).to("cpu")  # before it keeps anything of a pass
-        inputs, targets = (each.to(self._device) for each in self._task.batch(0, 0))
-        activations: dict[int, int] = {}
-
-        def note(tensor: Tensor) -> Tensor:
-            activations[tensor.data_ptr()] = tensor.nbytes
-            return tensor
-
-        with self._precision, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            self._loss(module(inputs), targets).backward()
-        optimizer.step()
-        states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
-        trained = trained_parameters(
-            module
-        )  # their gradients are as large, and those of the noise scale, and its copies
-        kept = sum(tensor.nbytes for tensor in (*states, *trained * 4, *[*module.buffers()] * 2, inputs, targets))
-        return sum(each.numel() for each in trained), kept + sum(activations.values())
 
     def _change(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer clip gradients, rank by rank, and multiply the learning rates that it has by then."""
@@ -359,9 +374,9 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _ends(values: Sequence[float | None]) -> tuple[float, float] | None:
+def _ends(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     finite = [value for value in values if value is not None]
-    return (min(finite), max(finite)) if len(finite) == len(values) else None
+    return (min(finite), max(finite)) if len(finite) == len(values) else (None, None)
 
 
 def _end_with_parent() -> None:

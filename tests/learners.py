@@ -23,7 +23,7 @@ def main() -> None:
         if request["task"] == "broken":
             say(error="task broken: it has no parameters")
             sys.exit(2)
-        say(tensors=TENSORS, samples_per_step=8, metrics=["accuracy"])
+        say(tensors=TENSORS, samples_per_step=8, metrics=["accuracy"], rank_nbytes=1000, process_nbytes=10**6)
         return
     plan = json.loads(Path(request["plan"]).read_text())
     n_steps = sum(run["times"] * len(run["bodies"]) for run in plan["order"])
@@ -31,7 +31,8 @@ def main() -> None:
     if log := os.environ.get("LEARNER_LOG"):
         with Path(log).open("a") as file:
             file.write(json.dumps({"label": label, "steps": n_steps, **request}) + "\n")
-    say(ranks=plan["world_size"], memory_nbytes=1, batched=True, why=None, n_parameters=310)
+    say(ranks=plan["world_size"], memory_nbytes=1, n_parameters=310)
+    say(batched=True, why=None)
     taus = json.loads(os.environ.get("LEARNER_TAU", "{}"))
     tau = taus.get(label, 20.0) + 0.1 * seed
     rate = lr_factor if lr_factor <= 2 else 0.0
@@ -51,7 +52,7 @@ def main() -> None:
             drift=0.5,
             noise_scale=100.0,
             curvature=4.0,
-            ranks={"accuracy": [0, 1]},
+            ranks={"accuracy": [accuracy - 0.01, accuracy]},
         )
         if label == os.environ.get("LEARNER_HANG"):
             time.sleep(60)

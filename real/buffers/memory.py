@@ -11,7 +11,6 @@ in every step.
 
 import copy
 import math
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from simdist.errors import RunError
+from simdist.machine import free_memory_nbytes
 from simdist.plan import Buffer, Plan, ops
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -192,20 +192,7 @@ def _may_lend(op: ops.Copy, found: Mapping[str, str], held: Mapping[str, str]) -
 
 
 def _free_nbytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"  # macOS knows no other
-    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") + _cached_nbytes()
-
-
-def _cached_nbytes() -> int:
-    """Return what the kernel would give up for us: file pages that can be read again."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            rows = dict(line.split(":", 1) for line in file)
-    except OSError:
-        return 0
-    return int(rows["Cached"].split()[0]) * 1024 if "Cached" in rows else 0
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_nbytes()
 
 
 # The use of scratch memory; within a collective each purpose has memory of its own.

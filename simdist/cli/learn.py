@@ -19,6 +19,7 @@ from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
 from simdist.learning.summary import Learned, curves_record, learn, learned_row, sentences
 from simdist.learning.timing import timed
 from simdist.learning.training import TaskSetting, Trainer, describe
+from simdist.machine import free_memory_nbytes
 from simdist.scenario import Scenario
 from simdist.settings.units import parse_seconds
 from simdist.studies.comparison import find_baseline
@@ -55,6 +56,7 @@ _COLUMNS = (
     Column("time to target", "target_s", "target_s_ci95", form=seconds_with_interval),
     Column("speed-up to target", "target_speedup", "target_speedup_ci95", form=factor_with_interval),
     Column("at the end", "final", "final_ci95", form=_value),
+    Column("ranks at the end", "final_ranks", form=lambda ends: " to ".join(f"{each:.3g}" for each in ends)),
     *(Column("drift", form="{:.2g}".format), Column("curvature", form="{:.3g}".format)),
     *(Column("noise scale", "noise_scale", form="{:,.0f}".format), Column("front")),
 )
@@ -95,7 +97,9 @@ class TrainingOptions:
             bar = stack.enter_context(session.bar(line_every_s=_LINE_S))
             pool = stack.enter_context(open_workers(session, self.workers, self.scheduler))
             try:
-                yield Trainer(store, pool, bar.update)
+                is_here = self.scheduler is None and self.device == "cpu"
+                free_nbytes = free_memory_nbytes() if is_here else None
+                yield Trainer(store, pool, bar.update, say=session.say, free_nbytes=free_nbytes)
             except KeyboardInterrupt:
                 session.saved += [f"finished runs in {output / ROWS}"] if output else []
                 raise

@@ -10,6 +10,7 @@ import click
 
 from simdist.cli import common
 from simdist.errors import ScenarioError
+from simdist.machine import n_cores
 from simdist.scenario.unused_settings import warnings_of
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
@@ -17,7 +18,6 @@ from simdist.sweep.driver import SweepProgress
 from simdist.sweep.runs import check_number
 from simdist.sweep.store import ROWS, damaged_text
 from simdist.sweep.table import RUNS
-from simdist.sweep.workers import n_cores
 
 _LINE_S = 30.0
 

@@ -29,6 +29,7 @@ class Curve:
         drift: How far the ranks' parameters are from their average, one per evaluation.
         noise_scale: Gradient noise scale in samples, one per evaluation; None where it is not known.
         curvature: Of the loss along the drift, likewise: averaging lowers the loss by curvature * drift^2 / 2.
+        ranks: Lowest and highest value that the model of a rank has at the last evaluation, of every metric.
         why: Its ranks were trained one after the other, and not at once; None if at once.
     """
 
@@ -39,6 +40,7 @@ class Curve:
     drift: list[float]
     noise_scale: list[float | None]
     curvature: list[float | None]
+    ranks: dict[str, list[float]]
     why: str | None
 
 

@@ -88,6 +88,7 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         target_s                 simulated seconds until then; likewise
         target_speedup           in time to the target, over the baseline; likewise
         final                    metric of the target, or else the training loss, at the last evaluation
+        final_ranks              lowest and highest of the ranks' own models then; not of the training loss
         drift                    of the ranks' parameters, the largest of all evaluations
         curvature                of the loss along the drift, where that was largest; None if ranks did not drift
         noise_scale              gradient noise scale in samples at the last evaluation that tells it; median of seeds
@@ -112,6 +113,9 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         "curvature": float(np.mean(curvatures)) if curvatures else None,
         "noise_scale": float(np.median(scales)) if scales else None,
     }
+    if target and target.model != "training":
+        ends = np.mean([each.ranks.get(target.metric, (np.nan, np.nan)) for each in one.curves], axis=0)
+        found["final_ranks"] = ends.tolist() if np.isfinite(ends).all() else None
     if target:
         (steps, ours_s), (_, theirs_s) = one.to_target(target), base.to_target(target)
         found |= {"reached": int(np.isfinite(ours_s).sum()), **_mean("steps_to_target", steps)}

@@ -25,7 +25,7 @@ from simdist.files import read_content, read_jsonl
 from simdist.learning.curves import Curve
 from simdist.plan import Plan
 from simdist.plan.codec import dumps
-from simdist.settings.units import format_seconds
+from simdist.settings.units import format_nbytes, format_seconds
 from simdist.sweep.store import DESIGN, ROWS, Store
 from simdist.sweep.workers import Workers
 
@@ -47,6 +47,8 @@ class TaskSetting:
         device: To train on, as torch names it.
         time_limit_s: Seconds after which a run is ended.
         metrics: Names of what it is evaluated by.
+        process_nbytes: Memory of a process that trains, without ranks.
+        rank_nbytes: Of each rank, beside the buffers of the plan.
     """
 
     name: str
@@ -56,6 +58,8 @@ class TaskSetting:
     device: str = "cpu"
     time_limit_s: float = 3600.0
     metrics: tuple[str, ...] = ()
+    process_nbytes: int = 0
+    rank_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,12 @@ class Training:
     def name(self) -> str:
         """Label and seed, for messages."""
         return f"{self.label}, seed {self.seed}"
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        of_rank = sum(each.nbytes for each in self.plan.buffers) + self.task.rank_nbytes
+        return self.task.process_nbytes + self.plan.world_size * of_rank
 
     @property
     def key(self) -> str:
@@ -119,8 +129,9 @@ def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: flo
     full = str(path.resolve()) if path.is_file() else name
     request = {"describe": True, "task": full, "seed": seed}
     *_, found = _asked(request, what=f"--task {name}", time_limit_s=time_limit_s)
-    metrics, tensors = found["metrics"], tuple((name, tuple(shape), dtype) for name, shape, dtype in found["tensors"])
-    return TaskSetting(full, tensors, digest, evaluate_every, time_limit_s=time_limit_s, metrics=tuple(metrics))
+    tensors = tuple((name, tuple(shape), dtype) for name, shape, dtype in found["tensors"])
+    its = {name: found[name] for name in ("process_nbytes", "rank_nbytes")} | {"metrics": tuple(found["metrics"])}
+    return TaskSetting(full, tensors, digest, evaluate_every, time_limit_s=time_limit_s, **its)
 
 
 def train(run: Training) -> Curve:
@@ -135,16 +146,17 @@ def train(run: Training) -> Curve:
         path.write_text(dumps(run.plan), encoding="utf-8")
         request = {"plan": str(path), **run.request()}
         lines = _asked(request, what=run.name, time_limit_s=run.task.time_limit_s)
-    first, *found, last = lines
-    if last.get("diverged"):
+    *told, last = lines
+    found = [each for each in told if "step" in each]
+    if "done" not in last and "diverged" not in last:
+        raise RunError(f"{run.name}: the training ended without a result, after {len(found)} evaluations")
+    if "diverged" in last:
         every, n_steps, known = run.task.evaluate_every, run.plan.n_steps, found[-1]
         lost = {name: dict.fromkeys(known[name]) for name in ("rank0", "average")}
         rest = sorted({*range(known["step"] + every, n_steps, every), n_steps})
         found += [
             {**lost, "step": step, "losses": [], "drift": None, "noise_scale": None, "curvature": None} for step in rest
         ]
-    elif "done" not in last:
-        raise RunError(f"{run.name}: the training ended without a result, after {len(found)} evaluations")
     whose = {
         name: {metric: _floats(each[name][metric] for each in found) for metric in found[0][name]}
         for name in ("rank0", "average")
@@ -157,7 +169,8 @@ def train(run: Training) -> Curve:
         drift=_floats(each["drift"] for each in found),
         noise_scale=[each["noise_scale"] for each in found],
         curvature=[each["curvature"] for each in found],
-        why=first["why"],
+        ranks={metric: _floats(ends) for metric, ends in found[-1].get("ranks", {}).items()},
+        why=next(each["why"] for each in told if "why" in each),
     )
 
 
@@ -201,18 +214,29 @@ def _lines(text: bytes) -> list[dict[str, Any]]:
 class Trainer:
     """Trains runs, equal ones once, and keeps their curves in a folder if there is one."""
 
-    def __init__(self, store: Store | None, workers: Workers, progress: Callable[[str, float, float], None]) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        workers: Workers,
+        progress: Callable[[str, float, float], None],
+        *,
+        say: Callable[[str], None] = lambda _: None,
+        free_nbytes: int | None = None,
+    ) -> None:
         """Read the curves that are there.
 
         Args:
             store: Open store of the folder.
             workers: Where to train; each run is a process of one core.
             progress: Called with a sentence, how many runs are done, and how many there are.
+            say: Told how much memory runs take, before they do.
+            free_nbytes: Memory for all runs at a time; None: each looks for itself.
 
         Raises:
             ScenarioError: The folder is that of a sweep.
         """
-        self._store, self._workers, self.progress = store, workers, progress
+        self._store, self._workers, self.progress, self._say = store, workers, progress, say
+        self._free_nbytes, self._told_nbytes = free_nbytes, 0
         self._curves: dict[str, Curve] = {}
         self._wanted: dict[str, Training] = {}
         if store is None:
@@ -240,13 +264,14 @@ class Trainer:
         """
         wanted = {run.key: run for run in runs}
         self._wanted |= wanted
-        todo = iter([(key, run) for key, run in wanted.items() if key not in self._curves])
+        missing = {key: run for key, run in wanted.items() if key not in self._curves}
+        n_fit, todo = self._n_fit([*missing.values()]), iter(missing.items())
         underway: dict[Future[Curve], tuple[str, Training]] = {}
         failed: list[str] = []
         try:
             while True:
                 self.progress("training runs", sum(key in self._curves for key in wanted), len(wanted))
-                while len(underway) < self._workers.n_underway and (each := next(todo, None)):
+                while len(underway) < min(self._workers.n_underway, n_fit) and (each := next(todo, None)):
                     underway[self._workers.executor.submit(train, each[1])] = each
                 if not underway:
                     break
@@ -266,6 +291,23 @@ class Trainer:
             others = "; the others are done" * (len(failed) < len(wanted))
             raise RunError(f"{len(failed)} of {len(wanted)} runs failed{others}:\n{named}")
         return [self._curves[run.key] for run in runs]
+
+    def _n_fit(self, runs: Sequence[Training]) -> int:
+        """Return how many runs fit into memory at a time, and say what they take."""
+        largest = max(runs, key=lambda run: run.nbytes, default=None)
+        if largest is None:
+            return 0
+        n_fit, free = sys.maxsize, ""
+        if self._free_nbytes is not None:
+            n_fit, free = self._free_nbytes // largest.nbytes, f"; {format_nbytes(self._free_nbytes)} are free"
+        takes = f"takes {format_nbytes(largest.nbytes)} of memory for {largest.plan.world_size:,} ranks{free}"
+        if n_fit == 0:
+            raise RunError(f"{largest.name}: {takes}: take a smaller model or batch, or fewer ranks")
+        if largest.nbytes > self._told_nbytes:
+            self._told_nbytes = largest.nbytes
+            few = f", so at most {n_fit} at a time" * (n_fit < self._workers.n_underway)
+            self._say(f"a training run {takes}{few}")
+        return n_fit
 
     def _keep(self, key: str, run: Training, curve: Curve) -> None:
         self._curves[key] = curve

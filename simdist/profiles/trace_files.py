@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from simdist.errors import TraceError, naming_file
+from simdist.machine import n_cores
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
-from simdist.sweep.workers import LocalPool, n_cores
+from simdist.sweep.workers import LocalPool
 
 _SUFFIXES = (".json", ".json.gz")
 _PARTS = re.compile(r"(\D*)(\d*)")

@@ -23,11 +23,12 @@ from typing import Any, Literal, final
 
 from simdist import __version__
 from simdist.errors import RunError, ScenarioError, SimdistError
+from simdist.machine import n_cores
 from simdist.sweep.definition import Point, RowKey, Sweep
 from simdist.sweep.keys import code_version
 from simdist.sweep.store import Store
 from simdist.sweep.tasks import Batch, FinishedBatch, Record, Task, evaluate, failure, late, written
-from simdist.sweep.workers import GUARD, LocalPool, Workers, n_cores
+from simdist.sweep.workers import GUARD, LocalPool, Workers
 
 _BATCH_S = 0.5
 _MAX_BATCH = 2_000  # points

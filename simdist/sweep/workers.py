@@ -52,11 +52,6 @@ class Workers(Protocol):
         ...
 
 
-def n_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @final
 class InProcess(Executor):
     """This process itself, one batch after the other."""

@@ -11,7 +11,6 @@ from types import FunctionType
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.cost.costs import Stage
 from simdist.engines.network import max_min
@@ -277,22 +276,3 @@ class ManyFlows:
         self._leaving, self._added = [], []
         self._settled_s = now_s
         return now_s + next_s
-
-
-def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the max-min fair rate of each stage, in bytes per second on its most used resource, shape `[n_stages]`.
-
-    A stage that no resource limits, because it has no bytes or because they are all unlimited, has the rate inf.
-
-    Args:
-        stages: Stages that flow at the same time.
-        capacity_Bps: Of every resource, `[n_resources]`, at least 0; inf where unlimited.
-
-    >>> nic = np.array([0])
-    >>> stages = [Stage(0.0, nic, np.array([1e6])), Stage(0.0, nic, np.array([5e6]))]
-    >>> max_min_rates(stages, np.array([1e9])).tolist()
-    [500000000.0, 500000000.0]
-    """
-    kernel = Kernel()
-    kernel.count(sum(len(stage.resources) for stage in stages))
-    return np.array(ManyFlows(capacity_Bps.tolist(), 0.0, kernel).solve([Flow(stage, nothing) for stage in stages]))

@@ -1,8 +1,8 @@
 """Transfers in flight share resources max-min fairly, as a fluid.
 
 A stage of a transfer needs d_r bytes on each of its resources r; b = max over r of d_r. While it flows at rate x, it
-takes x d_r / b of every resource. The rates are those of `max_min_rates`: n streams on one NIC get an n-th each; pushes
-converge on a server; a transfer that another resource holds back leaves its share to the others.
+takes x d_r / b of every resource. No rate can grow unless one that is no larger shrinks: n streams on one NIC get an
+n-th each; pushes converge on a server; a transfer that another resource holds back leaves its share to the others.
 
 Between two changes of the set of transfers in flight all rates are constant, so only changes are events. A change is
 felt by those who share a resource with who came or went, directly or through others: a *component*. Components do not

@@ -106,6 +106,26 @@ def test_a_run_that_hangs_is_named_and_the_others_are_kept(learn, scenario, tmp_
     ]
 
 
+@pytest.mark.parametrize(
+    ("free_nbytes", "code", "said"),
+    [
+        (10**7, 0, "a training run takes 1.04 MB of memory for 8 ranks; 10 MB are free"),
+        (15 * 10**5, 0, "a training run takes 1.04 MB of memory for 8 ranks; 1.5 MB are free, so at most 1 at a time"),
+        (
+            10**6,
+            1,
+            "takes 1.04 MB of memory for 8 ranks; 1 MB are free: take a smaller model or batch, or fewer ranks",
+        ),
+    ],
+)
+def test_memory_is_told_before_it_is_taken(learn, scenario, tmp_path, monkeypatch, free_nbytes, code, said):
+    monkeypatch.setattr("simdist.cli.learn.free_memory_nbytes", lambda: free_nbytes)
+    monkeypatch.setattr("simdist.sweep.workers.InProcess.n_underway", 2)
+    answer = learn(scenario, tmp_path / "d", "--seeds", "1")
+    assert (answer.code, said in answer.err) == (code, True), answer.err
+    assert (tmp_path / "log").exists() == (code == 0)
+
+
 def test_who_is_late_in_the_simulation_is_late_in_the_training(learn, scenario, tmp_path):
     edited_text = (
         SMALL[: SMALL.index("schedules:")] + "schedules:\n  - kind: sync\n  - {kind: backup_workers, backup: 2}\n"

@@ -57,7 +57,7 @@ def recorded(entrant, *, chance):
 
 def curve(steps, accuracy):
     nothing, unknown = [0.0] * len(steps), [None] * len(steps)
-    return Curve(steps, nothing, {}, {"accuracy": accuracy}, nothing, unknown, unknown, None)
+    return Curve(steps, nothing, {}, {"accuracy": accuracy}, nothing, unknown, unknown, {}, None)
 
 
 @pytest.mark.parametrize("chance", range(5))

@@ -1,0 +1,20 @@
+"""What this machine has."""
+
+import os
+
+
+def n_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory_nbytes() -> int:
+    """Return the memory that is free, with what the kernel would give up: file pages that can be read again."""
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"  # macOS knows no other
+    free_nbytes = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            rows = dict(line.split(":", 1) for line in file)
+    except OSError:
+        return free_nbytes
+    return free_nbytes + (int(rows["Cached"].split()[0]) * 1024 if "Cached" in rows else 0)
