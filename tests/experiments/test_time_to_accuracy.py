@@ -28,6 +28,7 @@ def test_schedules_were_predicted_in_their_order():
 
 
 def test_real_ranks_have_the_losses_of_the_virtual_world():
+    assert {each.exact_error for each in run.recorded()} == {0.0}
     averaging = [each.loss_error for each in run.recorded() if "topk" not in each.schedule]
     assert sum(each <= 1e-5 for each in averaging) >= len(averaging) - 1
     assert max(averaging) <= 1e-4
@@ -53,4 +54,5 @@ def test_a_short_run_goes_through(tmp_path):
     (each, *others) = run.run((run.Shape(2, 2, "100 Mbit/s"),), run.TINY, tmp_path, steps=20, tiny=True)
     assert len(others) == 4
     assert each.loss_error < 1e-5
+    assert {result.exact_error for result in (each, *others)} == {0.0}
     assert each.steps[0] == each.steps[1]
