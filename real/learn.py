@@ -33,6 +33,7 @@ from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
 from simdist.plan import Plan, codec, ops
 
 _DECAY = 0.8  # per evaluation
+_MOST_TOLD = 500  # characters of an error of a task
 
 Say: TypeAlias = Callable[[Mapping[str, object]], None]
 
@@ -87,7 +88,7 @@ def _answer(text: str, say: Say) -> int:
         (_describe if order.describe else _learn)(task, order, say)
         return 0
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        problems = (": ".join([*map(str, each["loc"]), each["msg"]]) for each in error.errors())
         say({"error": f"the order on standard input is wrong: {'; '.join(problems)}"})
         return 2
     except SimdistError as error:
@@ -95,10 +96,11 @@ def _answer(text: str, say: Say) -> int:
         return 1 if isinstance(error, RunError) else 2
     except BrokenPipeError:
         raise
-    except Exception as error:  # of a function of the task
+    except (Exception, SystemExit) as error:  # of a function of the task
         frames = traceback.extract_tb(error.__traceback__)
         at = next((each for each in reversed(frames) if each.filename == order.task), frames[-1])
-        say({"error": f"task {order.task}: {at.filename}, line {at.lineno}: {type(error).__name__}: {error}"})
+        told = " ".join([" ".join(str(error).split())[:_MOST_TOLD], *getattr(error, "__notes__", [])])
+        say({"error": f"task {order.task}: {at.filename}, line {at.lineno}: {type(error).__name__}: {told}"})
         return 1
 
 
@@ -119,9 +121,12 @@ def _describe(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
     rows = [(names[each], list(each.shape), str(each.dtype)[6:]) for each in trained_parameters(module)]
     if not rows:
         raise ScenarioError(f"task {order.task}: the model of make(0) has no parameter that is trained")
+    updated = {each for group in optimizer.param_groups for each in group["params"]}
+    if not updated <= names.keys():
+        raise ScenarioError(f"task {order.task}: the optimizer of make(0) updates parameters that are not its model's")
     rank_nbytes = _rank_nbytes(task, module, optimizer, torch.device("cpu"))
-    about = {"samples_per_step": len(first[0]), "metrics": [*task.evaluate(module.eval())]}
-    say({"tensors": rows, **about, "process_nbytes": _process_nbytes(), "rank_nbytes": rank_nbytes})
+    about = {"tensors": rows, "metrics": [*task.evaluate(module.eval())]}
+    say(about | {"process_nbytes": _process_nbytes(), "rank_nbytes": rank_nbytes})
 
 
 @torch.enable_grad()
@@ -137,11 +142,16 @@ def _rank_nbytes(task: TaskFunctions, module: nn.Module, optimizer: torch.optim.
         activations[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), sdpa_kernel(SDPBackend.MATH):
-        with torch.autocast(device.type, dtype=task.autocast, enabled=task.autocast is not None):
-            loss = task.loss(module(inputs), targets)
-        loss.backward()
-    optimizer.step()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), sdpa_kernel(SDPBackend.MATH):
+            with torch.autocast(device.type, dtype=task.autocast, enabled=task.autocast is not None):
+                loss = task.loss(module(inputs), targets)
+            loss.backward()
+        optimizer.step()
+    except Exception as error:
+        shapes = " and ".join(f"{str(each.dtype)[6:]} {list(each.shape)}" for each in (inputs, targets))
+        error.add_note(f"(of batch(0, 0), {shapes})")
+        raise
     states = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
     # Of what is trained: gradients, those of the noise scale, and copies.
     of_model = [*trained_parameters(module)] * 4 + [*module.buffers()] * 2
@@ -199,9 +209,8 @@ class _Learning:
         self._blank = copy.deepcopy(module).to("cpu")  # before it keeps anything of a pass
         nbytes, buffers = _rank_nbytes(task, module, optimizer, self._device), Binding.buffers_of(plan)
         in_buffers = sum(buffer.nbytes for buffer in plan.buffers if buffer.name in buffers)
-        n_parameters = sum(each.numel() for each in trained_parameters(module))
         memory_nbytes = _process_nbytes() + plan.world_size * (in_buffers + nbytes)
-        say({"ranks": plan.world_size, "memory_nbytes": memory_nbytes, "n_parameters": n_parameters})
+        say({"ranks": plan.world_size, "memory_nbytes": memory_nbytes})
         self.world = World(
             plan,
             self._make,
@@ -249,14 +258,21 @@ class _Learning:
         }
         if n_steps == self._plan.n_steps:
             rows = [self._metrics(module) for module in self.world.modules]
-            found["ranks"] = {name: _ends([row[name] for row in rows]) for name in rows[0]}
+            values = {name: np.array([row[name] for row in rows], dtype=float) for name in rows[0]}
+            found["ranks"] = {name: (_known(each.min()), _known(each.max())) for name, each in values.items()}
         self._say(found)
         self._losses = []
 
     def _make(self, rank: int) -> Made:
         module, optimizer, scheduler = self._task.make(rank)
-        if rank:  # all begin as rank 0 does
-            module.load_state_dict(self._blank.state_dict())
+        try:
+            if rank:  # all begin as rank 0 does
+                module.load_state_dict(self._blank.state_dict())
+        except RuntimeError as error:
+            told = str(error).replace("\n\t", " ")
+            raise ScenarioError(
+                f"task {self._order.task}: make({rank}) makes another model than make(0): {told}"
+            ) from None
         return module.to(self._device), optimizer, scheduler
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -374,11 +390,6 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _ends(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    finite = [value for value in values if value is not None]
-    return (min(finite), max(finite)) if len(finite) == len(values) else (None, None)
-
-
 def _end_with_parent() -> None:
     parent = os.getppid()
     while os.getppid() == parent:
@@ -387,5 +398,7 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(str(__doc__))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(main(sys.stdin, sys.stdout))

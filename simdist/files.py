@@ -31,12 +31,7 @@ _HELD, _NO_LOCKS = {errno.EACCES, errno.EAGAIN}, {errno.ENOLCK, errno.ENOSYS, er
 _HOLDER_NBYTES, _ATTEMPTS = 300, 100
 _GZIP = b"\x1f\x8b"
 _CHECKSUM = re.compile(rb', "crc32": (\d{1,10})\}\s*$')
-_KINDS = {
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 class RefusedError(OSError):

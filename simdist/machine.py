@@ -1,6 +1,7 @@
 """What this machine has."""
 
 import os
+from pathlib import Path
 
 
 def n_cores() -> int:
@@ -11,10 +12,8 @@ def n_cores() -> int:
 def free_memory_nbytes() -> int:
     """Return the memory that is free, with what the kernel would give up: file pages that can be read again."""
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"  # macOS knows no other
-    free_nbytes = os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            rows = dict(line.split(":", 1) for line in file)
+        rows = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     except OSError:
-        return free_nbytes
-    return free_nbytes + (int(rows["Cached"].split()[0]) * 1024 if "Cached" in rows else 0)
+        rows = {}
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") + 1024 * int(rows.get("Cached", "0").split()[0])

@@ -23,7 +23,7 @@ def main() -> None:
         if request["task"] == "broken":
             say(error="task broken: it has no parameters")
             sys.exit(2)
-        say(tensors=TENSORS, samples_per_step=8, metrics=["accuracy"], rank_nbytes=1000, process_nbytes=10**6)
+        say(tensors=TENSORS, metrics=["accuracy"], rank_nbytes=1000, process_nbytes=10**6)
         return
     plan = json.loads(Path(request["plan"]).read_text())
     n_steps = sum(run["times"] * len(run["bodies"]) for run in plan["order"])
@@ -31,7 +31,7 @@ def main() -> None:
     if log := os.environ.get("LEARNER_LOG"):
         with Path(log).open("a") as file:
             file.write(json.dumps({"label": label, "steps": n_steps, **request}) + "\n")
-    say(ranks=plan["world_size"], memory_nbytes=1, n_parameters=310)
+    say(ranks=plan["world_size"], memory_nbytes=1)
     say(batched=True, why=None)
     taus = json.loads(os.environ.get("LEARNER_TAU", "{}"))
     tau = taus.get(label, 20.0) + 0.1 * seed

@@ -402,7 +402,7 @@ def facts() -> Facts:
     traces = overview("public_traces", "times")[2:]
     times = [pair for line in traces for pair in re.findall(r"([\d.]+) / ([\d.]+)", line)[:-1]]  # but for the host's
     most_ms = max(abs(float(told) - float(shown)) for told, shown in times)
-    seconds, _, orders = overview("time_to_accuracy", "summary")
+    seconds, _, _, orders = overview("time_to_accuracy", "summary")
     (to_target,) = said([seconds], r"median error (\S+), worst (\S+),")
     ((pairs, right),) = said([orders], r"Of (\d+) pairs .*, (\d+) were predicted in the right order")
     scaling = [

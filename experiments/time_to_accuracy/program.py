@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from real.models import TrainingJob, tasks
 
-FORWARD_S, BACKWARD_S, OPTIMIZE_S = 0.015, 0.03, 0.004  # those of scenario.yaml
+FORWARD_S, BACKWARD_S, OPTIMIZE_S = 0.02, 0.04, 0.008  # those of scenario.yaml
 EVERY = 5
 """Steps between evaluations."""
 _N_WARM_UP = 3  # passes before the first step, by `python -m real`

@@ -136,6 +136,8 @@ def problem_at_once(
             if type(optimizer) is not torch.optim.Adagrad and (problem := problem_of(optimizer)):
                 return f"{type(optimizer).__name__} {problem.split('; take')[0]}"
         return _difference([module for module, *_ in made], loss, batch, device, autocast)
+    except RunError as error:
+        return str(error)
     except Exception as error:  # whatever a model does that cannot be vectorised
         return f"torch.func.vmap refuses the model: {type(error).__name__}: {str(error).partition('. ')[0].strip()}"
 
@@ -185,7 +187,8 @@ def _difference(
                 one, other = (
                     torch.cat([each.detach().double().flatten() for each in some]) for some in zip(*values, strict=True)
                 )
-                if (one - other).norm() > torch.finfo(autocast or losses.dtype).eps ** 0.5 * other.norm():
+                eps = torch.finfo(autocast or losses.dtype).eps
+                if (one - other).norm() > (4 * eps if autocast else eps**0.5) * other.norm():
                     return f"with all ranks at once, the {name} of a rank would not be the same"
     return None
 

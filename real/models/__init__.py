@@ -151,7 +151,7 @@ def build(
             pin=device.type == "cuda",
         )
     optimizer = _lars(module) if lars else torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
-    return TrainingJob(module=module, loss=_cross_entropy, optimizer=optimizer, batch=batch, n_classes=model.n_classes)
+    return TrainingJob(module=module, loss=cross_entropy, optimizer=optimizer, batch=batch, n_classes=model.n_classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +198,6 @@ def _lars(module: nn.Module) -> Lars:
     return Lars(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM, eta=1.0)
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean over all predictions; a text has one for each token."""
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

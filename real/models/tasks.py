@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from real.execution.batching import Made, Scheduler
+from real.models import cross_entropy
 from real.models.classifiers import named
 from real.models.gpt import Gpt
 from real.programs.base import Batch
@@ -33,6 +34,7 @@ class TaskFunctions:
         seed: Of initial parameters, and of data if the task's `batch` takes a seed.
 
     Attributes:
+        name: Of the task, or of its file.
         max_norm: Gradients are clipped to this norm before each update; None: they are not.
         autocast: Type of lower precision for forward and backward pass; None: there is none.
 
@@ -41,7 +43,7 @@ class TaskFunctions:
     """
 
     def __init__(self, name: str, seed: int) -> None:
-        self._name, self._seed = name, seed
+        self.name, self._seed = name, seed
         given = TASKS[name]() if name in TASKS else _of_file(name)
         for function in ("make", "loss", "batch", "evaluate"):
             if not callable(given.get(function)):
@@ -54,6 +56,10 @@ class TaskFunctions:
         self._metrics: set[str] = set()
         self.max_norm: float | None = given.get("max_norm")
         self.autocast: torch.dtype | None = given.get("autocast")
+        if self.max_norm is not None and not (isinstance(self.max_norm, int | float) and self.max_norm > 0):
+            raise ScenarioError(f"task {name}: max_norm is {self.max_norm!r}; it should be a number above 0, or None")
+        if self.autocast not in (None, torch.bfloat16, torch.float16):
+            raise ScenarioError(f"task {name}: autocast is {self.autocast}; write torch.bfloat16 or torch.float16")
 
     def make(self, rank: int) -> Made:
         """Return the module of a rank, its optimizer and, if there is one, the scheduler of its learning rate."""
@@ -62,7 +68,7 @@ class TaskFunctions:
             made = self._make(rank)
         if odd := [each for each in made if isinstance(each, _TAKES_MORE)] if isinstance(made, tuple) else []:
             raise ScenarioError(
-                f"task {self._name}: make({rank}) returns {type(odd[0]).__name__}, whose `step` takes more than the "
+                f"task {self.name}: make({rank}) returns {type(odd[0]).__name__}, whose `step` takes more than the "
                 f"gradients: take another"
             )
         match made:
@@ -82,7 +88,7 @@ class TaskFunctions:
     def batch(self, step: int, rank: int) -> Batch:
         """Return inputs and targets of a pass."""
         match drawn := self._batch(step, rank):
-            case (Tensor() as inputs, Tensor() as targets) if inputs.dim() and targets.dim():
+            case (Tensor() as inputs, Tensor() as targets) if inputs.dim() and targets.dim() and len(inputs):
                 return inputs, targets
         raise self._wrong(f"batch({step}, {rank})", drawn, "(inputs, targets), tensors with samples on the first axis")
 
@@ -91,6 +97,8 @@ class TaskFunctions:
         found = self._evaluate(module)
         try:
             by_name = found if isinstance(found, dict) else {"metric": found}
+            if any(isinstance(value, str) for value in by_name.values()):
+                raise TypeError
             values = {str(name): float(value) for name, value in by_name.items()}
         except (TypeError, ValueError):
             raise self._wrong("evaluate", found, "a number, or a dict of numbers") from None
@@ -104,7 +112,7 @@ class TaskFunctions:
         if isinstance(value, dict):
             kinds = {name: type(each).__name__ for name, each in value.items()}
         shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
-        return ScenarioError(f"task {self._name}: {call} returns {kinds}{shape}; it should return {wanted}")
+        return ScenarioError(f"task {self.name}: {call} returns {kinds}{shape}; it should return {wanted}")
 
 
 def _of_file(path: str) -> Mapping[str, Any]:
@@ -115,7 +123,7 @@ def _of_file(path: str) -> Mapping[str, Any]:
     sys.path.insert(0, str(Path(path).resolve().parent))  # as if it were run
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ScenarioError(f"task {path}: cannot be run: {type(error).__name__}: {error}") from error
     return vars(module)
 
@@ -213,9 +221,6 @@ def _text() -> dict[str, Any]:
         module = Gpt(n_tokens=len(_CHARACTERS), length=_LENGTH, width=32, n_layers=2, n_heads=2)
         return module, torch.optim.AdamW(module.parameters(), lr=3e-3)
 
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
     def batch(step: int, rank: int, seed: int) -> Batch:
         chosen = torch.randint(len(pool[0]), (_BATCH_SIZE,), generator=_generator(5, seed, step, rank))
         return pool[0][chosen], pool[1][chosen]
@@ -226,9 +231,9 @@ def _text() -> dict[str, Any]:
         is_equals, is_end = inputs == _CHARACTERS.index("="), inputs == _CHARACTERS.index(";")
         is_answer = is_equals.cumsum(1) > is_end.cumsum(1)
         right = (logits.argmax(dim=2) == targets)[is_answer].float().mean()
-        return {"accuracy": right.item(), "loss": loss(logits, targets).item()}
+        return {"accuracy": right.item(), "loss": cross_entropy(logits, targets).item()}
 
-    return {"make": make, "loss": loss, "batch": batch, "evaluate": evaluate}
+    return {"make": make, "loss": cross_entropy, "batch": batch, "evaluate": evaluate}
 
 
 CURVATURES = torch.logspace(0, -2, 10, dtype=torch.float64)  # condition number 100

@@ -107,11 +107,13 @@ class NodeTemplates:
     def __init__(self, plan: Plan, workload: Workload, groups: ProcessGroups) -> None:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._groups = groups
-        self._flops = _flops_before(workload)
+        flops = (tensor.flops * workload.batch_size for tensor in workload.tensors)
+        self._flops = list(accumulate(flops, initial=0.0))  # of the forward pass, before each tensor, and of all
 
     def make(self, op: Op, rank: int) -> "Message":
         """Return a node with the name, the type and the attributes of an operation on a rank."""
-        node = message_classes().node(name=op_text(op), type=_node_type(op))
+        kind = NodeType.COMM_COLL if _communicates(op) else _MEMORY_NODES.get(type(op), NodeType.COMP)
+        node = message_classes().node(name=op_text(op), type=kind)
         add_attribute(node, "is_cpu_op", "bool", isinstance(op, ops.Delay) and op.channel != "compute")
         if _communicates(op):
             self._add_communication(node, op, rank)
@@ -122,7 +124,8 @@ class NodeTemplates:
 
     def _add_communication(self, node: "Message", op: Collective, rank: int) -> None:
         add_attribute(node, "comm_type", "int64", _COLLECTIVES[type(op)])
-        add_attribute(node, "comm_size", "int64", self._buffers[_sent_buffer(op)].nbytes)
+        sent = op.src if isinstance(op, ops.ReduceScatter | ops.AllGather) else op.buffer
+        add_attribute(node, "comm_size", "int64", self._buffers[sent].nbytes)
         add_attribute(node, "pg_name", "string", self._groups.name(op.group, rank))
         if isinstance(op, ops.Reduce | ops.Broadcast):
             offset = rank % (op.group.size * op.group.stride) // op.group.stride  # of the rank among its group
@@ -163,23 +166,9 @@ def cautions(plan: Plan) -> list[str]:
     return found
 
 
-def _flops_before(workload: Workload) -> list[float]:
-    """Return the forward FLOPs of a batch before each tensor, and of all."""
-    return list(accumulate((tensor.flops * workload.batch_size for tensor in workload.tensors), initial=0.0))
-
-
 def _communicates(op: Op) -> TypeGuard[Collective]:
     """Tell whether an operation is a collective, and of more than one rank."""
     return isinstance(op, COLLECTIVES) and op.group.size > 1
-
-
-def _sent_buffer(op: Collective) -> str:
-    """Return the buffer whose bytes are the `comm_size` of a collective."""
-    return op.src if isinstance(op, ops.ReduceScatter | ops.AllGather) else op.buffer
-
-
-def _node_type(op: Op) -> NodeType:
-    return NodeType.COMM_COLL if _communicates(op) else _MEMORY_NODES.get(type(op), NodeType.COMP)
 
 
 _VERSION = "0.0.4"  # of the schema that consumers expect; 1.0.0 has the same messages
@@ -266,10 +255,9 @@ class Export:
         """Seconds of every load that differs from the others of its operation, `[world_size]`."""
         bodies = (self.plan.bodies[body] for body in islice(self.plan.body_of_steps(), self.n_steps))
         costs = (self.costs.of[op] for body in bodies for op in body if isinstance(op, ops.Load))
-        return [self._load_s(cost, number) if isinstance(cost, Varying) else None for number, cost in enumerate(costs)]
-
-    def _load_s(self, cost: Varying, number: int) -> NDArray[np.float64]:
-        return np.array([transfer.alone_s(self.costs.capacity_Bps) for transfer in cost.transfers(number)])
+        varying = (cost.transfers(number) if isinstance(cost, Varying) else None for number, cost in enumerate(costs))
+        rates_Bps = self.costs.capacity_Bps
+        return [None if each is None else np.array([one.alone_s(rates_Bps) for one in each]) for each in varying]
 
 
 class _Order:

@@ -76,17 +76,18 @@ class TrainingOptions:
     time_limit: str = "1 h"
     output: Path | None = None
 
-    def described(self, scenario: Scenario) -> TaskSetting:
-        """Return the task, and how runs of a scenario train it.
+    def described(self, scenario: Scenario) -> tuple[TaskSetting, Target | None]:
+        """Return the task, how runs of a scenario train it, and the target.
 
         Raises:
             ScenarioError: There is no such task, or it has no such metric, or the limit is no time.
         """
+        target = None if self.target is None else parse_target(self.target)
         limit_s = common.parsed("--time-limit", self.time_limit, parse_seconds)
         every = self.evaluate_every or math.ceil(scenario.steps / _EVALUATIONS)
         task = describe(str(self.task), every, seed=scenario.seed, time_limit_s=limit_s)
-        (parse_target(self.target) if self.target else TRAINING_LOSS).check(task.metrics)
-        return replace(task, device=self.device)
+        (target or TRAINING_LOSS).check(task.metrics)
+        return replace(task, device=self.device), target
 
     @contextmanager
     def trainer(self, session: common.Session) -> Iterator[Trainer]:
@@ -96,13 +97,14 @@ class TrainingOptions:
             store = stack.enter_context(Store(output)) if output else None
             bar = stack.enter_context(session.bar(line_every_s=_LINE_S))
             pool = stack.enter_context(open_workers(session, self.workers, self.scheduler))
+            is_here = self.scheduler is None and self.device == "cpu"
+            free_nbytes = free_memory_nbytes() if is_here else None
+            trainer = Trainer(store, pool, bar.update, say=session.say, free_nbytes=free_nbytes)
             try:
-                is_here = self.scheduler is None and self.device == "cpu"
-                free_nbytes = free_memory_nbytes() if is_here else None
-                yield Trainer(store, pool, bar.update, say=session.say, free_nbytes=free_nbytes)
-            except KeyboardInterrupt:
-                session.saved += [f"finished runs in {output / ROWS}"] if output else []
-                raise
+                yield trainer
+            finally:  # told if it is interrupted
+                if output and trainer.curves:
+                    session.saved.append(f"{len(trainer.curves):,} finished runs in {output / ROWS}")
 
 
 def options(function: _Function) -> Callable[..., Any]:
@@ -111,12 +113,11 @@ def options(function: _Function) -> Callable[..., Any]:
     for option in (
         click.option("-o", "--output", type=common.path, metavar="DIR", help="Append runs there; go on from them."),
         click.option(
-            "--time-limit",
-            default=plain.time_limit,
-            metavar="TIME",
-            help="Of a training run; it is ended then.",
+            "--time-limit", default=plain.time_limit, metavar="TIME", help="Of a training run; it is ended then."
         ),
-        click.option("--device", default=plain.device, help="Of training, as torch names it; cuda with --workers 1."),
+        click.option(
+            "--device", default=plain.device, type=click.Choice(["cpu", "cuda"]), help="cuda: with --workers 1."
+        ),
         click.option("--scheduler", metavar="WHERE", help="Dask's, as of sweep; its workers need torch and FILE."),
         click.option("--workers", type=click.IntRange(0, 10_000), help="Runs at once; 0: in turn; one per core."),
         click.option("--evaluate-every", type=common.positive, metavar="M", help="Steps; else a twentieth of a run."),
@@ -133,22 +134,19 @@ def options(function: _Function) -> Callable[..., Any]:
 @click.option("--seeds", "n_seeds", type=common.positive, default=5, help="Of learning, each with one of delays.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Schedule to compare with.")
 @options
-@common.plot
 @common.options
-def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, plot: Path | None, **how: Any) -> None:
+def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, **how: Any) -> None:
     """Show when a model reaches a target under each schedule.
 
     Every schedule trains the task, with the arithmetic of all ranks and for every seed, in a process per core. Times
     are those of the scenario's workload, simulated with the same schedules and steps. Run it again after an
     interruption, or with another target: what is in DIR is not trained again.
     """
-    inputs.check_picture(plot)
     asked = TrainingOptions(**how)
-    target = parse_target(asked.target) if asked.target else None
     scenario = inputs.read_scenario(session, name)
     scenario = scenario.changed(steps=asked.steps or scenario.steps)
     reference, found = find_baseline(scenario, baseline), []
-    task = asked.described(scenario)
+    task, target = asked.described(scenario)
     with session.bar() as bar:
         for number, schedule in enumerate(scenario.schedules):
             bar.update(f"simulating {schedule.name}", number, len(scenario.schedules))
@@ -159,15 +157,10 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
     base = learned[scenario.schedules.index(reference)]
     rows = [learned_row(each, base, target) for each in learned]
     said = list(sentences(learned, base, target))
-    n_ranks, what = scenario.cluster.world_size, f"{scenario.steps:,} steps of {Path(task.name).name}"
-    about = f"{scenario.name}: {n_ranks:,} ranks, {what}"
-    title = f"{about}, {n_seeds} seed{'s' * (n_seeds > 1)}; speed-up over {reference.name}"
+    what = f"{scenario.steps:,} steps of {Path(task.name).name}, {n_seeds} seed{'s' * (n_seeds > 1)}"
+    title = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, {what}; speed-up over {reference.name}"
     job: _Record = {"scenario": scenario.name, "baseline": reference.name}
-    answer = show(session, title, task, target, job, learned, rows, said, asked.output)
-    if plot:
-        from simdist.report.learning import learning_figure
-
-        session.draw(learning_figure(answer), plot)
+    show(session, title, task, target, job, learned, rows, said, asked.output)
 
 
 def show(
@@ -180,10 +173,10 @@ def show(
     rows: _Rows,
     said: list[str],
     folder: Path | None,
-) -> _Record:
+) -> None:
     """Print the table of `learned_row`s, what its columns mean, and what a reader of it must know.
 
-    What is printed as JSON is returned, and written into the folder, if there is one, for `simdist report`.
+    What is printed as JSON is written into the folder, if there is one, for `simdist report`.
     """
     every = task.evaluate_every
     looked = f"Target: {target}, looked at every {every:,} steps. " if target else ""
@@ -197,7 +190,6 @@ def show(
     if folder:
         inputs.save_text(folder / LEARNED, json.dumps(found, indent=1))
     session.result(found, text)
-    return found
 
 
 def columns(rows: _Rows) -> list[Column]:

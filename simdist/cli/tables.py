@@ -174,10 +174,7 @@ IN_RANGES = (
     Column("speed-up", "speedup", "speedup_lo", "speedup_hi", form=in_range),
 )
 #: Seconds per step in each state of `simdist.traces.breakdown`.
-BOTH = (
-    Column("simulated", "simulated_s", form=format_seconds),
-    Column("measured", "measured_s", form=format_seconds),
-)
+BOTH = (Column("simulated", "simulated_s", form=format_seconds), Column("measured", "measured_s", form=format_seconds))
 STATES = tuple(Column(state, f"{state}_s", form=seconds) for state in breakdown.STATES)
 _LINK_COLUMNS = (
     *(Column("schedule"), Column("link")),

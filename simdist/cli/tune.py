@@ -11,7 +11,6 @@ from simdist.cli import common, inputs, learn
 from simdist.cli.tables import IN_RANGES, STEP_TIME, Column, count, factor_with_interval, table_text
 from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError
-from simdist.learning.curves import parse_target
 from simdist.learning.summary import learned_row, sentences
 from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario
@@ -77,8 +76,7 @@ _OF_PASSES = (
 @click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
 @click.option("--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Of the finalists; 20, of recordings 200.")
 @click.option("--search-seeds", "n_search_seeds", type=click.IntRange(1, 1_000_000), default=5, help="Of the search.")
-@click.option("--evaluations", type=common.positive, metavar="N", help="Most to try; all of 200 or fewer, else 100.")
-@click.option("--exhaustive", "is_exhaustive", is_flag=True, help="Simulate all candidates, however many.")
+@click.option("--evaluations", type=common.positive, metavar="N", help="Most to try; of over 200 else 100.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the search's own choices.")
 @click.option("--task", metavar="FILE|NAME", help="With --target: what is learnt, as of learn.")
 @click.option("--learning-rates", metavar="F,...", help="With --target: factors of its rate to try, e.g. 0.5,1,2.")
@@ -111,7 +109,7 @@ def command(
     """
     asked = learn.TrainingOptions(**{each.name: more.pop(each.name) for each in fields(learn.TrainingOptions)})
     is_asked = learning_rates is not None or asked != learn.TrainingOptions()
-    if bool(asked.target) != bool(asked.task) or (is_asked and not asked.task):
+    if (asked.target is None) != (asked.task is None) or (is_asked and asked.task is None):
         raise ScenarioError("--target, --task: write both; or none, and nothing of training: step times decide then")
     texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
     most = (math.inf if text is None else common.parsed(option, text, parse_nbytes) for option, text in texts.items())
@@ -129,7 +127,7 @@ def command(
         session.result(document | {"where": facts_record(facts)}, f"{facts_text(facts)}\n\n{sentence}.")
         return
     _warn(session, scenario, wanted)
-    if asked.target:
+    if asked.target is not None:
         scenario = scenario.changed(steps=asked.steps or scenario.steps)
         _to_target(session, scenario, wanted, asked, learning_rates)
         return
@@ -156,7 +154,8 @@ def _to_target(
 
     words = ["1"] if rates is None else rates.split(",")
     factors = [*dict.fromkeys(common.parsed("--learning-rates", each, _factor) for each in words)]
-    target, task = parse_target(str(asked.target)), asked.described(scenario)
+    task, target = asked.described(scenario)
+    assert target
     with asked.trainer(session) as trainer:
         raced = tune_to_target(scenario, wanted, target, task, trainer, factors)
     base, *_ = raced.finalists
@@ -176,12 +175,14 @@ def _to_target(
         "baseline": base.label,
         "verdict": raced.sentence,
         "entries": its
-        and _entries(its.schedule, its.scenario.workload.micro_batches, its.scenario.checkpoint, scenario),
+        and _entries(its.schedule, its.scenario.workload.micro_batches, its.scenario.checkpoint, scenario)
+        + f"\n# with {its.lr_factor:g} times the learning rate of the task" * (its.lr_factor != 1),
         "n_exhaustive_steps": n_all,
         **common.picked(raced, "outcome", "n_entrants", "n_fell", "n_steps"),
     }
     fell = f"given up early, so perhaps sooner: {raced.n_fell:,} of {raced.n_entrants:,} candidates"
-    said = [raced.sentence, *[fell] * (raced.n_fell > 0), *sentences(raced.finalists, base, target)]
+    front = "*: no other finalist is there sooner and better in the end"
+    said = [raced.sentence, *[fell] * (raced.n_fell > 0), *sentences(raced.finalists, base, target), front]
     learn.show(session, title, task, target, about, raced.finalists, rows, said, asked.output)
 
 

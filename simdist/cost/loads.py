@@ -230,7 +230,8 @@ class LoadCosts:
         latencies = zip(amounts.first_s.tolist(), amounts.last_s.tolist(), strict=True)
         for (first_s, last_s), begin, end in zip(latencies, [0, *ends], ends, strict=False):
             stage = Stage(first_s, resources[begin:end], on_each[begin:end])
-            yield Transfer((stage, _pause(last_s)) if last_s else (stage,))
+            pause = Stage(last_s, np.empty(0, dtype=np.int64), np.empty(0))
+            yield Transfer((stage, pause) if last_s else (stage,))
 
     def _used(self, amounts: "_Amounts") -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Return rank by rank what limits it: ranks, resources, and what is on each."""
@@ -278,10 +279,6 @@ class _Amounts:
 
 def _rounds(n: NDArray[np.int64], n_threads: int) -> NDArray[np.int64]:
     return -(-n // n_threads)
-
-
-def _pause(seconds: float) -> Stage:
-    return Stage(seconds, np.empty(0, dtype=np.int64), np.empty(0))
 
 
 def _levels_of(plan: Plan, cluster: Cluster) -> tuple[Storage, Disk, HostMemory]:

@@ -84,9 +84,13 @@ class Target:
             hint = nearest(self.metric, metrics)
             raise ScenarioError(f"--target {shown(self.metric)}: the task has no such metric: {hint}")
 
-    def reached(self, curve: Curve) -> int | None:
-        """Return the number of the first evaluation that reaches the target; None if none does. NaN never does."""
-        hits = np.flatnonzero(self.sign * self.values(curve) >= self.sign * self.value)
+    def reached(self, values: NDArray[np.float64]) -> int | None:
+        """Return the number of the first value that reaches the target; None if none does. NaN never does.
+
+        One that is as large but for what float32 rounds does: 0.7 is 0.69999999 there.
+        """
+        rounded = np.finfo(np.float32).eps * abs(self.value)
+        hits = np.flatnonzero(self.sign * (values - self.value) >= -rounded)
         return int(hits[0]) if len(hits) else None
 
 

@@ -4,8 +4,13 @@ Learning seed i runs with delay seed i. A schedule is compared with the baseline
 speed-ups are those of ratios of paired samples, and where one holds 1 nothing is told apart. A run that does not reach
 the target is *censored*: its time is longer than the run, nobody knows how much, so a schedule with such runs has no
 mean time to the target, and no speed-up.
+
+A run that is there at an evaluation may have been there since the step after the one before. Where seeds arrive at the
+same evaluation, their differences do not show that. So intervals are as wide as if a run had arrived at any moment
+between the two with the same probability: the variance of that, d^2 / 12 of a time of length d, is added.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -51,9 +56,21 @@ class Learned:
         """Return steps and seconds to the target, `[2, n_seeds]`, infinite of runs that do not reach it."""
         found = np.full((2, len(self.curves)), np.inf)
         for seed, curve in enumerate(self.curves):
-            if (at := target.reached(curve)) is not None:
+            if (at := target.reached(target.values(curve))) is not None:
                 found[:, seed] = curve.steps[at], self.at_s[seed, at]
         return found
+
+    def errors(self, target: Target) -> NDArray[np.float64]:
+        """Return the standard errors of mean steps and mean seconds to the target by looking only now and then, `[2]`.
+
+        All runs reach it.
+        """
+        found = np.zeros((2, len(self.curves)))
+        for seed, curve in enumerate(self.curves):
+            if at := target.reached(target.values(curve)):
+                first = curve.steps[at - 1] + 1
+                found[:, seed] = curve.steps[at] - first, self.at_s[seed, at] - self.timed.ends_s[seed, first - 1]
+        return np.asarray(np.sqrt((found**2).sum(axis=1) / 12) / len(self.curves))
 
 
 def learn(found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer) -> list[Learned]:
@@ -77,7 +94,7 @@ def learn(found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer) -
     return [Learned(each, tuple(islice(curves, len(each.late)))) for each in found]
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str, Any]:
     """Return the line of a schedule in the table, as JSON has it: means over seeds and their 95 % intervals, `_ci95`.
 
@@ -118,8 +135,10 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         found["final_ranks"] = ends.tolist() if np.isfinite(ends).all() else None
     if target:
         (steps, ours_s), (_, theirs_s) = one.to_target(target), base.to_target(target)
-        found |= {"reached": int(np.isfinite(ours_s).sum()), **_mean("steps_to_target", steps)}
-        found |= _mean("target_s", ours_s) | _ratio("target_speedup", theirs_s, ours_s)
+        (of_steps, of_ours_s), (_, of_theirs_s) = one.errors(target), base.errors(target)
+        found |= {"reached": int(np.isfinite(ours_s).sum()), **_mean("steps_to_target", steps, of_steps)}
+        error = 0.0 if one is base else math.hypot(of_ours_s / ours_s.mean(), of_theirs_s / theirs_s.mean())
+        found |= _mean("target_s", ours_s, of_ours_s) | _ratio("target_speedup", theirs_s, ours_s, error)
     return found
 
 
@@ -150,16 +169,19 @@ def _curve(one: Learned, metric: Target) -> dict[str, Any]:
     return {"schedule": one.label, "steps": one.curves[0].steps, "seconds": seconds} | found
 
 
-def _mean(name: str, samples: NDArray[np.float64]) -> dict[str, Any]:
-    is_known = np.isfinite(samples).all()
-    return {name: float(samples.mean()), f"{name}_ci95": mean_interval(samples)} if is_known else {name: None}
+def _mean(name: str, samples: NDArray[np.float64], error: float = 0.0) -> dict[str, Any]:
+    if not np.isfinite(samples).all():
+        return {name: None}
+    return {name: float(samples.mean()), f"{name}_ci95": mean_interval(samples, error=error)}
 
 
-def _ratio(name: str, above: NDArray[np.float64], below: NDArray[np.float64]) -> dict[str, Any]:
+def _ratio(
+    name: str, above: NDArray[np.float64], below: NDArray[np.float64], relative_error: float = 0.0
+) -> dict[str, Any]:
     if not (np.isfinite([above, below]).all() and below.mean()):
         return {name: None}
     ratio = float(above.mean() / below.mean())
-    return {name: ratio, f"{name}_ci95": ratio_interval(ratio, above, below)}
+    return {name: ratio, f"{name}_ci95": ratio_interval(ratio, above, below, error=ratio * relative_error)}
 
 
 def sentences(found: Sequence[Learned], base: Learned, target: Target | None) -> Iterator[str]:
@@ -172,8 +194,11 @@ def sentences(found: Sequence[Learned], base: Learned, target: Target | None) ->
     """
     metric, n_seeds = target or TRAINING_LOSS, len(base.curves)
     apart = [each for each in found if each.timed.parts]
-    if lost := [each.label for each in found if np.isnan(each.values(metric)[:, -1]).any()]:
-        yield f"diverged, or have no value in the end: runs of {', '.join(lost)}"
+    if lost := [each.label for each in found if np.isnan(each.values(TRAINING_LOSS)[:, -1]).any()]:
+        yield f"diverged: runs of {', '.join(lost)}"
+    unknown = [each.label for each in found if np.isnan(each.values(metric)[:, -1]).any() and each.label not in lost]
+    if unknown:
+        yield f"no number at the end is the {metric.what} of runs of {', '.join(unknown)}"
     if target:
         yield from _about_target(found, base, target)
     losses = base.values(TRAINING_LOSS)
@@ -191,8 +216,9 @@ def sentences(found: Sequence[Learned], base: Learned, target: Target | None) ->
             f"every evaluation is right after an average, where nothing drifts, of {', '.join(unseen)}: take an "
             f"--evaluate-every that is no multiple of the periods"
         )
-    if slow := [each for each in found if each.curves[0].why]:
-        yield f"{slow[0].label}: its ranks were trained one after the other, which is slow: {slow[0].curves[0].why}"
+    for why in dict.fromkeys(each.curves[0].why for each in found if each.curves[0].why):
+        slow = ", ".join(each.label for each in found if each.curves[0].why == why)
+        yield f"ranks were trained one after the other, which is slow, under {slow}: {why}"
 
 
 def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> Iterator[str]:
@@ -207,7 +233,9 @@ def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> It
         seeds = f"in time to the target, {n_seeds} seeds do not tell {', '.join(alike)} from {base.label}"
         yield f"{seeds}: the difference is within their noise"
     reached = {int(step) for its in steps.values() for step in its if np.isfinite(step)}
-    if not never and max(reached) <= (first := base.curves[0].steps[1]):
+    if 0 in reached:
+        yield f"{target} is met before the first step, so nothing is learnt on the way: ask for more"
+    elif not never and max(reached) <= (first := base.curves[0].steps[1]):
         hint = "take a harder target or task, or a smaller --evaluate-every"
         yield f"too easy: every run is there by the first evaluation, after {first:,} steps: {hint}"
     elif reached and n_seeds > 1 and _same_rates_and_curves(found, base, target):

@@ -44,7 +44,7 @@ class TaskSetting:
         tensors: Name, shape and type of every parameter, in forward order.
         digest: Hash of its file, or its name.
         evaluate_every: Steps.
-        device: To train on, as torch names it.
+        device: To train on, `cpu` or `cuda`.
         time_limit_s: Seconds after which a run is ended.
         metrics: Names of what it is evaluated by.
         process_nbytes: Memory of a process that trains, without ranks.
@@ -212,7 +212,11 @@ def _lines(text: bytes) -> list[dict[str, Any]]:
 
 @final
 class Trainer:
-    """Trains runs, equal ones once, and keeps their curves in a folder if there is one."""
+    """Trains runs, equal ones once, and keeps their curves in a folder if there is one.
+
+    Attributes:
+        curves: By the key of their run, those that were there included.
+    """
 
     def __init__(
         self,
@@ -235,9 +239,9 @@ class Trainer:
         Raises:
             ScenarioError: The folder is that of a sweep.
         """
-        self._store, self._workers, self.progress, self._say = store, workers, progress, say
+        self._store, self._workers, self.progress, self.say = store, workers, progress, say
         self._free_nbytes, self._told_nbytes = free_nbytes, 0
-        self._curves: dict[str, Curve] = {}
+        self.curves: dict[str, Curve] = {}
         self._wanted: dict[str, Training] = {}
         if store is None:
             return
@@ -248,7 +252,7 @@ class Trainer:
                 raise ScenarioError(
                     f"{store.folder / ROWS}: holds other rows, or those of an older version: give another folder"
                 )
-            self._curves[record["key"]] = Curve(**{name: record[name] for name in _FIELDS})
+            self.curves[record["key"]] = Curve(**{name: record[name] for name in _FIELDS})
 
     @property
     def n_steps(self) -> int:
@@ -264,13 +268,13 @@ class Trainer:
         """
         wanted = {run.key: run for run in runs}
         self._wanted |= wanted
-        missing = {key: run for key, run in wanted.items() if key not in self._curves}
+        missing = {key: run for key, run in wanted.items() if key not in self.curves}
         n_fit, todo = self._n_fit([*missing.values()]), iter(missing.items())
         underway: dict[Future[Curve], tuple[str, Training]] = {}
         failed: list[str] = []
         try:
             while True:
-                self.progress("training runs", sum(key in self._curves for key in wanted), len(wanted))
+                self.progress("training runs", sum(key in self.curves for key in wanted), len(wanted))
                 while len(underway) < min(self._workers.n_underway, n_fit) and (each := next(todo, None)):
                     underway[self._workers.executor.submit(train, each[1])] = each
                 if not underway:
@@ -290,7 +294,7 @@ class Trainer:
             named = "\n".join([*failed[:_MOST_NAMED], *["..."] * (len(failed) > _MOST_NAMED)])
             others = "; the others are done" * (len(failed) < len(wanted))
             raise RunError(f"{len(failed)} of {len(wanted)} runs failed{others}:\n{named}")
-        return [self._curves[run.key] for run in runs]
+        return [self.curves[run.key] for run in runs]
 
     def _n_fit(self, runs: Sequence[Training]) -> int:
         """Return how many runs fit into memory at a time, and say what they take."""
@@ -306,11 +310,11 @@ class Trainer:
         if largest.nbytes > self._told_nbytes:
             self._told_nbytes = largest.nbytes
             few = f", so at most {n_fit} at a time" * (n_fit < self._workers.n_underway)
-            self._say(f"a training run {takes}{few}")
+            self.say(f"a training run {takes}{few}")
         return n_fit
 
     def _keep(self, key: str, run: Training, curve: Curve) -> None:
-        self._curves[key] = curve
+        self.curves[key] = curve
         if self._store:
             about = {"key": key, "schedule": run.label, "seed": run.seed, "lr_factor": run.lr_factor}
             self._store.append([json.dumps(about | asdict(curve)).encode()])

@@ -71,7 +71,8 @@ def _arguments(op: ops.Op) -> str:
         case ops.Combine():
             return f"{_sum_text(op)} -> {op.dst}"
         case ops.AllReduce():
-            where = f"{op.group}{_by(op.algorithm)}{_served(op.servers)}{_dropped(op.drop)}"
+            where = f"{op.group}{_by(op.algorithm)}{_served(op.servers)}"
+            where += f", without the last {op.drop}" if op.drop else ""
             return f"{op.buffer}, {op.reduction} over {where}{', beside others' if op.beside else ''}"
         case ops.ReduceScatter():
             return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}"
@@ -139,10 +140,6 @@ def _served(servers: ops.Servers | None) -> str:
         return ""
     where = f"members {', '.join(map(str, servers.members))}" if servers.members else f"{len(servers.parts)} apart"
     return f" ({where})"
-
-
-def _dropped(drop: int) -> str:
-    return f", without the last {drop}" if drop else ""
 
 
 def _queued(queue: ops.Queue | None) -> str:

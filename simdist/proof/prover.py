@@ -117,10 +117,6 @@ def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
     return one.keys() == other.keys() and all((a * b.sum() == b * a.sum()).all() for a, b in pairs)
 
 
-def _share_text(divisor: int) -> str:
-    return f"keeping 1/{divisor}" if divisor > 1 else "keeping all"
-
-
 def _total_of_first(view: NDArray[np.int64], drop: int) -> NDArray[np.int64]:
     """Return on all members the sum over all but the last so many of them."""
     return total(view) if drop == 0 else spread(view[:, :-drop].sum(1, keepdims=True), view)
@@ -351,9 +347,10 @@ class _Proof:
                 rank, atom, column = np.argwhere(wrong)[0]
                 same_place = (value.places == value.places[rank, atom])[:, :, None]
                 n_holders = int((same_place & (held != 0))[:, :, column].sum())
+                keeping = f"keeping 1/{op.divisor}" if op.divisor > 1 else "keeping all"
                 raise _BrokenError(
                     f"{n_holders} ranks hold the {tag_text(tag)} of rank {self._sources[column]} and drop the same of "
-                    f"it, each {_share_text(op.divisor)}; the divisor must be their number, and they must hold equally "
+                    f"it, each {keeping}; the divisor must be their number, and they must hold equally "
                     f"much, or what is dropped is lost or counted twice"
                 )
 

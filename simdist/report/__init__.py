@@ -10,12 +10,4 @@ from simdist.report.markdown import insert_tables, page_command, print_tables, w
 from simdist.report.speedup import speedup_figure
 from simdist.report.timeline import timeline_figure
 
-__all__ = [
-    "insert_tables",
-    "page_command",
-    "print_tables",
-    "save",
-    "speedup_figure",
-    "timeline_figure",
-    "write_tables",
-]
+__all__ = ["insert_tables", "page_command", "print_tables", "save", "speedup_figure", "timeline_figure", "write_tables"]

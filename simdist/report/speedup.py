@@ -99,13 +99,10 @@ def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:
             axes.barh(range(len(rows)), widths, left=left, height=0.62, label=style.label, **look)
         left += widths
     for place, row in enumerate(rows):
-        _note(axes, place, f"{_three_digits(row.step_s * scale)} {unit}")
+        number = row.step_s * scale
+        _note(axes, place, f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}")
     axes.tick_params(left=False, labelleft=False)
     axes.set_xlabel(f"{unit} per step, average over ranks")
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _note(axes: "Axes", place: float, text: str) -> None:

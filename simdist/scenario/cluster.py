@@ -67,10 +67,7 @@ class Selection(Settings):
 
     def range_faults(self, world_size: int, ranks_per_node: int) -> list[Fault]:
         """Return a fault for every rank or node that the cluster does not have."""
-        limits = {
-            "ranks": (self.ranks or (), world_size),
-            "nodes": (self.nodes or (), world_size // ranks_per_node),
-        }
+        limits = {"ranks": (self.ranks or (), world_size), "nodes": (self.nodes or (), world_size // ranks_per_node)}
         return [
             ((key, i), f"{number} is out of range: the cluster has {key} 0 to {limit - 1}")
             for key, (numbers, limit) in limits.items()

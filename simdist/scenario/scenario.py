@@ -1,6 +1,6 @@
 """A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -434,14 +434,11 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario
         ScenarioError: It is wrong; a line for every problem, each beginning with `name` and the line's number.
     """
     document = strict_yaml.parse(text)
-    if isinstance(document.root, dict) and _is_sweep(document.root):
+    root = document.root
+    if isinstance(root, dict) and "scenario" in root and not root.keys() & {"cluster", "workload", "schedules"}:
         raise ScenarioError(f"{name}: is a sweep, and no scenario: simdist sweep {name} -o DIR")
     stem = Path(name).stem.strip("<>")
     return validated(Scenario, document, name=name, folder=folder, shape=_SHAPE, defaults={"name": stem})
-
-
-def _is_sweep(root: Mapping[str | int, object]) -> bool:
-    return "scenario" in root and not root.keys() & {"cluster", "workload", "schedules"}
 
 
 def dump(scenario: Scenario) -> str:

@@ -175,9 +175,5 @@ def summarize(validations: Sequence[Validation], *, baseline: str) -> Summary:
     )
     errors = [row.error for row in rows]
     return Summary(
-        baseline,
-        rows,
-        order(times),
-        median_error=float(np.median(np.abs(errors))),
-        worst_error=max(errors, key=abs),
+        baseline, rows, order(times), median_error=float(np.median(np.abs(errors))), worst_error=max(errors, key=abs)
     )

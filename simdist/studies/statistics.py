@@ -11,6 +11,7 @@ Source:
     of ratios.
 """
 
+import math
 from functools import cache
 from typing import TypeAlias
 
@@ -55,31 +56,36 @@ def student_quantile(n_free: float) -> float:
     return float(stdtrit(n_free, _CONFIDENCE))
 
 
-def mean_interval(samples: Samples) -> Interval | None:
+def mean_interval(samples: Samples, *, error: float = 0.0) -> Interval | None:
     """Return the 95 % confidence interval of the mean of samples `[n]`; None of a single one.
+
+    Args:
+        samples: Their differences are chance.
+        error: Standard error of the mean that they do not show.
 
     >>> mean_interval(np.array([1.0, 1.0, 1.0]))
     (1.0, 1.0)
     """
-    return _around(float(samples.mean()), samples)
+    return _around(float(samples.mean()), samples, error)
 
 
-def ratio_interval(ratio: float, above: Samples, below: Samples) -> Interval | None:
+def ratio_interval(ratio: float, above: Samples, below: Samples, *, error: float = 0.0) -> Interval | None:
     """Return the 95 % confidence interval of a ratio of means of paired samples; None of a single pair.
 
     Args:
         ratio: mean(above) / mean(below).
         above: Samples `[n]`.
         below: Samples `[n]`.
+        error: Standard error of the ratio that they do not show.
     """
-    return _around(ratio, (above - ratio * below) / float(below.mean()))
+    return _around(ratio, (above - ratio * below) / float(below.mean()), error)
 
 
-def _around(center: float, samples: Samples) -> Interval | None:
+def _around(center: float, samples: Samples, error: float) -> Interval | None:
     n = len(samples)
     if n < 2:
         return None
-    half = float(student_quantile(n - 1) * samples.std(ddof=1) / np.sqrt(n))
+    half = math.hypot(student_quantile(n - 1) * samples.std(ddof=1) / np.sqrt(n), NORMAL_QUANTILE * error)
     return center - half, center + half
 
 

@@ -12,15 +12,4 @@ from simdist.sweep.results import frame, read_results
 from simdist.sweep.runs import write_plans
 from simdist.sweep.workers import InProcess, LocalPool, Workers
 
-__all__ = [
-    "InProcess",
-    "LocalPool",
-    "Sweep",
-    "Workers",
-    "frame",
-    "load",
-    "loads",
-    "read_results",
-    "run",
-    "write_plans",
-]
+__all__ = ["InProcess", "LocalPool", "Sweep", "Workers", "frame", "load", "loads", "read_results", "run", "write_plans"]

@@ -195,7 +195,7 @@ class Reader:
         except ValueError:
             for above, written in self._wholes:
                 with suppress(ValueError):  # also of pydantic
-                    if _is_below(path, above):
+                    if len(path) > len(above) and path[: len(above)] == above:
                         tree = replaced(self._tree, above, written)
                         scenario = Scenario.model_validate({"name": "point", **tree}, context=FromFile(self._folder))
                         return _found(scenario, tree, path)
@@ -231,10 +231,6 @@ def _parsed(text: str | int) -> Path:
         return parse_path(str(text))
     except ValueError:
         return ()
-
-
-def _is_below(path: Path, above: Path) -> bool:
-    return len(path) > len(above) and path[: len(above)] == above
 
 
 def _found(scenario: Scenario, tree: Mapping[str, Any], path: Path) -> ScenarioField:

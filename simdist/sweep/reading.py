@@ -1,6 +1,5 @@
 """From a sweep file to a sweep, with every problem at once."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,15 +75,12 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:
         ScenarioError: It is wrong; a line for every problem, each beginning with `name` and the line's number.
     """
     document = strict_yaml.parse(text)
-    if isinstance(document.root, dict) and _is_scenario(document.root):
+    root = document.root
+    if isinstance(root, dict) and "scenario" not in root and root.keys() & {"cluster", "workload", "schedules"}:
         hint = f"simdist compare {name}; a sweep names it, and what it varies: {_SHAPE}"
         raise ScenarioError(f"{name}: is a scenario, and no sweep: {hint}")
     file = validated(SweepFile, document, name=name, folder=folder, shape=f"a sweep: {_SHAPE}")
     return _sweep(document, file, name, folder)
-
-
-def _is_scenario(root: Mapping[str | int, object]) -> bool:
-    return "scenario" not in root and bool(root.keys() & {"cluster", "workload", "schedules"})
 
 
 def _sweep(document: Document, file: SweepFile, name: str, folder: Path) -> Sweep:

@@ -96,11 +96,8 @@ class Candidate:
             settings["period"] = self.levels[-1][0]
         elif self.levels:
             settings |= {"levels": dict(self.levels), "intra_node_gradients": False}
-        return settings | {name: value for name, value in self.changed if not _is_of_scenario(name)}
-
-
-def _is_of_scenario(name: str) -> bool:
-    return name == _PASSES or name.startswith(_CHECKPOINT)
+        own = {name: value for name, value in self.changed if name != _PASSES and not name.startswith(_CHECKPOINT)}
+        return settings | own
 
 
 def schedule_of(candidate: Candidate) -> Schedule:

@@ -159,6 +159,8 @@ def tune_to_target(
         RunError: Runs fail; the others are kept.
     """
     base, entrants = simulate_entrants(scenario, wanted, task, trainer, lr_factors)
+    n_all = len(entrants) * scenario.steps
+    trainer.say(f"{len(entrants):,} candidates: of {n_all:,} steps the search trains a third or more, then finalists")
     train = partial(learn, task=task, trainer=trainer)
     order, rated, n_fell = race(entrants, train, target, every=task.evaluate_every, n_base=len(lr_factors))
     n_steps, fresh = trainer.n_steps, {"seed": scenario.seed + wanted.n_search_seeds}
@@ -172,7 +174,8 @@ def tune_to_target(
     again = [replace(one, lr_factor=each.lr_factor) for one, each in zip(again, finals, strict=True)]
     learned = learn(again, task, trainer)
     points = [(each.to_target(target)[1].mean(), -target.sign * each.values(target)[:, -1].mean()) for each in learned]
-    return Raced(tuple(learned), *_verdict(learned, target), tuple(front(points)), len(entrants), n_fell, n_steps)
+    on_front = tuple(number for number in front(points) if math.isfinite(points[number][0]))
+    return Raced(tuple(learned), *_verdict(learned, target), on_front, len(entrants), n_fell, n_steps)
 
 
 def simulate_entrants(

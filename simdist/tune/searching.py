@@ -20,7 +20,7 @@ Source:
     Hyperparameter Optimization Framework, KDD 2019.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, final
 
 from simdist.errors import ScenarioError
@@ -48,7 +48,7 @@ def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -
         ScenarioError: Not all can be tried, and Optuna is not installed.
     """
     if budget is None or budget >= len(space.candidates):
-        return _distinct(map(evaluate, space.candidates))
+        return list({id(each): each for each in map(evaluate, space.candidates) if each is not None}.values())
     suggester = Suggester(space.candidates, space.choices, seed=seed)
     found: dict[int, Evaluated] = {}  # by identity: equal plans have one
     untried = dict.fromkeys(space.candidates)
@@ -87,10 +87,6 @@ def _neighbour(found: Mapping[int, Evaluated], untried: Mapping[Candidate, None]
     return next((each for each in untried if best and n_changes(best, each) == 1), None)
 
 
-def _distinct(evaluated: Iterable[Evaluated | None]) -> list[Evaluated]:
-    return list({id(each): each for each in evaluated if each is not None}.values())
-
-
 def starts(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the first candidate of each family and each time between exchanges of all ranks.
 
@@ -123,7 +119,7 @@ class Suggester:
         except ImportError:
             raise ScenarioError(
                 f"{len(candidates):,} candidates are searched with Optuna, which is not installed: "
-                "pip install optuna, or write --exhaustive to try them all"
+                f"pip install optuna, or write --evaluations {len(candidates)} to try them all"
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna

@@ -45,8 +45,7 @@ class TuneOptions:
         n_seeds: Seeds of the finalists; if absent 20, or 200 where a recording is resampled: the spread of single runs
             tells how sure it is, and few of them tell that roughly.
         n_search_seeds: Seeds of the search.
-        evaluations: Most candidates to evaluate; None: all of few, 100 of many.
-        is_exhaustive: Evaluate all, however many.
+        evaluations: Most candidates to evaluate, all if there are no more; None: all of few, 100 of many.
         seed: Of the search's sampler.
     """
 
@@ -56,7 +55,6 @@ class TuneOptions:
     n_seeds: int | None = None
     n_search_seeds: int = 5
     evaluations: int | None = None
-    is_exhaustive: bool = False
     seed: int = 0
 
     @property
@@ -66,9 +64,7 @@ class TuneOptions:
 
     def budget(self, n_candidates: int) -> int | None:
         """Return how many of the candidates to evaluate; None: all."""
-        if self.is_exhaustive or (self.evaluations is None and n_candidates <= MOST_EXHAUSTIVE):
-            return None
-        return self.evaluations or _EVALUATIONS
+        return None if n_candidates <= (self.evaluations or MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simdist.plan import COLLECTIVES, Plan, occurrences
+from simdist.plan import COLLECTIVES, occurrences
 from simdist.runs.building import simulate
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.unused_settings import unstated
@@ -198,15 +197,12 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
     ranks = np.sort(order[:n_needed])
     in_steps_s = caused_s.sum(axis=1)
     is_theirs = (in_steps_s > 0) & (caused_s[:, ranks].sum(axis=1) >= _MOST_OF_THE_WAITING * in_steps_s)
-    steps = float(is_theirs[_steps_with_collectives(trace.plan)].mean())
+    collectives = [each.steps for each in occurrences(trace.plan) if isinstance(each.op, COLLECTIVES)]
+    steps = float(is_theirs[np.unique(np.concatenate(collectives))].mean())
     if n_needed > max(1, _FEW_RANKS * len(by_rank_s)) or steps < _NEARLY_ALL_STEPS:
         return None
     for_them_s = float(by_rank_s[ranks].sum())
     return Culprits(tuple(ranks.tolist()), for_them_s / total_s, steps, for_them_s / caused_s.size)
-
-
-def _steps_with_collectives(plan: Plan) -> NDArray[np.int64]:
-    return np.unique(np.concatenate([each.steps for each in occurrences(plan) if isinstance(each.op, COLLECTIVES)]))
 
 
 def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ def learn(folder: Path, schedule: Schedule, name: str, n_steps: int, n_ranks: in
 def test_tasks_that_ship_learn_at_once(name: str, tmp_path: Path) -> None:
     header, how, *found, done = learn(tmp_path, LocalSGD(period=4), name, 10, n_ranks=4, evaluate_every=4)
     assert (header["ranks"], how) == (4, {"batched": True, "why": None})
-    assert min(header["memory_nbytes"], header["n_parameters"]) > 0
+    assert header["memory_nbytes"] > 10**8
     assert [(each["step"], len(each["losses"])) for each in found] == [(0, 0), (4, 4), (8, 4), (10, 2)]
     assert found[-1]["average"]["loss"] < found[0]["average"]["loss"] or name == "split"
     assert (found[1]["drift"], found[2]["drift"]) == (0.0, 0.0)

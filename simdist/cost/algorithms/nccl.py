@@ -176,7 +176,8 @@ def _candidates(
             for name in names:
                 n_rings = _RINGS_PER_NIC * cluster.nics_per_node
                 yield _by_ring(call, plain, name, int(capability), n_rings, capacity_Bps)
-            if algorithm == "auto" and cluster.in_switch_reduction and _has_nvls(call, capability):
+            has_nvls = isinstance(call.op, AllReduce) and capability >= 9 and min(map(len, call.by_node())) > 2
+            if algorithm == "auto" and cluster.in_switch_reduction and has_nvls:
                 yield _by_switch(call, min(int(capability), 10), capacity_Bps), 0.0
     if algorithm == "double_tree" or (algorithm == "auto" and has_trees):
         plain = _Plain.of(call.topology, double_tree(call))
@@ -271,10 +272,6 @@ def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: flo
     chunk = min(chunk, call.nbytes / n_channels)
     network_s = flow_s * chunk * n_channels / call.nbytes if call.nbytes else 0.0
     return 2 * (n - 1) * chunk / _CHANNEL_BPS[name][generation] + 2 * math.ceil(math.log2(m)) * network_s
-
-
-def _has_nvls(call: Call, capability: float) -> bool:
-    return isinstance(call.op, AllReduce) and capability >= 9 and min(map(len, call.by_node())) > 2
 
 
 def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -> Transfer:

@@ -48,14 +48,11 @@ class Flow:
         self.slot = max_min.NONE  # among many
 
 
-def _is_own(each: object) -> bool:
-    return isinstance(each, FunctionType) and each.__module__ == max_min.__name__
-
-
 @functools.cache
 def _compiled() -> dict[str, Any]:
     """Return the functions of `max_min`, compiled, by name; as they are where numba cannot be imported."""
-    functions = {name: each for name, each in vars(max_min).items() if _is_own(each)}
+    found = {name: each for name, each in vars(max_min).items() if isinstance(each, FunctionType)}
+    functions = {name: each for name, each in found.items() if each.__module__ == max_min.__name__}
     try:
         import numba
     except ImportError:

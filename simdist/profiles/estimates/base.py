@@ -24,7 +24,6 @@ import numpy as np
 from simdist.plan.ops import Channel
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats
-from simdist.profiles.steps.model import RankStep
 
 _LOW = 0.05
 _SHARED = 0.1  # of computing that is beside collectives, for it to matter what these take of cores
@@ -121,7 +120,8 @@ def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | 
 
     All passes of a step count the same, divided as the last one, the only one that tells when a bucket is ready.
     """
-    steps = [(step, _sizes(step)) for profile in job.profiles for step in profile.steps]
+    each_step = (step for profile in job.profiles for step in profile.steps)
+    steps = [(step, tuple(call.nbytes for call in step.gradient_calls)) for step in each_step]
     layouts = Counter(sizes for _, sizes in steps)
     silent = layouts.pop((), 0)
     nbytes, times = layouts.most_common(1)[0] if layouts else ((), silent)
@@ -157,10 +157,6 @@ def _scaled_lows(buckets_s: Floats, pass_s: float) -> tuple[float, ...]:
     sum_s = float(lows_s.sum())
     scale = pass_s / sum_s if sum_s > 0 else 1.0
     return tuple((lows_s * scale).tolist())
-
-
-def _sizes(step: RankStep) -> tuple[int | None, ...]:
-    return tuple(call.nbytes for call in step.gradient_calls)
 
 
 _CHANNELS: tuple[Channel, ...] = ("host", "compute", "io")

@@ -79,7 +79,8 @@ def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
         for rows, low in zip(places, lows, strict=True):
             alone_s[rows] = (low if low <= _LONGER * min(lows) else min(lows)) * _nbytes(matched, rows)
             if len(rows) < _FEWEST:
-                alone_s[rows] = np.maximum(alone_s[rows], _shortest_s(seconds[rows], _nbytes(matched, rows)))
+                sizes = _nbytes(matched, rows)
+                alone_s[rows] = np.maximum(alone_s[rows], [seconds[rows][sizes == each].min() for each in sizes])
         if len(places) > 1:
             is_comparable = True
             for rows, factor in zip(places, longer, strict=True):
@@ -92,11 +93,6 @@ def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
         if together_s > late_s[step]:
             late_s[step], behind_s[step] = together_s, ahead_s[rows[0]]
     return UntracedWaits(alone_s, late_s, behind_s, is_comparable)
-
-
-def _shortest_s(seconds: Floats, nbytes: Floats) -> Floats:
-    """Return the least that a collective of each size took."""
-    return np.array([seconds[nbytes == each].min() for each in nbytes])
 
 
 def _overlapping(rows: NDArray[np.intp], step: Ints, start_s: Floats, end_s: Floats) -> Iterator[list[int]]:

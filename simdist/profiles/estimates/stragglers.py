@@ -172,7 +172,8 @@ def _persistent(delays: DelayTable, channel: Channel) -> list[Straggler]:
         others_s = np.delete(usual_s, column)
         late_s = float(usual_s[column] - lower_median_s(others_s))
         is_usual = usually_beyond_s[column] > by_chance_s
-        if is_usual and late_s > max(_SPREADS * _spread_s(others_s), _PERSISTENT_SHARE * delays.step_s):
+        spread_s = _NORMAL * float(np.median(np.abs(others_s - np.median(others_s))))
+        if is_usual and late_s > max(_SPREADS * spread_s, _PERSISTENT_SHARE * delays.step_s):
             more_s = delay_s[:, column] - lower_median_s(np.delete(delay_s, column, axis=1), axis=1)
             steps = tuple(delays.steps[row] for row in np.flatnonzero(more_s >= late_s / 2).tolist())
             found.append(Straggler("persistent", (delays.ranks[column],), None, channel, steps, late_s))
@@ -225,10 +226,6 @@ def _of_others_s(own_s: Floats) -> Floats:
         return np.zeros_like(own_s)
     others = [lower_median_s(np.delete(own_s, rank, axis=1), axis=1) for rank in range(n_ranks)]
     return np.maximum(0.0, np.stack(others, axis=1))
-
-
-def _spread_s(seconds: Floats) -> float:
-    return _NORMAL * float(np.median(np.abs(seconds - np.median(seconds))))
 
 
 def _by_node(found: list[Straggler], ranks: Sequence[int], layout: RankLayout) -> list[Straggler]:

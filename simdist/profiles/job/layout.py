@@ -85,7 +85,8 @@ def _evidence(job: TracedJob) -> Iterator[_Evidence]:
     if gpus:
         yield "GPUs of the machines", partial(_have_own_gpus, job, gpus), False
         is_one = len(set(gpus.values())) == job.world_size
-        sizes = [size for size in range(1, job.world_size + 1) if _fits_gpus(gpus, size)] or [job.world_size] * is_one
+        numbered = (all(gpu == rank % n for rank, gpu in gpus.items()) for n in range(1, job.world_size + 1))
+        sizes = [n for n, fits in enumerate(numbered, start=1) if fits] or [job.world_size] * is_one
         if sizes:
             yield "numbers of GPUs in the traces", sizes.__contains__, False
     if len(names) == len(job.ranks):
@@ -140,11 +141,6 @@ def _fits_hosts(hosts: dict[int, str], size: int) -> bool:
     """Tell whether exactly the ranks of equal `rank // size` share a host."""
     places = {(rank // size, host) for rank, host in hosts.items()}
     return len(places) == len({node for node, _ in places}) == len({host for _, host in places})
-
-
-def _fits_gpus(gpus: dict[int, int], size: int) -> bool:
-    """Tell whether GPUs are numbered as launchers do, if so many ranks share a machine."""
-    return all(gpu == rank % size for rank, gpu in gpus.items())
 
 
 def _have_own_gpus(job: TracedJob, gpus: dict[int, int], size: int) -> bool:

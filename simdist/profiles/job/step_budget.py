@@ -22,10 +22,7 @@ _REMEDIES: Final = {
         "the device is idle until the host launches its next kernel",
         "larger batches, CUDA graphs, torch.compile or fused operators help",
     ),
-    _INPUT: (
-        "the device waits for its batch",
-        "more loader workers, faster storage or a cache help",
-    ),
+    _INPUT: ("the device waits for its batch", "more loader workers, faster storage or a cache help"),
     _HOST: (
         "the host pauses, running no operator",
         "look for Python between operators, garbage collection, logging and checkpoints",

@@ -105,7 +105,8 @@ def args_of(event: Event) -> Args:
         return Args()
     try:
         args = _DECODER.decode(text)
-        if not _has_older_names(args, text):
+        # Older names are looked for only where the newer one is missing.
+        if (args.input_dims or b'"Input dims"' not in text) and not (args.collective and b' msg size"' in text):
             return args
     except (DecodeError, UnicodeDecodeError):
         pass
@@ -114,11 +115,6 @@ def args_of(event: Event) -> Args:
     except DecodeError:
         return Args()
     return lenient({_OLDER_NAMES.get(name, name): value for name, value in values.items()}, Args)
-
-
-def _has_older_names(args: Args, text: bytes) -> bool:
-    """Tell whether something stands there under an older name; it is looked for only where the newer one is missing."""
-    return (not args.input_dims and b'"Input dims"' in text) or (bool(args.collective) and b' msg size"' in text)
 
 
 def lenient(values: object, kind: type[T]) -> T:

@@ -40,12 +40,8 @@ def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
     spans = [StepSpan(window, window.start_s, window.end_s) for window in windows]
     phases = _phases(host, waits, edges_s)
     parts = cpu_parts(host, transfers, phases)
-    return DeviceRun("cpu", spans, phases, parts, transfers, _at_once, host_waits=True, notes=notes)
-
-
-def _at_once(times_s: Floats) -> Floats:
-    """A CPU has computed what it was told to when the call returns."""
-    return times_s
+    # A CPU has computed what it was told to when the call returns.
+    return DeviceRun("cpu", spans, phases, parts, transfers, np.asarray, host_waits=True, notes=notes)
 
 
 def _phases(host: HostRun, waits: list[PhaseSpan], edges_s: tuple[float, float]) -> Phases:

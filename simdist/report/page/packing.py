@@ -92,7 +92,8 @@ def pack(trace: Trace, steps: range | None = None) -> PackedTrace:
     tick_s = _tick_s(float(np.abs(times_s).max(initial=0.0)))
     times = np.rint(times_s / tick_s).astype(np.int64)
     tables = [_tables(times[:, rows], ran[rows]) for rows in rows_of_streams(trace.plan).values()]
-    planes = b"".join(_planes(np.concatenate(parts)) for parts in zip(*tables, strict=True))
+    numbers = (np.concatenate(parts).astype("<u4").view(np.uint8) for parts in zip(*tables, strict=True))
+    planes = b"".join(each.reshape(-1, 4).T.tobytes() for each in numbers)  # first the lowest bytes of all numbers
     begin_s = step_end_s(trace)[steps.start - 1] if steps and steps.start else np.empty(0)
     begin = tuple(np.rint(begin_s / tick_s).astype(int).tolist())
     return PackedTrace(tick_s, base64.b64encode(zlib.compress(planes, 6)).decode(), begin)
@@ -139,11 +140,6 @@ def _end_before(end: NDArray[np.int64], ran: NDArray[np.bool_]) -> NDArray[np.in
 def _folded(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return 0, 1, 2, 3, 4 ... for 0, -1, 1, -2, 2 ..."""
     return np.where(numbers < 0, -2 * numbers - 1, 2 * numbers)
-
-
-def _planes(numbers: NDArray[np.uint32]) -> bytes:
-    """Return first the lowest bytes of all numbers, then the second lowest and so on."""
-    return numbers.astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes()
 
 
 def plan_record(plan: Plan, *, ranks_per_node: int | None = None) -> Record:

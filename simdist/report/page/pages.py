@@ -4,15 +4,15 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from simdist.plan.text import plan_text
 from simdist.report.figures import svg
 from simdist.report.learning import learning_figure
 from simdist.report.page import html
 from simdist.report.page.document import Section, asset, document, program
-from simdist.report.page.html import join, tag
+from simdist.report.page.html import Html, join, tag
 from simdist.report.page.model import RunsReport
 from simdist.report.page.sections.heading import heading, sweep_heading, title
 from simdist.report.page.sections.reality import reality_section
-from simdist.report.page.sections.sources import sources_section
 from simdist.report.page.sections.speed import speed_section, states_section
 from simdist.report.page.sections.stragglers import stragglers_section
 from simdist.report.page.sections.sweep_chart import chart_section, map_section
@@ -20,7 +20,12 @@ from simdist.report.page.sections.sweep_fastest import fastest_section
 from simdist.report.page.sections.sweep_rows import rows_section
 from simdist.report.page.sections.timelines import Shown, timeline_assets, timelines_section
 from simdist.report.page.sweep_model import SweepReport
+from simdist.runs import run_directory
 
+_ABOUT = (
+    "With these files every number on this page can be computed again: the scenario of each run, and the plan that "
+    "was made of it."
+)
 _SWEEP_SCRIPTS = ("data", "chart", "map", "rows")
 
 
@@ -32,7 +37,7 @@ def runs_page(report: RunsReport, shown: Sequence[Shown]) -> str:
         shown: Part of each that the timeline shows, see `shown_runs`.
     """
     first = [speed_section(report)] if len(report.runs) > 1 else []
-    others = timelines_section(shown), stragglers_section(report), reality_section(report), sources_section(report)
+    others = timelines_section(shown), stragglers_section(report), reality_section(report), _sources_section(report)
     css, script = timeline_assets()
     return document(
         f"{title(report)}: simdist report",
@@ -73,3 +78,15 @@ def learned_page(found: Mapping[str, Any], header: Sequence[str], rows: Iterable
         Section("curves", "Curves by step and by time", image),
     ]
     return document(f"{name}: simdist report", header=join([tag("h1", name), tag("p", about)]), sections=sections)
+
+
+def _sources_section(report: RunsReport) -> Section:
+    """Show scenarios and plans, folded."""
+    files = [(run.label, run.path / run_directory.SCENARIO) for run in report.runs]
+    parts = [_folded(f"scenario.yaml of {label}", file.read_text(encoding="utf-8")) for label, file in files]
+    parts += [_folded(f"plan of {run.label}", plan_text(run.run.plan)) for run in report.runs]
+    return Section("sources", "Scenario and plans", join([tag("p", _ABOUT), *parts]))
+
+
+def _folded(summary: str, text: str) -> Html:
+    return tag("details", tag("summary", summary), tag("pre", tag("code", text.strip()), tabindex=0))

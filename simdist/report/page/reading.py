@@ -12,7 +12,6 @@ from typing import TypeAlias
 import numpy as np
 
 from simdist.errors import ScenarioError, TraceError
-from simdist.plan.delays import Delays
 from simdist.report.page.model import Execution, Origin, ReportedRun, RunsReport
 from simdist.runs import run_directory
 from simdist.runs.building import Built
@@ -158,14 +157,11 @@ def _differences(reported: ReportedRun, baseline: ReportedRun) -> Iterator[str]:
     """Tell whether a run is of another scenario than the baseline."""
     run, base = reported.run, baseline.run
     different = [name for name in _COMMON if getattr(run.scenario, name) != getattr(base.scenario, name)]
-    if not _equal(run.delays, base.delays):
+    ours, theirs = run.delays, base.delays
+    if ours.keys() != theirs.keys() or not all(np.array_equal(ours[channel], theirs[channel]) for channel in ours):
         different.append("delays")
     if different:
         yield (
             f"{reported.label} is of another scenario than {baseline.label}: other {', '.join(different)}. So the "
             f"difference in speed is not that of the schedules alone."
         )
-
-
-def _equal(a: Delays, b: Delays) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[channel], b[channel]) for channel in a)

@@ -52,7 +52,7 @@ def steps_to(tau, value, every):
 
 
 def test_steps_and_seconds_to_the_target_are_those_of_curves_and_traces(learn, scenario, tmp_path):
-    answer = learn(scenario, tmp_path / "d", "--json", "--plot", str(tmp_path / "d.png"))
+    answer = learn(scenario, tmp_path / "d", "--json")
     assert answer.code == 0, answer.err
     document, job = json.loads(answer.out), load(scenario)
     found_s = {}
@@ -72,7 +72,6 @@ def test_steps_and_seconds_to_the_target_are_those_of_curves_and_traces(learn, s
     censored = document["rows"][2]
     assert (censored["reached"], censored["target_s"], censored["target_speedup"]) == (0, None, None)
     assert document["sentences"] == [NEVER]
-    assert (tmp_path / "d.png").stat().st_size > 10_000
 
 
 def test_what_is_there_is_not_trained_again_also_with_another_target(learn, scenario, tmp_path):

@@ -154,9 +154,10 @@ def timeline_section(
             for name, each in packed.items()
         ],
     }
+    which = f"steps {shown.start} to {shown.stop - 1}" if shown.start else f"{shown.stop} steps"
     filled = Template(asset("timeline/timeline.html")).substitute(
         id=escape(element_id),
-        label=escape(f"Timeline of {shortened(plan.name)}: {plan.world_size} ranks, {_steps_text(shown)}"),
+        label=escape(f"Timeline of {shortened(plan.name)}: {plan.world_size} ranks, {which}"),
         last_rank=plan.world_size - 1,
         first_step=shown.start,
         last_step=shown.stop - 1,
@@ -168,10 +169,6 @@ def timeline_section(
         data="".join(f'<script type="application/octet-stream">{each.data}</script>\n' for each in packed.values()),
     )
     return Html(filled)
-
-
-def _steps_text(shown: range) -> str:
-    return f"steps {shown.start} to {shown.stop - 1}" if shown.start else f"{shown.stop} steps"
 
 
 def timeline_assets() -> tuple[str, str]:

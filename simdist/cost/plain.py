@@ -1,0 +1,27 @@
+"""Two formulas of a line each: what people reckon without a simulator, beside which pages show what one adds."""
+
+import math
+
+from simdist.cost.compute import ComputeCost, compute_s
+from simdist.cost.topology import LinkCost
+from simdist.scenario.cluster import Cluster
+from simdist.scenario.workload import Workload
+
+
+def linear_s(workload: Workload, cluster: Cluster) -> float:
+    """Return the seconds of a step if communication were free: linear scaling of the slowest GPU."""
+    return float(compute_s(workload, cluster).max()) + (workload.optimize_s or 0.0)
+
+
+def plain_ring_s(workload: Workload, cluster: Cluster) -> float:
+    """Return the seconds of a step of synchronous SGD: compute + max(0, 2 (n - 1) / n * S / B - backward).
+
+    One ring of all n ranks carries S bytes of gradients, at B bytes per second of the slowest link that it passes: of
+    the fabric or, between nodes, of all NICs of a node. The last backward pass hides as much of it as it lasts.
+    """
+    n, speed = cluster.world_size, float(cluster.device_speed().min())
+    links_Bps = [LinkCost.of(cluster.fabric).capacity_Bps] if cluster.gpus_per_node > 1 else []
+    if cluster.nodes > 1:
+        links_Bps.append(LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node).capacity_Bps)
+    ring_s = 2 * (n - 1) / n * workload.nbytes / min(links_Bps, default=math.inf)
+    return linear_s(workload, cluster) + max(0.0, ring_s - ComputeCost(workload, cluster).backward_s / speed)
