@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.tables import shown, table
 from simdist.cost import Costs, Stage, Transfer, price
 from simdist.engines import des
-from simdist.engines.network.flows import max_min_rates
+from simdist.engines.network.flows import Flow, Kernel, ManyFlows, nothing
 from simdist.engines.network.fluid import FluidNetwork, Timeline
 from simdist.plan import AllReduce, Buffer, Delay, Plan, Wait
 from simdist.plan.group import Group
@@ -96,6 +96,13 @@ def staircase(n_transfers: int, n_links: int, n_shared: int) -> tuple[list[Stage
     own = (np.append(number % n_links, shared) for number in range(n_transfers))
     capacity_Bps = np.concatenate([np.linspace(1e6, 1e9, n_links), np.full(n_shared, 1e9 * n_transfers)])
     return [Stage(0.0, links, np.ones(len(links))) for links in own], capacity_Bps
+
+
+def max_min_rates(stages: list[Stage], capacity_Bps: np.ndarray) -> np.ndarray:
+    """Return the rate of each stage, in bytes per second on its most used resource."""
+    kernel = Kernel()
+    kernel.count(sum(len(stage.resources) for stage in stages))
+    return np.array(ManyFlows(capacity_Bps.tolist(), 0.0, kernel).solve([Flow(stage, nothing) for stage in stages]))
 
 
 def rates(sizes: Sizes) -> list[dict[str, object]]:

@@ -30,10 +30,10 @@ from real.execution.virtual import World, perform
 from real.models.tasks import TaskFunctions
 from real.programs.binding import Binding, trained_parameters
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
+from simdist.machine import free_memory_nbytes
 from simdist.plan import Plan, codec, ops
 
 _DECAY = 0.8  # per evaluation
-_MOST_TOLD = 500  # characters of an error of a task
 
 Say: TypeAlias = Callable[[Mapping[str, object]], None]
 
@@ -99,7 +99,7 @@ def _answer(text: str, say: Say) -> int:
     except (Exception, SystemExit) as error:  # of a function of the task
         frames = traceback.extract_tb(error.__traceback__)
         at = next((each for each in reversed(frames) if each.filename == order.task), frames[-1])
-        told = " ".join([" ".join(str(error).split())[:_MOST_TOLD], *getattr(error, "__notes__", [])])
+        told = " ".join([" ".join(str(error).split())[:500], *getattr(error, "__notes__", [])])
         say({"error": f"task {order.task}: {at.filename}, line {at.lineno}: {type(error).__name__}: {told}"})
         return 1
 
@@ -124,6 +124,10 @@ def _describe(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
     updated = {each for group in optimizer.param_groups for each in group["params"]}
     if not updated <= names.keys():
         raise ScenarioError(f"task {order.task}: the optimizer of make(0) updates parameters that are not its model's")
+    least_nbytes = 3 * sum(each.nbytes for each in names)  # with gradients, and a state of the optimizer
+    if least_nbytes > free_memory_nbytes():
+        needed = f"a step of a single rank takes {least_nbytes / 1e9:.3g} GB or more"
+        raise RunError(f"task {order.task}: {needed}, and less is free: take a smaller model")
     rank_nbytes = _rank_nbytes(task, module, optimizer, torch.device("cpu"))
     about = {"tensors": rows, "metrics": [*task.evaluate(module.eval())]}
     say(about | {"process_nbytes": _process_nbytes(), "rank_nbytes": rank_nbytes})
@@ -164,7 +168,6 @@ def _process_nbytes() -> int:
 
 
 def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
-    began_s = time.perf_counter()
     plan = codec.load(order.plan)
     if order.device == "cuda" and not torch.cuda.is_available():
         raise ScenarioError("device is cuda, and torch finds no GPU here: write cpu")
@@ -178,7 +181,7 @@ def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
     run = _Learning(task, order, plan, say)
     run.tell(0)
     perform(plan, run.world.programs, run.world.memory, seed=order.seed, on_step=run.end, late=order.late)
-    say({"done": True, "seconds": time.perf_counter() - began_s})
+    say({"done": True})
 
 
 def _set_seeds(seed: int) -> None:
@@ -398,7 +401,5 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        sys.exit(str(__doc__))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.exit(main(sys.stdin, sys.stdout))

@@ -1,7 +1,11 @@
-"""Fluid networks in fractions: slow, plain and exact, with nothing kept from one event to the next."""
+"""Fluid networks in fractions: slow, plain and exact, with nothing kept between events; and the engine's rates."""
 
 from fractions import Fraction
 from math import inf
+
+import numpy as np
+
+from simdist.engines.network.flows import Flow, Kernel, ManyFlows, nothing
 
 
 def exact_rates(flying, capacity_Bps):
@@ -66,3 +70,10 @@ def exact_end_s(starts, capacity_Bps, changes=(), background=()):
             else:
                 flowing[number] = (stage, Fraction(stage.nbytes.max()))
     return [float(each_s) for each_s in end_s]
+
+
+def max_min_rates(flying, capacity_Bps):
+    """Return what the engine says: of each stage bytes per second on its most used resource."""
+    kernel = Kernel()
+    kernel.count(sum(len(each.resources) for each in flying))
+    return np.array(ManyFlows(capacity_Bps.tolist(), 0.0, kernel).solve([Flow(each, nothing) for each in flying]))

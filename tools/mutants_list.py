@@ -1209,8 +1209,8 @@ _STUDIES = (
         "studies",
         "residuals of a ratio are taken over the wrong mean",
         _STATISTICS,
-        "/ float(below.mean()))",
-        "/ float(above.mean()))",
+        "/ float(below.mean()), error)",
+        "/ float(above.mean()), error)",
         _TEST_STATISTICS,
     ),
     Mutant(

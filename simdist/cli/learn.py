@@ -97,8 +97,7 @@ class TrainingOptions:
             store = stack.enter_context(Store(output)) if output else None
             bar = stack.enter_context(session.bar(line_every_s=_LINE_S))
             pool = stack.enter_context(open_workers(session, self.workers, self.scheduler))
-            is_here = self.scheduler is None and self.device == "cpu"
-            free_nbytes = free_memory_nbytes() if is_here else None
+            free_nbytes = free_memory_nbytes() if (self.scheduler, self.device) == (None, "cpu") else None
             trainer = Trainer(store, pool, bar.update, say=session.say, free_nbytes=free_nbytes)
             try:
                 yield trainer

@@ -20,6 +20,7 @@ from scripts import ROOT
 LAYERS: dict[str, str] = {
     "simdist.errors": "",
     "simdist.files": "errors",
+    "simdist.machine": "",
     "simdist.arrays": "files",
     "simdist.progress": "",
     "simdist.settings": "errors",
@@ -34,13 +35,14 @@ LAYERS: dict[str, str] = {
     "simdist.runs": "arrays cost engines errors files plan proof scenario schedules traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
-    "simdist.sweep": "engines errors files plan runs scenario schedules settings studies traces",
+    "simdist.sweep": "engines errors files machine plan runs scenario schedules settings studies traces",
     "simdist.learning": "engines errors files plan proof runs scenario schedules settings studies sweep traces",
     "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
-    "simdist.profiles": "cost engines errors files plan runs scenario schedules settings studies sweep traces whatif",
+    "simdist.profiles": "cost engines errors files machine plan runs scenario schedules settings studies sweep traces"
+    " whatif",
     "simdist.tune": "cost errors learning plan runs scenario schedules settings studies traces",
     "simdist.report": "errors files learning plan runs settings studies sweep traces tune whatif",
-    "simdist.cli": "chakra cost engines errors files learning plan profiles progress proof report runs scenario"
+    "simdist.cli": "chakra cost engines errors files learning machine plan profiles progress proof report runs scenario"
     " schedules settings studies sweep traces tune whatif",
 }
 
@@ -48,7 +50,7 @@ LAYERS: dict[str, str] = {
 # talk to the user.
 EXECUTES = {
     "simdist",
-    *(f"simdist.{name}" for name in ("arrays", "caching", "errors", "files", "plan", "settings", "traces")),
+    *(f"simdist.{name}" for name in ("arrays", "caching", "errors", "files", "machine", "plan", "settings", "traces")),
 }
 TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.training"}
 WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}

@@ -5,13 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from fluid import exact_end_s, exact_rates
+from fluid import exact_end_s, exact_rates, max_min_rates
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripts import ROOT
 
 from simdist.cost import Stage, Transfer
-from simdist.engines.network.flows import Flow, Kernel, ManyFlows, max_min_rates
+from simdist.engines.network.flows import Flow, Kernel, ManyFlows
 from simdist.engines.network.fluid import FluidNetwork, Timeline
 
 N_SHARED = 5

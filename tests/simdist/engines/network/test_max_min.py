@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from fluid import exact_rates
+from fluid import exact_rates, max_min_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.cost import Stage
-from simdist.engines.network.flows import Flow, Kernel, ManyFlows, nothing
 
 N_RESOURCES = 5
 CLOSE = 1e-9
@@ -16,13 +15,6 @@ CLOSE = 1e-9
 def stage(*pairs):
     """Return a stage of `(resource, nbytes)`."""
     return Stage(0.0, np.array([resource for resource, _ in pairs]), np.array([float(nbytes) for _, nbytes in pairs]))
-
-
-def max_min_rates(flying, capacity_Bps):
-    """Return the rate of each stage, in bytes per second on its most used resource."""
-    kernel = Kernel()
-    kernel.count(sum(len(each.resources) for each in flying))
-    return np.array(ManyFlows(capacity_Bps.tolist(), 0.0, kernel).solve([Flow(each, nothing) for each in flying]))
 
 
 def stages(sizes):
