@@ -111,7 +111,7 @@ for name, found in learned.items():
     print(table_text(f"{name}: {target}", columns, rows), end="\n\n")
 
 # %% [markdown]
-# By step all but top-k look alike: 1.3 to 1.5 times as fast. To the target, `digits` keeps 1.24 for hierarchical and
+# By step all but top-k look alike: 1.3 to 1.5 times as fast. To the target, `digits` keeps 1.29 for hierarchical and
 # 1.21 for local SGD, and four seeds do not tell DiLoCo from `sync`. On `split` local SGD takes twice the
 # steps and loses; intervals of hierarchical SGD and DiLoCo hold 1. Top-k loses on both: its step is faster by a
 # sixth, and it needs three to four times the steps. A 95 % interval of four seeds is wide, and says so.

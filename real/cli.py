@@ -68,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> int:
 @click.option(
     "--data",
     metavar="URL",
-    help="Read this data set, the plan's: a folder with index.csv, nfs://HOST/PATH, or another URL of fsspec.",
+    help="Read this data set, the plan's: a folder with index.csv, or another URL of fsspec.",
 )
 @click.option(
     "--cache",

@@ -402,8 +402,9 @@ def facts() -> Facts:
     traces = overview("public_traces", "times")[2:]
     times = [pair for line in traces for pair in re.findall(r"([\d.]+) / ([\d.]+)", line)[:-1]]  # but for the host's
     most_ms = max(abs(float(told) - float(shown)) for told, shown in times)
-    seconds, _, _, orders = overview("time_to_accuracy", "summary")
+    seconds, _, losses, orders = overview("time_to_accuracy", "summary")
     (to_target,) = said([seconds], r"median error (\S+), worst (\S+),")
+    ((n_exact, n_runs),) = said([losses], r"to the last bit in (\d+) of (\d+) runs")
     ((pairs, right),) = said([orders], r"Of (\d+) pairs .*, (\d+) were predicted in the right order")
     scaling = [
         *numbers("horovod_scaling", "nccl", "error"),
@@ -432,7 +433,8 @@ def facts() -> Facts:
         imported_stragglers=f"{seen} of {injected} found by rank and step, sizes within {size.lstrip('+')}",
         computing=f"step {busy_step}, speed-ups {busy_speedups}; few are recommended",
         read=f"times of a step within {max(most_ms, 0.1):.1f} ms of a second reader's, in {len(traces)} public traces",
-        targets=f"time to the target: median {to_target[0]}, worst {to_target[1]}; {right} of {pairs} pairs in order",
+        targets=f"time to the target: median {to_target[0]}, worst {to_target[1]}; {right} of {pairs} pairs in order; "
+        f"losses equal to the last bit in {n_exact} of {n_runs} runs",
     )
 
 

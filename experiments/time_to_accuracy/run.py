@@ -1,6 +1,6 @@
 """When does a model reach its target? Predicted from values and simulated times, then trained for real.
 
-    python experiments/time_to_accuracy/run.py            run everything and print the tables (root; 12 minutes)
+    python experiments/time_to_accuracy/run.py            run everything and print the tables (root; half an hour)
     python experiments/time_to_accuracy/run.py --write    also record the results, and write the tables into the README
     python experiments/time_to_accuracy/run.py --tables   print the tables of the recorded results (anybody); with
                                                           --write, write them into the README again
@@ -137,10 +137,7 @@ def measured(scenario: Scenario, shape: Shape, predicted: Sequence[Learned], goa
             torch.load(folder / f"{scenario.name}-{number}-{rank}.pt") for rank in range(scenario.cluster.world_size)
         ]
         values = [_metrics(task, [each["snapshots"][at] for each in notes]) for at in range(len(one.curves[0].steps))]
-        at = next(
-            (at for at, each in enumerate(values) if target.sign * each[target.metric] >= target.sign * target.value),
-            None,
-        )
+        at = target.reached(np.array([each[target.metric] for each in values]))
         steps, seconds = (each[0] for each in one.to_target(target))
         step = None if at is None else one.curves[0].steps[at]
         losses = np.array([each["losses"] for each in notes]).T

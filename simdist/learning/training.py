@@ -195,6 +195,8 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
             f"--steps"
         ) from None
     lines = _lines(ended.stdout)
+    if "describe" in request:  # what a task prints, and what torch warns of
+        sys.stderr.write(ended.stderr.decode(errors="replace"))
     if lines and (ended.returncode == 0 or "diverged" in lines[-1]):
         return lines
     told = ended.stderr.decode(errors="replace").splitlines()

@@ -170,6 +170,19 @@ def test_rates_clipping_schedulers_and_passes_are_the_loop_s_own(tmp_path: Path)
         ({"evaluate": "def evaluate(module):\n    return 'good'"}, 2, "evaluate returns str; it should return a numb"),
         ({"evaluate": "def evaluate(module):\n    return {}"}, 2, "evaluate returns {}; it should return a metric"),
         (
+            {"evaluate": "def evaluate(module):\n    return {'a': '0.7'}"},
+            2,
+            "evaluate returns {'a': 'str'}; it should",
+        ),
+        ({"imports": "import torch\nmax_norm = '1'"}, 2, "max_norm is '1'; it should be a number above 0"),
+        ({"imports": "import torch\nautocast = True"}, 2, "autocast is True; write torch.bfloat16 or torch.float16"),
+        (
+            {"make": LINES["make"].replace("Linear(3, 2)", "Linear(3, 2, bias=rank == 0)")},
+            2,
+            "make(1) makes another model than make(0): Error(s) in loading state_dict for Linear: Unexpected key(s)",
+        ),
+        ({"loss": "def loss(outputs, targets):\n    raise SystemExit('bye')"}, 1, "task.py, line 6: SystemExit: bye"),
+        (
             {"evaluate": "calls = []\ndef evaluate(module):\n    calls.append(0)\n    return {f'm{len(calls)}': 0}"},
             2,
             "evaluate returns {'m2': 'int'}; it should return m1, as it did before",
@@ -221,14 +234,46 @@ def test_a_bad_task_gets_one_clear_error(changed: dict, status: int, message: st
             {"make": LINES["make"].replace("\n    return", "\n    m.requires_grad_(False)\n    return")},
             "the model of make(0) has no parameter that is trained",
         ),
+        (
+            {"make": LINES["make"].replace("SGD(m.", "SGD(torch.nn.Linear(3, 2).")},
+            "the optimizer of make(0) updates parameters that are not its model's",
+        ),
+        (
+            {"batch": "def batch(step, rank):\n    return torch.ones(0, 3), torch.ones(0, 2)"},
+            "tensors with samples",
+        ),
+        (
+            {"batch": "def batch(step, rank):\n    return torch.ones(5, 3).double(), torch.ones(5, 2)"},
+            "but got Double and Float (of batch(0, 0), float64 [5, 3] and float32 [5, 2])",
+        ),
     ],
 )
 def test_a_task_that_cannot_be_learned_is_refused_when_it_is_described(
     changed: dict, message: str, tmp_path: Path
 ) -> None:
     status, [line] = ask({"task": task(tmp_path, **changed), "describe": True})
-    assert status == 2
+    assert status == (1 if "Double" in message else 2)
     assert message in line["error"]
+
+
+def test_a_model_of_which_not_even_a_step_fits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("real.learn.free_memory_nbytes", lambda: 95)
+    status, [line] = ask({"task": task(tmp_path), "describe": True})
+    assert status == 1
+    assert "a step of a single rank takes 9.6e-08 GB or more, and less is free: take a smaller model" in line["error"]
+
+
+def test_memory_is_what_the_process_then_takes(tmp_path: Path) -> None:
+    _, [described] = ask({"describe": True, "task": "text"})
+    counts = tuple(math.prod(shape) for _, shape, _ in described["tensors"])
+    codec.save(Sync().plan(Job(64, 8, 2, counts)), tmp_path / "plan.json")
+    request = json.dumps({"plan": str(tmp_path / "plan.json"), "task": "text", "evaluate_every": 1})
+    script = f"import io, sys; from real.learn import main, _process_nbytes; main(io.StringIO({request!r}), sys.stdout)"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{script}; print(_process_nbytes())"], capture_output=True, text=True, check=True
+    )
+    header, *_, taken_nbytes = ended.stdout.splitlines()
+    assert int(taken_nbytes) == pytest.approx(json.loads(header)["memory_nbytes"], rel=0.15)
 
 
 def test_tasks_are_run_as_scripts_are_and_ranks_begin_alike(tmp_path: Path) -> None:
@@ -244,6 +289,21 @@ def test_tasks_are_run_as_scripts_are_and_ranks_begin_alike(tmp_path: Path) -> N
     assert how["why"] is None
     assert [row["drift"] for row in found] == [0.0] * 4
     assert len({row["average"]["metric"] for row in found}) == 4
+
+
+def test_half_precision_is_that_of_each_rank(tmp_path: Path) -> None:
+    """Convolutions of all ranks at once round otherwise in bfloat16 than each alone, matrices do not."""
+    layers = {
+        "torch.nn.Linear(3, 2)": True,
+        "torch.nn.Sequential(torch.nn.Unflatten(1, (1, 3)), torch.nn.Conv1d(1, 8, 3, padding=1), torch.nn.Flatten(), "
+        "torch.nn.Linear(24, 2))": False,
+    }
+    for layer, at_once in layers.items():
+        make = LINES["make"].replace("torch.nn.Linear(3, 2)", layer)
+        evaluate = "def evaluate(module):\n    return module(torch.ones(1, 3)).sum()"
+        half = task(tmp_path, imports="import torch\nautocast = torch.bfloat16", make=make, evaluate=evaluate)
+        _, how, *_ = learn(tmp_path, Sync(), half, 2, n_ranks=4)
+        assert how["batched"] is at_once, how["why"]
 
 
 def test_what_lies_where_it_is_started_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

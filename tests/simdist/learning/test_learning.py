@@ -149,6 +149,7 @@ def test_who_is_late_in_the_simulation_is_late_in_the_training(learn, scenario, 
             TARGET,
             "every run is there by the same evaluation, after 30",
         ),
+        (TAUS, "accuracy >= 0", "is met before the first step, so nothing is learnt on the way: ask for more"),
         (TAUS, "loss <= 0.1", "the training loss is that of each rank's own parameters on its own batch"),
         (
             TAUS | {"local-4": 13.5},
@@ -169,6 +170,7 @@ def test_says_what_a_table_does_not_tell(learn, scenario, tmp_path, monkeypatch,
         ({"target": "accuracy = 0.9"}, "--target 'accuracy = 0.9': write METRIC >= NUMBER or METRIC <= NUMBER"),
         ({"target": "acuracy >= 0.9"}, "--target 'acuracy': the task has no such metric: did you mean 'accuracy'?"),
         ({"target": "accuracy >= nan"}, "--target 'accuracy >= nan': write METRIC >= NUMBER"),
+        ({"target": ""}, "--target '': write METRIC >= NUMBER"),
         ({"task": "broken"}, "--task broken: task broken: it has no parameters"),
     ],
 )
@@ -177,6 +179,25 @@ def test_wrong_input_is_named(learn, scenario, tmp_path, options, message):
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
     assert not (tmp_path / "log").exists()  # nothing is trained
+
+
+def test_intervals_are_wider_where_runs_are_looked_at_seldom(learn, scenario, tmp_path):
+    """Runs that arrive at the same evaluation may be up to its distance apart."""
+    rows = {}
+    for every in (1, 12):
+        answer = json.loads(learn(scenario, tmp_path / f"{every}", "--json", "--evaluate-every", f"{every}").out)
+        rows[every] = answer["rows"][1]
+    assert rows[12]["steps_to_target"] == 48
+    low, high = rows[12]["steps_to_target_ci95"]
+    assert high - low == pytest.approx(2 * 1.96 * 11 / math.sqrt(12 * 5), rel=1e-3)
+    widths = [np.diff(rows[every]["target_speedup_ci95"]).item() for every in rows]
+    assert widths[0] < widths[1]
+
+
+def test_a_target_is_met_but_for_what_float32_rounds():
+    target = parse_target("accuracy >= 0.7")
+    assert target.reached(np.array([0.6, np.float32(0.7)])) == 1
+    assert target.reached(np.array([0.6, 0.6999])) is None
 
 
 def test_targets_are_of_the_average_model_unless_they_say_so():
