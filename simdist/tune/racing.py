@@ -160,7 +160,7 @@ def tune_to_target(
     """
     base, entrants = simulate_entrants(scenario, wanted, task, trainer, lr_factors)
     n, n_all = len(entrants), len(entrants) * scenario.steps
-    trainer.say(f"{n:,} candidates: the search trains about a third of their {n_all:,} steps, then the finalists")
+    trainer.say(f"{n:,} candidates: the search trains a third of {n_all:,} steps, more if they are few; then finalists")
     train = partial(learn, task=task, trainer=trainer)
     order, rated, n_fell = race(entrants, train, target, every=task.evaluate_every, n_base=len(lr_factors))
     n_steps, fresh = trainer.n_steps, {"seed": scenario.seed + wanted.n_search_seeds}
