@@ -292,18 +292,23 @@ def test_tasks_are_run_as_scripts_are_and_ranks_begin_alike(tmp_path: Path) -> N
 
 
 def test_half_precision_is_that_of_each_rank(tmp_path: Path) -> None:
-    """Convolutions of all ranks at once round otherwise in bfloat16 than each alone, matrices do not."""
-    layers = {
-        "torch.nn.Linear(3, 2)": True,
-        "torch.nn.Sequential(torch.nn.Unflatten(1, (1, 3)), torch.nn.Conv1d(1, 8, 3, padding=1), torch.nn.Flatten(), "
-        "torch.nn.Linear(24, 2))": False,
+    """Convolutions of all ranks at once round otherwise in bfloat16 than each alone; matrices do not."""
+    images = ", ".join(
+        f"torch.nn.Conv2d({n_in}, {n_out}, 3, padding=1), torch.nn.BatchNorm2d({n_out}), torch.nn.ReLU(), {pool}"
+        for n_in, n_out, pool in ((3, 8, "torch.nn.MaxPool2d(2)"), (8, 16, "torch.nn.AdaptiveAvgPool2d(1)"))
+    )
+    changed = {
+        "imports": "import torch\nautocast = torch.bfloat16",
+        "batch": LINES["batch"].replace("torch.randn(5, 3,", "torch.randn(5, 3, 8, 8,"),
+        "evaluate": "def evaluate(module):\n    return module(torch.ones(1, 3, 8, 8)).sum()",
     }
-    for layer, at_once in layers.items():
-        make = LINES["make"].replace("torch.nn.Linear(3, 2)", layer)
-        evaluate = "def evaluate(module):\n    return module(torch.ones(1, 3)).sum()"
-        half = task(tmp_path, imports="import torch\nautocast = torch.bfloat16", make=make, evaluate=evaluate)
+    for layers, at_once in ((images, False), ("torch.nn.AdaptiveAvgPool2d(1)", True)):
+        n_inputs = 3 if at_once else 16
+        layer = f"torch.nn.Sequential({layers}, torch.nn.Flatten(), torch.nn.Linear({n_inputs}, 2))"
+        half = task(tmp_path, make=LINES["make"].replace("torch.nn.Linear(3, 2)", layer), **changed)
         _, how, *_ = learn(tmp_path, Sync(), half, 2, n_ranks=4)
         assert how["batched"] is at_once, how["why"]
+        assert at_once or how["why"] == "with all ranks at once, the gradient of a rank would not be the same"
 
 
 def test_what_lies_where_it_is_started_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
