@@ -9,7 +9,6 @@ import json
 import math
 import os
 import random
-import resource
 import sys
 import threading
 import time
@@ -30,7 +29,7 @@ from real.execution.virtual import World, perform
 from real.models.tasks import TaskFunctions
 from real.programs.binding import Binding, trained_parameters
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
-from simdist.machine import free_memory_nbytes
+from simdist.machine import free_memory_nbytes, process_nbytes
 from simdist.plan import Plan, codec, ops
 
 _DECAY = 0.8  # per evaluation
@@ -126,11 +125,11 @@ def _describe(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
         raise ScenarioError(f"task {order.task}: the optimizer of make(0) updates parameters that are not its model's")
     least_nbytes = 3 * sum(each.nbytes for each in names)  # with gradients, and a state of the optimizer
     if least_nbytes > free_memory_nbytes():
-        needed = f"a step of a single rank takes {least_nbytes / 1e9:.3g} GB or more"
-        raise RunError(f"task {order.task}: {needed}, and less is free: take a smaller model")
+        needed = f"a step of a single rank takes {least_nbytes / 1e9:.3g} GB or more, and less is free"
+        raise RunError(f"task {order.task}: {needed}: take a smaller model")
     rank_nbytes = _rank_nbytes(task, module, optimizer, torch.device("cpu"))
     about = {"tensors": rows, "metrics": [*task.evaluate(module.eval())]}
-    say(about | {"process_nbytes": _process_nbytes(), "rank_nbytes": rank_nbytes})
+    say(about | {"process_nbytes": process_nbytes(), "rank_nbytes": rank_nbytes})
 
 
 @torch.enable_grad()
@@ -160,11 +159,6 @@ def _rank_nbytes(task: TaskFunctions, module: nn.Module, optimizer: torch.optim.
     # Of what is trained: gradients, those of the noise scale, and copies.
     of_model = [*trained_parameters(module)] * 4 + [*module.buffers()] * 2
     return sum(tensor.nbytes for tensor in (*states, *of_model, inputs, targets)) + 2 * sum(activations.values())
-
-
-def _process_nbytes() -> int:
-    """Return what this process has taken at most: torch, and the data of a task."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
@@ -212,7 +206,7 @@ class _Learning:
         self._blank = copy.deepcopy(module).to("cpu")  # before it keeps anything of a pass
         nbytes, buffers = _rank_nbytes(task, module, optimizer, self._device), Binding.buffers_of(plan)
         in_buffers = sum(buffer.nbytes for buffer in plan.buffers if buffer.name in buffers)
-        memory_nbytes = _process_nbytes() + plan.world_size * (in_buffers + nbytes)
+        memory_nbytes = process_nbytes() + plan.world_size * (in_buffers + nbytes)
         say({"ranks": plan.world_size, "memory_nbytes": memory_nbytes})
         self.world = World(
             plan,
@@ -272,10 +266,8 @@ class _Learning:
             if rank:  # all begin as rank 0 does
                 module.load_state_dict(self._blank.state_dict())
         except RuntimeError as error:
-            told = str(error).replace("\n\t", " ")
-            raise ScenarioError(
-                f"task {self._order.task}: make({rank}) makes another model than make(0): {told}"
-            ) from None
+            told = f"makes another model than make(0): {' '.join(str(error).split())}"
+            raise ScenarioError(f"task {self._order.task}: make({rank}) {told}") from None
         return module.to(self._device), optimizer, scheduler
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -89,8 +89,7 @@ class Target:
 
         One that is as large but for what float32 rounds does: 0.7 is 0.69999999 there.
         """
-        rounded = np.finfo(np.float32).eps * abs(self.value)
-        hits = np.flatnonzero(self.sign * (values - self.value) >= -rounded)
+        hits = np.flatnonzero(self.sign * (values - self.value) >= -np.finfo(np.float32).eps * abs(self.value))
         return int(hits[0]) if len(hits) else None
 
 

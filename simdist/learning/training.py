@@ -311,8 +311,7 @@ class Trainer:
             raise RunError(f"{largest.name}: {takes}: take a smaller model or batch, or fewer ranks")
         if largest.nbytes > self._told_nbytes:
             self._told_nbytes = largest.nbytes
-            few = f", so at most {n_fit} at a time" * (n_fit < self._workers.n_underway)
-            self.say(f"a training run {takes}{few}")
+            self.say(f"a training run {takes}" + f", so at most {n_fit} at a time" * (n_fit < self._workers.n_underway))
         return n_fit
 
     def _keep(self, key: str, run: Training, curve: Curve) -> None:

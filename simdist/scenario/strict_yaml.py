@@ -245,5 +245,7 @@ def _syntax_problem(text: str, error: yaml.MarkedYAMLError) -> Problem:
     line = lines[number]
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return Problem(number + 1, (), "a tab in the indentation: indent with spaces")
+    if "nesting depth" in (error.problem or ""):  # the parser's own limit is 1,000
+        return Problem(number + 1, (), f"nested more than {_MAX_DEPTH} levels deep")
     context = f" {error.context}" if error.context else ""
     return Problem(number + 1, (), f"not YAML: {error.problem}{context}: {shown(line.strip())}")

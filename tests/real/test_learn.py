@@ -268,9 +268,9 @@ def test_memory_is_what_the_process_then_takes(tmp_path: Path) -> None:
     counts = tuple(math.prod(shape) for _, shape, _ in described["tensors"])
     codec.save(Sync().plan(Job(64, 8, 2, counts)), tmp_path / "plan.json")
     request = json.dumps({"plan": str(tmp_path / "plan.json"), "task": "text", "evaluate_every": 1})
-    script = f"import io, sys; from real.learn import main, _process_nbytes; main(io.StringIO({request!r}), sys.stdout)"
+    script = f"import io, sys; from real.learn import main, process_nbytes; main(io.StringIO({request!r}), sys.stdout)"
     ended = subprocess.run(
-        [sys.executable, "-c", f"{script}; print(_process_nbytes())"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{script}; print(process_nbytes())"], capture_output=True, text=True, check=True
     )
     header, *_, taken_nbytes = ended.stdout.splitlines()
     assert int(taken_nbytes) == pytest.approx(json.loads(header)["memory_nbytes"], rel=0.15)
