@@ -582,7 +582,10 @@ def test_many_ranks_scroll_and_the_keyboard_brings_them_into_sight(read):
     focus = reader.state("timeline.focus")
     _, y = reader.place(focus["rank"], focus["stream"], focus["startS"])
     assert 0 < y < height
-    reader.press("PageUp", "PageUp", "Shift+ArrowRight")
+    reader.press("PageUp", "PageUp")
+    wait_until(reader.page, "document.querySelector('.timeline').timeline.scrollTop === 0")
+    reader.press("Shift+ArrowRight")
+    wait_until(reader.page, "document.querySelector('.timeline').timeline.scrollTop > 0")
     _, y = reader.place(focus["rank"], focus["stream"], focus["startS"])
     assert 0 < y < height
     reader.page.get_by_role("textbox", name="Ranks").fill("255")
