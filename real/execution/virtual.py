@@ -303,7 +303,7 @@ def exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequence
 
 def _reduced(members: Tensor, reduction: ops.Reduction) -> Tensor:
     """Reduce one by one, because sums of negative zeros are to be negative zeros; see `real.programs.binding`."""
-    total = reduce(torch.add, members.unbind(1)).unsqueeze(1)
+    total = reduce(Tensor.add_, members.unbind(1)[1:], members[:, 0].clone()).unsqueeze(1)
     return total / members.shape[1] if reduction == "mean" else total
 
 
