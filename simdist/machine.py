@@ -1,7 +1,6 @@
 """What this machine has, and what this process takes of it."""
 
 import os
-import resource
 from pathlib import Path
 
 
@@ -18,6 +17,8 @@ def free_memory_nbytes() -> int:
 
 def process_nbytes() -> int:
     """Return the most memory that this process has had; Linux counts in `ru_maxrss` that of who started it, too."""
+    import resource  # of POSIX only
+
     return _nbytes("/proc/self/status", "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
