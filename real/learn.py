@@ -372,7 +372,7 @@ class _Learning:
                     apart += total(module, *batch).item() / n_ranks
                     for place, mean in zip(module.parameters(), average.parameters(), strict=True):
                         place.copy_(2 * mean - place)
-        small, large = squares / n_ranks, sum(each.square().sum().item() for each in sums) / n_ranks**2
+        small, large = squares / n_ranks, math.fsum(each.square().sum().item() for each in sums) / n_ranks**2
         self._noise = _DECAY * self._noise + (small - large) / (n_ranks / n_samples - 1 / n_samples)
         self._signal = _DECAY * self._signal + (n_ranks * large - small) / (n_ranks - 1)
         return {

@@ -15,6 +15,7 @@ A request to another node is measured by asking for a sample that is not there: 
 """
 
 import json
+import math
 import os
 import secrets
 import statistics
@@ -311,7 +312,7 @@ class _Probe:
             json.loads(part) for part in self.connection.exchange(f"rate of {name}", json.dumps([nbytes, seconds]))
         ]
         took = [part[1] for part in parts if part[0]]
-        return float(sum(part[0] for part in parts) / max(took))
+        return float(math.fsum(part[0] for part in parts) / max(took))
 
 
 def _memory(probe: _Probe, setup: Setup) -> tuple[float, float | None]:

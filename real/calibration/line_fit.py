@@ -41,7 +41,7 @@ def predicted_s(cluster: Cluster, task: MeasuringTask) -> float | None:
     shared = costs.of[op]
     assert isinstance(shared, Shared)  # as of every collective
     transfers = shared.transfers[: len(task.taking_part(cluster.world_size))]
-    return sum(_stage_s(stages, costs) for stages in zip(*(each.stages for each in transfers), strict=True))
+    return math.fsum(_stage_s(stages, costs) for stages in zip(*(each.stages for each in transfers), strict=True))
 
 
 def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:

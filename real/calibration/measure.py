@@ -7,6 +7,7 @@ it, the division of a mean included.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -94,7 +95,7 @@ def measure(
     bench = _Bench(connection, world, gap_s)
     precise_sleeps()
     deadline_s = now_s() + budget_s
-    left = sum(map(_weight, todo))
+    left = math.fsum(map(_weight, todo))
     results: list[Measurement] = []
     for before, task in zip((None, *todo), todo, strict=False):
         if before is None or before.count != task.count:

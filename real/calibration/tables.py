@@ -113,7 +113,7 @@ def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
             n, weight = each.task.n_members, float(len(each.seconds))
             hop = Hop(each.task.nbytes // n, each.median_s / (2 * (n - 1)), weight)
             found.setdefault(hop.nbytes, []).append(hop)
-    return [Hop(nbytes, _mean_s(same), sum(hop.weight for hop in same)) for nbytes, same in sorted(found.items())]
+    return [Hop(nbytes, _mean_s(same), math.fsum(hop.weight for hop in same)) for nbytes, same in sorted(found.items())]
 
 
 def pooled(points: Sequence[Hop]) -> list[Hop]:

@@ -30,7 +30,6 @@ easy to guess, is used only if no other user can write to it.
 
 import errno
 import fcntl
-import getpass
 import os
 import re
 import secrets
@@ -189,7 +188,7 @@ def default_folder() -> Path:
     Raises:
         RunError: It cannot be made, or other users could put files there.
     """
-    path = Path(tempfile.gettempdir(), f"simdist-{getpass.getuser()}")
+    path = Path(tempfile.gettempdir(), f"simdist-{os.getuid()}")
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()

@@ -10,6 +10,7 @@ is the optimizer, and the rest counts as forward pass.
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -297,7 +298,7 @@ class Step:
     @property
     def compute_s(self) -> float:
         """Seconds of all work."""
-        return self.forward_s + sum(self.buckets_s) + self.optimize_s
+        return self.forward_s + math.fsum(self.buckets_s) + self.optimize_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +404,7 @@ def _border(joint: Sequence[RankEvent], optimize_s: float) -> int:
 
 
 def _seconds(events: Sequence[RankEvent]) -> float:
-    return sum(event.seconds for event in events if isinstance(event, Work))
+    return math.fsum(event.seconds for event in events if isinstance(event, Work))
 
 
 def _step(events: Sequence[RankEvent]) -> Step:

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -101,8 +102,16 @@ def main(args: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _failed(session, RunError(f"not enough memory: {error}; simulate fewer steps, ranks or samples"), 1)
     except OSError as error:  # of files, all are told apart where they are used; so it is stdout or stderr
+        if args is None:
+            _discard_output()
         return _failed(session, RunError(f"cannot print: {error.strerror or error}"), 1)
     return code if isinstance(code, int) else 0
+
+
+def _discard_output() -> None:
+    """Send what is left in the buffer of stdout to nowhere: at the end of the process it would fail once more."""
+    with suppress(OSError):  # this stdout is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(session: Session, error: SimdistError, code: int) -> int:

@@ -1,5 +1,6 @@
 """`simdist chakra export` and `simdist chakra import`."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def _imported_document(imported: ChakraJob, output: Path) -> dict[str, Any]:
         "scenario": str(output),
         **common.picked(imported, "world_size", "notes", traces="n_traces", steps="n_steps"),
         **common.picked(workload, "forward_s", "optimize_s"),
-        "backward_s": sum(tensor.backward_s or 0.0 for tensor in workload.tensors),
+        "backward_s": math.fsum(tensor.backward_s or 0.0 for tensor in workload.tensors),
         "buckets": [common.picked(each, "count", "backward_s", tensor="name") for each in reversed(workload.tensors)],
     }
 

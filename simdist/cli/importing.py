@@ -1,5 +1,6 @@
 """`simdist import`."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -219,7 +220,7 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
         **common.picked(budget, "step_s", "fixed_s", "removable_s", "verdict"),
         **dict(zip(columns, budget.of_all_s.tolist(), strict=True)),
         "ranks": [
-            {"rank": rank, "step_s": sum(row), "ahead_s": ahead_s, **dict(zip(columns, row, strict=True))}
+            {"rank": rank, "step_s": math.fsum(row), "ahead_s": ahead_s, **dict(zip(columns, row, strict=True))}
             for rank, ahead_s, row in zip(budget.ranks, budget.ahead_s, budget.parts_s.tolist(), strict=True)
         ],
     }

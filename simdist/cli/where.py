@@ -1,5 +1,6 @@
 """Where the steps of an imported job go, as a table."""
 
+import math
 from collections.abc import Mapping
 
 from simdist.cli.tables import Column, table_text
@@ -28,7 +29,7 @@ def where_text(
         parts_s: Part, as `StepPart` names it in small letters -> seconds; they add up to the step.
         extremes: Part -> the rank that has least of it, and the one that has most; None with one rank.
     """
-    step_s = sum(parts_s.values())
+    step_s = math.fsum(parts_s.values())
     records = [
         {
             "part": part_in_words(part),

@@ -1,5 +1,6 @@
 """Cost of computation: seconds per operation and rank, from measured step times or from FLOPs and memory traffic."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -92,7 +93,7 @@ class ComputeCost:
 
     def forward(self, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
         """Return the seconds of a forward pass through the tensors of `params`."""
-        return self.forward_s * sum(self._share(buffer) for buffer in params) / self._speed
+        return self.forward_s * math.fsum(self._share(buffer) for buffer in params) / self._speed
 
     def backward(self, grad: Buffer) -> float | NDArray[np.float64]:
         """Return the seconds of the backward pass of the tensors of `grad`."""

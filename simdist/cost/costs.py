@@ -10,6 +10,7 @@ and stages follow one another. Which bytes go where is the business of `simdist.
 happens when transfers meet on a resource is that of `simdist.engines`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -185,7 +186,7 @@ class Transfer:
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> float:
         """Return its duration when it shares its resources with no other."""
-        return sum(stage.alone_s(capacity_Bps) for stage in self.stages)
+        return math.fsum(stage.alone_s(capacity_Bps) for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)

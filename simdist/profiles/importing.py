@@ -1,5 +1,6 @@
 """From profiles of ranks to a scenario: all steps in their order, without files."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -237,7 +238,7 @@ def _cluster(
 def _computing_s(scenario: Scenario) -> float:
     """Return what a slow device is slower at: all that an undisturbed step computes, in the words of the scenario."""
     workload = scenario.workload
-    backward_s = sum(tensor.backward_s or 0.0 for tensor in workload.tensors)
+    backward_s = math.fsum(tensor.backward_s or 0.0 for tensor in workload.tensors)
     return workload.micro_batches * ((workload.forward_s or 0.0) + backward_s) + (workload.optimize_s or 0.0)
 
 

@@ -1,5 +1,6 @@
 """Timelines: what every stream of some ranks did, in one execution or in several above each other."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -83,7 +84,7 @@ def _figure(titles: Sequence[str], views: Sequence[LaneView]) -> "Figure":
     from matplotlib.patches import Patch
 
     heights_in = [_TITLE_IN + _LANE_IN * len(view.lanes) * len(view.ranks) for view in views]
-    figure = Figure(figsize=(WIDTH_IN, sum(heights_in) + _LEGEND_IN), layout="constrained")
+    figure = Figure(figsize=(WIDTH_IN, math.fsum(heights_in) + _LEGEND_IN), layout="constrained")
     with literal_text():
         panels = figure.subplots(len(views), 1, squeeze=False, height_ratios=heights_in)[:, 0]
         styles = _draw(panels, views)

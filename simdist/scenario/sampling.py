@@ -14,6 +14,7 @@ Where recordings are resampled, the block that a run has at a place follows from
 disturbance: what was recorded together stays together. It has a key of its own, and 16 blocks a tile.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never, final
@@ -157,7 +158,7 @@ class _Source:
     ) -> None:
         self.channel, self.ranks = disturbance.on, uniforms.ranks
         self._disturbance, self._uniforms, self._compute_s, self._seeds = disturbance, uniforms, compute_s, seeds
-        self._harmonic = sum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
+        self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
 

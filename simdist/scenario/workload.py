@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -109,7 +110,7 @@ class Workload(Settings):
     @property
     def flops(self) -> float:
         """Forward FLOPs per sample."""
-        return sum(tensor.flops for tensor in self.tensors)
+        return math.fsum(tensor.flops for tensor in self.tensors)
 
     @model_validator(mode="before")
     @classmethod

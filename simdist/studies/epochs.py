@@ -105,12 +105,12 @@ class Epochs:
     @property
     def seconds(self) -> float:
         """Seconds of staging and all epochs."""
-        return self.staging_s + sum(epoch.seconds for epoch in self.epochs)
+        return self.staging_s + math.fsum(epoch.seconds for epoch in self.epochs)
 
     @property
     def waiting_s(self) -> float:
         """Seconds of staging and of all stalls."""
-        return self.staging_s + sum(epoch.stall_s for epoch in self.epochs)
+        return self.staging_s + math.fsum(epoch.stall_s for epoch in self.epochs)
 
     def frame(self) -> "pd.DataFrame":
         """Return one row per epoch.

@@ -188,7 +188,7 @@ def _longest(stages: Sequence[_Stage], start_s: float, end_s: float, states: _St
     """Return the link that explains most of what a group took longer than alone, and how many seconds."""
     if not stages or not end_s > start_s:
         return None
-    alone_s = sum(stage.latency_s + stage.flow_s for stage in stages)
+    alone_s = math.fsum(stage.latency_s + stage.flow_s for stage in stages)
     longer_s = end_s - start_s - alone_s
     if longer_s <= _ROUNDING * alone_s:
         return None
@@ -204,7 +204,7 @@ def _explained_s(
 ) -> float:
     """Return how much longer than alone stages take between two times if one link is as it was: forth, or back."""
     latencies_s = [stage.latency_s for stage in stages]
-    flow_s = sum(stage.flow_s for stage in stages)
+    flow_s = math.fsum(stage.flow_s for stage in stages)
     forth_s = _played_s(stages, link, start_s, states) - math.fsum(latencies_s) - flow_s
     if math.isinf(end_s):
         return forth_s

@@ -11,6 +11,7 @@ but for the batches that are read ahead: the first of an epoch are read during t
 for one another. An epoch takes longer than its largest limit as far as one thing waits for another.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -181,8 +182,8 @@ def _of_transfers(op: Op, costs: Costs, number: int = 0) -> _Work:
         work.amounts[stage.resources] += stage.nbytes
     if isinstance(op, Load | StageIn):
         latencies_s = [[stage.latency_s for stage in transfer.stages] for transfer in transfers]
-        reading_s = [sum(each[:1]) for each in latencies_s]
-        decoding_s = [sum(each) if len(each) > 1 else 0.0 for each in latencies_s]  # the last is decoding
+        reading_s = [math.fsum(each[:1]) for each in latencies_s]
+        decoding_s = [math.fsum(each) if len(each) > 1 else 0.0 for each in latencies_s]  # the last is decoding
         for kind, seconds in {_READING: reading_s, _DECODING: decoding_s}.items():
             work.ranks_s[kind] = _on_ranks(cost.group, np.array(seconds), costs.resources.world_size)
     return work

@@ -17,6 +17,7 @@ Source:
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -117,7 +118,7 @@ def spread(
     low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
     parts = _parts(changes, places) if len(places) > 1 else dict.fromkeys(places, float(changes.var()))
     parts |= {CHANCE: (half / NORMAL_QUANTILE) ** 2}
-    total = sum(parts.values())
+    total = math.fsum(parts.values())
     is_known = total <= (_ROUNDING * center) ** 2
     shares = {} if is_known else {name: part / total for name, part in parts.items() if name}
     return (min(low, center), max(high, center)), shares

@@ -17,6 +17,7 @@ Source:
     each test.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -100,8 +101,8 @@ def collective_rows(trace: Trace) -> tuple[CollectiveRow, ...]:
 
 def waiting_share(rows: Sequence[CollectiveRow]) -> float:
     """Return the share of waiting in all the time that ranks spent in collectives; NaN if they spent none."""
-    waited_s = sum(row.wait_total_s for row in rows)
-    total_s = waited_s + sum(row.transfer_total_s for row in rows)
+    waited_s = math.fsum(row.wait_total_s for row in rows)
+    total_s = waited_s + math.fsum(row.transfer_total_s for row in rows)
     return waited_s / total_s if total_s else np.nan
 
 

@@ -14,6 +14,7 @@ Two tables. The *measured* one tells host, compute and io apart, and stragglers 
   the device did see. So there everything counts with compute.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class BaseTimes:
     @property
     def backward_s(self) -> float:
         """Seconds of the backward passes."""
-        return self.micro_batches * sum(self.buckets_s)
+        return self.micro_batches * math.fsum(self.buckets_s)
 
     @property
     def compute_s(self) -> float:
@@ -103,7 +104,7 @@ def base_times(job: TracedJob, of: Parts) -> BaseTimes:
     buckets_s, nbytes, notes = _buckets(job, of)
     if shares_cores(job, of):
         reducing_s = _low_s(np.array([step.reducing_s for profile in job.profiles for step in profile.steps]))
-        alone = max(0.0, 1 - reducing_s / sum(buckets_s) / job.micro_batches)
+        alone = max(0.0, 1 - reducing_s / math.fsum(buckets_s) / job.micro_batches)
         buckets_s = tuple(alone * seconds for seconds in buckets_s)
     forward_s, host_s, optimize_s = map(_low_s, (of.forward_s, of.host_s, of.optimize_s))
     is_loaded = max(input_s, float((of.input_s - input_s).mean())) > _NOTICEABLE * step_s
@@ -208,7 +209,7 @@ def excess_times(of: Parts, base: BaseTimes) -> tuple[dict[Channel, Floats], flo
         "compute": of.compute_s - base.compute_s,
         "io": of.input_s - base.input_s,
     }
-    clipped_s = sum(float(np.maximum(0.0, -seconds).mean()) for seconds in excess.values())
+    clipped_s = math.fsum(float(np.maximum(0.0, -seconds).mean()) for seconds in excess.values())
     return {channel: np.maximum(0.0, seconds) for channel, seconds in excess.items()}, clipped_s
 
 

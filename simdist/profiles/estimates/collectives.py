@@ -17,6 +17,7 @@ have queued meanwhile then shares the links. So lateness found here is at least 
 upper bounds.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -253,14 +254,16 @@ def on_shared_cores(
     alike = [i for i, each in enumerate(times) if each.kind == "all_reduce" and each.nbytes and each.seconds][::-1]
     pooled = alike[:1]
     for smaller in alike[1:]:
-        nbytes, seconds = (sum(getattr(scaled[i], of) * times[i].calls for i in pooled) for of in ("nbytes", "seconds"))
+        nbytes, seconds = (
+            math.fsum(getattr(scaled[i], of) * times[i].calls for i in pooled) for of in ("nbytes", "seconds")
+        )
         last, small = times[pooled[-1]].nbytes or 0, times[smaller].nbytes or 0
         if 2 * scaled[smaller].seconds * nbytes < (last + small) * seconds:
             break
         pooled.append(smaller)
     if len(pooled) > 1:
-        per_byte_s = sum(scaled[i].seconds * times[i].calls for i in pooled)
-        per_byte_s /= sum((times[i].nbytes or 0) * times[i].calls for i in pooled)
+        per_byte_s = math.fsum(scaled[i].seconds * times[i].calls for i in pooled)
+        per_byte_s /= math.fsum((times[i].nbytes or 0) * times[i].calls for i in pooled)
         for i in pooled:
             scaled[i] = replace(scaled[i], seconds=per_byte_s * (times[i].nbytes or 0))
     return tuple(scaled) or times

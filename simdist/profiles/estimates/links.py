@@ -195,8 +195,8 @@ def _point(times: CollectiveTimes, cluster: Cluster) -> _Point | None:
 
 def _mean(block: Sequence[_Point]) -> _Point:
     calls = sum(point.calls for point in block)
-    nbytes = round(sum(point.nbytes * point.calls for point in block) / calls)
-    return _Point(nbytes, block[0].group, sum(point.seconds * point.calls for point in block) / calls, calls)
+    nbytes = round(math.fsum(point.nbytes * point.calls for point in block) / calls)
+    return _Point(nbytes, block[0].group, math.fsum(point.seconds * point.calls for point in block) / calls, calls)
 
 
 def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Which, Link]) -> tuple[Link, list[str]]:

@@ -5,6 +5,7 @@ bucket. Either way the schedule `sync` has to come out with the buckets that wer
 default, with sizes read off the buckets, or with a tensor for each bucket.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -148,7 +149,7 @@ def _real(
     ready = list(tensors)[::-1]
     weights = _weights(ready)
     if not buckets:
-        return _timed(ready, sum(base.buckets_s) * weights / weights.sum()), []
+        return _timed(ready, math.fsum(base.buckets_s) * weights / weights.sum()), []
     elements = np.cumsum([0, *(tensor.count for tensor in ready)])
     borders = np.cumsum([0, *buckets])
     if set(borders.tolist()) <= set(elements.tolist()):

@@ -6,6 +6,7 @@ that exchanges them, if that comes at regular distances. A scenario made of othe
 refused.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -100,7 +101,7 @@ def _joined(profile: RankProfile, groups: Sequence[range]) -> RankProfile:
 
 def _as_one(passes: Sequence[RankStep]) -> RankStep:
     first, last = passes[0], passes[-1]
-    before_s = sum(each.backward_s for each in passes[:-1])
+    before_s = math.fsum(each.backward_s for each in passes[:-1])
     return replace(
         last,
         number=last.number // len(passes),

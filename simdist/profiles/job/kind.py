@@ -4,6 +4,7 @@ The scenario averages the gradients of all ranks in all_reduces. All else that r
 tells how the model is spread over them.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -36,7 +37,7 @@ class JobKind:
     @property
     def share(self) -> float:
         """Share of a step that is left out, in all."""
-        return self.unseen_share + sum(share for _, share in self.left_out.values())
+        return self.unseen_share + math.fsum(share for _, share in self.left_out.values())
 
     @property
     def is_modelled(self) -> bool:
@@ -85,7 +86,7 @@ def _left_out(step: RankStep) -> list[TracedCollective]:
 def _of_kind(steps: Sequence[RankStep], kind: CollectiveKind) -> tuple[float, float]:
     """Return how many of a kind a rank is in per step, and for how long."""
     calls = [[call for call in _left_out(step) if call.kind == kind] for step in steps]
-    return len(list(chain(*calls))) / len(steps), sum(map(_union_s, calls)) / len(steps)
+    return len(list(chain(*calls))) / len(steps), math.fsum(map(_union_s, calls)) / len(steps)
 
 
 def _union_s(calls: Sequence[TracedCollective]) -> float:

@@ -40,7 +40,7 @@ class Bar:
     @property
     def length(self) -> float:
         """In the unit of the axis."""
-        return sum(segment.length for segment in self.segments)
+        return math.fsum(segment.length for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)

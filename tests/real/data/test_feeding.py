@@ -1,7 +1,6 @@
 """Parts that feed a rank with samples, one by one: folders, checks, waits, counts and prices."""
 
 import fcntl
-import getpass
 import os
 import stat
 import subprocess
@@ -244,7 +243,7 @@ def test_every_data_set_has_a_folder_of_its_own() -> None:
 def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that is taken if none is chosen; not made yet."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"simdist-{getpass.getuser()}"
+    return tmp_path / f"simdist-{os.getuid()}"
 
 
 def test_the_usual_folder_is_the_users_own_and_private(usual: Path) -> None:

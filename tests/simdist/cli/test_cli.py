@@ -139,12 +139,13 @@ def test_reader_that_leaves_early_is_no_error(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
-def test_full_disk_fails_without_a_traceback(small):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_full_disk_fails_without_a_traceback(small, unbuffered):
     with open("/dev/full", "w") as full:
         command, environment = process("simulate", small)
+        environment["PYTHONUNBUFFERED"] = unbuffered
         done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: cannot print: No space left on device\n")
+    assert (done.returncode, done.stderr) == (1, "error: cannot print: No space left on device\n")
 
 
 @pytest.mark.slow

@@ -367,9 +367,20 @@ def test_scenario_in_place_of_a_trace_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_file_that_may_not_be_read_is_refused(tmp_path, capsys, paths):
+def test_file_that_may_not_be_read_is_left_out(tmp_path, capsys, paths):
     paths[1].chmod(0)
-    assert_refused(imported(capsys, tmp_path), str(paths[1]), "ermission")
+    answer = imported(capsys, tmp_path)
+    assert answer.code == 0
+    assert f"warning: left out: {paths[1]}: cannot be read: Permission denied\n" in answer.err
+    assert "no trace of rank 1 of 4" in answer.err
+
+
+def test_file_that_the_disk_cannot_read_is_left_out(tmp_path, capsys, paths):
+    paths[1].unlink()
+    paths[1].symlink_to("/proc/self/mem")  # a file that fails with an I/O error, also for root
+    answer = imported(capsys, tmp_path)
+    assert answer.code == 0
+    assert f"warning: left out: {paths[1]}: cannot be read: Input/output error\n" in answer.err
 
 
 def test_the_same_file_named_twice_counts_once_or_is_refused(tmp_path, capsys, paths):
