@@ -6,8 +6,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 TOOLS := $(VENV)/installed-dev
 KERNELS := $(VENV)/installed-triton
+# A package index that serves builds of torch without CUDA. Empty: torch and 2.5 GB of CUDA packages from pip's index.
+TORCH_INDEX ?=
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
+    $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test check full tests lint size docs notebooks benchmark clean
+.PHONY: demo test check full tests lint size docs installs notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
@@ -45,6 +49,9 @@ lint: $(TOOLS) $(KERNELS)
 size:  ## files, lines of code and public names by package
 	@$(PYTHON) tools/size.py
 
+installs:  ## resolve what users install, on every claimed Python, from the package index alone
+	$(PYTHON) tools/installs.py
+
 docs: $(TOOLS)  ## the documentation as a site, build/docs/index.html
 	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
 
@@ -69,15 +76,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simdist needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[real]'
+	$(PIP_INSTALL) --editable '.[real]'
 	touch $@
 
 # What only developers need, so that the demo is there sooner.
 $(TOOLS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PIP_INSTALL) --editable '.[dev]'
 	touch $@
 
 # Large, and only for tests of kernels.
 $(KERNELS): $(TOOLS)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[triton]'
+	$(PIP_INSTALL) --editable '.[triton]'
 	touch $@
