@@ -5,6 +5,7 @@ python experiments/horovod_scaling/run.py --write   write them into the README
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -117,7 +118,7 @@ def parameter_servers(
     return training(model, with_servers(base, servers=n), one_gpu(cluster))
 
 
-def mpi(model: str, network: str, cluster: str, rate_Bps: float = sum(MPI_Bps) / 2) -> Scenario:
+def mpi(model: str, network: str, cluster: str, rate_Bps: float = math.fsum(MPI_Bps) / 2) -> Scenario:
     """Return Horovod with MPI on CPUs: it gets a gradient when it is in the host's memory, so cycles count."""
     on_host = load_cluster(HERE / f"cluster-{network}.yaml").model_copy(update={"host_reduction_Bps": rate_Bps})
     base = with_fusion(load(HERE / "horovod.yaml"), cycle_s=5e-3)

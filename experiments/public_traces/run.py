@@ -10,6 +10,7 @@ import`, as a user would, and by `oracle.py`, which shares no code with it. Thos
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -87,9 +88,9 @@ def _told(found: dict[str, Any], machines: str) -> Told:
     seconds = {
         "step": where["step_s"],
         "computing": where["compute_s"],
-        "exposed": sum(where[f"{kind}_s"] for kind in _OF_NCCL),
+        "exposed": math.fsum(where[f"{kind}_s"] for kind in _OF_NCCL),
         "copies": where["copy_s"],
-        "idle": sum(where[f"{part}_s"] for part in _GAPS),
+        "idle": math.fsum(where[f"{part}_s"] for part in _GAPS),
     }
     all_to_alls = job["left_out"].get("all_to_all", {}).get("per_step", 0.0)
     left_out = "" if job["is_modelled"] else ", ".join(job["names"]) or "what the trace does not show"

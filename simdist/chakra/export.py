@@ -19,6 +19,7 @@ buffer is an all-gather of its values and indices, `k * (4 + 4)` bytes a rank: t
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -134,7 +135,7 @@ class NodeTemplates:
     def _add_work(self, node: "Message", op: Op) -> None:
         match op:
             case ops.Forward():
-                flops = sum(self._flops_of(self._buffers[name]) for name in op.srcs)
+                flops = math.fsum(self._flops_of(self._buffers[name]) for name in op.srcs)
             case ops.Backward():
                 flops = 2 * self._flops_of(self._buffers[op.dst])
             case _:

@@ -1,5 +1,6 @@
 """`simdist data`."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
@@ -261,7 +262,7 @@ def _knobs_text(found: KnobEffects) -> str:
     records = [{"knob": "as it is", "seconds": now.seconds, "waiting_s": now.waiting_s}]
     for each in found.effects:
         by_epoch = {f"epoch {n}": each.removed_by_epoch[n] for n in numbers if n is not None}
-        records.append(asdict(each) | {"waiting_s": each.staging_s + sum(each.stall_s)} | by_epoch)
+        records.append(asdict(each) | {"waiting_s": each.staging_s + math.fsum(each.stall_s)} | by_epoch)
     title = "one change at a time; waiting: staging and stalls"
     epoch_columns = (Column("..." if n is None else f"epoch {n}", form=_removed) for n in numbers)
     table = table_text(title, [*_KNOB_COLUMNS, *epoch_columns], records)

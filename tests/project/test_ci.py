@@ -19,6 +19,7 @@ def tools(tmp_path, monkeypatch) -> Path:
     for name in ("bash", "dirname"):
         (folder / name).symlink_to(shutil.which(name))
     program(folder / "id", "echo 1000")
+    program(folder / "python3", "exit 0")
     program(folder / "make", f'echo "$@ ${{{browser.NEEDED}:-may skip}} $PYTEST_ADDOPTS"')
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.delenv(browser.NEEDED, raising=False)
@@ -70,6 +71,19 @@ def test_ci_without_a_browser_goes_on_and_says_so(tools):
         "WARNING: no Chromium: no test of a page in a browser runs\n"
         "WARNING: no nfs-ganesha with libnfs 13: no test reads from a real file server\n",
     )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="runs a shell script")
+@pytest.mark.parametrize(
+    ("code", "expected", "message"),
+    [(1, 1, ""), (2, 0, "WARNING: no package index answers: what users install was not resolved\n")],
+)
+def test_ci_fails_on_a_conflict_of_packages_and_not_without_an_index(tools, code, expected, message):
+    program(tools / "python3", f'echo "$@"; exit {code}')
+    done = subprocess.run([CI], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == expected
+    assert done.stdout.startswith("tools/installs.py\ntest may skip")  # the tests run in either case
+    assert done.stderr.startswith(message)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="runs a shell script")
