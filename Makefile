@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
     $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test check full tests lint size docs installs notebooks benchmark clean
+.PHONY: demo test check full tests lint size docs installs gpu notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
@@ -51,6 +51,9 @@ size:  ## files, lines of code and public names by package
 
 installs:  ## resolve what users install, on every claimed Python, from the package index alone
 	$(PYTHON) tools/installs.py
+
+gpu:  ## on a machine with a GPU: does all work, and how true is it? Eight minutes; installs nothing, needs no network
+	$(PYTHON) tools/gpu.py -o experiments/gpu/results
 
 docs: $(TOOLS)  ## the documentation as a site, build/docs/index.html
 	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs

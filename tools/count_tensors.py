@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from real.models import create  # noqa: E402
 from real.models.classifiers import classifier, conv_bn  # noqa: E402
-from real.models.gpt import MatrixProduct, ScaledDotProduct, feed_forward  # noqa: E402
+from real.models.gpt import MatrixProduct, ScaledDotProduct  # noqa: E402
 
 WORKLOADS = ROOT / "simdist" / "scenario" / "presets" / "workloads"
 
@@ -114,48 +114,6 @@ class InceptionV3(nn.Module):
         return self.classifier(self.grid8(self.to8(x))), auxiliary
 
 
-class BertLayer(nn.Module):
-    """Self-attention and a feed-forward network, each added to what came in and normalised after."""
-
-    def __init__(self, width: int, n_heads: int) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.attention = nn.ModuleDict(
-            {
-                "project": nn.ModuleDict({name: nn.Linear(width, width) for name in ("query", "key", "value")}),
-                "mix": ScaledDotProduct(causal=False),
-                "output": nn.Linear(width, width),
-            }
-        )
-        self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward = feed_forward(width)
-        self.feed_forward_norm = nn.LayerNorm(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attention_norm(x + self._attend(x))
-        return self.feed_forward_norm(x + self.feed_forward(x))
-
-    def _attend(self, x: Tensor) -> Tensor:
-        project, mix, output = self.attention.values()
-        heads = [linear(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for linear in project.values()]
-        return output(mix(*heads).transpose(1, 2).flatten(2))
-
-
-class BertLarge(nn.Module):
-    """Devlin et al., arXiv 1810.04805: the encoder with pooler of BERT-large, uncased; no pre-training heads."""
-
-    def __init__(self, width: int = 1024, n_layers: int = 24, n_heads: int = 16) -> None:
-        super().__init__()
-        self.token, self.position, self.segment = (nn.Embedding(rows, width) for rows in (30522, 512, 2))
-        self.norm = nn.LayerNorm(width)
-        self.layers = nn.Sequential(*(BertLayer(width, n_heads) for _ in range(n_layers)))
-        self.pooler = nn.Linear(width, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens) + self.position(tokens) + self.segment(tokens)  # shapes alone matter here
-        return self.pooler(self.layers(self.norm(x))[:, 0])
-
-
 # --- counting ----------------------------------------------------------------------------------------------------
 
 
@@ -203,8 +161,8 @@ def count_tensors(model: nn.Module, sample: Tensor) -> list[Row]:
 IMAGE = (3, 224, 224)
 
 # name: model, shape of a sample, expected parameters, published forward multiply-adds (0: none published).
-# Sources: the weights metadata of torchvision 0.28 (convolutional networks); 335,141,888 and 124,439,808 are the sizes
-# of the published checkpoints bert-large-uncased and gpt2; those of the models of our own follow from their shapes.
+# Sources: the weights metadata of torchvision 0.28 (convolutional networks); the sizes of the published checkpoints
+# bert-large-uncased, gpt2 and gpt2-medium. Those of the models of our own follow from their shapes.
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, float]] = {
     "resnet18": (partial(create, "resnet18"), IMAGE, 11_689_512, 1.814e9),
     "resnet50": (partial(create, "resnet50"), IMAGE, 25_557_032, 4.089e9),
@@ -213,8 +171,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, float]] =
     "vgg16": (partial(create, "vgg16"), IMAGE, 138_357_544, 15.47e9),
     "vgg19": (partial(create, "vgg19"), IMAGE, 143_667_240, 19.632e9),
     "inception-v3": (InceptionV3, (3, 299, 299), 27_161_264, 5.713e9),
-    "bert-large": (BertLarge, (512,), 335_141_888, 0),
+    "bert-large": (partial(create, "bert-large"), (512,), 335_141_888, 0),
     "gpt2": (partial(create, "gpt2"), (1024,), 124_439_808, 0),
+    "gpt2-medium": (partial(create, "gpt2-medium"), (1024,), 354_823_168, 0),
     "gpt-nano": (partial(create, "gpt-nano"), (128,), (256 + 128) * 48 + 3 * (12 * 48**2 + 13 * 48) + 2 * 48, 0),
     "mlp": (partial(create, "mlp"), (784,), 785 * 256 + 257 * 256 + 257 * 10, 0),
 }

@@ -375,6 +375,7 @@ class Facts:
     computing: str
     read: str
     targets: str
+    on_gpus: str | None
 
 
 @cache
@@ -435,7 +436,14 @@ def facts() -> Facts:
         read=f"times of a step within {max(most_ms, 0.1):.1f} ms of a second reader's, in {len(traces)} public traces",
         targets=f"time to the target: median {to_target[0]}, worst {to_target[1]}; {right} of {pairs} pairs in order; "
         f"losses equal to the last bit in {n_exact} of {n_runs} runs",
+        on_gpus=on_gpus(),
     )
+
+
+def on_gpus() -> str | None:
+    """Return what the newest results of a GPU say of plans, as the page of the experiment has it; None without any."""
+    (line,) = overview("gpu", "summary")
+    return None if line.startswith("No GPU") else line.rstrip(".")
 
 
 def trust_overview(_: Path, __: str) -> list[str]:
@@ -467,7 +475,9 @@ def trust_overview(_: Path, __: str) -> list[str]:
         ),
         ("where a step of your job on GPUs goes, from its traces", "yes", known.read),
         ("when a small task reaches a target, links calibrated", "yes", known.targets),
-        ("any other schedule on GPUs", "untested", "no run on GPUs was compared yet"),
+        ("plans of four ranks that share one GPU (gloo)", "see the errors", known.on_gpus)
+        if known.on_gpus
+        else ("any schedule performed on GPUs", "untested", "no run on GPUs was compared yet"),
     ]
     return [
         "| you want to know | trust it? | errors measured |",
@@ -506,6 +516,7 @@ def trust(_: Path, old: str) -> list[str]:
         "what another schedule gains for an imported job": (
             f"speed-ups {known.imported_speedups} in jobs whose layers sleep; with shared cores {known.computing}"
         ),
+        "anything on GPUs, with the identical plan measured": known.on_gpus or "not compared yet",
     }
     lines = [line for line in old.splitlines() if line.startswith("|")]
     for number, line in enumerate(lines):

@@ -274,11 +274,12 @@ def charged(measured: Trace, simulated: Trace, delays: Delays) -> tuple[int, int
     equal delays come last together in a simulation and share the charge, while of real ones a single one is last; they
     do not count.
     """
-    if "host" not in delays:
+    if not delays:
         return 0, 0
     predicted_s, measured_s = (attribute_waiting(trace).caused_s for trace in (simulated, measured))
     shared = np.isclose(predicted_s[:, :, None], predicted_s[:, None, :], rtol=1e-6).sum(axis=2) > 1
-    late = (delays["host"][0] > 0) & (predicted_s > MATTERS_S) & ~shared
+    is_late = np.any([of_channel[0] > 0 for of_channel in delays.values()], axis=0)
+    late = is_late & (predicted_s > MATTERS_S) & ~shared
     return int(late.sum()), int((late & (measured_s > predicted_s / 2) & (measured_s < 2 * predicted_s)).sum())
 
 

@@ -122,7 +122,7 @@ def profiler(options: argparse.Namespace, rank: int):
     path = options.profile / f"rank{rank}.{options.trace_suffix}"
     before = options.steps - options.active_steps - PROFILER_WARMUP_STEPS
     return profile(
-        activities=[ProfilerActivity.CPU],
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if options.device == "cuda" else [])],
         schedule=schedule(wait=before, warmup=PROFILER_WARMUP_STEPS, active=options.active_steps, repeat=1),
         record_shapes=True,
         on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(path)),
@@ -135,6 +135,7 @@ def train(options: argparse.Namespace) -> list[list[float]]:
     torch.manual_seed(options.seed)
     slowness = options.slow_factor if rank == options.slow_rank else 1.0
     model, shape = network(options, slowness)
+    model.to(options.device)
     average = averager(options)
     trained = model if average else DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9, fused=True)
@@ -151,7 +152,7 @@ def train(options: argparse.Namespace) -> list[list[float]]:
                 dist.barrier()
             began_s = time.monotonic()
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(trained(samples), classes)
+            loss = nn.functional.cross_entropy(trained(samples.to(options.device)), classes.to(options.device))
             computed_s = time.perf_counter()
             if late_s[step, rank]:
                 time.sleep(late_s[step, rank])
@@ -160,6 +161,8 @@ def train(options: argparse.Namespace) -> list[list[float]]:
             optimizer.step()
             if average:
                 average.average_parameters(trained.parameters())
+            if options.device == "cuda":
+                torch.cuda.synchronize()
             stamps_s.append([began_s, time.monotonic(), slept_s])
             if recorder:
                 recorder.step()
@@ -174,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--model", choices=["asleep", "convnet", "mlp"], default="asleep", help="not asleep: computes in earnest"
     )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="all ranks share the first GPU")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4)

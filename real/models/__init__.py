@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from real.models.bert import Bert
 from real.models.classifiers import mlp, resnet, vgg
 from real.models.gpt import Gpt
 from real.programs.optimizers import Lars
@@ -49,6 +50,16 @@ def texts(length: int, *, n_tokens: int) -> Source:
         rises = torch.randint(1, 3, (n_samples, length), generator=generator)
         tokens = torch.cat([first, rises], dim=1).cumsum(1) % n_tokens
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    return make
+
+
+def documents(length: int, *, n_tokens: int, n_classes: int) -> Source:
+    """Return a source of random token numbers; the class of a text is its first token, modulo `n_classes`."""
+
+    def make(n_samples: int, dtype: torch.dtype, generator: torch.Generator) -> Samples:
+        tokens = torch.randint(n_tokens, (n_samples, length), generator=generator)
+        return tokens, tokens[:, 0] % n_classes
 
     return make
 
@@ -183,6 +194,12 @@ _MODELS: Mapping[str, _Model] = {
     "vgg19": _of_images(partial(vgg, 2, 2, 4, 4, 4)),
     "gpt-nano": _of_texts(partial(Gpt, width=48, n_layers=3, n_heads=3), n_tokens=256, length=128),
     "gpt2": _of_texts(partial(Gpt, width=768, n_layers=12, n_heads=12), n_tokens=50257, length=1024),
+    "gpt2-medium": _of_texts(partial(Gpt, width=1024, n_layers=24, n_heads=16), n_tokens=50257, length=1024),
+    "bert-large": _Model(  # the pooler's outputs stand for the logits of as many classes
+        partial(Bert, n_tokens=30522, length=512, width=1024, n_layers=24, n_heads=16),
+        documents(512, n_tokens=30522, n_classes=1024),
+        1024,
+    ),
 }
 
 

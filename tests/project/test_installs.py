@@ -1,6 +1,5 @@
 """What pip would install: which Pythons are asked, without whose settings, and what a conflict looks like."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -8,21 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripts import ROOT
+from scripts import ROOT, load_script
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="stands shell scripts in for Pythons")
 
 
-def load():
-    spec = importlib.util.spec_from_file_location("installs", ROOT / "tools" / "installs.py")
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["installs"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-installs = load()
+installs = load_script(ROOT / "tools" / "installs.py")
 
 PACKAGES = [
     {"metadata": {"name": "simdist-training", "version": "1"}, "download_info": {"url": "file:///x", "dir_info": {}}},

@@ -98,6 +98,7 @@ def execute(plan: Plan, program: Program, lanes: Lanes, delay_s: float = 0.0, wa
     return recorder.times_s
 
 
+@pytest.mark.alone
 @both_modes
 @settings(max_examples=30, deadline=None)
 @given(plan=legal_plans(max_times=2, max_runs=2))
@@ -114,6 +115,7 @@ def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, pla
         last_of[instance.stream] = end
 
 
+@pytest.mark.alone
 def test_the_host_runs_ahead_of_the_gpu() -> None:
     class Long(Spinning):
         def perform(self, op, step) -> None:
@@ -124,6 +126,7 @@ def test_the_host_runs_ahead_of_the_gpu() -> None:
     assert ready_s[1] < end_s[0], "the host waited for the GPU although the plan does not say so"
 
 
+@pytest.mark.alone
 def test_a_collective_overlaps_the_rest_of_the_backward_pass() -> None:
     class Long(Spinning):
         def perform(self, op, memory) -> None:
@@ -135,6 +138,7 @@ def test_a_collective_overlaps_the_rest_of_the_backward_pass() -> None:
     assert ready_s[second_gradient] < end_s[first_reduced]
 
 
+@pytest.mark.alone
 @both_modes
 def test_a_delay_of_the_gpu_comes_back_within_2_ms_and_does_not_hold_up_the_host(lanes: Lanes) -> None:
     plan = plan_of(*[(Delay("compute"), Load("batch"))] * 10, world_size=1)
@@ -143,6 +147,7 @@ def test_a_delay_of_the_gpu_comes_back_within_2_ms_and_does_not_hold_up_the_host
     assert end_s[-1] < end_s[0] + 0.05, "the host waited for the delays of the GPU"
 
 
+@pytest.mark.alone
 @both_modes
 def test_the_clocks_of_gpu_and_host_agree_on_how_long_a_run_takes(lanes: Lanes) -> None:
     job = models.build("resnet18", batch_size=8, device=GPU, dtype=torch.float32, seed=0)
@@ -176,6 +181,7 @@ def test_the_clocks_of_gpu_and_host_agree_on_how_long_a_run_takes(lanes: Lanes) 
     assert ready_s.min() - begin_s > -MARK_S
 
 
+@pytest.mark.alone
 def test_a_host_that_waits_for_a_stuck_gpu_stops_when_another_rank_fails() -> None:
     class Stuck(Spinning):
         def forward(self, op: Forward, step: int) -> None:

@@ -107,7 +107,7 @@ def _as_one(passes: Sequence[RankStep]) -> RankStep:
         number=last.number // len(passes),
         start_s=first.start_s,
         marked_s=first.marked_s,
-        parts_s=tuple(map(sum, zip(*(each.parts_s for each in passes), strict=True))),
+        parts_s=tuple(map(math.fsum, zip(*(each.parts_s for each in passes), strict=True))),
         buckets_s=(before_s + last.buckets_s[0], *last.buckets_s[1:]) if last.buckets_s else (),
         calls=tuple(call for each in passes for call in each.calls),
         micro_batches=sum(each.micro_batches for each in passes),

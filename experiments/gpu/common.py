@@ -1,0 +1,136 @@
+"""What the parts of this experiment share: their rows, where they run, and ranks that are started together."""
+
+import contextlib
+import io
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: A row of results: what JSON can hold.
+Row = dict[str, object]
+LOADED = ["torch", "torch._dynamo", "real.cli", "real.calibrate", "simdist.schedules.hitopk"]  # what ranks import
+GRACE_S = 5.0  # between the failure of a rank and the end of the others, which may know more
+
+
+class PartError(Exception):
+    """A part cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How a part runs.
+
+    Args:
+        emit: Takes each row as soon as it is measured. What was emitted is kept, whatever happens after.
+        dry_run: On CPUs at toy sizes, to see that the part works.
+    """
+
+    emit: Callable[[Row], None]
+    dry_run: bool
+
+    @property
+    def device(self) -> str:
+        """The kind of device, as torch names it."""
+        return "cpu" if self.dry_run else "cuda"
+
+
+def simdist(*arguments: object) -> str:
+    """Run a command of simdist in this process and return what it prints.
+
+    Raises:
+        PartError: It failed.
+    """
+    from simdist.cli import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main([str(each) for each in arguments])
+    if code:
+        raise PartError(f"simdist {' '.join(map(str, arguments))}: exit status {code}: {errors.getvalue().strip()}")
+    return out.getvalue()
+
+
+def ranks(
+    command: Sequence[object], n_ranks: int, *, ranks_per_node: int, timeout_s: float, module: bool = True
+) -> None:
+    """Start the ranks of a world on this machine as torchrun would, and wait for them.
+
+    A fork server has torch loaded, so that they start at once. It has not touched the GPU.
+
+    Args:
+        command: A module of this repository and its arguments; a script if `module` is false.
+        n_ranks: Of the world.
+        ranks_per_node: As if every so many of them were on a machine of their own.
+        timeout_s: Until all ranks must have ended.
+        module: Whether the first of `command` is a module.
+
+    Raises:
+        PartError: A rank failed, or they took too long. The message ends with what was printed last.
+    """
+    words = [str(each) for each in command]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LOADED)
+    shared = {"WORLD_SIZE": n_ranks, "LOCAL_WORLD_SIZE": ranks_per_node, "OMP_NUM_THREADS": 1}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with tempfile.NamedTemporaryFile() as output:
+        processes = []
+        for rank in range(n_ranks):
+            environ = shared | {"RANK": rank, "LOCAL_RANK": rank % ranks_per_node}
+            texts = {name: str(value) for name, value in environ.items()}
+            processes.append(context.Process(target=_be_rank, args=(words, module, texts, output.name)))
+        try:
+            for process in processes:
+                process.start()
+            codes = _codes(processes, time.monotonic() + timeout_s)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+        said = Path(output.name).read_text(encoding="utf-8", errors="replace")
+    if any(code != 0 for code in codes):
+        late = [rank for rank, code in enumerate(codes) if code is None]
+        what = f"ranks {late} did not end within {timeout_s:.0f} s" if late else f"exit statuses {codes}"
+        raise PartError(f"{' '.join(words)}: {what}: {said[-2000:].strip()}")
+
+
+def _be_rank(words: list[str], module: bool, environ: dict[str, str], output: str) -> None:
+    """Run a module or a script as the main program of this process."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ.update(environ)
+    os.chdir(ROOT)
+    sys.argv[:] = words
+    if module:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _codes(processes: Sequence[BaseProcess], deadline_s: float) -> list[int | None]:
+    """Wait until all have ended, or one has failed and the others had time to say so too."""
+    has_failed = False
+    while True:
+        codes = [process.exitcode for process in processes]
+        if None not in codes or time.monotonic() > deadline_s:
+            return codes
+        if any(codes) and not has_failed:
+            deadline_s, has_failed = min(deadline_s, time.monotonic() + GRACE_S), True
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,54 @@
+"""Which machine this is: the GPU, its driver and memory, and the releases that matter."""
+
+import platform
+import shutil
+import subprocess
+
+import common
+
+
+def run(part: common.Part) -> None:
+    """Emit one row of facts; `device` is null where torch finds no GPU."""
+    import numpy as np
+    import torch
+
+    facts: common.Row = {
+        "device": None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "triton": _release("triton"),
+        "cuda": torch.version.cuda,
+        "machine": platform.machine(),
+    }
+    if not part.dry_run and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        facts |= {
+            "device": properties.name,
+            "memory_nbytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "driver": _driver(),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+    part.emit(facts)
+
+
+def _release(name: str) -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

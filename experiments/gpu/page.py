@@ -1,0 +1,227 @@
+"""The tables of this page, made of the results that tools/gpu.py has recorded.
+
+    python experiments/gpu/page.py            print them
+    python experiments/gpu/page.py --write    write them into README.md
+
+A table shows the newest results of a GPU that have its part. Those of dry runs are never shown.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from simdist.report import page_command
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+NOTHING = "No GPU has run this part yet."
+Rows = Sequence[Mapping[str, Any]]
+
+
+def recorded(folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """Return the results of GPUs, the newest last."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return sorted((each for each in found if not each["dry_run"]), key=lambda each: str(each["date"]))
+
+
+def newest(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return the newest results that have rows of a part, and the part; None if there are none."""
+    for results in reversed(recorded(folder)):
+        part = results["parts"].get(name)
+        if part and part["rows"]:
+            return results, part
+    return None
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    return lines + [f"| {' | '.join(map(str, row))} |" for row in rows]
+
+
+def about(results: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    """Return on what a part ran, and whether all of it did."""
+    releases = f"driver {results['driver']}, CUDA {results['cuda']}, NCCL {results['nccl']}, torch {results['torch']}, "
+    releases += f"triton {results['triton']}, numpy {results['numpy']}, Python {results['python']}"
+    ended = "" if part["status"] == "done" else f" The part was not finished: {part['status']}."
+    return f"{results['device']}, {results['date']}, commit {results['commit']}, {releases}.{ended}"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def suite(rows: Rows) -> list[str]:
+    """How many tests passed, and each that failed."""
+    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in ("passed", "failed", "skipped")}
+    failed = [row["test"] for row in rows if row["outcome"] == "failed"]
+    lines = [f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped."]
+    return lines + [f"* failed: `{name}`" for name in failed]
+
+
+def plans(rows: Rows) -> list[str]:
+    """Makespans and stragglers."""
+    headings = ("trouble", "schedule", "simulated", "measured", "error", "stragglers charged", "delays off by at most")
+    cells = [
+        (
+            row["trouble"],
+            row["schedule"],
+            f"{row['simulated_ms']:.1f} ms",
+            f"{row['measured_ms']:.1f} ms",
+            f"{row['error']:+.1%}",
+            f"{row['charged']} of {row['stragglers']}" if row["injected"] else "",
+            f"{max(abs(each['difference_s']) for each in row['injected']) * 1e3:.1f} ms" if row["injected"] else "",
+        )
+        for row in rows
+        if "schedule" in row
+    ]
+    return [*table(headings, cells), "", plans_sentence(rows)]
+
+
+def plans_sentence(rows: Rows) -> str:
+    """Return errors, order and stragglers in a sentence, which the tables of trust repeat."""
+    found, orders = [row for row in rows if "schedule" in row], [row for row in rows if "clear_pairs" in row]
+    errors = [row["error"] for row in found]
+    right, clear = (sum(row[name] for row in orders) for name in ("right_pairs", "clear_pairs"))
+    charged, late = (sum(row[name] for row in found) for name in ("charged", "stragglers"))
+    return (
+        f"Makespans: error median {median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}; of {clear} pairs "
+        f"of schedules that differ by more than 5 %, {right} are in order; {charged} of {late} stragglers are charged."
+    )
+
+
+def selection(rows: Rows) -> list[str]:
+    """Times, shares of the floor, recall and invariants."""
+    headings = ("elements", "type", "density", "method", "time", "share of the floor", "recall", "k, residual")
+    cells = [
+        (
+            f"2^{row['log2_size']}",
+            row["dtype"],
+            row["density"],
+            row["method"],
+            f"{row['ms']:.3f} ms",
+            f"{row['share_of_floor']:.0%}",
+            f"{row['recall']:.4f}" if "recall" in row else "",
+            _kept(row),
+        )
+        for row in rows
+        if "method" in row
+    ]
+    (copy_Bps,) = (row["copy_Bps"] for row in rows if "copy_Bps" in row)
+    return [f"A copy reads and writes {copy_Bps / 1e9:,.0f} GB/s.", "", *table(headings, cells)]
+
+
+def _kept(row: Mapping[str, Any]) -> str:
+    if "exactly_k" not in row:
+        return ""
+    broken = [name for name in ("exactly_k", "residual_conserved") if not row[name]]
+    return f"BROKEN: {', '.join(broken)}" if broken else "hold"
+
+
+def single(rows: Rows) -> list[str]:
+    """Values and overhead."""
+    lines = []
+    for row in rows:
+        match row["what"]:
+            case "values":
+                lines.append(
+                    f"* Parameters of {row['model']} after {row['steps']} steps differ by at most "
+                    f"{row['largest_difference']:g} from those with DistributedDataParallel."
+                )
+            case "overhead":
+                lines.append(
+                    f"* A step of {row['model']}, batch {row['batch_size']}, takes {row['simdist_ms']:.2f} ms with "
+                    f"`real.wrap` and {row['ddp_ms']:.2f} ms with DistributedDataParallel: {row['overhead']:+.1%} "
+                    "(goal: at most 1 %)."
+                )
+            case _:
+                whole = "every operation ran" if row["every_operation_ran"] else "some operations did NOT run"
+                lines.append(
+                    f"* The plan of {row['model']}, batch {row['batch_size']}, performed by `python -m real`: "
+                    f"{row['step_ms']:.2f} ms a step; {whole}."
+                )
+    return lines
+
+
+def profiled(rows: Rows) -> list[str]:
+    """Planted stragglers and those that were named, and the step."""
+    planted = [row for row in rows if "planted_ms" in row]
+    cells = [
+        (row["rank"], row["step"], f"{row['planted_ms']:.0f} ms", _number(row["named_ms"], 1) + " ms")
+        for row in planted
+    ]
+    lines = table(("rank", "step", "planted", "named"), cells)
+    for row in rows:
+        if "imported_ms" in row:
+            lines += [
+                "",
+                f"A step took {row['step_ms']:.1f} ms. The traces say {row['imported_ms']:.1f} ms. The scenario made "
+                f"of them takes {row['reproduced_ms']:.1f} ms. Named and not planted: "
+                f"{len(row['named_and_not_planted'])}.",
+            ]
+    return lines
+
+
+def delays(rows: Rows) -> list[str]:
+    """Differences of delays, by their size."""
+    cells = []
+    for low, high in ((0.0, 1.0), (1.0, 10.0), (10.0, float("inf"))):
+        found = [row["measured_ms"] - row["injected_ms"] for row in rows if low <= row["injected_ms"] < high]
+        if found:
+            size = f"{low:g} to {high:g} ms" if high < float("inf") else f"{low:g} ms and more"
+            cells.append((size, len(found), f"{median(found):+.3f} ms", f"{max(found, key=abs):+.3f} ms"))
+    return table(("injected", "delays", "median difference", "largest difference"), cells)
+
+
+def steps(rows: Rows) -> list[str]:
+    """Curves of the time per sample."""
+    headings = ("model", "precision", "batch", "step", "per sample", "over the largest batch", "predicted", "error")
+    best = {(row["model"], row["precision"]): row["ms_per_sample"] for row in rows if row["step_ms"] is not None}
+    cells = []
+    for row in rows:
+        measured, predicted = row["step_ms"], row["predicted_ms"]
+        if measured is None:
+            cells.append((row["model"], row["precision"], row["batch_size"], row["note"], "", "", "", ""))
+            continue
+        cells.append(
+            (
+                row["model"],
+                row["precision"],
+                row["batch_size"],
+                f"{measured:.2f} ms",
+                f"{row['ms_per_sample']:.3f} ms",
+                f"{row['ms_per_sample'] / best[row['model'], row['precision']] - 1:+.0%}",
+                "-" if predicted is None else f"{predicted:.2f} ms",
+                "-" if predicted is None else f"{predicted / measured - 1:+.0%}",
+            )
+        )
+    return table(headings, cells)
+
+
+PARTS = {
+    "suite": suite,
+    "plans": plans,
+    "selection": selection,
+    "single": single,
+    "profiled": profiled,
+    "delays": delays,
+    "steps": steps,
+}
+
+
+def tables(folder: Path = RESULTS) -> dict[str, str]:
+    """Return name -> table, of all parts, and of `summary`, which the tables of trust repeat."""
+    found: dict[str, str] = {}
+    for name, make in PARTS.items():
+        results = newest(name, folder)
+        lines = [NOTHING] if results is None else [about(*results), "", *make(results[1]["rows"])]
+        found[name] = "\n".join(lines)
+    results = newest("plans", folder)
+    found["summary"] = NOTHING if results is None else f"{results[0]['device']}: {plans_sentence(results[1]['rows'])}"
+    return found
+
+
+if __name__ == "__main__":
+    page_command(str(__doc__), HERE / "README.md", tables)

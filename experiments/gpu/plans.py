@@ -1,0 +1,104 @@
+"""The identical plan: four processes share the GPU, their links and times are calibrated, and schedules are compared.
+
+The processes are two nodes of two ranks to the plan. Under gloo, tensors of the GPU travel through host memory, and
+whatever needs the result of a collective waits for it on the host. So this tests the executor, the delays and the
+simulator on a GPU. It says nothing of NCCL, which needs a GPU for each rank.
+
+A row per schedule and trouble: makespans simulated and measured, the stragglers that alone made others wait, and those
+of them that the measured trace charges with it; and a row per trouble: how many pairs of schedules are in order.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import common
+
+RANKS, PER_NODE = 4, 2
+SCHEDULES = [
+    {"kind": "sync"},
+    {"kind": "local_sgd", "period": 4},
+    {"kind": "hierarchical_sgd", "levels": {2: 2, 4: 4}},
+    {"kind": "hitopk", "density": 0.01},
+]
+TROUBLES: dict[str, list[dict[str, object]]] = {
+    "none": [],
+    "host, 5 % late by 100 ms": [{"kind": "transient", "on": "host", "probability": "5%", "delay": "100 ms"}],
+    "device, 5 % late by 100 ms": [{"kind": "transient", "on": "compute", "probability": "5%", "delay": "100 ms"}],
+}
+
+
+def run(part: common.Part) -> None:
+    """Emit a row per trouble and schedule, and one per trouble."""
+    import yaml
+
+    model, batch_size, steps, budget = ("mlp", 8, 4, "0.5 s") if part.dry_run else ("resnet18", 16, 40, "15 s")
+    where = ("--backend", "gloo", "--device", part.device)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cluster, workload = folder / "cluster.yaml", folder / "workload.yaml"
+        measured = ("--model", model, "--batch-size", batch_size, "--workload", workload, "--budget", budget)
+        ops = ("--ops", "all_reduce,reduce_scatter,all_gather", "--max-size", "4 MB" if part.dry_run else "64 MB")
+        _ranks("real.calibrate", "-o", cluster, *measured, *ops, *where)
+        for number, disturbances in enumerate(TROUBLES.values()):
+            document = {
+                "cluster": {"file": str(cluster)},
+                "workload": {"file": str(workload)},
+                "disturbances": disturbances,
+                "schedules": SCHEDULES,
+                "steps": steps,
+            }
+            scenario = folder / f"scenario-{number}.yaml"
+            scenario.write_text(yaml.safe_dump(document), encoding="utf-8")
+            common.simdist("plan", scenario, "-o", folder / str(number))
+        _ranks("real", *(folder / str(number) for number in range(len(TROUBLES))), "--program", model, *where)
+        for number, trouble in enumerate(TROUBLES):
+            _emit(part, trouble, folder / str(number), cluster)
+
+
+def _ranks(*command: object) -> None:
+    common.ranks(command, RANKS, ranks_per_node=PER_NODE, timeout_s=120.0)
+
+
+def _emit(part: common.Part, trouble: str, runs: Path, cluster: Path) -> None:
+    """Emit what `simdist validate` and the stragglers of the traces say of the runs in a folder."""
+    document = json.loads(common.simdist("validate", runs, "--cluster", cluster, "--json"))
+    for row in document["rows"]:
+        late, charged = _charged(Path(row["run"]), cluster)
+        part.emit(
+            {
+                "trouble": trouble,
+                "schedule": row["schedule"],
+                "ranks": RANKS,
+                "steps": row["steps"],
+                "simulated_ms": 1e3 * row["simulated_s"] / row["steps"],
+                "measured_ms": 1e3 * row["measured_s"] / row["steps"],
+                "error": row["error"],
+                "stragglers": late,
+                "charged": charged,
+                "injected": [
+                    {name: each[name] for name in ("channel", "count", "drawn_s", "measured_s", "difference_s")}
+                    for each in row["injections"]
+                ],
+            }
+        )
+    summary = document["summary"]
+    part.emit({"trouble": trouble, "clear_pairs": summary["n_clear_pairs"], "right_pairs": summary["n_right_pairs"]})
+
+
+def _charged(path: Path, cluster: Path) -> tuple[int, int]:
+    """Return how many stragglers alone made others wait in the simulation, and in the measurement too."""
+    sys.path.append(str(common.ROOT / "experiments" / "emulated_cluster"))
+    from study import charged  # of the experiment on the emulated cluster
+
+    from simdist.engines import simulate
+    from simdist.runs import run_directory
+    from simdist.runs.building import price_of
+    from simdist.scenario import load_cluster
+
+    run = run_directory.read(path)
+    scenario = run.scenario.changed(cluster=load_cluster(cluster))
+    simulated = simulate(run.plan, price_of(run.plan, scenario), run.delays)
+    measured = run_directory.read_trace(path / run_directory.REAL, plan=run.plan)
+    return charged(measured, simulated, run.delays)

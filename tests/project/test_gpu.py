@@ -1,0 +1,183 @@
+"""The command for a machine with a GPU: nothing measured is lost, and a dry run is never taken for a GPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from scripts import ROOT, load_script
+from timeouts import TIMEOUT_S
+
+gpu = load_script(ROOT / "tools" / "gpu.py")
+page = load_script(ROOT / "experiments" / "gpu" / "page.py")
+HERE = ROOT / "experiments" / "gpu"
+
+posix = pytest.mark.skipif(os.name != "posix", reason="ends groups of processes")
+PARTS = {
+    "machine": 'part.emit({"device": "a GPU", "torch": "2"})',
+    "broken": 'part.emit({"n": 1})\n    raise ValueError("it rained")',
+    "stuck": 'import os, time\n    part.emit({"pid": os.getpid()})\n    time.sleep(600)',
+    "quick": 'part.emit({"n": 1})\n    print("no row")\n    part.emit({"n": 2})',
+}
+DRIVER = """
+import sys
+sys.path.insert(0, {tools!r})
+from pathlib import Path
+import gpu
+gpu.HERE = Path({folder!r})
+gpu.PARTS = tuple(gpu.Part(name, "", limit_s) for name, limit_s in {parts!r})
+sys.exit(gpu.main(["-o", {output!r}]))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path):
+    """Return a function that starts the command with parts of this test: name, limit in seconds."""
+    for name in ("part.py", "common.py"):
+        (tmp_path / name).write_text((HERE / name).read_text(encoding="utf-8"), encoding="utf-8")
+    for name, body in PARTS.items():
+        (tmp_path / f"{name}.py").write_text(f"def run(part):\n    {body}\n", encoding="utf-8")
+
+    def begin(*parts: tuple[str, float]) -> subprocess.Popen[str]:
+        where = {"tools": str(ROOT / "tools"), "folder": str(tmp_path), "output": str(tmp_path / "results")}
+        code = DRIVER.format(parts=list(parts), **where)
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return begin
+
+
+def results(folder: Path) -> dict[str, dict]:
+    (path,) = (folder / "results").glob("*.json")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@posix
+@pytest.mark.slow
+def test_a_part_that_fails_or_is_stuck_is_recorded_and_the_rest_goes_on(start, tmp_path) -> None:
+    process = start(("broken", 60.0), ("stuck", 5.0), ("quick", 60.0))
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    found = results(tmp_path)["parts"]
+    assert {name: part["status"] for name, part in found.items()} == {
+        "broken": "failed",
+        "stuck": "out of time",
+        "quick": "done",
+    }
+    assert [len(part["rows"]) for part in found.values()] == [1, 1, 2]
+    assert found["broken"]["error"].endswith("ValueError: it rained")
+    assert out.splitlines()[1:] == [
+        "broken: failed, 1 rows ()",
+        "stuck: out of time, 1 rows ()",
+        "quick: done, 2 rows ()",
+    ]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sent: sent.name)
+def test_whatever_ends_the_command_keeps_what_was_measured_and_ends_the_part(start, tmp_path, sent) -> None:
+    process = start(("quick", 60.0), ("stuck", 600.0))
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not (found := kept(tmp_path)):
+        assert time.monotonic() < deadline_s
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(sent)
+    process.communicate(timeout=TIMEOUT_S)
+    (row,) = found
+    while is_alive(row["pid"]):
+        assert time.monotonic() < deadline_s, "the part goes on"
+        time.sleep(0.1)
+    parts = results(tmp_path)["parts"]
+    assert [part["status"] for part in parts.values()] == ["done", "interrupted"]
+    assert [len(part["rows"]) for part in parts.values()] == [2, 1]
+
+
+def kept(folder: Path) -> list[dict]:
+    """Return the rows of the part that is stuck, as far as they are in the file."""
+    if not list((folder / "results").glob("*.json")):
+        return []
+    return results(folder)["parts"].get("stuck", {"rows": []})["rows"]
+
+
+def test_every_missing_package_is_named_and_nothing_runs(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert gpu.main(["-o", str(tmp_path / "results")]) == 2
+    error = capsys.readouterr().err
+    for part in gpu.PARTS:
+        for package in (*gpu.PACKAGES.values(), *part.needs.values()):
+            assert f"missing: {package}, which " in error
+    assert "missing: triton, which selection need\n" in error
+    assert not (tmp_path / "results").exists()
+
+
+def test_parts_that_do_without_what_is_missing_run_if_asked(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "triton" else object())
+    found = gpu.refuse_missing(gpu.PARTS, True)
+    assert [part.name for part in found] == [part.name for part in gpu.PARTS if part.name != "selection"]
+    assert gpu.refuse_missing(gpu.PARTS, False) is None
+
+
+def test_results_of_a_dry_run_do_not_go_where_those_of_gpus_are(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu.main(["--dry-run", "-o", str(gpu.RESULTS)])
+    assert ended.value.code == 2
+    assert "is for results of GPUs" in capsys.readouterr().err
+
+
+def test_limits_of_the_parts_fit_into_eight_minutes() -> None:
+    assert sum(part.limit_s for part in gpu.PARTS) <= gpu.LIMIT_S < 480
+    assert {part.name for part in gpu.PARTS} == set(page.PARTS)
+
+
+def test_every_test_that_needs_a_gpu_is_where_they_are_looked_for() -> None:
+    places = ("tests/real/test_gpu.py", "tests/real/kernels/")
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if "mark.gpu" in path.read_text(encoding="utf-8") and path != Path(__file__)
+    ]
+    assert [path for path in found if not path.startswith(places)] == []
+
+
+@posix
+@pytest.mark.slow
+def test_dry_run_does_every_part_and_is_not_shown_on_the_page(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tools" / "gpu.py"), "--dry-run", "-o", str(tmp_path)]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd="/", env=environ, capture_output=True, text=True, timeout=600, check=False)
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert {name: part["error"] for name, part in found["parts"].items()} == dict.fromkeys(page.PARTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["dry_run"] is True
+    assert found["device"] == "no GPU: a dry run on CPUs at toy sizes"
+    assert page.recorded(tmp_path) == []
+    assert set(page.tables(tmp_path).values()) == {page.NOTHING}
+    # Shown as if of a GPU, every table can be made of such rows.
+    path.write_text(json.dumps(found | {"dry_run": False, "driver": "1", "nccl": "2"}), encoding="utf-8")
+    tables = page.tables(tmp_path)
+    assert page.NOTHING not in tables.values()
+    assert "| hitopk-0.01-mstopk |" in tables["plans"]
+    assert "Named and not planted: 0." in tables["profiled"]
+    assert "differ by at most 0 from those" in tables["single"]
+    assert "BROKEN" not in tables["selection"]
+    assert tables["summary"].startswith("no GPU: a dry run on CPUs at toy sizes: Makespans: error median ")
+
+
+def test_page_has_the_tables_of_the_recorded_results() -> None:
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    for name, table in page.tables().items():
+        assert f"<!-- table {name} -->\n{table}\n<!-- end -->" in text, "run experiments/gpu/page.py --write"
