@@ -38,6 +38,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.followed:
         threading.Thread(target=follow_stdin, daemon=True).start()
+    if options.dry_run:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each other keep CPUs busy
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
 
     def emit(row: common.Row) -> None:

@@ -33,7 +33,7 @@ def run(part: common.Part) -> None:
     """Emit a row per trouble and schedule, and one per trouble."""
     import yaml
 
-    model, batch_size, steps, budget = ("mlp", 8, 4, "0.5 s") if part.dry_run else ("resnet18", 16, 40, "15 s")
+    model, batch_size, steps, budget = ("mlp", 8, 4, "0.5 s") if part.dry_run else ("resnet18", 16, 24, "15 s")
     where = ("--backend", "gloo", "--device", part.device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -41,7 +41,7 @@ def run(part: common.Part) -> None:
         measured = ("--model", model, "--batch-size", batch_size, "--workload", workload, "--budget", budget)
         ops = ("--ops", "all_reduce,reduce_scatter,all_gather", "--max-size", "4 MB" if part.dry_run else "64 MB")
         _ranks("real.calibrate", "-o", cluster, *measured, *ops, *where)
-        for number, disturbances in enumerate(TROUBLES.values()):
+        for number, (trouble, disturbances) in enumerate(TROUBLES.items()):
             document = {
                 "cluster": {"file": str(cluster)},
                 "workload": {"file": str(workload)},
@@ -51,10 +51,10 @@ def run(part: common.Part) -> None:
             }
             scenario = folder / f"scenario-{number}.yaml"
             scenario.write_text(yaml.safe_dump(document), encoding="utf-8")
-            common.simdist("plan", scenario, "-o", folder / str(number))
-        _ranks("real", *(folder / str(number) for number in range(len(TROUBLES))), "--program", model, *where)
-        for number, trouble in enumerate(TROUBLES):
-            _emit(part, trouble, folder / str(number), cluster)
+            runs = folder / str(number)
+            common.simdist("plan", scenario, "-o", runs)
+            _ranks("real", runs, "--program", model, *where)
+            _emit(part, trouble, runs, cluster)
 
 
 def _ranks(*command: object) -> None:

@@ -13,7 +13,7 @@ from statistics import median
 
 import common
 
-N_VALUE_STEPS = 20
+N_VALUE_STEPS = 10
 Step = Callable[[], None]
 
 
@@ -27,12 +27,13 @@ def run(part: common.Part) -> None:
 
     device = torch.device(part.device, 0) if part.device == "cuda" else torch.device("cpu")
     dist.init_process_group("gloo" if part.dry_run else "nccl")
+    model = "mlp" if part.dry_run else "resnet50"
     try:
+        part.emit(_overhead(model, part, device))
         part.emit(_values(device))
-        part.emit(_overhead("mlp" if part.dry_run else "resnet50", part, device))
     finally:
         dist.destroy_process_group()
-    part.emit(_performed("mlp" if part.dry_run else "resnet50", part))
+        part.emit(_performed(model, part))
 
 
 def _make(name: str, batch_size: int, device):

@@ -1,9 +1,14 @@
 """Step times by batch size and precision, beside what the presets predict.
 
 A row per model, precision and batch size: the median step (forward, backward and update by SGD with momentum) and the
-time per sample. The presets assume that the time per sample does not depend on the batch size. Where a batch does not
-fit, the row says so, and larger ones are not tried.
+time per sample. The presets assume that the time per sample does not depend on the batch size. A batch that does not
+fit is a row that says so. No larger ones are tried after it, nor after a step of half a second.
 """
+
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
 
 import common
 
@@ -11,8 +16,9 @@ MODELS = ("resnet50", "bert-large", "gpt2-medium")
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # What people train with comes first, as the time limit may cut the rest off.
 PRECISIONS = ("bf16", "tf32", "fp32")
-MOST_S = 0.6  # of measuring a point; one warmed-up step in any case
-MOST_STEPS, WARM_UP_STEPS = 20, 2
+MOST_S = 0.3  # of measuring a point; one step after those that warm up in any case
+MOST_STEPS, WARM_UP_STEPS = 10, 2
+LONGEST_STEP_S = 0.5  # after a step this long, larger batches are not tried
 # Name of a GPU -> cluster preset with its data sheet.
 CLUSTERS = {
     "H100": "dgx-h100",
@@ -28,55 +34,62 @@ def run(part: common.Part) -> None:
     """Emit a row per point."""
     import torch
 
+    from real import models
+
     device = torch.device(part.device)
     name = torch.cuda.get_device_name() if part.device == "cuda" else "CPU"
     cluster = next((preset for gpu, preset in CLUSTERS.items() if gpu in name), None)
+    batch_sizes = (1, 4) if part.dry_run else BATCH_SIZES
+    jobs = {
+        model: models.build(model, batch_size=batch_sizes[-1], device=torch.device("cpu"), dtype=torch.float32, seed=0)
+        for model in (("mlp", "gpt-nano") if part.dry_run else MODELS)
+    }
     for precision in ("fp32",) if part.dry_run else PRECISIONS:
-        for model in ("mlp", "gpt-nano") if part.dry_run else MODELS:
-            for row in _curve(model, precision, (1, 4) if part.dry_run else BATCH_SIZES, device):
-                batch_size = int(str(row["batch_size"]))
-                predicted_s = _predicted_s(model, precision, batch_size, cluster) if cluster else None
-                row["predicted_ms"] = None if predicted_s is None else 1e3 * predicted_s
+        for model, job in jobs.items():
+            for row in _curve(job, precision, batch_sizes, device):
+                predicted_s = cluster and _predicted_s(model, precision, row["batch_size"], cluster)
+                row["predicted_ms"] = 1e3 * predicted_s if predicted_s else None
                 part.emit({"model": model, "precision": precision, "preset": cluster, **row})
 
 
-def _curve(model: str, precision: str, batch_sizes: tuple[int, ...], device):
-    """Yield a row per batch size, until one does not fit."""
+def _curve(job, precision: str, batch_sizes: tuple[int, ...], device) -> Iterator[dict[str, Any]]:
+    """Yield a row per batch size, until one does not fit or takes long."""
     import torch
 
-    from real import models
-
-    tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    job = models.build(model, batch_size=batch_sizes[-1], device=device, dtype=torch.float32, seed=0)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     inputs, targets = job.batch(0, 0)
+    module = job.module.to(device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
     for batch_size in batch_sizes:
+        batch = inputs[:batch_size].to(device), targets[:batch_size].to(device)
         try:
-            seconds = _step_s(job, inputs[:batch_size].to(device), targets[:batch_size].to(device), precision, device)
+            seconds = _step_s(module, job.loss, optimizer, batch, precision)
         except torch.OutOfMemoryError:
-            job.optimizer.zero_grad(set_to_none=True)
-            torch.cuda.empty_cache()
             yield {"batch_size": batch_size, "step_ms": None, "ms_per_sample": None, "note": "does not fit"}
-            return
+            break
         yield {"batch_size": batch_size, "step_ms": 1e3 * seconds, "ms_per_sample": 1e3 * seconds / batch_size}
+        if seconds > LONGEST_STEP_S:
+            break
+    optimizer.zero_grad()
+    module.to("cpu")
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
-def _step_s(job, inputs, targets, precision: str, device) -> float:
+def _step_s(module, loss, optimizer, batch, precision: str) -> float:
     """Return the median seconds of a step."""
-    import time
-    from statistics import median
-
     import torch
+
+    inputs, targets = batch
 
     def step() -> float:
         began_s = time.perf_counter()
-        job.optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            loss = job.loss(job.module(inputs), targets)
-        loss.backward()
-        job.optimizer.step()
-        if device.type == "cuda":
+        optimizer.zero_grad()
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            value = loss(module(inputs), targets)
+        value.backward()
+        optimizer.step()
+        if inputs.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began_s
 

@@ -32,7 +32,8 @@ def run(part: common.Part) -> None:
     """Emit a row per test."""
     import pytest
 
-    options = [*PLACES, "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={common.ROOT}"]
+    options = [*PLACES, "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"]
+    options += ["-o", "filterwarnings=default"]  # other releases of torch may warn of other things
     outcomes = _Outcomes(part)
     shares = {"gpu": 0} if part.dry_run else {"gpu and alone": 0, "gpu and not alone": N_PROCESSES}
     for marked, n_processes in shares.items():

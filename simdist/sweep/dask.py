@@ -6,7 +6,9 @@ Dask runs a batch again whose worker died, on another one, and gives it up after
 
 import importlib
 import math
+import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
@@ -80,7 +82,7 @@ def jobs(system: str, n_jobs: int, *, timeout_s: float = math.inf) -> Iterator["
     if command and shutil.which(command[0]) is None:
         raise RunError(f"{system}: there is no command {command[0]} here: run this where jobs are submitted")
     try:
-        cluster = cls()
+        cluster = cls(python=_python(system, cls.job_cls.config_name))
     except ValueError as error:
         raise ScenarioError(f"{system}: {error}; write it in ~/.config/dask/jobqueue.yaml") from None
     with cluster:
@@ -88,6 +90,21 @@ def jobs(system: str, n_jobs: int, *, timeout_s: float = math.inf) -> Iterator["
         with distributed.Client(cluster, set_as_default=False) as client:
             _await_worker(client, f"{n_jobs} jobs of {system}", timeout_s)
             yield DaskCluster(client)
+
+
+def _python(system: str, config_name: str) -> str:
+    """Return the Python of the workers as a job's script must have it: the user's, or the one that runs this.
+
+    Raises:
+        RunError: Its path has a space, and a job of this system cannot quote it.
+    """
+    dask = _imported("dask")
+    configured: str | None = dask.config.get(f"jobqueue.{config_name}.python", None)
+    if configured is not None:
+        return configured
+    if system == "local" and len(sys.executable.split()) > 1:  # its "script" is split at spaces, and no shell reads it
+        raise RunError(f"{system}: dask-jobqueue starts no Python whose path has a space: {sys.executable}")
+    return shlex.quote(sys.executable)
 
 
 @final

@@ -9,6 +9,7 @@ import browser
 import pytest
 
 CI = Path(__file__).resolve().parents[2] / ".ci" / "run"
+BASH = shutil.which("bash")
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def tools(tmp_path, monkeypatch) -> Path:
 
 
 def program(path: Path, line: str) -> None:
-    path.write_text(f"#!{shutil.which('bash')}\n{line}\n", encoding="utf-8")
+    path.write_text(f"#!{BASH}\n{line}\n", encoding="utf-8")
     path.chmod(0o755)
 
 

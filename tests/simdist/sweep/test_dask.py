@@ -164,7 +164,18 @@ def started_by(process: subprocess.Popen) -> set[int]:
     return found
 
 
+def test_python_of_a_job_is_quoted_or_the_users(monkeypatch):
+    dask_settings = pytest.importorskip("dask").config
+    monkeypatch.setattr(sys, "executable", "/a folder/python")
+    assert dask._python("slurm", "slurm") == "'/a folder/python'"
+    with dask_settings.set({"jobqueue.slurm.python": "python3"}):
+        assert dask._python("slurm", "slurm") == "python3"
+    with pytest.raises(RunError, match="starts no Python whose path has a space: /a folder/python"):
+        dask._python("local", "local")
+
+
 @only_linux
+@pytest.mark.skipif(" " in sys.executable, reason="local jobs start no Python whose path has a space")
 def test_jobs_compute_and_end(tmp_path, monkeypatch):
     pytest.importorskip("dask_jobqueue")
     monkeypatch.setenv("DASK_JOBQUEUE__LOCAL__CORES", "1")
