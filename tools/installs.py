@@ -147,14 +147,14 @@ def resolve(python: str, version: str, target: str, constraints: Path | None) ->
         NoAnswerError: pip failed for another reason than a conflict.
     """
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
-        command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+        command = [python, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
         command += ["--use-feature=fast-deps", "--report", report.name]
         if constraints is not None:
             command += ["--constraint", str(constraints)]
         done = run([*command, target])
         if done.returncode:
             if any(words in done.stderr for words in CONFLICTS):
-                return Resolution(version, target, constraints is not None, conflict=done.stderr.strip())
+                return Resolution(version, target, constraints is not None, conflict=explanation(done))
             raise NoAnswerError(f"Python {version}, {target}: {last_line(done.stderr)}")
         found = json.loads(Path(report.name).read_text(encoding="utf-8"))["install"]
     packages = (
@@ -163,6 +163,13 @@ def resolve(python: str, version: str, target: str, constraints: Path | None) ->
         if "archive_info" in each["download_info"]  # not the project itself
     )
     return Resolution(version, target, constraints is not None, tuple(packages))
+
+
+def explanation(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what pip says of a conflict: its errors, and on stdout which requirements do not fit together."""
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("WARNING")]
+    _, heading, causes = done.stdout.partition("The conflict is caused by:")
+    return "\n".join([*errors, heading + causes.partition("To fix this")[0]]).strip()
 
 
 def last_line(text: str) -> str:

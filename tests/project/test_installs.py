@@ -19,7 +19,10 @@ PACKAGES = [
     {"metadata": {"name": "torch", "version": "2.13.0"}, "download_info": {"url": "{wheel}", "archive_info": {}}},
     {"metadata": {"name": "triton", "version": "3.7.1"}, "download_info": {"url": "file:///no", "archive_info": {}}},
 ]
-CONFLICT = "The user requested (constraint) triton==3.9.0\nERROR: ResolutionImpossible: for help visit pip.pypa.io"
+CONFLICT = "WARNING: this is experimental\nERROR: ResolutionImpossible: for help visit pip.pypa.io"
+CAUSES = (
+    "Collecting torch\nThe conflict is caused by:\n    torch 2.13.0 depends on triton==3.7.1\nTo fix this you could try"
+)
 REFUSED = (
     "WARNING: Retrying after connection broken\nERROR: Could not fetch URL https://index/torch/: Connection refused"
 )
@@ -54,7 +57,7 @@ esac
 
 
 def failing(text: str) -> str:
-    return f"echo '{text}' >&2; exit 1"
+    return f"echo '{CAUSES}'; echo '{text}' >&2; exit 1"
 
 
 def test_claimed_pythons_are_those_of_the_classifiers() -> None:
@@ -88,7 +91,11 @@ def test_a_conflict_fails_in_the_words_of_pip(python, capsys) -> None:
     assert installs.main(["--python", str(python(failing(CONFLICT)))]) == 1
     out = capsys.readouterr().out
     assert out.count("CONFLICT") == 6
-    assert "with constraints.txt:\nThe user requested (constraint) triton==3.9.0\n" in out
+    assert (
+        "with constraints.txt:\nERROR: ResolutionImpossible: for help visit pip.pypa.io\nThe conflict is caused" in out
+    )
+    assert "    torch 2.13.0 depends on triton==3.7.1\n" in out
+    assert "WARNING" not in out
 
 
 def test_no_answer_is_no_conflict(python, capsys) -> None:
