@@ -46,7 +46,7 @@ lint: $(TOOLS) $(KERNELS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-size:  ## files, lines of code and public names by package
+size:  ## files, statements and public names by package
 	@$(PYTHON) tools/size.py
 
 installs:  ## resolve what users install, on every claimed Python, from the package index alone

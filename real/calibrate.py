@@ -42,7 +42,8 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]
     """The type of options whose text a function parses."""
 
     def __init__(self, name: str, parse: Callable[[str], object]) -> None:
-        self.name, self._parse = name, parse
+        self.name = name
+        self._parse = parse
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> object:
         """Return the value, or name the option in the error."""

@@ -93,7 +93,8 @@ def _command(**given: Any) -> None:
     options = SimpleNamespace(**given)
     if math.isnan(options.timeout_s):
         raise ScenarioError("--timeout nan: write seconds")
-    build, perform_links = jobs.find_build(options.program), jobs.find_links(options.links)
+    build = jobs.find_build(options.program)
+    perform_links = jobs.find_links(options.links)
     here = place(os.environ)
     runs = _runs(options)
     for each in runs:
@@ -149,7 +150,8 @@ def _one(
     perform_links: jobs.PerformLinks | None,
     options: SimpleNamespace,
 ) -> None:
-    parts, rank = run.path / PARTS, connection.place.rank
+    parts = run.path / PARTS
+    rank = connection.place.rank
     if rank == 0:
         _check_not_measured(run, options)  # by another start, before this one had the lock
     if connection.place.local_rank == 0 and (earlier := _rescue(run)):

@@ -163,7 +163,8 @@ def program_maker(
         checkpoints: URL of the folder that they are written to; without one, a program that sleeps does so for them as
             well, and a model writes to the run directory.
     """
-    rank, device = connection.place.rank, connection.device
+    rank = connection.place.rank
+    device = connection.device
 
     def emulated(memory: Memory, failed: threading.Event) -> Program:
         compute, comm = (Spin(device) if device.type == "cuda" else Sleeper(failed) for _ in range(2))

@@ -196,7 +196,10 @@ class _Learning:
     """
 
     def __init__(self, task: TaskFunctions, order: TrainingRequest, plan: Plan, say: Say) -> None:
-        self._task, self._order, self._plan, self._say = task, order, plan, say
+        self._task = task
+        self._order = order
+        self._plan = plan
+        self._say = say
         self._device = torch.device(order.device)
         self._precision = torch.autocast(order.device, dtype=task.autocast, enabled=task.autocast is not None)
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
@@ -204,7 +207,8 @@ class _Learning:
         self._noise = self._signal = 0.0
         module, optimizer, _ = self._make(0)
         self._blank = copy.deepcopy(module).to("cpu")  # before it keeps anything of a pass
-        nbytes, buffers = _rank_nbytes(task, module, optimizer, self._device), Binding.buffers_of(plan)
+        nbytes = _rank_nbytes(task, module, optimizer, self._device)
+        buffers = Binding.buffers_of(plan)
         in_buffers = sum(buffer.nbytes for buffer in plan.buffers if buffer.name in buffers)
         memory_nbytes = process_nbytes() + plan.world_size * (in_buffers + nbytes)
         say({"ranks": plan.world_size, "memory_nbytes": memory_nbytes})
@@ -277,7 +281,8 @@ class _Learning:
 
     def _change(self, optimizer: torch.optim.Optimizer) -> None:
         """Let an optimizer clip gradients, rank by rank, and multiply the learning rates that it has by then."""
-        factor, max_norm = self._order.lr_factor, self._task.max_norm
+        factor = self._order.lr_factor
+        max_norm = self._task.max_norm
         rates: list[float | Tensor] = []
 
         def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -313,7 +318,9 @@ class _Learning:
 
     def _average(self) -> tuple[nn.Module, float]:
         """Return the average of all ranks' models, and how far they are from it, in units of its own norm."""
-        average, spread, size = self._copy(self.world.modules[0]), 0.0, 0.0
+        average = self._copy(self.world.modules[0])
+        spread = 0.0
+        size = 0.0
         rows = [[*module.parameters(), *module.buffers()] for module in self.world.modules]
         n_parameters = len([*average.parameters()])
         for at, place in enumerate([*average.parameters(), *average.buffers()]):
@@ -339,7 +346,9 @@ class _Learning:
         Source:
             McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, appendix A.1.
         """
-        n_ranks, device, number = self._plan.world_size, self._device, step * self._n_passes
+        n_ranks = self._plan.world_size
+        device = self._device
+        number = step * self._n_passes
         if n_ranks == 1:
             return {"noise_scale": None, "curvature": None}
         batches = [[each.to(device) for each in self._task.batch(number, rank)] for rank in range(n_ranks)]
@@ -372,7 +381,8 @@ class _Learning:
                     apart += total(module, *batch).item() / n_ranks
                     for place, mean in zip(module.parameters(), average.parameters(), strict=True):
                         place.copy_(2 * mean - place)
-        small, large = squares / n_ranks, math.fsum(each.square().sum().item() for each in sums) / n_ranks**2
+        small = squares / n_ranks
+        large = math.fsum(each.square().sum().item() for each in sums) / n_ranks**2
         self._noise = _DECAY * self._noise + (small - large) / (n_ranks / n_samples - 1 / n_samples)
         self._signal = _DECAY * self._signal + (n_ranks * large - small) / (n_ranks - 1)
         return {

@@ -51,7 +51,8 @@ class ArrayFile:
     """
 
     def __init__(self, archive: zipfile.ZipFile, nbytes: int) -> None:
-        self._archive, self._nbytes = archive, nbytes
+        self._archive = archive
+        self._nbytes = nbytes
         self._members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         self.names = tuple(self._members)
 
@@ -140,7 +141,8 @@ def _header(name: str, file: IO[bytes], file_nbytes: int) -> Declared:
     if (version := np.lib.format.read_magic(file)) != (1, 0):  # later ones are for records with many fields
         raise ArrayError(f"{name} is of version {version} of the format; numpy.save writes (1, 0) for numbers")
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    declared, found = Declared(dtype, shape), file_nbytes - file.tell()
+    declared = Declared(dtype, shape)
+    found = file_nbytes - file.tell()
     if dtype.hasobject:
         raise ValueError(f"{name} holds Python objects instead of numbers")
     if declared.nbytes != found:

@@ -23,12 +23,15 @@ from typing import IO, Any
 from simdist.errors import RunError, naming_file
 
 #: A document that is read as a whole has no more bytes, a line of any text file neither.
-MAX_FILE_NBYTES, MAX_LINE_NBYTES = 256 << 20, 32 << 20
+MAX_FILE_NBYTES = 256 << 20
+MAX_LINE_NBYTES = 32 << 20
 _PART_NBYTES = 16 << 20
 _NO_WAIT = os.O_NONBLOCK if os.name == "posix" else 0  # a pipe without a writer does not hold up
 _NO_LINK = os.O_NOFOLLOW if os.name == "posix" else 0
-_HELD, _NO_LOCKS = {errno.EACCES, errno.EAGAIN}, {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-_HOLDER_NBYTES, _ATTEMPTS = 300, 100
+_HELD = {errno.EACCES, errno.EAGAIN}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_HOLDER_NBYTES = 300
+_ATTEMPTS = 100
 _GZIP = b"\x1f\x8b"
 _CHECKSUM = re.compile(rb', "crc32": (\d{1,10})\}\s*$')
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}

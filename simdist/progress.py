@@ -113,7 +113,9 @@ def time_left(done: float, total: float, passed_s: float) -> str:
     if not done:
         return ""
     left_s = int((total - done) * passed_s / done)
-    hours, minutes, seconds = left_s // 3600, left_s // 60 % 60, left_s % 60
+    hours = left_s // 3600
+    minutes = left_s // 60 % 60
+    seconds = left_s % 60
     return f"{f'{hours} h {minutes} min' if hours else f'{minutes} min {seconds} s'} left"
 
 
@@ -121,7 +123,8 @@ def _line(what: str, done: float, total: float | None, began_s: float, already: 
     if not total:
         return what
     left = _left(done, total, began_s, already)
-    return f"{what}: {done / total:.0%}{', ' * bool(left)}{left}"
+    share = f"{what}: {done / total:.0%}"
+    return f"{share}, {left}" if left else share
 
 
 def _new_bar(stream: TextIO) -> "rich.progress.Progress":

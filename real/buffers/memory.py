@@ -76,7 +76,8 @@ class Memory:
         in_place: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         wanted = [buffer for buffer in plan.buffers if buffer.name in names and buffer.name not in in_place]
-        self._device, self.n_ranks = device, n_ranks
+        self._device = device
+        self.n_ranks = n_ranks
         self._buffers = {buffer.name: buffer for buffer in wanted}
         self._check_fits(plan, scratch_nbytes)
         units = distinct_counts(plan)

@@ -82,7 +82,8 @@ def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:
     Source:
         Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018, algorithm 1.
     """
-    residual, taken = memory.dense(op.residual), memory.sparse(op.dst)
+    residual = memory.dense(op.residual)
+    taken = memory.sparse(op.dst)
     residual.add_(memory.dense(op.src))
     values, indices = topk.select(residual, op.k, op.method, generator=generator)
     taken.values.copy_(values)
@@ -101,7 +102,9 @@ def _merge(memory: Memory, op: ops.Merge) -> None:
         Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks,
         ICDCS 2019, arXiv 1901.04359.
     """
-    given, kept, residual = memory.sparse(op.src), memory.sparse(op.dst), memory.dense(op.residual)
+    given = memory.sparse(op.src)
+    kept = memory.sparse(op.dst)
+    residual = memory.dense(op.residual)
     sums, indices = _summed(given.values.to(residual.dtype), given.indices)
     values, places = topk.select(sums, kept.values.numel(), "exact")
     places = places.long()
@@ -127,7 +130,8 @@ def _lost(values: Tensor, converted: Tensor) -> Tensor:
 
 
 def _densify(memory: Memory, op: ops.Densify) -> None:
-    taken, out = memory.sparse(op.src), memory.dense(op.dst)
+    taken = memory.sparse(op.src)
+    out = memory.dense(op.dst)
     values = taken.values / op.divisor if op.divisor > 1 else taken.values
     if taken.n_distinct > 1:
         _add_slices(values, taken.indices, out.zero_(), taken.n_distinct)
@@ -158,13 +162,15 @@ def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 def _low_rank(memory: Memory, op: ops.LowRank) -> None:
     """Perform a stage of PowerSGD, as `powerSGD_hook` of torch does, which draws Q from the same numbers."""
-    grad, residual = memory.dense(op.grad), memory.dense(op.residual)
+    grad = memory.dense(op.grad)
+    residual = memory.dense(op.residual)
     sides = [memory.dense(op.left), memory.dense(op.right)]
     sizes = [[each.rows * each.rank, each.columns * each.rank] for each in op.matrices]
     factors = [side.split([size[number] for size in sizes]) for number, side in enumerate(sides)]
     generator = torch.Generator() if op.seed is None else torch.Generator().manual_seed(op.seed)
     for matrix, left, right in zip(op.matrices, *factors, strict=True):
-        p, q = left.view(matrix.rows, matrix.rank), right.view(matrix.columns, matrix.rank)
+        p = left.view(matrix.rows, matrix.rank)
+        q = right.view(matrix.columns, matrix.rank)
         given, kept = (_as_matrix(flat, matrix) for flat in (grad, residual))
         match op.stage:
             case "left":

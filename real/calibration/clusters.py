@@ -135,7 +135,8 @@ def _ranges(fitted: Fit) -> dict[str, Range]:
 
 
 def _fit_notes(fitted: Fit) -> list[str]:
-    cluster, host = fitted.cluster, fitted.cluster.host
+    cluster = fitted.cluster
+    host = fitted.cluster.host
     notes = [
         f"{name}: {format_seconds(link.latency_s)} + size / ({format_Bps(link.bandwidth_Bps)} x {link.efficiency:.3g})"
         for name, link in (("fabric", cluster.fabric), ("network", cluster.network))

@@ -260,7 +260,8 @@ class _Probe:
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
         here = connection.place
-        self.connection, self._n_readers = connection, setup.n_readers
+        self.connection = connection
+        self._n_readers = setup.n_readers
         n_each = min(max(_N_EACH, 4 * setup.n_readers), len(setup.index) // here.world_size or 1)
         self.mine = [(here.rank * n_each + number) % len(setup.index) for number in range(n_each)]
         self.first = np.arange(min(N_ALONE, n_each))
@@ -300,7 +301,8 @@ class _Probe:
     def _together(self, name: str, read: Callable[[int], int], samples: Sequence[int]) -> float:
         """Return the bytes per second of all ranks that have samples to read, with all their threads."""
         self.connection.barrier(f"all read from {name}")
-        begin_s, nbytes = now_s(), 0
+        begin_s = now_s()
+        nbytes = 0
         if samples:
             with ThreadPoolExecutor(self._n_readers) as threads:
                 nbytes = sum(threads.map(read, samples))
@@ -317,8 +319,10 @@ class _Probe:
 
 def _memory(probe: _Probe, setup: Setup) -> tuple[float, float | None]:
     """Return the bytes per second of a node's memory, and the seconds of a request besides its bytes."""
-    connection, here = probe.connection, probe.connection.place
-    nbytes, n_slots = int(np.prod(setup.shape)), len(probe.mine)
+    connection = probe.connection
+    here = probe.connection.place
+    nbytes = int(np.prod(setup.shape))
+    n_slots = len(probe.mine)
     geometry = Geometry(len(setup.index), n_slots * here.local_world_size, nbytes, here.local_world_size)
     with ExitStack() as stack:
         store = open_store(stack, geometry, here, connection)
@@ -334,7 +338,8 @@ def _memory(probe: _Probe, setup: Setup) -> tuple[float, float | None]:
 
 def _request_s(probe: _Probe, store: MemoryStore, geometry: Geometry) -> float | None:
     """Return the seconds of a request to another node: for a sample that it does not have."""
-    connection, here = probe.connection, probe.connection.place
+    connection = probe.connection
+    here = probe.connection.place
     if here.world_size == here.local_world_size:
         return None
     with ExitStack() as stack:

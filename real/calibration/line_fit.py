@@ -98,8 +98,10 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
     ops = _FITTED if first.host else _FITTED[:1]
     measured = [each for each in measurements if each.task.op in ops and each.task.where != "all per node"]
     known_s = message_s_per_byte(measurements) if first.host else None
-    start, least = _values(first), np.zeros(len(_USUAL))
-    least[2], least[4] = _LEAST_FABRIC_S, 1 / first.network.bandwidth_Bps
+    start = _values(first)
+    least = np.zeros(len(_USUAL))
+    least[2] = _LEAST_FABRIC_S
+    least[4] = 1 / first.network.bandwidth_Bps
     if known_s is not None:
         start[4] = max(known_s, least[4])
     free = np.array([parameter in _free(first, known_s) for parameter in range(len(start))])
@@ -110,7 +112,8 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
         cluster = _with(first, found)
         return np.array([(predicted_s(cluster, each.task) or 0.0) / each.median_s - 1 for each in measured])
 
-    usual, lowest = np.array(_USUAL)[free], least[free]
+    usual = np.array(_USUAL)[free]
+    lowest = least[free]
     begin = np.maximum(start[free], lowest + _TINY * usual) / usual
     bounds = (lowest / usual, np.inf)
     solved = least_squares(misses, begin, bounds=bounds, loss="soft_l1", f_scale=_LARGE, xtol=1e-12, ftol=1e-12)
@@ -135,14 +138,17 @@ def message_s_per_byte(measurements: Sequence[Measurement]) -> float | None:
 
 def _free(cluster: Cluster, known_s: float | None) -> set[int]:
     """Return which parameters the measurements of a cluster can tell."""
-    inside, between = cluster.gpus_per_node > 1, cluster.nodes > 1
+    inside = cluster.gpus_per_node > 1
+    between = cluster.nodes > 1
     found = ({0} if cluster.host or (inside and between) else set()) | ({1, 2} if inside else set())
     found |= {3} if between else set()
     return found | ({4} if between and known_s is None else set()) | ({5} if cluster.host else set())
 
 
 def _values(cluster: Cluster) -> NDArray[np.float64]:
-    fabric, network, host = cluster.fabric, cluster.network, cluster.host
+    fabric = cluster.fabric
+    network = cluster.network
+    host = cluster.host
     slopes = [1 / (link.bandwidth_Bps * link.efficiency) for link in (fabric, network)]
     overhead_s = host.collective_s if host else cluster.collective_overhead_s
     pass_s = 1 / host.copy_Bps if host else 0.0

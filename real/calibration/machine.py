@@ -26,14 +26,20 @@ from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 from simdist.scenario import Device, Workload, load_workload, presets
 from simdist.settings.precision import Utilization
+from simdist.settings.words import plural
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
 
-_GPU_NBYTES, _CPU_NBYTES = 2**29, 2**26  # several times the caches
+# Several times the caches.
+_GPU_NBYTES = 2**29
+_CPU_NBYTES = 2**26
 _FACTOR = (4096, 4)  # of PowerSGD
 _N_COPIES = 10
-_N_IDLE, _IDLE_S = 100, 2e-3
-_N_WARM_UP, _LEAST_STEPS, _MOST_STEPS = 3, 5, 200
+_N_IDLE = 100
+_IDLE_S = 2e-3
+_N_WARM_UP = 3
+_LEAST_STEPS = 5
+_MOST_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ def device_name(device: torch.device) -> str:
 def source(connection: Connection, n_nodes: int) -> str:
     """Say where numbers are from: backend, versions, machines; no date, so that equal runs give equal files."""
     world_size = connection.place.world_size
-    ranks = f"{world_size} rank{'s' if world_size > 1 else ''} on {n_nodes} node{'s' if n_nodes > 1 else ''}"
+    ranks = f"{world_size} {plural(world_size, 'rank')} on {n_nodes} {plural(n_nodes, 'node')}"
     where = f"{platform.system()}, {device_name(connection.device)}"
     return f"measured by real.calibrate: {connection.backend}, torch {torch.__version__}, {ranks}, {where}"
 
@@ -203,7 +209,8 @@ class _Timer:
         self._events: list[torch.cuda.Event] = []
 
     def start(self) -> None:
-        self._times, self._events = [], []
+        self._times = []
+        self._events = []
         self.lap()
 
     def lap(self) -> None:
@@ -222,7 +229,8 @@ class _Timer:
 
 def _laps_s(device: torch.device, act: Callable[[], object]) -> float:
     """Return the median seconds of something on this rank."""
-    timer, laps_s = _Timer(device), []
+    timer = _Timer(device)
+    laps_s = []
     for _ in range(_N_COPIES + 1):
         timer.start()
         act()

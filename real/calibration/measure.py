@@ -25,8 +25,10 @@ from real.recording.timing import now_s, precise_sleeps, sleep_s
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 
-_COLD_NBYTES, _MOST_BUFFERS = 2**25, 8  # buffers of each task take turns
-_LEAST_REPETITIONS, _MOST_REPETITIONS = 3, 200
+_COLD_NBYTES = 2**25  # buffers of each task take turns
+_MOST_BUFFERS = 8
+_LEAST_REPETITIONS = 3
+_MOST_REPETITIONS = 200
 _Act: TypeAlias = Callable[[], None]
 
 
@@ -38,8 +40,11 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
     >>> [str(task) for task in tasks(1, 2, [1000], ["all_reduce"])]
     ['all_reduce (node, 1 kB)', 'sendrecv (pair in node, 1 kB)']
     """
-    n, world_size = ranks_per_node, n_nodes * ranks_per_node
-    inside, across, everyone = Group(n), Group(n_nodes, stride=n), Group(world_size)
+    n = ranks_per_node
+    world_size = n_nodes * ranks_per_node
+    inside = Group(n)
+    across = Group(n_nodes, stride=n)
+    everyone = Group(world_size)
     wheres: list[tuple[Where, Group]] = [("node", inside)] if n > 1 else []
     pairs: list[tuple[Where, Group]] = [("pair in node", inside)] if n > 1 else []
     if n_nodes > 1:
@@ -114,7 +119,9 @@ class _Bench:
     """Repeats operations on this rank, in step with the others."""
 
     def __init__(self, connection: Connection, world: ProcessWorld, gap_s: float) -> None:
-        self._connection, self._world, self._gap_s = connection, world, gap_s
+        self._connection = connection
+        self._world = world
+        self._gap_s = gap_s
         self._rank = connection.place.rank
         self._clocks: Clocks | None = None
         self._agreeing_s = 0.0

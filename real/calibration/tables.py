@@ -110,7 +110,8 @@ def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
     found: dict[int, list[Hop]] = {}
     for each in measurements:
         if each.task.op == "all_reduce" and each.task.where == where:
-            n, weight = each.task.n_members, float(len(each.seconds))
+            n = each.task.n_members
+            weight = float(len(each.seconds))
             hop = Hop(each.task.nbytes // n, each.median_s / (2 * (n - 1)), weight)
             found.setdefault(hop.nbytes, []).append(hop)
     return [Hop(nbytes, _mean_s(same), math.fsum(hop.weight for hop in same)) for nbytes, same in sorted(found.items())]

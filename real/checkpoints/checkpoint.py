@@ -163,8 +163,11 @@ class Checkpoints:
         wait: Callable[[Callable[[], None]], None],
         until_closed: ExitStack,
     ) -> None:
-        self._folder, self._job, self._until_closed = folder, job, until_closed
-        self._group, self._wait = group, wait
+        self._folder = folder
+        self._job = job
+        self._until_closed = until_closed
+        self._group = group
+        self._wait = wait
         self._rank = dist.get_rank()
 
     def save(self, step: int, sections: Mapping[str, Tensor]) -> None:
@@ -226,7 +229,8 @@ class Checkpoints:
         return sorted(self._folder.glob("step-*.ckpt"), reverse=True)
 
     def _resume(self) -> Resumed | None:
-        problem, found = "", None
+        problem = ""
+        found = None
         if self._rank == 0:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,8 @@ class CheckpointFiles:
     """
 
     def __init__(self, url: str, rank: int) -> None:
-        self._url, self.rank = url, rank
+        self._url = url
+        self.rank = rank
         self._piece = os.urandom(_PIECE_NBYTES)  # beforehand: a file takes as long as it takes to write
         self._filesystem, self._root = filesystem_of(url)
         if isinstance(self._filesystem, LocalFileSystem):

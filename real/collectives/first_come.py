@@ -27,8 +27,15 @@ from simdist.plan import Servers
 _HEAD = struct.Struct("<cqqq16s")  # what, exchange, how many are first, bytes, type
 _RANK = struct.Struct("<q")
 _GRACE_S = 5.0  # for what the server has to say about who is missing
-_IS_IT_OVER, _COME, _PUSH, _PULL = b"?", b"c", b"+", b"-"  # of heads; who pushes then pulls
-_OVER, _FIRST, _LATE, _FAILED = b"o", b"f", b"l", b"x"
+# Kinds of heads. A member that pushes then pulls.
+_IS_IT_OVER = b"?"
+_COME = b"c"
+_PUSH = b"+"
+_PULL = b"-"
+_OVER = b"o"
+_FIRST = b"f"
+_LATE = b"l"
+_FAILED = b"x"
 
 
 @dataclass(slots=True)
@@ -59,7 +66,9 @@ class ArrivalServer:
     def __init__(self, host: str, key: bytes, world_size: int, timeout_s: float) -> None:
         self.late: dict[int, tuple[int, ...]] = {}
         self.sat_out: dict[int, set[int]] = {}
-        self._key, self._world_size, self._timeout_s = key, world_size, timeout_s
+        self._key = key
+        self._world_size = world_size
+        self._timeout_s = timeout_s
         self._exchanges: dict[int, _Exchange] = {}
         self._gone: list[int] = []  # in the order in which they left
         self._changed = threading.Condition()
@@ -183,7 +192,9 @@ class ArrivalClient:
     """
 
     def __init__(self, addresses: Mapping[int, str], key: bytes, rank: int, world_size: int, timeout_s: float) -> None:
-        self._rank, self._world_size, self._timeout_s = rank, world_size, timeout_s
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout_s = timeout_s
         self._number = 0
         self._connections: dict[int, socket.socket] = {}
         deadline_s = time.monotonic() + timeout_s  # of all of them together
@@ -218,7 +229,8 @@ class ArrivalClient:
         for server, part in held:
             head = _HEAD.pack(_PUSH if is_first else _PULL, self._number, n_first, part.nbytes, name)
             with _explained(server):
-                send(self._connections[server], [head, *[part.data] * is_first], deadline_s=deadline_s)
+                message = [head, part.data] if is_first else [head]
+                send(self._connections[server], message, deadline_s=deadline_s)
         for server, part in held:
             with _explained(server):
                 self._pull(self._connections[server], part, deadline_s)

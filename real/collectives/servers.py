@@ -122,7 +122,9 @@ class _Exchange:
 
     def _rounds(self) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield, for each round, the server that this member talks to, and the members that talk to it as a server."""
-        n_servers, n_members, number = len(self.servers), len(self.ranks), self._number
+        n_servers = len(self.servers)
+        n_members = len(self.ranks)
+        number = self._number
         for shift in range(n_servers):
             servers = [(member * n_servers // n_members + shift) % n_servers for member in range(n_members)]
             members = [] if number is None else [member for member in range(n_members) if servers[member] == number]
@@ -132,7 +134,8 @@ class _Exchange:
         """Return where the piece of each member goes, if this one is a server."""
         if self._number is None:
             return ()
-        mine, n_members = pieces[self._number], len(self.ranks)
+        mine = pieces[self._number]
+        n_members = len(self.ranks)
         return scratch.take("arriving", n_members * mine.numel(), mine.dtype, mine.device).view(n_members, -1).unbind()
 
     def _add_up(self, arrived: Sequence[Tensor], mine: Tensor) -> None:

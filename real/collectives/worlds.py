@@ -138,7 +138,8 @@ class ProcessWorld:
         everyone: dist.ProcessGroup | None = None,
         beside: Iterable[Group] = (),
     ) -> None:
-        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
         self.made: list[dist.ProcessGroup] = []
         self._everyone = everyone or dist.group.WORLD
         self._members = {(group, False): self._join(group, timeout_s, self._everyone) for group in groups}
@@ -264,7 +265,8 @@ class ProcessWorld:
         if len(srcs) == 1:
             self._gather(dsts[0], srcs[0], members)
             return
-        n, message = len(members.ranks), self._message(srcs)
+        n = len(members.ranks)
+        message = self._message(srcs)
         messages = self.scratch.take("messages", n * message.numel(), message.dtype, message.device)
         self._gather(messages, message, members)
         _take(messages.view(n, -1), dsts)
@@ -279,7 +281,8 @@ class ProcessWorld:
             all_gather_single(whole, mine, group=members.process_group)
             return
         me = members.ranks.index(self.rank)
-        parts, other = whole.view(2, -1), members.ranks[1 - me]
+        parts = whole.view(2, -1)
+        other = members.ranks[1 - me]
         receiving = dist.irecv(parts[1 - me], other, group=members.process_group)
         sending = dist.isend(mine, other, group=members.process_group)
         parts[me].copy_(mine.view(-1))

@@ -160,7 +160,8 @@ class InputReader:
         Raises:
             RunError: A file cannot be had; names it. Or a rank of the node does not come.
         """
-        place, dataset = self.place, self.dataset
+        place = self.place
+        dataset = self.dataset
         n_nodes = self.plan.world_size // place.local_world_size
         share = staged_samples(dataset, place.node, n_nodes)[place.local_rank :: place.local_world_size]
         with ThreadPoolExecutor(dataset.readers, thread_name_prefix="stage") as threads:
@@ -195,17 +196,16 @@ def _open_memories(
     stack: ExitStack, plan: Plan, dataset: Dataset, place: RankPlace, others: RankExchange, key: bytes
 ) -> tuple[MemoryStore, PeerClient | None]:
     """Open the memory of this node and the way to those of others."""
-    n_slots, sample_nbytes, per_node = (
-        most_kept(plan, dataset, place.node),
-        dataset.sample_nbytes,
-        dataset.ranks_per_node,
-    )
+    n_slots = most_kept(plan, dataset, place.node)
+    sample_nbytes = dataset.sample_nbytes
+    per_node = dataset.ranks_per_node
     if n_slots and dataset.eviction != "none":
         # as many samples may have left by plan, and still be there: those of the loads of its `grace`
         n_slots += (2 * n_ahead(plan) + 3) * dataset.batch_size * per_node
     geometry = Geometry(dataset.n_samples, min(n_slots, dataset.n_samples), sample_nbytes, per_node)
     store = open_store(stack, geometry, place, others)
-    address, with_peers = "", per_node < plan.world_size and any("peer" in op.read for op in set(plan.loads()))
+    address = ""
+    with_peers = per_node < plan.world_size and any("peer" in op.read for op in set(plan.loads()))
     if place.local_rank == 0 and with_peers:
         server = PeerServer(store, host=own_address(), key=key, most_connections=most_connections())
         address = stack.enter_context(server).address

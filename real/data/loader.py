@@ -78,7 +78,8 @@ class Agenda:
     """
 
     def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: RankPlace) -> None:
-        self._reads, self._place = iter(reads), place
+        self._reads = iter(reads)
+        self._place = place
         self._brought_to_memory, self._brought_to_disk = np.full((2, n_samples), -1, dtype=np.int64)
         self._current: BatchReads | None = None
         self.leaving = Leaving(place)
@@ -112,13 +113,18 @@ class Agenda:
             batch: The load.
             out: uint8 `[batch, *shape]`, contiguous, in host memory.
         """
-        rank, world_size = self._place.rank, len(batch.samples)
+        rank = self._place.rank
+        world_size = len(batch.samples)
         columns = batch.samples, batch.level, batch.owner, batch.keeps_memory, batch.keeps_disk
         values = [column[rank].tolist() for column in columns]
         outs = out.numpy().reshape(len(values[0]), -1)
         return [
             PlannedRead(
-                *(sample, planned, owner, keeps_memory, keeps_disk),
+                sample,
+                planned,
+                owner,
+                keeps_memory,
+                keeps_disk,
                 in_memory=self._want(sample, int(self._brought_to_memory[sample]), world_size),
                 on_disk=self._want(sample, int(self._brought_to_disk[sample]), world_size),
                 out=row,
@@ -234,7 +240,8 @@ class LoadProgress:
 
     def __init__(self, where: str, reads: Sequence[PlannedRead], names: Sequence[str]) -> None:
         self.not_kept: list[PlannedRead] = []
-        self._where, self._names = where, names
+        self._where = where
+        self._names = names
         self._missing = {id(read): read for read in reads}
         self._n_samples, self._nbytes = np.zeros((2, len(LEVELS)), dtype=np.int64)
         self._n_elsewhere = 0
@@ -322,8 +329,12 @@ class Loader(AbstractContextManager["Loader"]):
         limits: LoaderLimits | None = None,
     ) -> None:
         self._agenda = Agenda(reads, len(sources.index.names), place)
-        self._sources, self._place = sources, place
-        self._store, self._board, self._peers, self._failed = store, store.board, peers, failed
+        self._sources = sources
+        self._place = place
+        self._store = store
+        self._board = store.board
+        self._peers = peers
+        self._failed = failed
         self._limits = limits or LoaderLimits()
         self._number = -1
         self._closed = False
@@ -345,7 +356,8 @@ class Loader(AbstractContextManager["Loader"]):
             RunError: A sample cannot be had; names it. Or the run has failed elsewhere, or time is over.
         """
         batch = self._agenda.advance(number)
-        self._number, mine = number, self._place.local_rank
+        self._number = number
+        mine = self._place.local_rank
         self._board.n_read[mine] = self._board.n_kept[mine] = number
         reads = self._agenda.rows(batch, out)
         labels.copy_(torch.from_numpy(self._sources.index.labels[batch.samples[self._place.rank]]))
@@ -424,7 +436,8 @@ class Loader(AbstractContextManager["Loader"]):
         """Ask a node for several samples; what it has not is read like anything else."""
         there = [False] * len(reads)
         if self._peers is not None:
-            wants, outs = [read.in_memory for read in reads], [read.out for read in reads]
+            wants = [read.in_memory for read in reads]
+            outs = [read.out for read in reads]
             there = self._peers.get_many(reads[0].owner, wants, outs, wait_s=self._limits.wait_s)
         for read, is_there in zip(reads, there, strict=True):
             if is_there:
@@ -460,7 +473,8 @@ class Loader(AbstractContextManager["Loader"]):
 
         Samples that leave with the last `grace` loads of this rank leave only when it goes on: no need to wait.
         """
-        leaving, deadline_s = self._agenda.leaving, time.monotonic() + self._limits.wait_s
+        leaving = self._agenda.leaving
+        deadline_s = time.monotonic() + self._limits.wait_s
         n_mine = self._number + 1 - self._limits.grace
         while True:
             n_read = self._board.slowest() - self._limits.grace

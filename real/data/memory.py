@@ -140,7 +140,10 @@ def wait_until_all_staged(
     """
     board.n_staged[local_rank] += 1
     deadline_s = time.monotonic() + timeout_s
-    while len(late := np.flatnonzero(board.n_staged < board.n_staged[local_rank])):
+    while True:
+        late = np.flatnonzero(board.n_staged < board.n_staged[local_rank])
+        if not len(late):
+            return
         have_not = f"rank {first_rank + local_rank}: {ranks_have((late + first_rank).tolist())} not staged their files"
         if time.monotonic() > deadline_s:
             raise RunError(f"{have_not} within {timeout_s:g} s; see the output there")
@@ -216,7 +219,9 @@ def _take(descriptor: int, folder: Path, nbytes: int) -> None:
 
 Pixels: TypeAlias = NDArray[np.uint8]  # a decoded sample in host memory, uint8, contiguous
 
-_EMPTY, _WRITING, _READY = 0, 1, 2
+_EMPTY = 0
+_WRITING = 1
+_READY = 2
 _ALIGNMENT = 64  # bytes of a cache line
 _PAGE_NBYTES = 4096
 _KEEPS_ORDER = platform.machine() in {"x86_64", "AMD64"}  # "Reads are not reordered with other reads", Intel SDM 3A
@@ -382,7 +387,8 @@ class MemoryStore:
         if self._note_kept(sample, number):
             tables.state[slot] = _EMPTY
             return
-        tables.kept_at[sample], tables.sample_in[slot] = number + 1, sample
+        tables.kept_at[sample] = number + 1
+        tables.sample_in[slot] = sample
         tables.slot_of[sample] = slot + 1
         tables.state[slot] = _READY
 
@@ -402,7 +408,8 @@ def _fence() -> None:
 
 def _tables(segment: SharedSegment, geometry: Geometry) -> tuple[_Tables, Board]:
     """Cut the tables out of a segment."""
-    arrays, offset = [], 0
+    arrays = []
+    offset = 0
     for nbytes in _table_nbytes(geometry):
         arrays.append(segment.array(offset, nbytes))
         offset += _rounded(nbytes, _ALIGNMENT)
@@ -416,7 +423,9 @@ def _tables(segment: SharedSegment, geometry: Geometry) -> tuple[_Tables, Board]
 
 def _table_nbytes(geometry: Geometry) -> list[int]:
     """Return the size of each table: states, then words of ranks, of samples and of slots."""
-    ranks, samples, slots = geometry.ranks_per_node, geometry.n_samples, geometry.n_slots
+    ranks = geometry.ranks_per_node
+    samples = geometry.n_samples
+    slots = geometry.n_slots
     return [slots, *(8 * count for count in (*[ranks] * 3, *[samples] * 3, *[slots] * 2))]
 
 

@@ -103,9 +103,12 @@ class PeerServer(AbstractContextManager["PeerServer"]):
     def __init__(
         self, store: MemoryStore, *, host: str, key: bytes, timeout_s: float = 10.0, most_connections: int = 1024
     ) -> None:
-        self._store, self._key, self._timeout_s = store, key, timeout_s
+        self._store = store
+        self._key = key
+        self._timeout_s = timeout_s
         self._most_connections = most_connections
-        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
         self._connections: dict[threading.Thread, socket.socket] = {}
         try:
             self._listener = socket.create_server((host, 0), backlog=512)
@@ -175,7 +178,8 @@ class PeerServer(AbstractContextManager["PeerServer"]):
 
     def _find(self, wants: Sequence[Want], wait_s: float) -> list[Loan | None]:
         """Wait for all that may still come, then look."""
-        store, end_s = self._store, time.monotonic() + wait_s
+        store = self._store
+        end_s = time.monotonic() + wait_s
         ours = [0 <= want.sample < store.geometry.n_samples for want in wants]
         for want, is_ours in zip(wants, ours, strict=True):
             if is_ours and want.number >= 0 and 0 <= want.local_rank < store.geometry.ranks_per_node:
@@ -206,8 +210,12 @@ class PeerClient(AbstractContextManager["PeerClient"]):
         retry_s: float = 5.0,
         n_connections: int = MOST_CONNECTIONS,
     ) -> None:
-        self._key, self._sample_nbytes, self._address_of = key, sample_nbytes, address_of
-        self._timeout_s, self._retry_s, self._n_connections = timeout_s, retry_s, n_connections
+        self._key = key
+        self._sample_nbytes = sample_nbytes
+        self._address_of = address_of
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+        self._n_connections = n_connections
         self._lock = threading.Lock()
         self._pools: dict[int, _Pool] = {}
         self._open: set[socket.socket] = set()

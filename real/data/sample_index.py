@@ -99,7 +99,8 @@ def check_labels(index: SampleIndex, n_classes: int, url: str) -> None:
     Raises:
         ScenarioError: A label is another one.
     """
-    least, most = int(index.labels.min()), int(index.labels.max())
+    least = int(index.labels.min())
+    most = int(index.labels.max())
     if least < 0:
         raise ScenarioError(f"{url}: label {least} is below 0; number the classes from 0: make a new index")
     if most >= n_classes:

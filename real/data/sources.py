@@ -167,6 +167,8 @@ def decode_image(data: bytes, out: NDArray[np.uint8], name: str) -> None:
 def _centre(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[float, float, float, float]:
     """Return the largest box of the wanted proportions in the middle of an image: left, upper, right, lower."""
     scale = min(size[0] / wanted[0], size[1] / wanted[1])
-    width, height = min(scale * wanted[0], size[0]), min(scale * wanted[1], size[1])
-    left, upper = (size[0] - width) / 2, (size[1] - height) / 2
+    width = min(scale * wanted[0], size[0])
+    height = min(scale * wanted[1], size[1])
+    left = (size[0] - width) / 2
+    upper = (size[1] - height) / 2
     return left, upper, min(left + width, size[0]), min(upper + height, size[1])

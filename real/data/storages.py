@@ -31,8 +31,16 @@ PATIENCE_S = 5.0  # shorter outages pass without a word
 
 # Answers of a server or a kernel about a file, or about us: no outages, and the same again however often it is asked.
 _FINAL = {
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
-    *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTSUP, errno.ENOSYS),
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EINVAL,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTSUP,
+    errno.ENOSYS,
 }
 # Libraries raise these kinds without a number, too; and of a library, others are a mistake, no outage.
 _FINAL_KINDS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -64,8 +72,10 @@ class DataStorage:
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self.url = url
-        self._filesystem, self._root = filesystem, root.rstrip("/")
-        self._timeout_s, self._now = timeout_s, now
+        self._filesystem = filesystem
+        self._root = root.rstrip("/")
+        self._timeout_s = timeout_s
+        self._now = now
         self._stop = stop or threading.Event()
         self._sleep = sleep or self._stop.wait
 
@@ -89,7 +99,8 @@ class DataStorage:
             ScenarioError: The name leaves the folder.
         """
         refuse_name(name, self.url)
-        start_s, pause_s = self._now(), FIRST_PAUSE_S
+        start_s = self._now()
+        pause_s = FIRST_PAUSE_S
         while True:
             try:
                 return bytes(self._filesystem.cat_file(f"{self._root}/{name}"))

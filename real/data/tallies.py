@@ -20,8 +20,10 @@ from simdist.plan import LEVELS, Plan
 from simdist.traces.reads import Reads
 
 _N = len(LEVELS)
-_SAMPLES, _NBYTES = slice(0, _N), slice(_N, 2 * _N)
-_ELSEWHERE, _NOT_KEPT = 2 * _N, 2 * _N + 1
+_SAMPLES = slice(0, _N)
+_NBYTES = slice(_N, 2 * _N)
+_ELSEWHERE = 2 * _N
+_NOT_KEPT = 2 * _N + 1
 _N_COLUMNS = 2 * _N + 2
 
 
@@ -43,8 +45,10 @@ class Tally:
     def note(self, number: int, counts: LoadCounts) -> None:
         """Write down a load."""
         row = self.rows[number]
-        row[_SAMPLES], row[_NBYTES] = counts.n_samples, counts.nbytes
-        row[_ELSEWHERE], row[_NOT_KEPT] = counts.n_elsewhere, counts.n_not_kept
+        row[_SAMPLES] = counts.n_samples
+        row[_NBYTES] = counts.nbytes
+        row[_ELSEWHERE] = counts.n_elsewhere
+        row[_NOT_KEPT] = counts.n_not_kept
 
 
 def tally_path(parts: Path, rank: int) -> Path:

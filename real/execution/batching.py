@@ -144,7 +144,8 @@ def problem_at_once(
 
 def stack(made: Sequence[Made]) -> tuple[StackedModule, torch.optim.Optimizer]:
     """Return one module, and one optimizer of its parameters: that of rank 0. Modules are as large as before."""
-    modules, optimizer = [each[0] for each in made], made[0][1]
+    modules = [each[0] for each in made]
+    optimizer = made[0][1]
     module = StackedModule(modules)
     for place, *rows in zip(module.parameters(), *(each.parameters() for each in modules), strict=True):
         for group in optimizer.param_groups:

@@ -121,7 +121,9 @@ class Executor:
     ) -> None:
         self._plan = plan
         self._delays_s = {channel: array[0, :, rank].tolist() for channel, array in delays.items()}
-        self._world, self._program, self._memory = world, program, memory
+        self._world = world
+        self._program = program
+        self._memory = memory
         self._watch = watch
         self._errors: list[BaseException] = []  # of lanes, the first cause first
         self._submitted = -1
@@ -136,7 +138,8 @@ class Executor:
         self._pass: _Pass | None = None
         self._buckets: dict[tuple[int, int], tuple[ops.Backward, ...]] = {}  # by body and place of the first one
         self._enters = [ops.entering(body) for body in plan.bodies]
-        self._rank, self._late_step = rank, -1  # the last step that this rank sits out because it is late
+        self._rank = rank
+        self._late_step = -1  # the last step that this rank sits out because it is late
         self._recorder = recorder
         self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
@@ -234,7 +237,8 @@ class Executor:
 
     def _make_lanes(self, lanes: Lanes) -> dict[ops.Stream, Lane]:
         performed = self._execute, self._recorder, self._on_end
-        device, failed = self._device, self._check
+        device = self._device
+        failed = self._check
 
         def thread(stream: ops.Stream) -> ThreadLane:
             return ThreadLane(*performed, name=stream, device=device, failed=failed, on_error=self._errors.append)
@@ -312,7 +316,8 @@ class Executor:
 
     def _stream(self, index: int, later: Instance) -> ops.Stream:
         """Return the stream of an instance before another one."""
-        step, first = later.step, later.index - later.position
+        step = later.step
+        first = later.index - later.position
         if index < first:
             step = self._steps.step(index)
             first = self._steps.before(step)
@@ -327,7 +332,8 @@ class Executor:
         self._program.backward(buckets, self.bucket_complete)
 
     def _perform(self, instance: Instance) -> None:
-        op, step = instance.op, instance.step
+        op = instance.op
+        step = instance.step
         match op:
             case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
                 self._world.perform(op, self._memory)
@@ -362,7 +368,8 @@ class _Loads:
     """
 
     def __init__(self, plan: Plan, steps: StepIndex, first_step: int) -> None:
-        self._steps, self.first_step = steps, first_step
+        self._steps = steps
+        self.first_step = first_step
         self._places = [[at for at, op in enumerate(body) if isinstance(op, ops.Load)] for body in plan.bodies]
         self._loads = StepIndex(plan, [len(places) for places in self._places])
         while self.first_step and self._loads.before(self.first_step) > first_step:

@@ -20,8 +20,11 @@ NewEvent = Callable[[], torch.cuda.Event]
 _POLL_S = 50e-6  # how late a host may notice that an event has happened
 _RENEW_S = 1.0
 _DRIFT = 1e-4  # more than the clocks of a GPU and its host may differ in rate
-_PATIENCE_S, _N_MARKS = 1.0, 8
-_TRIAL_S, _N_TRIALS = 0.01, 30  # a GPU that was idle needs some tenths of a second to reach its clock
+_PATIENCE_S = 1.0
+_N_MARKS = 8
+# A GPU that was idle needs some tenths of a second to reach its clock.
+_TRIAL_S = 0.01
+_N_TRIALS = 30
 _SHORTEST_S = 1e-3  # of a spin from which to learn
 
 
@@ -92,7 +95,9 @@ class GpuClock:
     def __init__(
         self, stream: torch.cuda.Stream, *, new_event: NewEvent = timed_event, now: Callable[[], float] = now_s
     ) -> None:
-        self._stream, self._new_event, self._now = stream, new_event, now
+        self._stream = stream
+        self._new_event = new_event
+        self._now = now
         marks = [mark for mark in (self._take(_PATIENCE_S) for _ in range(_N_MARKS)) if mark]
         if not marks:
             raise RunError(f"the GPU has not got to an event on an empty stream for {_PATIENCE_S:g} s: see nvidia-smi")
@@ -146,7 +151,9 @@ class Spin:
             return
         self._learn()
         n_cycles = int(seconds * max(self._cycles_per_s))
-        stream, begin, end = torch.cuda.current_stream(self._device), timed_event(), timed_event()
+        stream = torch.cuda.current_stream(self._device)
+        begin = timed_event()
+        end = timed_event()
         begin.record(stream)
         torch.cuda._sleep(n_cycles)
         end.record(stream)

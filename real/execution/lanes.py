@@ -49,7 +49,9 @@ class Lane(abc.ABC):
     cuda_stream: torch.cuda.Stream | None = None  # that the lane enqueues on, if it does
 
     def __init__(self, perform: Perform, recorder: Recorder | None, on_end: OnEnd) -> None:
-        self._perform, self._recorder, self._on_end = perform, recorder, on_end
+        self._perform = perform
+        self._recorder = recorder
+        self._on_end = on_end
 
     @abc.abstractmethod
     def submit(self, instance: Instance) -> None:
@@ -116,10 +118,13 @@ class ThreadLane(Lane):
         on_error: Callable[[BaseException], None],
     ) -> None:
         super().__init__(perform, recorder, on_end)
-        self._device, self._failed, self._on_error = device, failed, on_error
+        self._device = device
+        self._failed = failed
+        self._on_error = on_error
         self._queue: queue.SimpleQueue[Instance | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
-        self._done, self._submitted = -1, -1
+        self._done = -1
+        self._submitted = -1
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -214,7 +219,9 @@ class CudaLane(Lane):
     ) -> None:
         super().__init__(perform, recorder, on_end)
         self.cuda_stream = self._stream = stream
-        self._clock, self._failed, self._new_event = clock, failed, new_event
+        self._clock = clock
+        self._failed = failed
+        self._new_event = new_event
         self._began: dict[int, tuple[Mark, torch.cuda.Event]] = {}
         self._ended: dict[int, torch.cuda.Event] = {}
         self._pending: deque[int] = deque()  # which have an event of their end, and no times yet

@@ -104,7 +104,8 @@ def perform(
     Raises:
         RunError: Something failed, here or elsewhere; the times of what was done stay in `parts`.
     """
-    place, guard = connection.place, connection.guard
+    place = connection.place
+    guard = connection.guard
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan))
     made = program(memory, guard.failed)
     meeting = f"{plan.name}: meeting before the first step"
@@ -159,7 +160,9 @@ class _ExplainedWorld:
     """Says of a collective that failed which one it was, and who is to blame."""
 
     def __init__(self, world: ProcessWorld, guard: Guard, name: str) -> None:
-        self._world, self._guard, self._name = world, guard, name
+        self._world = world
+        self._guard = guard
+        self._name = name
 
     def perform(self, op: Collective, memory: Memory) -> None:
         with self._explaining(op_text(op)):

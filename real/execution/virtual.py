@@ -205,7 +205,9 @@ def perform(
     Raises:
         RunError: It is not known who is late.
     """
-    ranks, late, index = _Ranks(programs, seed), late or {}, 0
+    ranks = _Ranks(programs, seed)
+    late = late or {}
+    index = 0
     if unknown := [row for row in drops_late(plan) if row not in late]:
         raise RunError(
             f"plan {plan.name} drops the late, and nothing says who is late at operation {unknown[0]}: give the `late` "

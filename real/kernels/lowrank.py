@@ -17,7 +17,8 @@ def orthonormalize(matrix: Tensor) -> None:
         matrix.copy_(torch.linalg.qr(matrix).Q)
         return
     for number in range(rank):
-        column, rest = matrix[:, number : number + 1], matrix[:, number + 1 :]
+        column = matrix[:, number : number + 1]
+        rest = matrix[:, number + 1 :]
         length = torch.linalg.vector_norm(column)
         unit = torch.arange(n, device=matrix.device).view(-1, 1) == number
         column.copy_(torch.where(length > 0, column / length, unit.to(matrix.dtype)))

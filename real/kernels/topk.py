@@ -131,7 +131,8 @@ def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Ten
     positions, magnitudes = _candidates(groups, k, scale, drawn)
     keys = heights(magnitudes, scale).int().add_(2**n_bisections)
     kth = _kth_largest(keys, k, n_bisections + 1)
-    certain, possible = positions[keys > kth], positions[keys == kth]
+    certain = positions[keys > kth]
+    possible = positions[keys == kth]
     n_missing = k - certain.numel()
     first = int(drawn * (possible.numel() - n_missing + 1))
     return torch.cat([certain, possible[first : first + n_missing]])

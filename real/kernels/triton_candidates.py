@@ -34,7 +34,8 @@ __all__ = ["tl", "triton"]
 WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
 
 _CHUNK = 1024  # candidates that a program looks at at once
-_MAX_DIGIT_BITS, _MIN_DIGIT_BITS = 8, 5  # more would take a histogram long; 32 cells are the fewest that it can count
+_MAX_DIGIT_BITS = 8  # more would take a histogram long
+_MIN_DIGIT_BITS = 5  # 32 cells are the fewest that it can count
 _SIZES = ("k", "span_size", "n_spans")  # no kernel of its own for a size that 16 divides, or for 1
 
 
@@ -125,14 +126,27 @@ def take_largest(candidates: Candidates, cut: Cut, k: int, drawn: Tensor, *, n_k
     n_above, n_within = (torch.empty(cut.n_spans, dtype=torch.int32, device=device) for _ in range(2))
     taken = torch.empty(k, dtype=torch.int32, device=device)
     digits = {"CELLS": 1 << bits, "BITS": bits, "N_DIGITS": n_digits, "CHUNK": _CHUNK} | NARROW
-    keys, positions, n_in_span = candidates.keys, candidates.positions, candidates.n_in_span
-    grid, span_size = (cut.n_spans,), cut.n_tiles * cut.tile
+    keys = candidates.keys
+    positions = candidates.positions
+    n_in_span = candidates.n_in_span
+    grid = (cut.n_spans,)
+    span_size = cut.n_tiles * cut.tile
     with torch.cuda.device_of(drawn):
         for digit in range(n_digits):
             _count_keys[grid](keys, n_in_span, counts, k, span_size, DIGIT=digit, **digits)
         _count_taken[grid](keys, n_in_span, counts, n_above, n_within, k, span_size, **digits)
         _write[grid](
-            *(keys, positions, n_in_span, counts, n_above, n_within, drawn, taken, k, span_size, cut.n_spans),
+            keys,
+            positions,
+            n_in_span,
+            counts,
+            n_above,
+            n_within,
+            drawn,
+            taken,
+            k,
+            span_size,
+            cut.n_spans,
             **(digits | {"MAX_SPANS": cut.max_spans}),
         )
     return taken

@@ -41,7 +41,15 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: com
             values, threshold, few.keys, few.positions, few.n_in_span, cut.count, cut.n_tiles, **tiles
         )
         _collect_all_if_few[(cut.n_spans,)](
-            *(values, few.n_in_span, few.keys, few.positions, enough.n_in_span, k, cut.count, cut.n_tiles, cut.n_spans),
+            values,
+            few.n_in_span,
+            few.keys,
+            few.positions,
+            enough.n_in_span,
+            k,
+            cut.count,
+            cut.n_tiles,
+            cut.n_spans,
             **(tiles | {"MAX_SPANS": cut.max_spans}),
         )
     return common.take_largest(enough, cut, k, drawn, n_key_bits=_KEY_BITS)

@@ -37,7 +37,8 @@ def mstopk(
         n_bisections: From 1 to 23.
         layout: How to cut the vector.
     """
-    values, device = values.contiguous(), values.device
+    device = values.device
+    values = values.contiguous()
     cut = common.Cut.of(values.numel(), layout)
     group = _group_size(k, cut)
     n_groups = common.ceil_div(cut.count, group)
@@ -48,19 +49,32 @@ def mstopk(
     counts = torch.zeros(_CELLS["CELLS"], dtype=torch.int32, device=device)
     candidates = common.Candidates.room(cut, device)
     whole = {"LARGEST": largest_magnitude(values.dtype), "GROUP": group, "ROWS": cut.tile // group} | common.WIDE
-    steps, grid = {"STEPS": 2**n_bisections}, (cut.n_spans,)
+    steps = {"STEPS": 2**n_bisections}
+    grid = (cut.n_spans,)
     with torch.cuda.device_of(values):
         _summarize[grid](values, maxima, span_sums, span_maxima, cut.count, cut.n_tiles, **whole)
         _scale[(1,)](
-            *(span_sums, span_maxima, scale, cut.count, cut.n_spans),
+            span_sums,
+            span_maxima,
+            scale,
+            cut.count,
+            cut.n_spans,
             **({"DENSEST": _DENSEST, "MAX_SPANS": cut.max_spans} | steps | common.NARROW),
         )
         _count_maxima[(common.ceil_div(n_groups, _CHUNK),)](
             maxima, scale, counts, n_groups, **({"CHUNK": _CHUNK} | _CELLS | common.WIDE)
         )
         _collect[grid](
-            *(values, maxima, scale, counts, candidates.keys, candidates.positions, candidates.n_in_span),
-            *(k, cut.count, cut.n_tiles),
+            values,
+            maxima,
+            scale,
+            counts,
+            candidates.keys,
+            candidates.positions,
+            candidates.n_in_span,
+            k,
+            cut.count,
+            cut.n_tiles,
             **(whole | steps | _CELLS),
         )
     return common.take_largest(candidates, cut, k, drawn, n_key_bits=n_bisections + 1)
@@ -156,8 +170,10 @@ def _collect(
     LARGEST: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     CELLS: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    mean, highest = tl.load(scale), tl.load(scale + 1)
-    up, down = tl.load(scale + 2), tl.load(scale + 3)
+    mean = tl.load(scale)
+    highest = tl.load(scale + 1)
+    up = tl.load(scale + 2)
+    down = tl.load(scale + 3)
     cell, _ = common.kth_cell(counts, k, CELLS)
     lowest = _level(_floor_of(cell, highest, CELLS, SHIFT), mean, up, down, STEPS)
     span = tl.program_id(0)

@@ -26,7 +26,9 @@ Samples = tuple[Tensor, Tensor]  # inputs and targets, the samples along the fir
 Source = Callable[[int, torch.dtype, torch.Generator], Samples]
 
 _POOL_NBYTES = 16 * 10**6  # large enough that small models do not learn it by heart, small beside any model on a GPU
-_STEP_STRIDE, _RANK_STRIDE = 104_729, 7_919  # primes: windows of different steps and of different ranks differ
+# Primes: windows of different steps and of different ranks differ.
+_STEP_STRIDE = 104_729
+_RANK_STRIDE = 7_919
 
 
 def vectors(*shape: int, n_classes: int) -> Source:
@@ -88,7 +90,8 @@ def windows(
 
 __all__ = ["TrainingJob", "build", "create", "names"]
 
-_LEARNING_RATE, _MOMENTUM = 0.01, 0.9
+_LEARNING_RATE = 0.01
+_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, slots=True)

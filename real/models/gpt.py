@@ -82,7 +82,8 @@ class Gpt(nn.Module):
 
     def __init__(self, *, n_tokens: int, length: int, width: int, n_layers: int, n_heads: int) -> None:
         super().__init__()
-        self.token, self.position = nn.Embedding(n_tokens, width), nn.Embedding(length, width)
+        self.token = nn.Embedding(n_tokens, width)
+        self.position = nn.Embedding(length, width)
         self.layers = nn.Sequential(*(_Layer(width, n_heads) for _ in range(n_layers)))
         self.norm = nn.LayerNorm(width)
         self.logits = MatrixProduct()

@@ -43,7 +43,8 @@ class TaskFunctions:
     """
 
     def __init__(self, name: str, seed: int) -> None:
-        self.name, self._seed = name, seed
+        self.name = name
+        self._seed = seed
         given = TASKS[name]() if name in TASKS else _of_file(name)
         for function in ("make", "loss", "batch", "evaluate"):
             if not callable(given.get(function)):
@@ -52,7 +53,8 @@ class TaskFunctions:
                     f"batch(step, rank) and evaluate(module)"
                 )
         self._make, self._batch = (_with_seed(given[function], seed) for function in ("make", "batch"))
-        self._loss, self._evaluate = given["loss"], given["evaluate"]
+        self._loss = given["loss"]
+        self._evaluate = given["evaluate"]
         self._metrics: set[str] = set()
         self.max_norm: float | None = given.get("max_norm")
         self.autocast: torch.dtype | None = given.get("autocast")
@@ -226,7 +228,8 @@ def _text() -> dict[str, Any]:
     def evaluate(module: nn.Module) -> dict[str, float]:
         inputs, targets = test
         logits = module(inputs)
-        is_equals, is_end = inputs == _CHARACTERS.index("="), inputs == _CHARACTERS.index(";")
+        is_equals = inputs == _CHARACTERS.index("=")
+        is_end = inputs == _CHARACTERS.index(";")
         is_answer = is_equals.cumsum(1) > is_end.cumsum(1)
         right = (logits.argmax(dim=2) == targets)[is_answer].float().mean()
         return {"accuracy": right.item(), "loss": cross_entropy(logits, targets).item()}

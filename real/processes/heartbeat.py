@@ -322,7 +322,8 @@ class Guard:
             beat = Heartbeat(**json.loads(text)) if text else None
             before = self._table.get(rank)
             if beat and (before is None or before.count < beat.count):  # an older one needs no secret to write it again
-                self._table[rank], self._quiet[rank] = beat, 0
+                self._table[rank] = beat
+                self._quiet[rank] = 0
             elif before:
                 self._quiet[rank] += counts
         self._missing = [rank for rank in self._missing if rank not in self._table]
@@ -372,7 +373,8 @@ class Guard:
 
     def _await_news(self) -> None:
         """Wait until a failure is known, or long enough to know that there is none."""
-        begin_s, self._seeks_cause = time.monotonic(), True
+        begin_s = time.monotonic()
+        self._seeks_cause = True
         while not self.failed.wait(0.05) and self._thread.is_alive():
             waited_s = time.monotonic() - begin_s
             doubtful = any(self._quiet[rank] > 3 and beat.state == "alive" for rank, beat in self._table.items())

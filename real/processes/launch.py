@@ -187,7 +187,8 @@ def connect_within(
     Raises:
         RunError: names the rank that did not come.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     per_node = int(environ.get("LOCAL_WORLD_SIZE", world_size))
     here = RankPlace(rank, world_size, rank % per_node, per_node)
     meeting = meet_within(here, environ, timeout_s)

@@ -107,7 +107,8 @@ def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> Store
     Raises:
         RunError: the store is not reached in time, the port is taken, or so is the seat.
     """
-    address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
+    address = environ["MASTER_ADDR"]
+    port = _port(environ["MASTER_PORT"])
     hosted_by = None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) else 0
     prefix = f"real/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     secret = hmac.digest(environ.get("SIMDIST_SECRET", "").encode(), prefix.encode(), "sha256")
@@ -124,7 +125,8 @@ def meet_within(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -
         RunError: rank 0 does not say where its store is, or that is not reached in time.
     """
     message = torch.zeros(_TOLD_NBYTES, dtype=torch.uint8)
-    server, sent = None, []
+    server = None
+    sent = []
     if here.rank == 0:
         local = environ.get("LOCAL_WORLD_SIZE") == str(here.world_size)
         addresses = [] if local else [environ.get("MASTER_ADDR", ""), socket.gethostname()]
@@ -156,7 +158,8 @@ def _reach(
     here: RankPlace, at: str, prefix: str, secret: bytes, *, hosted_by: int | None, timeout_s: float
 ) -> tuple[Store, SignedStore, SignedStore]:
     """Return a connection to the store, the same for what is signed, and one for the guard."""
-    me, who = _me(here), "torchrun" if hosted_by is None else f"rank {hosted_by}"
+    me = _me(here)
+    who = "torchrun" if hosted_by is None else f"rank {hosted_by}"
     silence = f"{me}: {who}, which hosts the store at {at}, does not answer within {timeout_s:g} s"
     advice = f"see that it runs, is reachable from here, and no other program has the port; {PORT_ADVICE}"
     address, _, port = at.rpartition(":")
@@ -184,7 +187,8 @@ def _serve(me: str, addresses: Sequence[str], port: int, timeout_s: float) -> TC
     try:
         listener = _listen(addresses, port)
         address, port = listener.getsockname()[:2]
-        limit, descriptor = timedelta(seconds=timeout_s), listener.detach()
+        limit = timedelta(seconds=timeout_s)
+        descriptor = listener.detach()
         return TCPStore(
             address, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=descriptor
         )

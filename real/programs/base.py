@@ -20,7 +20,8 @@ Computation: TypeAlias = ops.StageIn | ops.Copy | ops.Forward | ops.TrustRatios 
 
 # The means over the channels of ImageNet's mean and deviation, 0.485 0.456 0.406 and 0.229 0.224 0.225.
 # Source: https://pytorch.org/vision/stable/models.html, "Using the pre-trained models".
-_MEAN, _DEVIATION = 255 * 0.449, 255 * 0.226
+_MEAN = 255 * 0.449
+_DEVIATION = 255 * 0.226
 
 
 class Feed(abc.ABC):

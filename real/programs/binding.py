@@ -183,7 +183,9 @@ class GradientBuckets:
         """Take the hooks away: the model is as others are again, but for where its parameters lie."""
         for handle in self._handles:
             handle.remove()
-        self._missing, self._left, self._complete = {}, [], _nothing
+        self._missing = {}
+        self._left = []
+        self._complete = _nothing
 
     def expect(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
         """Prepare for a backward pass; see `real.programs.base.Program.backward`."""

@@ -61,9 +61,15 @@ class ModuleProgram(Program):
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
         self._shared = shared_update(plan, self._binding, optimizer, memory, rank)
         self._outer = Outer(plan, self._binding, memory, outer)
-        self._module, self._loss_of, self._optimizer = module, loss, optimizer
-        self._batch, self._memory, self._device = batch, memory, device
-        self._rank, self._autocast, self._write = rank, autocast, save
+        self._module = module
+        self._loss_of = loss
+        self._optimizer = optimizer
+        self._batch = batch
+        self._memory = memory
+        self._device = device
+        self._rank = rank
+        self._autocast = autocast
+        self._write = save
         self._feed = feed
         self._batches: dict[str, Sequence[Batch]] = {}  # those of the passes of a step
         self._saved_names = {
@@ -187,7 +193,8 @@ class ModuleProgram(Program):
             return
         content: dict[str, Any] = {"step": step, "model": {}}
         for name in op.srcs:
-            buffer, state = self._plan.buffer(name), self._states.get(name)
+            buffer = self._plan.buffer(name)
+            state = self._states.get(name)
             if isinstance(state, dict):
                 content |= state
             elif state is not None:
@@ -235,7 +242,10 @@ class LoopProgram(Program):
     """
 
     def __init__(self, memory: Memory, rating: Rating, outer: Outer, rank: int) -> None:
-        self._memory, self._rating, self._outer, self._rank = memory, rating, outer, rank
+        self._memory = memory
+        self._rating = rating
+        self._outer = outer
+        self._rank = rank
 
     def load(self, op: ops.Load, number: int) -> None:
         """Do nothing: the loop has its own data."""

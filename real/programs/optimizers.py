@@ -188,7 +188,9 @@ class Rating:
     def __init__(
         self, plan: Plan, binding: Binding, optimizer: torch.optim.Optimizer, memory: Memory, rank: int
     ) -> None:
-        self._binding, self._memory, self._rank = binding, memory, rank
+        self._binding = binding
+        self._memory = memory
+        self._rank = rank
         self._lars = optimizer if isinstance(optimizer, Lars) else None
         updates = [op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.optimizer == "inner"]
         if self._lars is None and takes_ratios(plan):

@@ -20,7 +20,8 @@ from simdist.plan import Backward, Optimize, Plan
 
 _TRIED = (4, 6)  # shape of what an optimizer is tried on, and the first elements of it that are a slice
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-_TRIED_SLICE, _TRIED_STEPS = 11, 3
+_TRIED_SLICE = 11
+_TRIED_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,9 @@ class SharedUpdate:
     ) -> None:
         if problem := problem_of(optimizer):
             raise UnsupportedError(f"plan {plan.name} shares updates: {type(optimizer).__name__} {problem}")
-        self._optimizer, self._binding, self._memory = optimizer, binding, memory
+        self._optimizer = optimizer
+        self._binding = binding
+        self._memory = memory
         self._member = rank // update.shared_by.stride % update.shared_by.size
         self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and where they go
         self._pieces: dict[nn.Parameter, _Piece] = {}
@@ -192,7 +195,8 @@ class SharedUpdate:
         self._whole.append((self._memory.dense(name)[first : first + updated.numel()], updated))
         offset = -first
         for parameter in self._binding.parameters_of(plan.buffer(name)):
-            begin, end = max(offset, 0), min(offset + parameter.numel(), updated.numel())
+            begin = max(offset, 0)
+            end = min(offset + parameter.numel(), updated.numel())
             if begin < end:
                 self._pieces[parameter] = _Piece(updated[begin:end], begin - offset, number, slice(begin, end))
             offset += parameter.numel()
@@ -228,7 +232,8 @@ def problem_of(optimizer: torch.optim.Optimizer) -> str:
     for number, group in enumerate(optimizer.param_groups):
         try:
             whole = _stepped(optimizer, group, [matrix], [[slope] for slope in slopes])
-            flat, cut = matrix.flatten(), [_TRIED_SLICE, matrix.numel() - _TRIED_SLICE]
+            flat = matrix.flatten()
+            cut = [_TRIED_SLICE, matrix.numel() - _TRIED_SLICE]
             pieces = _stepped(optimizer, group, flat.split(cut), [each.flatten().split(cut) for each in slopes])
         except Exception as error:  # whatever it demands of its parameters
             return f"updates no slices of parameters ({type(error).__name__}: {error}); take SGD, Adam or AdamW"

@@ -51,7 +51,8 @@ def compare(*, clock: Clock = now_s, machine: str | None = None, group: dist.Pro
         machine: The same for ranks that read the same clock; None finds out.
         group: Of all ranks, and able to move tensors of the host.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     machines = gather_texts(machine or boot_id() or f"rank {rank}", group=group)
     result = torch.zeros(2, world_size, dtype=torch.float64)
     for other in range(1, world_size):

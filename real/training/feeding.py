@@ -43,7 +43,8 @@ def open_batches(
         raise ScenarioError(
             f"plan {plan.name} loads {n_loads} batches in {plan.n_steps} steps; a loop takes one a step"
         )
-    stop, tally = threading.Event(), Tally(n_loads)
+    stop = threading.Event()
+    tally = Tally(n_loads)
     options = DataOptions(url, cache, cold=False, timeout_s=timeout_s)
     with ExitStack() as stack:
         source = stack.enter_context(
@@ -70,8 +71,11 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
         stop: threading.Event,
         opened: ExitStack,
     ) -> None:
-        self._source, self._device, self._guard = source, connection.device, connection.guard
-        self._stop, self._opened = stop, opened
+        self._source = source
+        self._device = connection.device
+        self._guard = connection.guard
+        self._stop = stop
+        self._opened = opened
         self._numbers = iter(range(first_step, plan.n_steps))
         self._stages = any(isinstance(op, StageIn) for body in plan.bodies for op in body)
         self._empty: queue.SimpleQueue[tuple[Tensor, Tensor]] = queue.SimpleQueue()

@@ -69,11 +69,14 @@ class Hooks:
     def __init__(self, plan: Plan, module: nn.Module, optimizer: torch.optim.Optimizer, memory: Memory) -> None:
         self.step = 0
         self._before_step: Callable[[], object] | None = None
-        self._plan, self._module, self._optimizer = plan, module, optimizer
+        self._plan = plan
+        self._module = module
+        self._optimizer = optimizer
         self._at = _At.BEGIN
         self.accumulate = self._awaits_end = False
         self._n_passes = self._n_left = n_passes(plan)
-        self._n_left_out, self._last_left_out = 0, -1
+        self._n_left_out = 0
+        self._last_left_out = -1
         self._overflows: Tensor | float = 0.0
         carried = (name for name in carried_buffers(plan) if name in memory)
         self._carried = [tensor for name in carried for tensor in memory.tensors(name)]
@@ -108,8 +111,13 @@ class Hooks:
             first_step: Where both begin.
             after_step: Called at the end of each step.
         """
-        self._executor, self._binding, self._rating, self._guard = executor, binding, rating, guard
-        self._shared, self.step, self._after_step = shared, first_step, after_step
+        self._executor = executor
+        self._binding = binding
+        self._rating = rating
+        self._guard = guard
+        self._shared = shared
+        self.step = first_step
+        self._after_step = after_step
         self._anchor = self._trained[0], self._trained[0].data_ptr()
         torch.compiler.reset()  # a model that was compiled and called before would not look for new hooks
         self._handles += [
@@ -127,7 +135,8 @@ class Hooks:
     def settle(self) -> None:
         """End a step whose update was left out, as a gradient scaler does when gradients have overflowed."""
         if self._at is _At.UPDATE:
-            self._n_left_out, self._last_left_out = self._n_left_out + 1, self.step
+            self._n_left_out = self._n_left_out + 1
+            self._last_left_out = self.step
             if self._shared:
                 self._shared.keep()
             self._end_step(updated=False)
@@ -328,7 +337,8 @@ class Hooks:
                     kept.nan_to_num_(0.0, 0.0, 0.0)
         self._first = None
         self.step += 1
-        self._at, self._n_left = _At.BEGIN, self._n_passes
+        self._at = _At.BEGIN
+        self._n_left = self._n_passes
         self._after_step()
 
     def _reach(self, kind: type[ops.Forward] | type[ops.Backward] | type[ops.Optimize]) -> Instance:
@@ -358,7 +368,8 @@ class Hooks:
 
         Since the last update, or where that was left out since the pass, only autograd has written to it.
         """
-        gradient, (kept, version) = parameter.grad, self._kept
+        gradient = parameter.grad
+        kept, version = self._kept
         if gradient is not None and kept and kept() is gradient and gradient._version == version + 1:
             raise self._refusal(
                 "gradients of the step before are still there, so they would be added up; call "

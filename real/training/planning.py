@@ -144,7 +144,8 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
         )
     elif (path := Path(schedule)).is_dir():
         run = run_directory.read(path)
-        plan, delays = run.plan, run.delays if delays is None else delays
+        plan = run.plan
+        delays = run.delays if delays is None else delays
     else:
         plan = load(path)
         check(plan)
@@ -201,7 +202,8 @@ def _rows(parameter: nn.Parameter) -> int:
 
 def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:
     """Yield what is in vain, or leaves ranks apart."""
-    cycle, n_steps = schedule.cycle(job), wanted.n_steps
+    cycle = schedule.cycle(job)
+    n_steps = wanted.n_steps
     if wanted.optimizer is not None:
         yield from _left_out(wanted.module, wanted.optimizer)
     if n_steps is not None:

@@ -107,7 +107,8 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
 @contextmanager
 def _naming_who_failed(connection: Connection) -> Iterator[None]:
     """Name the rank that failed first, where this one fails because of it; or else stands still in its collectives."""
-    guard, over = connection.guard, threading.Event()
+    guard = connection.guard
+    over = threading.Event()
 
     def end_if_held_up() -> None:
         while not over.wait(_LOOK_S):

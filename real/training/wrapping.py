@@ -134,7 +134,8 @@ def wrap(
         connection.agree(
             "first_step, checkpoint and trace", f"{first_step} {every if checkpoint else 'no'} {bool(trace)}"
         )
-        names, in_place = Binding.buffers_of(plan, in_loop=True), buffers_in_place(plan)
+        names = Binding.buffers_of(plan, in_loop=True)
+        in_place = buffers_in_place(plan)
         memory = Memory(plan, device, names, scratch_nbytes=scratch_nbytes(plan), in_place=in_place)
         hooks = Hooks(plan, module, optimizer, memory)
         stack.callback(hooks.release)
@@ -209,11 +210,19 @@ class Worker(nn.Module):
     ) -> None:
         super().__init__()
         self.module = averaging.module
-        self.rank, self.world_size, self.device = connection.place.rank, connection.place.world_size, connection.device
-        self.plan, self.n_steps = plan, None if plan.n_steps == ENDLESS_STEPS else plan.n_steps
-        self._connection, self._hooks, self._executor = connection, hooks, executor
-        self._resuming, self._tracing, self._until_closed = resuming, tracing, until_closed
-        self._averaging, self._concluded = averaging, resuming.first_step
+        self.rank = connection.place.rank
+        self.world_size = connection.place.world_size
+        self.device = connection.device
+        self.plan = plan
+        self.n_steps = None if plan.n_steps == ENDLESS_STEPS else plan.n_steps
+        self._connection = connection
+        self._hooks = hooks
+        self._executor = executor
+        self._resuming = resuming
+        self._tracing = tracing
+        self._until_closed = until_closed
+        self._averaging = averaging
+        self._concluded = resuming.first_step
         self._iterating = self._ended = self._closed = self._told = False
         self._reads = not any(isinstance(op, Load) for body in plan.bodies for op in body)  # as the plan says, or not
         self._join_group: dist.ProcessGroup | None = None
@@ -314,7 +323,8 @@ class Worker(nn.Module):
         The pass after them belongs to the plan, and exchanges their sum. Both the forward and the backward pass of a
         micro-batch belong inside.
         """
-        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
         try:
             yield
         finally:
@@ -338,7 +348,9 @@ class Worker(nn.Module):
             raise RunError(f"worker.join(): ranks of {self.plan.name} sit steps out; give all of them enough data")
         if self._join_group is None:
             self._join_group = patient_group(self._connection)
-        group, last, active = self._join_group, 0, True
+        group = self._join_group
+        last = 0
+        active = True
 
         def meet() -> bool:
             nonlocal last
@@ -460,7 +472,8 @@ class Worker(nn.Module):
 
     def _conclude(self, *, at_end: bool = False) -> None:
         """Do what comes after the last step that was done; at the end of the loop, average, both once."""
-        is_new, self._concluded = self.step > self._concluded, self.step
+        is_new = self.step > self._concluded
+        self._concluded = self.step
         is_last = self.step == self.plan.n_steps or (at_end and self.n_steps is None)
         ends = meets = (at_end or is_last) and not self._ended
         if ends:
@@ -532,7 +545,9 @@ def _tracing(plan: Plan, connection: Connection, path: Path) -> Iterator["_Traci
 
     Of a run that fails, `NAME.partial.npz` has them; of one that is killed, after the next start.
     """
-    parts, partial, rank = path.with_suffix(".parts"), path.with_suffix(".partial.npz"), connection.place.rank
+    parts = path.with_suffix(".parts")
+    partial = path.with_suffix(".partial.npz")
+    rank = connection.place.rank
 
     def keep() -> str:
         found = salvage(parts, plan)
@@ -580,7 +595,10 @@ class _Tracing:
     """Notes times, and brings them together at the end."""
 
     def __init__(self, plan: Plan, connection: Connection, path: Path, parts: Path, recorder: Recorder) -> None:
-        self._plan, self._connection, self._path, self.recorder = plan, connection, path, recorder
+        self._plan = plan
+        self._connection = connection
+        self._path = path
+        self.recorder = recorder
         self._at_start = compare(group=connection.group)
         self.start_s = common_start_s(self._at_start, group=connection.group)
         with suppress(OSError):
@@ -667,7 +685,9 @@ class _Resuming:
         every: int,
         until_closed: ExitStack,
     ) -> None:
-        self._state, self._connection, self._every = state, connection, every
+        self._state = state
+        self._connection = connection
+        self._every = every
         self.first_step = first_step
         self._random: Tensor | None = None
         self._checkpoints: Checkpoints | None = None
@@ -730,7 +750,8 @@ class _Resuming:
         if resumed:
             for section in SECTIONS:
                 self._state.restore(section, resumed.sections[section])
-            self.first_step, self._random = resumed.step, resumed.sections["random"]
+            self.first_step = resumed.step
+            self._random = resumed.sections["random"]
             return
         self.take_over(0, self._connection.group)
 

@@ -114,16 +114,20 @@ def _least(keys: np.random.PCG64, n: int, n_least: int) -> NDArray[np.int64]:
 
     numpy keeps the raw numbers of its generators stable, but not those of its `permutation`.
     """
-    held, places = np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
+    held = np.empty(0, dtype=np.uint64)
+    places = np.empty(0, dtype=np.int64)
     most = np.uint64(2**64 - 1)
     n_at_once = max(_N_KEYS, n_least)  # more than are read, so that the time goes with n
     for first in range(0, n, n_at_once):
         drawn = keys.random_raw(min(n_at_once, n - first))
         may_be = np.flatnonzero(drawn <= most)
-        held, places = np.concatenate([held, drawn[may_be]]), np.concatenate([places, first + may_be])
+        held = np.concatenate([held, drawn[may_be]])
+        places = np.concatenate([places, first + may_be])
         if len(held) > n_least:
             most = np.partition(held, n_least - 1)[n_least - 1]
-            held, places = held[held <= most], places[held <= most]
+            fits = held <= most
+            held = held[fits]
+            places = places[fits]
     return places[np.argsort(held, kind="stable")[:n_least]]
 
 
@@ -166,7 +170,9 @@ class EvictingCaches:
 
     def _read_batch(self, op: Load, epoch: int, number: int, samples: NDArray[np.int64]) -> BatchReads:
         order = [LEVELS.index(name) for name in op.read]
-        sees_memory, to_memory, to_disk = {MEMORY, PEER} & {*order}, "memory" in op.keep, "disk" in op.keep
+        sees_memory = {MEMORY, PEER} & {*order}
+        to_memory = "memory" in op.keep
+        to_disk = "disk" in op.keep
         rows: list[tuple[int, int, bool, bool]] = []
         evicted_memory: _Evicted = []
         evicted_disk: _Evicted = []
@@ -274,7 +280,8 @@ class KeepingCaches:
 
     def __init__(self, dataset: Dataset, world_size: int, keep: AbstractSet[Level]) -> None:
         n_nodes = world_size // dataset.ranks_per_node
-        self._dataset, self._keep = dataset, keep
+        self._dataset = dataset
+        self._keep = keep
         self._file_nbytes = dataset.files_nbytes()
         self._on_disk = _noted(np.False_, (n_nodes, dataset.n_samples), for_each="disk" in keep)
         self._disk_room_nbytes = _room_nbytes(dataset.disk_nbytes, n_nodes)
@@ -298,7 +305,8 @@ class KeepingCaches:
         """Look up the samples `[n_loads, world_size, batch_size]` of loads that follow one another in an epoch."""
         ranks = np.arange(samples.shape[1]) // self._dataset.ranks_per_node
         node = np.broadcast_to(ranks[:, None], samples.shape)
-        held_by, on_disk = self._owner[samples], self._on_disk[node, samples]
+        held_by = self._owner[samples]
+        on_disk = self._on_disk[node, samples]
         found = {"memory": held_by == node, "peer": (held_by != node) & (held_by != NOWHERE), "disk": on_disk}
         level = np.full(samples.shape, STORAGE, dtype=np.uint8)
         for name in reversed(op.read[:-1]):  # the last is storage
@@ -331,7 +339,9 @@ def _kept(wanted: NDArray[np.bool_], sizes: NDArray[np.int64], room_nbytes: NDAr
     """Return which of the wanted `[n_loads, world_size, batch_size]` their nodes keep, and take them off the room."""
     kept = np.zeros(wanted.shape, dtype=bool)
     by_node = len(wanted), len(room_nbytes), -1
-    sizes_by_node, wanted_by_node, kept_by_node = sizes.reshape(by_node), wanted.reshape(by_node), kept.reshape(by_node)
+    sizes_by_node = sizes.reshape(by_node)
+    wanted_by_node = wanted.reshape(by_node)
+    kept_by_node = kept.reshape(by_node)
     for node in range(len(room_nbytes)):
         loads, places = np.nonzero(wanted_by_node[:, node])
         nbytes = sizes_by_node[loads, node, places]

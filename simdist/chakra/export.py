@@ -82,7 +82,8 @@ class ProcessGroups:
     def of(cls, plan: Plan) -> "ProcessGroups":
         """Return the groups of a plan, in the order in which its bodies use them."""
         used = dict.fromkeys(op.group for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
-        first, number = {}, 1
+        first = {}
+        number = 1
         for group in used:
             if 1 < group.size < plan.world_size:
                 first[group] = number
@@ -230,9 +231,11 @@ class Export:
         seconds_of = {
             op: 0.0 if isinstance(cost, Varying) else alone_s(cost, rank) for op, cost in self.costs.of.items()
         }
-        order, loads_s = _Order(), iter(self._loads_s)
+        order = _Order()
+        loads_s = iter(self._loads_s)
         for instance in takewhile(lambda each: each.step < self.n_steps, walk(self.plan)):
-            op, seconds = instance.op, seconds_of[instance.op]
+            op = instance.op
+            seconds = seconds_of[instance.op]
             if isinstance(op, ops.Delay):
                 seconds = float(self.delays[op.channel][0, instance.step, rank])
             elif isinstance(op, ops.Load) and (load_s := next(loads_s)) is not None:

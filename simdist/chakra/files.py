@@ -66,8 +66,21 @@ class CollectiveType(IntEnum):
 
 _PACKAGE = "ChakraProtoMsg"
 _SCALARS = (
-    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
-    *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes"),
+    "double",
+    "float",
+    "int32",
+    "int64",
+    "uint32",
+    "uint64",
+    "sint32",
+    "sint64",
+    "fixed32",
+    "fixed64",
+    "sfixed32",
+    "sfixed64",
+    "bool",
+    "string",
+    "bytes",
 )
 _VALUES = tuple(field for kind in _SCALARS for field in (f"{kind} {kind}_val", f"{kind}_values {kind}_list"))
 
@@ -78,8 +91,15 @@ SCHEMA: dict[str, tuple[str, ...]] = {
     "IOInfo": ("string values", "string shapes", "string types"),
     "GlobalMetadata": ("string version", "AttributeProto* attr"),
     "Node": (
-        *("uint64 id", "string name", "int32 type", "uint64* ctrl_deps", "uint64* data_deps"),
-        *("uint64 start_time_micros", "uint64 duration_micros", "IOInfo inputs", "IOInfo outputs"),
+        "uint64 id",
+        "string name",
+        "int32 type",
+        "uint64* ctrl_deps",
+        "uint64* data_deps",
+        "uint64 start_time_micros",
+        "uint64 duration_micros",
+        "IOInfo inputs",
+        "IOInfo outputs",
         "AttributeProto* attr",
     ),
 }
@@ -116,7 +136,8 @@ def message_classes() -> MessageClasses:
             if kind in _SCALARS:
                 field.type = kinds.Type.Value(f"TYPE_{kind.upper()}")
             else:
-                field.type, field.type_name = kinds.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+                field.type = kinds.TYPE_MESSAGE
+                field.type_name = f".{_PACKAGE}.{kind}"
             if name.endswith(("_val", "_list")):
                 field.oneof_index = 0
     next(each for each in file.message_type if each.name == "AttributeProto").oneof_decl.add(name="value")
@@ -198,7 +219,8 @@ def _next(path: Path, file: BufferedReader | gzip.GzipFile, kind: "type[Message]
     try:
         message = parse_length_prefixed(kind, file)
     except (DecodeError, ValueError, OverflowError, MemoryError):
-        message, is_whole = None, False
+        message = None
+        is_whole = False
     else:  # a field of another type than the schema's is damage; one that the schema does not have is skipped
         fields = UnknownFieldSet(message) if message is not None else ()
         is_whole = not any(each.field_number in kind.DESCRIPTOR.fields_by_number for each in fields)

@@ -127,7 +127,8 @@ class _JobBuilder:
         rule = "in data-parallel training all ranks reduce the same"
         for number, (call, first) in enumerate(zip(calls, self._calls, strict=False)):
             if call.nbytes != first.nbytes:
-                ours, theirs = f"of {call.nbytes:,} bytes", f"that of {first.node} is of {first.nbytes:,}"
+                ours = f"of {call.nbytes:,} bytes"
+                theirs = f"that of {first.node} is of {first.nbytes:,}"
                 raise UnsupportedError(f"{call.node} is all-reduce {number} of its rank, {ours}; {theirs}: {rule}")
         if len(calls) != len(self._calls):
             theirs = f"{self._calls[0].node.partition(': node')[0]} has {len(self._calls)}"

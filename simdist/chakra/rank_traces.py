@@ -181,7 +181,9 @@ class _Reader:
 
     def _add_collective(self, node: "Message") -> None:
         self._n_communications += 1
-        kind, nbytes, group = find(node, "comm_type"), find(node, "comm_size"), find(node, "pg_name")
+        kind = find(node, "comm_type")
+        nbytes = find(node, "comm_size")
+        group = find(node, "pg_name")
         if kind in _LEFT_OUT:
             self.left_out["broadcasts and barriers"] += 1
             return
@@ -240,7 +242,8 @@ class _Reader:
 
     def _phase(self, host: int | None) -> TrainingPhase | None:
         """Return the phase that the name of a host operation tells, or else of the nearest that it was called from."""
-        phase, passed = None, set()
+        phase = None
+        passed = set()
         while host is not None and host not in passed and phase is None:  # converters write some as their own callers
             passed.add(host)
             phase, deps = self._hosts[host]
@@ -383,7 +386,8 @@ def _by_mark(rank_trace: RankTrace) -> list[list[RankEvent]]:
 def _by_rhythm(events: Sequence[RankEvent], rhythm: Rhythm) -> list[list[RankEvent]]:
     """Cut events between the last all-reduce of each step and the first of the next."""
     calls = [place for place, event in enumerate(events) if isinstance(event, AllReduceCall)][rhythm.n_skipped :]
-    firsts, lasts = calls[:: rhythm.n_calls], calls[rhythm.n_calls - 1 :: rhythm.n_calls]
+    firsts = calls[:: rhythm.n_calls]
+    lasts = calls[rhythm.n_calls - 1 :: rhythm.n_calls]
     optimize_s = _seconds(events[lasts[-1] + 1 :])
     before = [place for place in range(firsts[0]) if isinstance(events[place], AllReduceCall)]
     begin = before[-1] + 1 + _border(events[before[-1] + 1 : firsts[0]], optimize_s) if before else 0
@@ -410,8 +414,11 @@ def _seconds(events: Sequence[RankEvent]) -> float:
 def _step(events: Sequence[RankEvent]) -> Step:
     """Add up a step. The forward pass ends where the first work is that is known to be of the backward pass."""
     nbytes = tuple(event.nbytes for event in events if isinstance(event, AllReduceCall))
-    buckets_s, forward_s, optimize_s = [0.0] * len(nbytes), 0.0, 0.0
-    n_calls, is_backward = 0, False
+    buckets_s = [0.0] * len(nbytes)
+    forward_s = 0.0
+    optimize_s = 0.0
+    n_calls = 0
+    is_backward = False
     for event in events:
         if isinstance(event, AllReduceCall):
             n_calls += 1

@@ -31,14 +31,16 @@ def _export(
     session: common.Session, name: str, *, output: Path, schedule: str | None, n_steps: int | None, force: bool
 ) -> None:
     """Write a plan as one execution trace per rank, all its steps unrolled."""
-    documents, texts = [], []
+    documents = []
+    texts = []
     told: Scenario | None = None
     with session.bar() as bar:
         for planned in inputs.planned(session, name, schedule):
             if planned.scenario is not told:
                 _tell_draw(session, planned.scenario)
             told = planned.scenario
-            label, plan = planned.schedule.name, planned.plan
+            label = planned.schedule.name
+            plan = planned.plan
             n_taken = _n_steps(name, n_steps, plan.n_steps)
             export = Export(plan, planned.costs, planned.scenario.workload, planned.drawn_delays(), n_taken)
             if not force:

@@ -20,10 +20,13 @@ def _in(unit: float, spec: str) -> Callable[[float], str]:
 
 
 _COLUMNS = (
-    *(Column("operation", "op"), Column("group"), Column("algorithm")),
+    Column("operation", "op"),
+    Column("group"),
+    Column("algorithm"),
     Column("size (B)", "nbytes", form=count),
     Column("count", form=count),
-    *(Column("type"), Column("trace")),
+    Column("type"),
+    Column("trace"),
     Column("calls", form=count),
     Column("time (us)", "time_s", form=_in(1e-6, ".1f")),
     Column("algbw (GB/s)", "algbw_Bps", form=_in(1e9, ".2f")),

@@ -25,6 +25,7 @@ from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.scenario.unused_settings import unstated
 from simdist.settings.units import format_seconds, format_share
+from simdist.settings.words import plural
 from simdist.studies.comparison import (
     Row,
     ScheduleTimes,
@@ -36,9 +37,11 @@ from simdist.studies.comparison import (
 )
 
 _WIDTH = 120  # of sentences
-_BEFORE, _AFTER = (Column("schedule"),), (*STATES, Column("engine"))
+_BEFORE = (Column("schedule"),)
+_AFTER = (*STATES, Column("engine"))
 _EPOCH_COLUMNS = (
-    *(Column("schedule"), Column("epoch")),
+    Column("schedule"),
+    Column("epoch"),
     Column("time", "seconds", form=seconds),
     Column("speed-up", "speedup", form=factor),
     *(Column(name, form=format_share) for name in ("stalled", *LEVELS)),
@@ -119,9 +122,11 @@ def command(
 
 
 def _title(scenario: Scenario, baseline: str, n_seeds: int, *, has_ranges: bool) -> str:
-    counts = f"{scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} seed{'s' * (n_seeds > 1)}"
-    sure = "in brackets: 95 % intervals" if has_ranges else "95 % confidence" * (n_seeds > 1)
-    return f"{scenario.name}: {counts}; speed-up over {baseline}{', ' * bool(sure)}{sure}"
+    counts = f"{scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} {plural(n_seeds, 'seed')}"
+    title = f"{scenario.name}: {counts}; speed-up over {baseline}"
+    if has_ranges:
+        return f"{title}, in brackets: 95 % intervals"
+    return f"{title}, 95 % confidence" if n_seeds > 1 else title
 
 
 def _epoch_records(rows: Sequence[Row], base: Row) -> Iterator[dict[str, object]]:

@@ -16,6 +16,7 @@ from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.scenario.cluster import Storage
 from simdist.settings.units import format_Bps, format_error, format_nbytes, format_share
+from simdist.settings.words import plural
 from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, Loading, compare_loading, find_epochs
 from simdist.studies.limits import LIMITS, EpochLimits, epoch_limits
@@ -180,7 +181,9 @@ def _limits_record(each: EpochLimits) -> _Record:
 def _text(
     source: inputs.PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None
 ) -> str:
-    plan, simulated, measured = source.plan, loading.simulated, loading.measured
+    plan = source.plan
+    simulated = loading.simulated
+    measured = loading.measured
     assert plan.dataset is not None
     per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
     sources = simulated.source + (f"; measured: {measured.source}" if measured else "")
@@ -192,7 +195,8 @@ def _text(
 
 def loading_text(loading: Loading) -> str:
     """Return the epochs of a simulation, beside those of the measurement if there was one."""
-    simulated, measured = loading.simulated, loading.measured
+    simulated = loading.simulated
+    measured = loading.measured
     if measured is None:
         records = [_GAP if each is None else _epoch_record(each) for each in shown_epochs(simulated.epochs)]
         title = "stall: for want of a batch, of the slowest rank; samples (bytes) by level"
@@ -224,7 +228,7 @@ def _sentences(found: Epochs) -> Iterator[str]:
 
 
 def _numbers(epochs: Sequence[int]) -> str:
-    return f"epoch{'s' * (len(epochs) > 1)} {listed(epochs)}"
+    return f"{plural(len(epochs), 'epoch')} {listed(epochs)}"
 
 
 def _limits_text(least: Sequence[EpochLimits], simulated: Epochs, storage: Storage | None) -> str:

@@ -27,6 +27,7 @@ from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.scenario import Link, Tensor, load_workload
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
+from simdist.settings.words import plural
 from simdist.traces.collectives import bus_factor
 
 _TOLD = 10  # stragglers
@@ -166,7 +167,8 @@ def _tensors(name: str) -> tuple[Tensor, ...]:
 
 def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, object]:
     """Return what was found as JSON has it."""
-    proof, of_base = imported.proof, ("input_s", "forward_s", "host_s", "backward_s", "buckets_s", "optimize_s")
+    proof = imported.proof
+    of_base = ("input_s", "forward_s", "host_s", "backward_s", "buckets_s", "optimize_s")
     return {
         "scenario": imported.scenario.name,
         **common.picked(imported.job, "world_size", "ranks", missing_ranks="missing", steps="numbers"),
@@ -196,10 +198,12 @@ def _text(imported: ImportedJob) -> str:
 
 
 def _head(imported: ImportedJob) -> str:
-    job, proof, layout = imported.job, imported.proof, imported.layout
+    job = imported.job
+    proof = imported.proof
+    layout = imported.layout
     backend = "gloo" if imported.scenario.cluster.library == "gloo" else "NCCL"
     lines = [
-        f"{job.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}, "
+        f"{job.world_size} ranks on {layout.nodes} {plural(layout.nodes, 'node')}, "
         f"steps {listed(job.numbers)}, {backend}, {job.profiles[0].device_name or job.profiles[0].device.upper()}",
         f"step: {format_seconds(proof.measured_s)} measured, {format_seconds(proof.predicted_s)} reproduced "
         f"({proof.error_text})",
@@ -256,8 +260,9 @@ def _slowed(imported: ImportedJob) -> str:
     lines = ["stragglers:" if imported.stragglers else f"stragglers: none{among}"]
     lines += [f"  {line}" for line in _lines(imported)]
     if imported.noise.count:
-        count, sum_s = imported.noise.count, format_seconds(imported.noise.seconds)
-        what = f"besides {count} delay{'s' * (count > 1)} of single ranks and steps"
+        count = imported.noise.count
+        sum_s = format_seconds(imported.noise.seconds)
+        what = f"besides {count} {plural(count, 'delay')} of single ranks and steps"
         lines.append(f"{what}, {sum_s} in sum, that the noise of all explains")
     if imported.stragglers and proof.straggling_share > 0:
         calm_s = (1 - proof.straggling_share) * proof.measured_s

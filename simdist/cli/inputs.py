@@ -28,8 +28,15 @@ if TYPE_CHECKING:
 
 _PICTURES = (".png", ".svg", ".pdf")
 _OF_LINKS = (
-    *("name", "source", "fabric", "network", "nics_per_node", "host_bridge_Bps", "oversubscription"),
-    *("collective_overhead_s", "library"),
+    "name",
+    "source",
+    "fabric",
+    "network",
+    "nics_per_node",
+    "host_bridge_Bps",
+    "oversubscription",
+    "collective_overhead_s",
+    "library",
 )
 
 
@@ -343,7 +350,8 @@ def find_file(kind: presets.Kind, name: str, *, option: str = "", hint: str = ""
     Raises:
         ScenarioError: There is neither.
     """
-    path, known = Path(name), presets.names(kind)
+    path = Path(name)
+    known = presets.names(kind)
     if path.exists() and not path.is_dir():
         return path
     if name in known:
@@ -364,7 +372,8 @@ def with_links(scenario: Scenario, name: str) -> Scenario:
     Raises:
         ScenarioError: As `read_cluster`; or a file has other numbers of machines.
     """
-    theirs, ours = read_cluster(name), scenario.cluster
+    theirs = read_cluster(name)
+    ours = scenario.cluster
     if Path(name).is_file() and (theirs.nodes, theirs.gpus_per_node) != (ours.nodes, ours.gpus_per_node):
         raise ScenarioError(
             f"--cluster {name}: has {theirs.nodes} nodes x {theirs.gpus_per_node} GPUs, {scenario.name} has "

@@ -22,6 +22,7 @@ from simdist.learning.training import TaskSetting, Trainer, describe
 from simdist.machine import free_memory_nbytes
 from simdist.scenario import Scenario
 from simdist.settings.units import parse_seconds
+from simdist.settings.words import plural
 from simdist.studies.comparison import find_baseline
 from simdist.sweep.store import ROWS, Store
 
@@ -49,7 +50,8 @@ def _value(center: float, interval: tuple[float, float] | None, *, form: str = "
 
 
 _COLUMNS = (
-    *(Column("schedule"), STEP_TIME),
+    Column("schedule"),
+    STEP_TIME,
     Column("speed-up per step", "speedup", "speedup_ci95", form=factor_with_interval),
     Column("there", "reached", "runs", form="{} of {}".format),
     Column("steps to target", "steps_to_target", "steps_to_target_ci95", form=partial(_value, form=",.0f")),
@@ -57,8 +59,10 @@ _COLUMNS = (
     Column("speed-up to target", "target_speedup", "target_speedup_ci95", form=factor_with_interval),
     Column("at the end", "final", "final_ci95", form=_value),
     Column("ranks at the end", "final_ranks", form=lambda ends: " to ".join(f"{each:.3g}" for each in ends)),
-    *(Column("drift", form="{:.2g}".format), Column("curvature", form="{:.3g}".format)),
-    *(Column("noise scale", "noise_scale", form="{:,.0f}".format), Column("front")),
+    Column("drift", form="{:.2g}".format),
+    Column("curvature", form="{:.3g}".format),
+    Column("noise scale", "noise_scale", form="{:,.0f}".format),
+    Column("front"),
 )
 
 
@@ -144,7 +148,8 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
     asked = TrainingOptions(**how)
     scenario = inputs.read_scenario(session, name)
     scenario = scenario.changed(steps=asked.steps or scenario.steps)
-    reference, found = find_baseline(scenario, baseline), []
+    reference = find_baseline(scenario, baseline)
+    found = []
     task, target = asked.described(scenario)
     with session.bar() as bar:
         for number, schedule in enumerate(scenario.schedules):
@@ -156,7 +161,7 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
     base = learned[scenario.schedules.index(reference)]
     rows = [learned_row(each, base, target) for each in learned]
     said = list(sentences(learned, base, target))
-    what = f"{scenario.steps:,} steps of {Path(task.name).name}, {n_seeds} seed{'s' * (n_seeds > 1)}"
+    what = f"{scenario.steps:,} steps of {Path(task.name).name}, {n_seeds} {plural(n_seeds, 'seed')}"
     title = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, {what}; speed-up over {reference.name}"
     job: _Record = {"scenario": scenario.name, "baseline": reference.name}
     show(session, title, task, target, job, learned, rows, said, asked.output)

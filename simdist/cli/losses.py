@@ -17,7 +17,8 @@ SLOWDOWN = Column("slowdown", form=factor)
 LOST = Column("lost per step", "lost_s", form=seconds)
 STEP_COLUMNS = (
     Column("step", form=str),
-    *(Column("time", "step_s", form=format_seconds), Column("ideal", "ideal_s", form=format_seconds)),
+    Column("time", "step_s", form=format_seconds),
+    Column("ideal", "ideal_s", form=format_seconds),
     SLOWDOWN,
     Column("slowest rank", "slowest_rank", form=str),
 )

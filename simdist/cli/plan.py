@@ -13,6 +13,7 @@ from simdist.plan.group import Group
 from simdist.runs import run_directory
 from simdist.runs.building import Built, build, delays, job
 from simdist.scenario import Scenario
+from simdist.settings.words import plural
 
 _APPLIED: dict[type[Op], str] = {
     Select: "the mean of the largest entries of the gradients",
@@ -35,7 +36,8 @@ def command(session: common.Session, name: str, *, output: Path | None, schedule
     scenario = inputs.read_scenario(session, name)
     schedules = inputs.choose(scenario, schedule, where=name)
     paths = inputs.targets(output, schedules)
-    plans, texts = [], []
+    plans = []
+    texts = []
     with session.bar() as bar:
         for number, (each, path) in enumerate(zip(schedules, paths, strict=True)):
             bar.update(f"plan {each.name}", number, len(schedules))
@@ -53,7 +55,8 @@ def command(session: common.Session, name: str, *, output: Path | None, schedule
 
 def _results(scenario: Scenario, built: Built) -> Results:
     """Return what the steps were proved to leave behind, what is applied if not gradients, and of how many steps."""
-    described, steps = job(scenario), enumerate(built.plan.body_of_steps())
+    described = job(scenario)
+    steps = enumerate(built.plan.body_of_steps())
     kinds = [{type(op) for op in body} for body in built.plan.bodies]
     applied = [next((_APPLIED[kind] for kind in _APPLIED if kind in each), None) for each in kinds]
     return Counter((built.schedule.result(step, described), applied[body]) for step, body in steps)
@@ -76,13 +79,15 @@ def _document(built: Built, results: Results, path: Path | None) -> dict[str, ob
 
 def _record(result: Result, applied: str | None) -> dict[str, object]:
     """Return what was proved; besides gradients and parameters, what is not as in most schedules."""
-    always, plain = ("gradients", "parameters"), asdict(Result(result.gradients, result.parameters))
+    always = ("gradients", "parameters")
+    plain = asdict(Result(result.gradients, result.parameters))
     found = {name: value for name, value in asdict(result).items() if name in always or value != plain[name]}
     return found | ({"applied": applied} if applied else {})
 
 
 def _proof_text(built: Built, results: Results) -> str:
-    world_size, n_ranks = built.plan.world_size, built.n_proved_ranks
+    world_size = built.plan.world_size
+    n_ranks = built.n_proved_ranks
     ranks = (
         f"all {world_size:,} ranks" if n_ranks == world_size else f"{n_ranks} of {world_size:,} ranks, spread evenly"
     )
@@ -106,7 +111,7 @@ def _result_text(result: Result, applied: str | None, world_size: int) -> str:
     if result.parameters.size == 1:
         return gradients
     what = "the mean parameters" if result.mixing is None else "the outer optimizer's, by the mean outer gradient"
-    late = f" of {result.late_steps} step{'s' * (result.late_steps > 1)} ago" if result.late_steps else ""
+    late = f" of {result.late_steps} {plural(result.late_steps, 'step')} ago" if result.late_steps else ""
     part = f" in tensors {', '.join(f'{first}:{last}' for first, last in result.tensors)}" if result.tensors else ""
     return f"{gradients}, then takes {_mean_text(result.parameters, world_size, '', what)}{late}{part}"
 

@@ -25,7 +25,9 @@ def _source_text(source: str) -> str:
 _COLUMNS: dict[str, tuple[Column, ...]] = {
     "clusters": (
         Column("name"),
-        *(Column("ranks", form=count), Column("nodes", form=count), Column("GPUs/node", "gpus_per_node", form=count)),
+        Column("ranks", form=count),
+        Column("nodes", form=count),
+        Column("GPUs/node", "gpus_per_node", form=count),
         Column("device"),
         Column("network", "network_Bps", form=format_Bps),
         Column("source", words=_source_text),
@@ -34,13 +36,17 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("name"),
         Column("parameters", form=count),
         Column("size", "nbytes", form=format_nbytes),
-        *(Column("tensors", form=count), Column("batch", "batch_size", form=count)),
+        Column("tensors", form=count),
+        Column("batch", "batch_size", form=count),
         Column("source", words=_source_text),
     ),
     "scenarios": (
         Column("name"),
-        *(Column("ranks", form=count), Column("steps", form=count)),
-        *(Column("cluster"), Column("workload"), Column("schedules", words=", ".join)),
+        Column("ranks", form=count),
+        Column("steps", form=count),
+        Column("cluster"),
+        Column("workload"),
+        Column("schedules", words=", ".join),
     ),
 }
 

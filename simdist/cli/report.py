@@ -116,7 +116,8 @@ def _sweep_document(found: SweepReport, output: Path, nbytes: int) -> dict[str, 
 
 
 def _sweep_text(found: SweepReport, output: Path, nbytes: int) -> str:
-    n_failed, n_missing = found.table.n_failed, found.table.n_missing
+    n_failed = found.table.n_failed
+    n_missing = found.table.n_missing
     faults = [f"{n:,} {what}" for n, what in ((n_failed, "failed"), (n_missing, "missing")) if n]
     counts = [f"{found.n_points:,} points", f"{found.n_rows:,} rows", *faults]
     return f"{output}: {found.name}; {', '.join(counts)}; {format_nbytes(nbytes)}"

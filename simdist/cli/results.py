@@ -11,6 +11,7 @@ from simdist.cli import common, inputs, tables
 from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, factor_with_interval, seconds, table_text
 from simdist.errors import ScenarioError
 from simdist.settings.units import format_share
+from simdist.settings.words import plural
 from simdist.sweep.results import csv_text, read_results, write_csv
 from simdist.sweep.selection import Fastest, fastest, fastest_columns, short_names, where
 from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of
@@ -19,7 +20,9 @@ _STDOUT = Path("-")
 _SHOWN = 30
 
 _FASTEST_COLUMNS = (
-    *(Column("fastest", "schedule"), STEP_TIME, SPEEDUP),
+    Column("fastest", "schedule"),
+    STEP_TIME,
+    SPEEDUP,
     Column("next"),
     Column("lead", "lead", "lead_ci95", form=factor_with_interval),
     Column("clear", words=lambda is_clear: "yes" if is_clear else "no"),
@@ -68,9 +71,11 @@ def command(
     limit = None if shows_all else _SHOWN
     if only_fastest:
         best = fastest(table)
-        found, text = fastest_columns(table, best), _fastest_text(table, best, limit)
+        found = fastest_columns(table, best)
+        text = _fastest_text(table, best, limit)
     else:
-        found, text = columns(table), _failed_text(table, limit) if only_failed else _results_text(table, limit)
+        found = columns(table)
+        text = _failed_text(table, limit) if only_failed else _results_text(table, limit)
     n_failed = whole.n_failed
     failed = [f"{_count(n_failed, 'row')} failed: --failed shows why"] if n_failed and not only_failed else []
     for note in (*whole.notes, *failed):
@@ -139,7 +144,7 @@ def _sources(table: Table) -> str:
 
 
 def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}{'s' * (n != 1)}"
+    return f"{n:,} {plural(n, what)}"
 
 
 def _over(table: Table) -> str:
@@ -149,7 +154,7 @@ def _over(table: Table) -> str:
 
 def _more(rows: Sequence[object], limit: int | None) -> str:
     n = len(rows[limit:]) if limit else 0
-    return f"\n\n{n:,} more row{'s' * (n > 1)}: --all shows them, --csv FILE writes them" if n else ""
+    return f"\n\n{n:,} more {plural(n, 'row')}: --all shows them, --csv FILE writes them" if n else ""
 
 
 def _record(table: Table, result: ResultRow) -> dict[str, object]:

@@ -93,7 +93,8 @@ def _write(session: common.Session, planned: inputs.PlannedSchedule, *, force: b
 
 
 def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
-    plan, costs = planned.plan, planned.costs
+    plan = planned.plan
+    costs = planned.costs
 
     def progress(step: int) -> None:
         bar.update(planned.schedule.name, step, plan.n_steps)

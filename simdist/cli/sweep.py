@@ -12,6 +12,7 @@ from simdist.cli import common
 from simdist.errors import ScenarioError
 from simdist.machine import n_cores
 from simdist.scenario.unused_settings import warnings_of
+from simdist.settings.words import plural
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
 from simdist.sweep.driver import SweepProgress
@@ -97,7 +98,7 @@ def _write_plans(session: common.Session, what: Sweep, output: Path) -> int:
         planned = write_plans(what, output, progress=lambda done, n: bar.update(f"{what.name}: plans", done, n))
     if planned.failed:
         n_failed = len(planned.failed)
-        session.say(f"warning: {n_failed:,} row{'s' * (n_failed > 1)} without a run directory: {planned.failed[0]}")
+        session.say(f"warning: {n_failed:,} {plural(n_failed, 'row')} without a run directory: {planned.failed[0]}")
     session.wrote(f"{len(planned.runs):,} run directories in {output / RUNS}")
     return len(planned.runs)
 
@@ -122,7 +123,7 @@ def open_workers(session: common.Session, n_workers: int | None, scheduler: str 
 def _cluster(session: common.Session, scheduler: str, n_jobs: int) -> AbstractContextManager[Workers]:
     if scheduler not in SYSTEMS:
         return connected(scheduler)
-    session.say(f"waiting for the first of {n_jobs} job{'s' * (n_jobs > 1)} of {scheduler}")
+    session.say(f"waiting for the first of {n_jobs} {plural(n_jobs, 'job')} of {scheduler}")
     return jobs(scheduler, n_jobs)
 
 

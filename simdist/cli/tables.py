@@ -41,7 +41,10 @@ class Column:
             form: Prints the values of the keys, which are numbers, aligned to the right.
             words: Prints them if they are words, aligned to the left.
         """
-        self.heading, self.keys, self.form, self.is_words = heading, keys or (heading,), form or words, form is None
+        self.heading = heading
+        self.keys = keys or (heading,)
+        self.form = form or words
+        self.is_words = form is None
 
     def cell(self, record: Mapping[str, object]) -> str:
         """Print a record: nothing if it lacks the key, a dash if the value is None."""
@@ -67,7 +70,8 @@ def table_text(title: str, columns: Sequence[Column], records: Iterable[Mapping[
     rule = " " + "─" * (sum(widths) + 2 * len(columns) - 1)
     titles = [line.strip() for line in _folded(title, len(rule) + 1)]
     if on_terminal:
-        titles, heading = [click.style(line, bold=True) for line in titles], click.style(heading, bold=True)
+        titles = [click.style(line, bold=True) for line in titles]
+        heading = click.style(heading, bold=True)
     return "\n".join([*titles, "", heading, rule, *others])
 
 
@@ -177,7 +181,8 @@ IN_RANGES = (
 BOTH = (Column("simulated", "simulated_s", form=format_seconds), Column("measured", "measured_s", form=format_seconds))
 STATES = tuple(Column(state, f"{state}_s", form=seconds) for state in breakdown.STATES)
 _LINK_COLUMNS = (
-    *(Column("schedule"), Column("link")),
+    Column("schedule"),
+    Column("link"),
     Column("held up", "seconds", form=seconds),
     Column("of a step", "share", form=format_share),
 )

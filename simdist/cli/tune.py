@@ -12,12 +12,14 @@ from simdist.cli.tables import IN_RANGES, STEP_TIME, Column, count, factor_with_
 from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError
 from simdist.learning.summary import learned_row, sentences
+from simdist.learning.timing import TimedSchedule
 from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.checkpoint import CheckpointSettings, Mode
 from simdist.schedules import Schedule
 from simdist.settings.base import shown
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
+from simdist.settings.words import plural
 from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
 from simdist.tune.candidates import Allowed
 from simdist.tune.evaluating import Finalist
@@ -34,11 +36,12 @@ _NOT_KNOWN = (
 
 
 def _gap(n_steps: float) -> str:
-    return "never" if math.isinf(n_steps) else f"{n_steps:.0f} step{'s' * (n_steps > 1)}"
+    return "never" if math.isinf(n_steps) else f"{n_steps:.0f} {plural(round(n_steps), 'step')}"
 
 
 def _speedup(center: float, interval: tuple[float, float] | None, problem: str | None) -> str:
-    return factor_with_interval(center, interval) + " ± ?" * (problem is not None)
+    text = factor_with_interval(center, interval)
+    return text if problem is None else f"{text} ± ?"
 
 
 _COLUMNS = (
@@ -164,8 +167,9 @@ def _to_target(
         | {"front": "*" if number in raced.on_front else "", "entry": entry(each.timed.schedule)}
         for number, each in enumerate(raced.finalists)
     ]
-    n_all, its = raced.n_entrants * scenario.steps, raced.winner and raced.winner.timed
-    tried = f"{raced.n_entrants:,} candidate{'s' * (raced.n_entrants > 1)} trained for {raced.n_steps:,} steps"
+    n_all = raced.n_entrants * scenario.steps
+    its = raced.winner and raced.winner.timed
+    tried = f"{raced.n_entrants:,} {plural(raced.n_entrants, 'candidate')} trained for {raced.n_steps:,} steps"
     title = (
         f"{scenario.name}: {scenario.cluster.world_size:,} ranks; {tried}, {raced.n_steps / n_all:.0%} of all for "
         f"{scenario.steps:,}; finalists again with {rows[0]['runs']} other seeds; speed-up over {base.label}"
@@ -174,16 +178,23 @@ def _to_target(
         "scenario": scenario.name,
         "baseline": base.label,
         "verdict": raced.sentence,
-        "entries": its
-        and _entries(its.schedule, its.scenario.workload.micro_batches, its.scenario.checkpoint, scenario)
-        + f"\n# with {its.lr_factor:g} times the learning rate of the task" * (its.lr_factor != 1),
+        "entries": its and _winner(its, scenario),
         "n_exhaustive_steps": n_all,
         **common.picked(raced, "outcome", "n_entrants", "n_fell", "n_steps"),
     }
     fell = f"given up early, so perhaps sooner: {raced.n_fell:,} of {raced.n_entrants:,} candidates"
     front = "*: no other finalist is there sooner and better in the end"
-    said = [raced.sentence, *[fell] * (raced.n_fell > 0), *sentences(raced.finalists, base, target), front]
+    given_up = [fell] if raced.n_fell else []
+    said = [raced.sentence, *given_up, *sentences(raced.finalists, base, target), front]
     learn.show(session, title, task, target, about, raced.finalists, rows, said, asked.output)
+
+
+def _winner(its: TimedSchedule, scenario: Scenario) -> str:
+    """Return the lines that a scenario takes, and a comment where the learning rate is another one."""
+    lines = _entries(its.schedule, its.scenario.workload.micro_batches, its.scenario.checkpoint, scenario)
+    if its.lr_factor == 1:
+        return lines
+    return f"{lines}\n# with {its.lr_factor:g} times the learning rate of the task"
 
 
 def _factor(text: object) -> float:
@@ -244,10 +255,12 @@ def _entries(schedule: Schedule, n_passes: int, saved: CheckpointSettings | None
 
 def _title(tuned: Tuned) -> str:
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
-    scenario, n_seeds = tuned.runs.scenario, baseline.row.seeds
-    n_tried, n_candidates = tuned.search.n_evaluated, tuned.search.n_candidates
-    tried = f"{n_tried:,} plan{'s' * (n_tried > 1)} of {n_candidates:,} candidates tried"
-    again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}; " if scenario.is_random else ""
+    scenario = tuned.runs.scenario
+    n_seeds = baseline.row.seeds
+    n_tried = tuned.search.n_evaluated
+    n_candidates = tuned.search.n_candidates
+    tried = f"{n_tried:,} {plural(n_tried, 'plan')} of {n_candidates:,} candidates tried"
+    again = f"finalists again with {n_seeds} other {plural(n_seeds, 'seed')}; " if scenario.is_random else ""
     about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more"
     title = f"{about}; {tried}; {again}speed-up over {baseline.schedule.name}"
     if tuned.verdict.best.row.shares:
@@ -260,7 +273,8 @@ def _title(tuned: Tuned) -> str:
 
 
 def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Record:
-    verdict, recording = tuned.verdict, tuned.runs.recording
+    verdict = tuned.verdict
+    recording = tuned.runs.recording
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
     return {
         "scenario": tuned.runs.scenario.name,

@@ -43,7 +43,9 @@ class _Validated:
 
 
 _KIND_COLUMNS = (
-    *(Column("operation", "op"), Column("stream"), Column("group")),
+    Column("operation", "op"),
+    Column("stream"),
+    Column("group"),
     Column("count", form=count),
     Column("simulated", "simulated_mean_s", form=format_seconds),
     Column("measured", "measured_mean_s", form=format_seconds),
@@ -58,7 +60,8 @@ _BLAME_COLUMNS = (
 )
 _LINK_COLUMNS = (Column("link"), *BOTH)
 _SUMMARY_COLUMNS = (
-    *(Column("schedule"), *BOTH),
+    Column("schedule"),
+    *BOTH,
     Column("error", form=format_error),
     Column("speed-up, simulated", "simulated_speedup", form=factor),
     Column("measured", "measured_speedup", form=factor),
@@ -162,11 +165,13 @@ def _validate(
             raise TraceError(
                 f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
             )
-        planned, run = run, run_directory.as_measured(run, real)
+        planned = run
+        run = run_directory.as_measured(run, real)
         if left_out := run is not planned:
             session.say(f"warning: {path}: was measured without what its links do, and is simulated without it, too")
         bar.update(f"simulate {run.plan.name}", number, len(runs))
-        simulated, kept = simulate_run(run, calibrated, real=real), run.path / run_directory.SIMULATED
+        simulated = simulate_run(run, calibrated, real=real)
+        kept = run.path / run_directory.SIMULATED
         if not (calibrated or left_out or kept.exists()):
             run_directory.save_trace(simulated, kept)
             session.wrote(kept)
@@ -218,7 +223,8 @@ def _summary_document(summary: Summary) -> dict[str, object]:
 
 def _text(each: _Validated, cluster: Path | None) -> str:
     """Return the comparison of one run."""
-    found, plan = each.validation, each.run.plan
+    found = each.validation
+    plan = each.run.plan
     machines = str(cluster) if cluster else f"the cluster of {each.run.path / run_directory.SCENARIO}"
     steps = f"{found.n_steps:,} {'' if found.n_steps == plan.n_steps else f'of {plan.n_steps:,} '}steps"
     about = f"{found.schedule}: {plan.world_size:,} ranks, {steps}"

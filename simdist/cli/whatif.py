@@ -25,11 +25,12 @@ from simdist.runs.building import price_of
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds, format_share
+from simdist.settings.words import plural
 from simdist.studies.comparison import often_late, used_sentence
 from simdist.studies.held import find_held, with_links, without_links
 from simdist.traces.links import Held, link_in_words
 from simdist.traces.trace import Trace, late_shares
-from simdist.whatif.gains import Gains, find_gains
+from simdist.whatif.gains import Gain, Gains, find_gains
 from simdist.whatif.job_slowdown import IdealCompute
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
 from simdist.whatif.slowdown import Slowdown, find_slowdown
@@ -44,25 +45,39 @@ _SIMULATION_ERROR = 0.1
 _NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "seed", "cluster")
 
 _FOUND = (
-    *("world_size", "first_step", "slowdown", "lost_share", "traced_s", "replayed_s", "explained_s", "ideal_s"),
-    *("slowest_ranks", "fixed_by_ranks", "slowest_node", "fixed_by_node"),
+    "world_size",
+    "first_step",
+    "slowdown",
+    "lost_share",
+    "traced_s",
+    "replayed_s",
+    "explained_s",
+    "ideal_s",
+    "slowest_ranks",
+    "fixed_by_ranks",
+    "slowest_node",
+    "fixed_by_node",
 )
 _OF_GAIN = ("schedule", "step_s", "speedup", "is_sure", "problem", "engine")
 
 _RANK_COLUMNS = (
-    *(Column("rank", form=str), Column("node", form=str)),
-    *(SLOWDOWN, LOST),
+    Column("rank", form=str),
+    Column("node", form=str),
+    SLOWDOWN,
+    LOST,
     Column("slow steps", form="{:,}".format),
 )
 _NODE_COLUMNS = (Column("node", form=str), SLOWDOWN, LOST)
 _LINK_COLUMNS = (
     Column("link"),
     Column("held up", "held_s", form=format_seconds),
-    *(Column("step time", "step_s", form=format_seconds), Column("speed-up", "speedup", form=factor)),
+    Column("step time", "step_s", form=format_seconds),
+    Column("speed-up", "speedup", form=factor),
 )
 _GAIN_COLUMNS = (
     Column("schedule"),
-    *(Column("step time", "step_s", form=format_seconds), Column("speed-up", "speedup", form=factor)),
+    Column("step time", "step_s", form=format_seconds),
+    Column("speed-up", "speedup", form=factor),
     Column("95 %", "interval", form=str),
 )
 
@@ -124,7 +139,8 @@ def _refuse_options(name: str) -> None:
 
 
 def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown:
-    ranks_per_node, progress = job.scenario.cluster.gpus_per_node, partial(bar.update, "replay")
+    ranks_per_node = job.scenario.cluster.gpus_per_node
+    progress = partial(bar.update, "replay")
     with inputs.naming(str(job.run.path) if job.run else job.name):
         return find_slowdown(job.trace, ranks_per_node=ranks_per_node, steps=steps, progress=progress)
 
@@ -197,7 +213,8 @@ def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario
 
 def _warn(session: common.Session, job: WhatifJob, found: Slowdown, compared: Gains | None) -> None:
     """Tell where numbers that should be the same are not."""
-    traced, replayed = format_seconds(found.traced_s), format_seconds(found.replayed_s)
+    traced = format_seconds(found.traced_s)
+    replayed = format_seconds(found.replayed_s)
     if abs(found.replayed_s - found.traced_s) > _REPLAY_ERROR * found.traced_s:
         session.say(
             f"warning: {job.name}: the trace contradicts its plan: replayed {replayed} per step, traced {traced}"
@@ -218,7 +235,8 @@ def _warn(session: common.Session, job: WhatifJob, found: Slowdown, compared: Ga
 
 def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains | None, cluster: str | None) -> _Record:
     """Return all that was found; seconds are per step unless they are of one step."""
-    ranks, nodes = loss_records(found.rank_slowdowns, found.ideal_s), loss_records(found.node_slowdowns, found.ideal_s)
+    ranks = loss_records(found.rank_slowdowns, found.ideal_s)
+    nodes = loss_records(found.node_slowdowns, found.ideal_s)
     return {
         "job": job.name,
         "schedule": job.baseline.name,
@@ -248,15 +266,19 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
     }
 
 
+def _optional_columns(row: Gain) -> list[str]:
+    return ["gradients_used"] if row.gradients_used < 1 else []
+
+
 def _gains_document(compared: Gains) -> _Record:
-    best, fastest = compared.best, compared.fastest
+    best = compared.best
+    fastest = compared.fastest
     return {
         **common.picked(compared, "baseline", "baseline_step_s", "drawn", runs="n_runs", steps="n_steps"),
         "recorded_steps": compared.recording.n_steps if compared.recording else None,
         "block_steps": compared.recording.block_steps if compared.recording else None,
         "rows": [
-            common.picked(row, *_OF_GAIN, *["gradients_used"] * (row.gradients_used < 1), speedup_95="interval")
-            for row in compared.rows
+            common.picked(row, *_OF_GAIN, *_optional_columns(row), speedup_95="interval") for row in compared.rows
         ],
         "fastest": fastest.schedule if fastest else None,
         "best": best.schedule if best else None,
@@ -300,7 +322,8 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
     yield from (f"{text}." for text in used_sentence(job.baseline.name, job.trace.plan.gradients_used, late))
     unexplained_s = found.replayed_s - found.explained_s
     if unexplained_s > losses.ROUNDING_S:
-        explained, traced = format_seconds(found.explained_s), format_seconds(found.traced_s)
+        explained = format_seconds(found.explained_s)
+        traced = format_seconds(found.traced_s)
         yield (
             f"replayed {explained} per step, traced {traced}: {format_share(unexplained_s / found.replayed_s)} is in "
             f"no operation of the plan; it is kept where it was, as `between operations`"
@@ -331,7 +354,8 @@ def _nodes_text(found: Slowdown, nodes: Sequence[_Record]) -> Iterator[str]:
 
 def _worst_link(records: Sequence[_Record], found: Slowdown) -> Iterator[str]:
     for worst in records[:1]:
-        step, without = format_seconds(found.replayed_s), format_seconds(worst["step_s"])
+        step = format_seconds(found.replayed_s)
+        without = format_seconds(worst["step_s"])
         yield f"links: {link_in_words(worst['link'])} held ranks up: {without} per step without that, {step} with it"
 
 
@@ -354,8 +378,8 @@ def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:
 
 
 def _runs_text(compared: Gains) -> str:
-    plural = "s" * (compared.n_runs > 1)
-    runs = f"{compared.n_runs:,} run{plural} of {compared.n_steps:,} steps or a few more, in whole periods"
+    n_runs = f"{compared.n_runs:,} {plural(compared.n_runs, 'run')}"
+    runs = f"{n_runs} of {compared.n_steps:,} steps or a few more, in whole periods"
     if recording := compared.recording:
         blocks = f"blocks of {recording.block_steps} of {recording.n_steps:,} recorded steps"
         return f"{runs}, put together from {blocks}; 95 %: what that many recorded steps leave open"

@@ -99,7 +99,8 @@ def read_job(session: common.Session, name: str, options: WhatifOptions) -> What
 
 def _from_directory(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
     """Read the run that is looked at; the others tell which schedules to compare."""
-    runs, which = inputs.read_runs(name, None), options.which
+    runs = inputs.read_runs(name, None)
+    which = options.which
     if options.schedule is not None:
         chosen = inputs.read_runs(name, options.schedule)
     else:

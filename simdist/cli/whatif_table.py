@@ -22,8 +22,12 @@ _Record: TypeAlias = dict[str, Any]
 _REPLAY_ERROR = 0.02  # of a step
 _STAGE_COLUMNS = (Column("stage", form=str), SLOWDOWN, LOST)
 _RANK_COLUMNS = (
-    *(Column("rank", form=str), Column("dp_rank", form=str), Column("stage", form=str)),
-    *(SLOWDOWN, Column("alone", form=factor), LOST),
+    Column("rank", form=str),
+    Column("dp_rank", form=str),
+    Column("stage", form=str),
+    SLOWDOWN,
+    Column("alone", form=factor),
+    LOST,
 )
 
 
@@ -62,9 +66,13 @@ def _records(**columns: NDArray[Any]) -> list[_Record]:
 
 def _document(path: Path, found: JobSlowdown, compute: IdealCompute) -> _Record:
     """Return all that was found; seconds are per step unless they are of one step."""
-    table, ideal_s, ranks = found.table, float(found.ideal_s.mean()), found.table.ranks.ravel()
+    table = found.table
+    ideal_s = float(found.ideal_s.mean())
+    ranks = found.table.ranks.ravel()
     n_dp_ranks, n_stages = table.ranks.shape
-    stages, dp_ranks, alone = found.stage_slowdowns, found.dp_rank_slowdowns, found.alone_slowdowns
+    stages = found.stage_slowdowns
+    dp_ranks = found.dp_rank_slowdowns
+    alone = found.alone_slowdowns
     return {
         "job": str(path),
         "world_size": table.n_workers,
@@ -106,14 +114,17 @@ def _document(path: Path, found: JobSlowdown, compute: IdealCompute) -> _Record:
 
 def _lines(document: _Record, found: JobSlowdown) -> Iterator[str]:
     """Yield the analysis of a job."""
-    table, n_stages = found.table, document["pipeline_parallel"]
-    first, last = table.step_numbers[0], table.step_numbers[-1]
+    table = found.table
+    n_stages = document["pipeline_parallel"]
+    first = table.step_numbers[0]
+    last = table.step_numbers[-1]
     yield (
         f"{table.path.name}: {table.n_workers:,} ranks, data parallel {len(table.dp_ranks):,} x pipeline {n_stages:,}; "
         f"{document['steps']:,} steps of {first} to {last}"
     )
     yield losses.slowdown_line(found.slowdown, document["explained_s"], document["ideal_s"])
-    traced_s, between = document["traced_s"], format_share(1 - document["explained_s"] / document["traced_s"])
+    traced_s = document["traced_s"]
+    between = format_share(1 - document["explained_s"] / document["traced_s"])
     yield f"traced {format_seconds(traced_s)} per step, of which {between} is between operations; left out above"
     if found.fixed_by_workers is not None:
         ranks = ranks_named(tuple(document["slowest_ranks"]))

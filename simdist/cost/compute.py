@@ -80,9 +80,11 @@ class ComputeCost:
     def _forward_s(self, given_s: float | None) -> float:
         if given_s is not None:
             return given_s
-        workload, peaks = self._workload, self._device.peak_flops
+        workload = self._workload
+        peaks = self._device.peak_flops
         flops = workload.batch_size * workload.flops
-        peak, share = peaks.at(workload.precision), workload.utilization.at(workload.precision)
+        peak = peaks.at(workload.precision)
+        share = workload.utilization.at(workload.precision)
         if peak is None or share is None or not flops:
             raise ScenarioError(
                 f"workload.forward is not given and cannot be derived: that takes FLOPs per tensor, and "
@@ -173,10 +175,12 @@ class ComputeCost:
         takes the seconds that the device states, whatever its length: small kernels take as long as they take to
         launch. Without such seconds, Gram-Schmidt's memory traffic: a lower bound, as other launches are, too.
         """
-        itemsize, device = ITEM_NBYTES[grad.dtype], self._device
+        itemsize = ITEM_NBYTES[grad.dtype]
+        device = self._device
         counts = np.array([(each.rows, each.columns, each.rank) for each in op.matrices], dtype=np.float64)
         rows, columns, rank = counts.T
-        flops, peak = 2 * float((rows * columns * rank).sum()), device.peak_flops.at("fp32")
+        flops = 2 * float((rows * columns * rank).sum())
+        peak = device.peak_flops.at("fp32")
         matrices_nbytes = itemsize * float((rows * columns).sum())
         factors_nbytes = itemsize * float((rank * (rows + columns)).sum())
         passes_s = _LOW_RANK_PASSES[op.stage] * matrices_nbytes / device.memory_bandwidth_Bps

@@ -148,13 +148,26 @@ class Resources:
 
     def _kinds(self) -> tuple[tuple[str, int | None], ...]:
         """Return names and numbers of resources in order; None for those of which there is one."""
-        of_ranks, of_machines, of_nodes = self.world_size, self.n_machines, self.n_nodes
+        of_ranks = self.world_size
+        of_machines = self.n_machines
+        of_nodes = self.n_nodes
         return (
-            *(("fabric_out", of_ranks), ("fabric_in", of_ranks), ("nic_out", of_machines), ("nic_in", of_machines)),
-            *(("bridge_up", of_nodes), ("bridge_down", of_nodes), ("switch", None), ("storage_server", None)),
-            *(("storage_client", of_nodes), ("storage_operations", None)),
-            *(("disk_read", of_nodes), ("disk_write", of_nodes), ("memory", of_nodes), ("cores", of_nodes)),
-            *(("readers", of_ranks), ("decoders", of_ranks)),
+            ("fabric_out", of_ranks),
+            ("fabric_in", of_ranks),
+            ("nic_out", of_machines),
+            ("nic_in", of_machines),
+            ("bridge_up", of_nodes),
+            ("bridge_down", of_nodes),
+            ("switch", None),
+            ("storage_server", None),
+            ("storage_client", of_nodes),
+            ("storage_operations", None),
+            ("disk_read", of_nodes),
+            ("disk_write", of_nodes),
+            ("memory", of_nodes),
+            ("cores", of_nodes),
+            ("readers", of_ranks),
+            ("decoders", of_ranks),
         )
 
 

@@ -76,7 +76,9 @@ class LoadCosts:
         self, plan: Plan, cluster: Cluster, workload: Workload, topology: Topology, capacity_Bps: NDArray[np.float64]
     ) -> None:
         assert plan.dataset is not None
-        self._plan, self._dataset, self._topology = plan, plan.dataset, topology
+        self._plan = plan
+        self._dataset = plan.dataset
+        self._topology = topology
         self._decode_s = workload.decode_s
         self._storage, self._disk, self._memory = _levels_of(plan, cluster)
         nic_Bps = topology.network.capacity_Bps
@@ -105,7 +107,8 @@ class LoadCosts:
 
     def used(self) -> tuple[Transfer, ...]:
         """Return, for every rank, one transfer over all resources that any of its loads uses."""
-        n_ranks, n_nodes = self._topology.world_size, self._topology.n_nodes
+        n_ranks = self._topology.world_size
+        n_nodes = self._topology.n_nodes
         shared = np.zeros((n_ranks, self._resources.shape[1]))
         counts = np.zeros(n_ranks * n_nodes, dtype=np.int64)
         for amounts in self._batches:
@@ -117,13 +120,15 @@ class LoadCosts:
 
     def staging(self, op: StageIn) -> Iterator[Transfer]:
         """Yield how the ranks of each node bring its files to its disk; nothing, if they are there already."""
-        topology, storage = self._topology, self._storage
+        topology = self._topology
+        storage = self._storage
         for node in range(topology.n_nodes):
             samples = staged_samples(self._dataset, node, topology.n_nodes)
             if self._dataset.warm or not len(samples):
                 yield Transfer(())
                 continue
-            nodes, ranks = np.array([node]), np.flatnonzero(self._node == node)
+            nodes = np.array([node])
+            ranks = np.flatnonzero(self._node == node)
             nbytes = self._files.nbytes[samples].sum()
             first_s = storage.open_s + storage.latency_s
             file_s = (self._files.seconds[samples] + self._files.nbytes[samples] / self._disk.write_Bps).mean()
@@ -154,16 +159,19 @@ class LoadCosts:
 
     def _amounts(self, reads: BatchReads) -> "_Amounts":
         """Sum up what the ranks do for a load."""
-        files, dataset, disk = self._files, self._dataset, self._disk
+        files = self._files
+        dataset = self._dataset
+        disk = self._disk
         is_storage, is_disk, is_peer = (reads.level == level for level in (STORAGE, DISK, PEER))
         nbytes = files.nbytes[reads.samples]
         storage_nbytes, disk_nbytes, kept_nbytes = (
-            (nbytes * chosen).sum(axis=1) for chosen in (is_storage, is_disk, reads.keeps_disk)
+            np.where(chosen, nbytes, 0).sum(axis=1) for chosen in (is_storage, is_disk, reads.keeps_disk)
         )
-        operations = (files.operations[reads.samples] * is_storage).sum(axis=1)
+        operations = np.where(is_storage, files.operations[reads.samples], 0).sum(axis=1)
         disk_s = disk.latency_s + nbytes / disk.read_Bps
-        kept_s = reads.keeps_disk * nbytes / disk.write_Bps
-        seconds = is_storage * files.seconds[reads.samples] + kept_s + is_disk * disk_s
+        kept_s = np.where(reads.keeps_disk, nbytes, 0) / disk.write_Bps
+        from_storage_s = np.where(is_storage, files.seconds[reads.samples], 0.0)
+        seconds = from_storage_s + kept_s + np.where(is_disk, disk_s, 0.0)
         n_decoded = (reads.level >= DISK).sum(axis=1)  # each of them is a file
         file_s = seconds.sum(axis=1) / np.maximum(n_decoded, 1)
         peers = self._peers(reads, is_peer)
@@ -196,7 +204,8 @@ class LoadCosts:
 
     def _peers_s(self, peers: "_Peers") -> NDArray[np.float64]:
         """Return how long each rank's readers take for samples of peers."""
-        n_ranks, ranks = self._topology.world_size, peers.pairs // self._topology.n_nodes
+        n_ranks = self._topology.world_size
+        ranks = peers.pairs // self._topology.n_nodes
         n_samples = np.bincount(ranks, weights=peers.counts, minlength=n_ranks).astype(np.int64)
         size = np.maximum(_rounds(n_samples, self._dataset.readers), 1)
         n_requests = np.bincount(ranks, weights=-(-peers.counts // size[ranks]), minlength=n_ranks)
@@ -211,7 +220,8 @@ class LoadCosts:
     @cached_property
     def _resources(self) -> NDArray[np.int64]:
         """The resources of the columns of every rank's amounts, a row for each rank."""
-        topology, nodes = self._topology, self._node
+        topology = self._topology
+        nodes = self._node
         ranks = np.arange(topology.world_size)
         columns = [
             *self._from_storage(nodes),
@@ -240,7 +250,8 @@ class LoadCosts:
         peers, owners = np.divmod(amounts.peers.pairs, topology.n_nodes)
         nbytes = amounts.peers.counts.astype(np.float64) * self._dataset.sample_nbytes
         resources = [self._resources[ranks, columns], topology.nic_out(owners), topology.memory(owners)]
-        of_all, used = np.concatenate([ranks, peers, peers]), np.concatenate(resources)
+        of_all = np.concatenate([ranks, peers, peers])
+        used = np.concatenate(resources)
         on_each = np.concatenate([amounts.shared[ranks, columns], nbytes, nbytes])
         order = np.argsort(of_all, kind="stable")
         order = order[self._limits[used[order]]]
@@ -291,5 +302,6 @@ def _levels_of(plan: Plan, cluster: Cluster) -> tuple[Storage, Disk, HostMemory]
         if level in used and found is None:
             raise PlanError(f"plan {plan.name} uses {level}; cluster {cluster.name} has none: set cluster.{level}")
     nothing = Storage(latency_s=0.0, bandwidth_Bps=math.inf)
-    unused_disk, unused_memory = Disk(read_Bps=math.inf, write_Bps=math.inf), HostMemory(bandwidth_Bps=math.inf)
+    unused_disk = Disk(read_Bps=math.inf, write_Bps=math.inf)
+    unused_memory = HostMemory(bandwidth_Bps=math.inf)
     return cluster.storage or nothing, cluster.disk or unused_disk, cluster.memory or unused_memory

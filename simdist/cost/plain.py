@@ -19,7 +19,8 @@ def plain_ring_s(workload: Workload, cluster: Cluster) -> float:
     One ring of all n ranks carries S bytes of gradients, at B bytes per second of the slowest link that it passes: of
     the fabric or, between nodes, of all NICs of a node. The last backward pass hides as much of it as it lasts.
     """
-    n, speed = cluster.world_size, float(cluster.device_speed().min())
+    n = cluster.world_size
+    speed = float(cluster.device_speed().min())
     links_Bps = [LinkCost.of(cluster.fabric).capacity_Bps] if cluster.gpus_per_node > 1 else []
     if cluster.nodes > 1:
         links_Bps.append(LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node).capacity_Bps)

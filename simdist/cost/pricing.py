@@ -64,7 +64,8 @@ def price(
                 f"plan {plan.name}: buffer {buffer.name!r} holds tensors {buffer.tensors[0]}:{buffer.tensors[1]}; "
                 f"workload {workload.name or 'without a name'} has {n_tensors}; build the plan again for this workload"
             )
-    disturbed, shares = disturbed or {}, shares or {}
+    disturbed = disturbed or {}
+    shares = shares or {}
     pricing = _Pricing(plan, cluster, workload, disturbed, shares)
     distinct = dict.fromkeys(op for body in plan.bodies for op in body)
     of = {op: pricing.cost(op) for op in distinct}
@@ -123,9 +124,11 @@ class _Pricing:
         return dict.fromkeys(varying, Shared.of(_EVERY_RANK, self._loads.used(), self.capacity_Bps))
 
     def _capacity_Bps(self) -> NDArray[np.float64]:
-        topology, storage = self.topology, self._cluster.storage
+        topology = self.topology
+        storage = self._cluster.storage
         capacity_Bps = np.full(topology.n_resources, np.inf)
-        nodes, machines = np.arange(topology.n_nodes), np.arange(topology.n_machines)
+        nodes = np.arange(topology.n_nodes)
+        machines = np.arange(topology.n_machines)
         capacity_Bps[: 2 * topology.world_size] = min(topology.fabric.capacity_Bps, topology.host_Bps)
         capacity_Bps[topology.nic_out(machines)] = topology.network.capacity_Bps
         capacity_Bps[topology.nic_in(machines)] = topology.network.capacity_Bps
@@ -150,7 +153,8 @@ class _Pricing:
         return capacity_Bps
 
     def cost(self, op: ops.Op) -> OpCost:
-        cost, host = self._cost(op), self._cluster.host
+        cost = self._cost(op)
+        host = self._cluster.host
         if host is None or not isinstance(cost, Local) or isinstance(op, ops.Enter | ops.Delay | ops.Tick):
             return cost
         return Local(cost.seconds + self._cluster.ranks_per_core * host.handover_s)
@@ -254,7 +258,8 @@ class _Pricing:
 
     def _disk(self) -> tuple[float, NDArray[np.int64]]:
         """Return the latency and, for each rank, the resources of writing to its node's disk."""
-        disk, topology = self._cluster.disk, self.topology
+        disk = self._cluster.disk
+        topology = self.topology
         if disk is None:
             raise PlanError(
                 f"plan {self._plan.name} saves to disk; cluster {self._cluster.name} has none: set cluster.disk"
@@ -264,7 +269,8 @@ class _Pricing:
 
     def _storage(self, *, inward: bool) -> tuple[float, NDArray[np.int64]]:
         """Return the latency and, for each rank, the resources of reading from storage, or of writing to it."""
-        storage, topology = self._cluster.storage, self.topology
+        storage = self._cluster.storage
+        topology = self.topology
         if storage is None:
             raise PlanError(
                 f"plan {self._plan.name} uses storage; cluster {self._cluster.name} has none: set cluster.storage"
@@ -325,7 +331,8 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
     n_resources = topology.n_resources
     used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
     by_lane: defaultdict[int, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
-    foreign, n_users = np.zeros(n_resources, dtype=bool), np.zeros(n_resources, dtype=np.int64)
+    foreign = np.zeros(n_resources, dtype=bool)
+    n_users = np.zeros(n_resources, dtype=np.int64)
     for op, cost in shared.items():
         owner = _owner(cost, topology)
         for group, transfer in enumerate(cost.transfers):
@@ -342,7 +349,8 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
 
 def _owner(cost: Shared, topology: Topology) -> NDArray[np.int64]:
     """Return the group that all owners of a resource are in, for every resource."""
-    world_size, ranks_per_node = topology.world_size, topology.ranks_per_node
+    world_size = topology.world_size
+    ranks_per_node = topology.ranks_per_node
     n_blocks, size, stride = cost.group.shape(world_size)
     of_rank = np.empty(world_size, dtype=np.int64)
     of_rank.reshape(n_blocks, size, stride)[:] = np.arange(n_blocks * stride).reshape(n_blocks, 1, stride)

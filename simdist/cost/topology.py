@@ -47,7 +47,8 @@ class LinkCost:
         if link.table is None:
             return cls(link.latency_s, link.bandwidth_Bps * link.efficiency * n_parallel, n_parallel)
         table = tuple((float(point.nbytes), point.time_s) for point in link.table)
-        (smallest, startup_s), (largest, last_s) = table[0], table[-1]
+        smallest, startup_s = table[0]
+        largest, last_s = table[-1]
         average_Bps = (largest - smallest) / (last_s - startup_s) if last_s > startup_s else math.inf
         return cls(startup_s, average_Bps * n_parallel, n_parallel, table, link.send_Bps)
 
@@ -194,21 +195,26 @@ class Topology(Resources):
 
     def _on_processes(self, messages: Messages) -> "list[_Use]":
         nbytes = _of_each(messages, messages.nbytes)
-        sent, received = messages.src < self.world_size, messages.dst < self.world_size
-        out, into = self.fabric_out(messages.src[sent]), self.fabric_in(messages.dst[received])
+        sent = messages.src < self.world_size
+        received = messages.dst < self.world_size
+        out = self.fabric_out(messages.src[sent])
+        into = self.fabric_in(messages.dst[received])
         return [(out, nbytes[sent]), (into, nbytes[received])]
 
     def _on_network(self, messages: Messages, outside: NDArray[np.bool_]) -> "list[_Use]":
         nbytes = _of_each(messages, self.network.flowing(messages.nbytes))[outside]
         sent = _of_each(messages, self.network.sent(messages.nbytes))[outside]
-        src, dst = self.node(messages.src[outside]), self.node(messages.dst[outside])
+        src = self.node(messages.src[outside])
+        dst = self.node(messages.dst[outside])
         nics = [(self.nic_out(src), sent), (self.nic_in(dst), nbytes)]
         return [*nics, (np.full_like(src, self.switch), nbytes)] if self.switched else nics
 
     def _on_bridges(self, messages: Messages) -> "list[_Use]":
         nbytes = _of_each(messages, messages.nbytes)
-        from_gpu, to_gpu = messages.src < self.world_size, messages.dst < self.world_size
-        up, down = self.node(messages.src[from_gpu]), self.node(messages.dst[to_gpu])
+        from_gpu = messages.src < self.world_size
+        to_gpu = messages.dst < self.world_size
+        up = self.node(messages.src[from_gpu])
+        down = self.node(messages.dst[to_gpu])
         return [(self.bridge_up(up), nbytes[from_gpu]), (self.bridge_down(down), nbytes[to_gpu])]
 
     def _latency_s(self, messages: Messages, outside: NDArray[np.bool_]) -> float:
@@ -275,7 +281,8 @@ def _summed(resources: NDArray[np.int64], nbytes: NDArray[np.float64], n_resourc
     if len(resources) < n_resources:  # a small group of a large world
         numbers, places = np.unique(resources, return_inverse=True)
     else:
-        numbers, places = np.arange(n_resources), resources
+        numbers = np.arange(n_resources)
+        places = resources
     totals = np.bincount(places, weights=nbytes, minlength=len(numbers)).astype(np.float64)
     flows = totals > 0
     return numbers[flows], totals[flows]

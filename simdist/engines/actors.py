@@ -47,7 +47,9 @@ def _performed(name: str, steps: Generator[simpy.Event, object, object], cluster
 
 def _checked(steps: Generator[simpy.Event, object, object], cluster: LiveCluster) -> Steps:
     """Hand on events, and what comes of them."""
-    n_at_once, moment_s, clock = 0, 0.0, cluster.clock
+    n_at_once = 0
+    moment_s = 0.0
+    clock = cluster.clock
     go_on: Callable[[], simpy.Event] = steps.__next__
     while True:
         try:
@@ -56,7 +58,8 @@ def _checked(steps: Generator[simpy.Event, object, object], cluster: LiveCluster
             return
         if not isinstance(event, simpy.Event):
             raise TypeError(f"it yielded {event!r}; an actor yields events, such as env.timeout(1.0)")
-        n_at_once, moment_s = n_at_once + 1 if clock.now == moment_s else 1, clock.now
+        n_at_once = n_at_once + 1 if clock.now == moment_s else 1
+        moment_s = clock.now
         if n_at_once > _AT_ONCE:
             raise RuntimeError(f"it waited for {_AT_ONCE} events without letting time pass")
         try:
@@ -77,7 +80,8 @@ def change_shares(changes: LinkShares, cluster: LiveCluster) -> Steps:
 
 def fly(background: Background, cluster: LiveCluster) -> Steps:
     """Let the flows of another job share links, one after the other."""
-    stage, clock = background.stage, cluster.clock
+    stage = background.stage
+    clock = cluster.clock
     for flight in background.flights():
         if flight.begin_s > clock.now:
             yield clock.at(flight.begin_s)

@@ -22,7 +22,8 @@ Steps: TypeAlias = Generator[simpy.Event, object, None]
 class Notice(simpy.Event):
     """An event that carries no value and cannot fail; it happens when the clock is told that it does."""
 
-    _ok, _value = True, None
+    _ok = True
+    _value = None
 
 
 class Clock(Timeline):
@@ -74,6 +75,7 @@ class Clock(Timeline):
         urgent = self._urgent
         while urgent and self._active_proc is None:
             event = urgent.popleft()
-            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as SimPy does
+            callbacks = event.callbacks
+            event.callbacks = None  # type: ignore[assignment]  # as SimPy does
             for callback in callbacks:
                 callback(event)

@@ -46,7 +46,8 @@ _COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _NAMED = 8  # of those who wait when nothing can happen any more
 _ROUNDING_ULPS = 64  # of the time: what the stages of a transfer may be rounded by
 _LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
-_AT_LAST, _LATER = EventPriority(3), EventPriority(4)  # when all that happens at a moment has, and after that
+_AT_LAST = EventPriority(3)  # when all that happens at a moment has happened
+_LATER = EventPriority(4)  # after that
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
 
@@ -95,7 +96,8 @@ def simulate(
     if progress:
         progress(plan.n_steps)
     ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(-1, plan.world_size) for rows in world.rows)
-    links, late = world.cluster.recorder.table(), world.late
+    links = world.cluster.recorder.table()
+    late = world.late
     return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, "simulated by des", links=links, late=late))
 
 
@@ -229,8 +231,13 @@ class _World:
 
     def _stream(self, rank: int, stream: Stream, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
         """Take tasks in order. `now_s` is when the stream is free; yield what must be known, or happen, to go on."""
-        waiting, happen, (ready, start, end) = self._waiting, self._clock.happen, self.rows
-        is_live, clock, cluster, who = self.cluster.is_live, self._clock, self.cluster, f"rank {rank} {stream}"
+        waiting = self._waiting
+        happen = self._clock.happen
+        ready, start, end = self.rows
+        is_live = self.cluster.is_live
+        clock = self._clock
+        cluster = self.cluster
+        who = f"rank {rank} {stream}"
         lane = tasks[0].lane if tasks[0].lane >= len(STREAMS) else stream  # a queue is no stream that can be held
         now_s = 0.0
         for task in tasks:
@@ -243,7 +250,8 @@ class _World:
                 if end_s > now_s:
                     now_s = end_s
             if is_live:
-                asked_s, turn = clock.now, cluster.streams[rank, lane].request()
+                asked_s = clock.now
+                turn = cluster.streams[rank, lane].request()
                 yield turn
                 if clock.now > asked_s:
                     now_s = clock.now  # it was held
@@ -311,7 +319,8 @@ class _World:
 
     def _close(self, task: _Task, meeting: _Meeting) -> None:
         """Begin an all-reduce with the first that came."""
-        came, index = sorted(self._came[task.index]), task.index
+        came = sorted(self._came[task.index])
+        index = task.index
         n_in = len(meeting.members[0]) - meeting.drop
         self._in[index] = sorted(rank for _, rank in came[:n_in])
         self.late[index] = tuple(sorted({*meeting.members[0]} - {*self._in[index]}))
@@ -338,7 +347,8 @@ class _World:
             self._end(task, [rank], end_s)
 
     def _begin(self, task: _Task, meeting: _Meeting, group: int, start_s: float) -> None:
-        members, row = self._in[task.index] if meeting.drop else meeting.members[group], self.rows[1][task.index]
+        members = self._in[task.index] if meeting.drop else meeting.members[group]
+        row = self.rows[1][task.index]
         for rank in members:
             row[rank] = start_s
             if self.cluster.is_live:
@@ -348,7 +358,8 @@ class _World:
         elif meeting.seconds is not None and not self.cluster.is_live:
             self._end(task, members, start_s + meeting.seconds[group])
         elif not self._is_told_of:
-            landed, now_s = partial(self._land, task, members), self._clock.now
+            landed = partial(self._land, task, members)
+            now_s = self._clock.now
             transfer = meeting.transfer(task, group)
             self.cluster.network.fly(transfer, landed, start_s=start_s if start_s > now_s else now_s)
         else:
@@ -361,7 +372,8 @@ class _World:
         There, one that nobody disturbs ends up to rounding when it would alone. It then ends when it would alone, to
         the last bit, so that actors who disturb nobody change nothing; the clock may be ahead by that rounding.
         """
-        cluster, now_s = self.cluster, self._clock.now
+        cluster = self.cluster
+        now_s = self._clock.now
         end_s = None if meeting.seconds is None else start_s + meeting.seconds[group]
         if end_s is None or self._actors:
             transfer = meeting.transfer(task, group)
@@ -400,7 +412,9 @@ class _World:
 
     def _end(self, task: _Task, members: Sequence[int], end_s: float) -> None:
         """End a collective; from now on its end is known."""
-        waiting, happen, row = self._waiting, self._clock.happen, self.rows[2][task.index]
+        waiting = self._waiting
+        happen = self._clock.happen
+        row = self.rows[2][task.index]
         for rank in members:
             row[rank] = end_s
             if self.cluster.is_live:

@@ -172,15 +172,19 @@ def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]
             case Shared() if cost.drop:
                 if op in contention.uses:
                     raise UnsupportedError(f"{plans.op_text(op)}: others may use its links: use --engine des (or auto)")
-                alone_s, drop, late_s = cost.alone_s, cost.drop, cost.late_s
+                alone_s = cost.alone_s
+                drop = cost.drop
+                late_s = cost.late_s
                 prices[op] = GroupMeeting.of(
                     cost.group, plan.world_size, n_seeds, seconds=alone_s, drop=drop, late_s=late_s
                 )
             case Shared() if op in contention.uses:
-                seconds, check = contention.seconds(op), partial(contention.check, op)
+                seconds = contention.seconds(op)
+                check = partial(contention.check, op)
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
             case Shared():
-                alone_s, segments = _alone_s(op, costs), cost.segments
+                alone_s = _alone_s(op, costs)
+                segments = cost.segments
                 if segments and len(costs) > 1:
                     raise UnsupportedError(f"{plans.op_text(op)}: members begin on their own, at prices that differ")
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=alone_s, segments=segments)
@@ -256,7 +260,8 @@ class _Use:
     """Who uses which resource in an operation."""
 
     def __init__(self, op: Op, costs: Sequence[Costs]) -> None:
-        transfers = [cost.transfers for each in costs if isinstance(cost := each.of[op], Shared)]
+        of_op = [each.of[op] for each in costs]
+        transfers = [cost.transfers for cost in of_op if isinstance(cost, Shared)]
         stages = [chain.from_iterable(each.stages for each in of_group) for of_group in zip(*transfers, strict=True)]
         pairs = [
             np.unique(np.concatenate([stage.resources for stage in of_group] or [np.empty(0, dtype=np.int64)]))

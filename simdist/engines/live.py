@@ -65,7 +65,9 @@ class LiveLink:
     def __init__(self, cluster: "LiveCluster", name: str, index: int, capacity_Bps: float) -> None:
         self._cluster = cluster
         self._shares: dict[object, float] = {}
-        self.name, self.index, self.capacity_Bps = name, index, capacity_Bps
+        self.name = name
+        self.index = index
+        self.capacity_Bps = capacity_Bps
 
     @property
     def share(self) -> float:
@@ -115,7 +117,8 @@ class LiveRank:
         return self.cluster.clock.start(f"hold of rank {self.rank} {stream}", self._hold(stream, seconds))
 
     def _hold(self, stream: Stream, seconds: float) -> Steps:
-        cluster, who = self.cluster, f"rank {self.rank} {stream}"
+        cluster = self.cluster
+        who = f"rank {self.rank} {stream}"
         with cluster.streams[self.rank, stream].request() as turn:
             yield turn
             cluster.tell(who, "held")
@@ -134,7 +137,8 @@ class LiveCluster:
     """
 
     def __init__(self, clock: Clock, costs: Costs, observers: Sequence[Observer], *, is_live: bool) -> None:
-        self.clock, self.is_live = clock, is_live
+        self.clock = clock
+        self.is_live = is_live
         self.network = FluidNetwork(clock, costs.capacity_Bps)
         self.processes: list[simpy.Process] = []
         """Streams, by rank; then actors."""
@@ -150,7 +154,8 @@ class LiveCluster:
     @cached_property
     def links(self) -> dict[int, LiveLink]:
         """Links by their numbers; those that are unlimited, so that nothing shares them, are left out."""
-        name, limits_Bps = self._costs.resources.name, self._costs.capacity_Bps.tolist()
+        name = self._costs.resources.name
+        limits_Bps = self._costs.capacity_Bps.tolist()
         return {n: LiveLink(self, name(n), n, limit) for n, limit in enumerate(limits_Bps) if limit < math.inf}
 
     @cached_property

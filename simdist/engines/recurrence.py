@@ -157,7 +157,9 @@ class Recurrence:
     ) -> None:
         self._prices = {op: _added(price) for op, price in prices.items()}
         self._feed = _DelayFeed(delays, plan.n_steps) if delays else None
-        self._durations, self._observer, self._table = durations, observer, table
+        self._durations = durations
+        self._observer = observer
+        self._table = table
         self._zero = np.zeros((plan.world_size, n))
         self.late: dict[int, tuple[int, ...]] = {}
 
@@ -167,7 +169,8 @@ class Recurrence:
         for stretch in walked:
             carried, program = self._compile(stretch)
             n = len(program)
-            index, step = stretch.first_index, stretch.first_step
+            index = stretch.first_index
+            step = stretch.first_step
             carry = [ends.get(index - distance, self._zero) for distance in carried]
             for _ in range(stretch.times):
                 rows = [self._zero, *carry]
@@ -218,8 +221,11 @@ class Recurrence:
         sits_out: NDArray[np.bool_] | None = None,
     ) -> None:
         """Append the ends of instructions; ranks that sit the step out pass over what they then need not do."""
-        maximum, add = np.maximum, np.add
-        observer, durations, feed = self._observer, self._durations, self._feed
+        maximum = np.maximum
+        add = np.add
+        observer = self._observer
+        durations = self._durations
+        feed = self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
         for at, (instruction, out) in enumerate(zip(program, outs, strict=True), index):
             template, first, others, seconds, meeting = instruction
@@ -263,7 +269,8 @@ class Recurrence:
         Who comes first is found as if all had entered the step: a rank that could not would have come after its end.
         Then the step is run again, for those that sit it out.
         """
-        first, base = here - program[here][0].position, len(rows) - here
+        first = here - program[here][0].position
+        base = len(rows) - here
         ready = _ready(program[here], rows)
         order = np.argsort(ready[:, 0], kind="stable")
         n_in = len(order) - meeting.drop

@@ -134,8 +134,10 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         ends = np.mean([each.ranks.get(target.metric, (np.nan, np.nan)) for each in one.curves], axis=0)
         found["final_ranks"] = ends.tolist() if np.isfinite(ends).all() else None
     if target:
-        (steps, ours_s), (_, theirs_s) = one.to_target(target), base.to_target(target)
-        (of_steps, of_ours_s), (_, of_theirs_s) = one.errors(target), base.errors(target)
+        steps, ours_s = one.to_target(target)
+        _, theirs_s = base.to_target(target)
+        of_steps, of_ours_s = one.errors(target)
+        _, of_theirs_s = base.errors(target)
         found |= {"reached": int(np.isfinite(ours_s).sum()), **_mean("steps_to_target", steps, of_steps)}
         error = 0.0 if one is base else math.hypot(of_ours_s / ours_s.mean(), of_theirs_s / theirs_s.mean())
         found |= _mean("target_s", ours_s, of_ours_s) | _ratio("target_speedup", theirs_s, ours_s, error)
@@ -156,7 +158,8 @@ def curves_record(found: Iterable[Learned], target: Target | None, *, title: str
         target: To reach, if any.
         title: Of a picture.
     """
-    metric, value = (target or TRAINING_LOSS), target and target.value
+    metric = target or TRAINING_LOSS
+    value = target and target.value
     curves = [_curve(each, metric) for each in found]
     return {"title": title, "metric": metric.what, "target_value": value, "curves": curves}
 
@@ -192,7 +195,8 @@ def sentences(found: Sequence[Learned], base: Learned, target: Target | None) ->
         base: The one that the others are compared with.
         target: To reach, if any.
     """
-    metric, n_seeds = target or TRAINING_LOSS, len(base.curves)
+    metric = target or TRAINING_LOSS
+    n_seeds = len(base.curves)
     apart = [each for each in found if each.timed.parts]
     if lost := [each.label for each in found if np.isnan(each.values(TRAINING_LOSS)[:, -1]).any()]:
         yield f"diverged: runs of {', '.join(lost)}"
@@ -248,7 +252,8 @@ def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> It
 
 def _same_rates_and_curves(found: Sequence[Learned], base: Learned, target: Target) -> bool:
     """Tell whether means over evaluations are the baseline's but for chance, paired by seeds, with other plans."""
-    factors, digests = {each.timed.lr_factor for each in found}, {each.timed.plan.digest() for each in found}
+    factors = {each.timed.lr_factor for each in found}
+    digests = {each.timed.plan.digest() for each in found}
     means = [(each.values(target) - base.values(target))[:, 1:].mean(axis=1) for each in found if each is not base]
     intervals = [mean_interval(each) for each in means]
     return len(factors) == 1 < len(digests) and all(each and each[0] <= 0 <= each[1] for each in intervals)

@@ -47,7 +47,8 @@ class TimedSchedule:
     @property
     def parts(self) -> bool:
         """Whether ranks part: there are steps at whose end they have not exchanged what they learned."""
-        bodies, described = [*self.plan.body_of_steps()], job(self.scenario)
+        bodies = [*self.plan.body_of_steps()]
+        described = job(self.scenario)
         results = [self.schedule.result(bodies.index(number), described) for number in set(bodies)]
         return any(max(each.gradients.size, each.parameters.size) < self.plan.world_size for each in results)
 
@@ -65,12 +66,15 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
         PlanError: The schedule does not fit the cluster, or the task's tensors.
         ScenarioError: Likewise.
     """
-    built, plan = build(scenario, schedule), training_plan(scenario, schedule, task)
+    built = build(scenario, schedule)
+    plan = training_plan(scenario, schedule, task)
     pairs = zip(drops_late(built.plan).items(), drops_late(plan).items(), strict=True)
     rows = {ours: theirs for one, other in pairs for ours, theirs in zip(one, other, strict=True)}
-    ends_s, late = [], []
+    ends_s = []
+    late = []
     for seed in range(scenario.seed, scenario.seed + (n_seeds if scenario.is_random else 1)):
-        drawn, links = delays(scenario.model_copy(update={"seed": seed})), traffic(scenario, built.costs, seed)
+        drawn = delays(scenario.model_copy(update={"seed": seed}))
+        links = traffic(scenario, built.costs, seed)
         trace = engines.simulate(built.plan, built.costs, drawn, traffic=links)
         ends_s.append(step_end_s(trace).max(axis=1))
         late.append({rows[row]: ranks for row, ranks in trace.late.items()} if rows else None)

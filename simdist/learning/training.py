@@ -151,7 +151,9 @@ def train(run: Training) -> Curve:
     if "done" not in last and "diverged" not in last:
         raise RunError(f"{run.name}: the training ended without a result, after {len(found)} evaluations")
     if "diverged" in last:
-        every, n_steps, known = run.task.evaluate_every, run.plan.n_steps, found[-1]
+        every = run.task.evaluate_every
+        n_steps = run.plan.n_steps
+        known = found[-1]
         lost = {name: dict.fromkeys(known[name]) for name in ("rank0", "average")}
         rest = sorted({*range(known["step"] + every, n_steps, every), n_steps})
         found += [
@@ -241,8 +243,12 @@ class Trainer:
         Raises:
             ScenarioError: The folder is that of a sweep.
         """
-        self._store, self._workers, self.progress, self.say = store, workers, progress, say
-        self._free_nbytes, self._told_nbytes = free_nbytes, 0
+        self._store = store
+        self._workers = workers
+        self.progress = progress
+        self.say = say
+        self._free_nbytes = free_nbytes
+        self._told_nbytes = 0
         self.curves: dict[str, Curve] = {}
         self._wanted: dict[str, Training] = {}
         if store is None:
@@ -271,7 +277,8 @@ class Trainer:
         wanted = {run.key: run for run in runs}
         self._wanted |= wanted
         missing = {key: run for key, run in wanted.items() if key not in self.curves}
-        n_fit, todo = self._n_fit([*missing.values()]), iter(missing.items())
+        n_fit = self._n_fit([*missing.values()])
+        todo = iter(missing.items())
         underway: dict[Future[Curve], tuple[str, Training]] = {}
         failed: list[str] = []
         try:
@@ -293,8 +300,10 @@ class Trainer:
             for future in underway:
                 future.cancel()
         if failed:
-            named = "\n".join([*failed[:_MOST_NAMED], *["..."] * (len(failed) > _MOST_NAMED)])
-            others = "; the others are done" * (len(failed) < len(wanted))
+            named = "\n".join(failed[:_MOST_NAMED])
+            if len(failed) > _MOST_NAMED:
+                named += "\n..."
+            others = "; the others are done" if len(failed) < len(wanted) else ""
             raise RunError(f"{len(failed)} of {len(wanted)} runs failed{others}:\n{named}")
         return [self.curves[run.key] for run in runs]
 
@@ -303,15 +312,18 @@ class Trainer:
         largest = max(runs, key=lambda run: run.nbytes, default=None)
         if largest is None:
             return 0
-        n_fit, free = sys.maxsize, ""
+        n_fit = sys.maxsize
+        free = ""
         if self._free_nbytes is not None:
-            n_fit, free = self._free_nbytes // largest.nbytes, f"; {format_nbytes(self._free_nbytes)} are free"
+            n_fit = self._free_nbytes // largest.nbytes
+            free = f"; {format_nbytes(self._free_nbytes)} are free"
         takes = f"takes {format_nbytes(largest.nbytes)} of memory for {largest.plan.world_size:,} ranks{free}"
         if n_fit == 0:
             raise RunError(f"{largest.name}: {takes}: take a smaller model or batch, or fewer ranks")
         if largest.nbytes > self._told_nbytes:
             self._told_nbytes = largest.nbytes
-            self.say(f"a training run {takes}" + f", so at most {n_fit} at a time" * (n_fit < self._workers.n_underway))
+            limit = f", so at most {n_fit} at a time" if n_fit < self._workers.n_underway else ""
+            self.say(f"a training run {takes}{limit}")
         return n_fit
 
     def _keep(self, key: str, run: Training, curve: Curve) -> None:

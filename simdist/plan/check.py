@@ -187,7 +187,8 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
 def _lateness(plan: Plan) -> Iterator[tuple[int, int, str]]:
     """Yield body, position and what is wrong with who sits a step out, or comes too late in it."""
     for number, body in enumerate(plan.bodies):
-        enter, exchange = ops.entering(body), ops.drops(body)
+        enter = ops.entering(body)
+        exchange = ops.drops(body)
         collectives = [at for at, op in enumerate(body) if isinstance(op, ops.COLLECTIVES)]
         for position, op in enumerate(body):
             if isinstance(op, ops.Enter) and position:
@@ -272,7 +273,8 @@ def _dense_problems(buffer: Buffer) -> Iterator[str]:
 def _server_problems(op: ops.AllReduce, buffer: Buffer) -> Iterator[str]:
     if op.servers is None:
         return
-    parts, members = op.servers.parts, op.servers.members
+    parts = op.servers.parts
+    members = op.servers.members
     if not parts or min(parts) < 0 or sum(parts) != buffer.count:
         yield f"servers hold {parts} elements; {buffer.name!r} has {buffer.count}, and they hold all of it"
     if members and (len(members) != len(parts) or len(set(members)) < len(members)):
@@ -352,7 +354,8 @@ def _n_tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> int:
 
 
 def _share_problems(op: ops.TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
-    dst, n_tensors = buffers[op.dst], _n_tensors(op.params, buffers)
+    dst = buffers[op.dst]
+    n_tensors = _n_tensors(op.params, buffers)
     share = math.ceil(n_tensors / op.group.size)
     if dst.count != share:
         yield f"{op.dst!r} holds {dst.count} ratios; a share of {n_tensors} tensors over a {op.group} is {share}"
@@ -363,7 +366,8 @@ def _share_problems(op: ops.TrustRatios, buffers: dict[str, Buffer]) -> Iterator
 def _ratio_problems(op: ops.Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
     if op.ratios is None:
         return
-    ratios, n_tensors = buffers[op.ratios], _n_tensors(op.params, buffers)
+    ratios = buffers[op.ratios]
+    n_tensors = _n_tensors(op.params, buffers)
     if ratios.count < n_tensors or ratios.sparse:
         yield f"{op.ratios!r} holds {ratios.count} ratios; there are {n_tensors} tensors, and each takes one"
 
@@ -378,7 +382,8 @@ def _slice_problems(op: ops.Optimize, buffers: dict[str, Buffer]) -> Iterator[st
         if buffers[param].tensors is None:
             yield f"updates {param!r}, which names no tensors"
         if buffers[grad].count not in (buffers[param].count, buffers[updated].count) or buffers[grad].sparse:
-            whole, one = buffers[param].count, buffers[updated].count
+            whole = buffers[param].count
+            one = buffers[updated].count
             yield f"updates with {buffers[grad].count} elements of {grad!r}; {param!r} takes {one}, or all {whole}"
 
 
@@ -392,7 +397,9 @@ def _covered(ranges: list[tuple[int, int] | None]) -> Iterator[int]:
 
 
 def _select_problems(op: ops.Select, buffers: dict[str, Buffer]) -> Iterator[str]:
-    src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
+    src = buffers[op.src]
+    dst = buffers[op.dst]
+    residual = buffers[op.residual]
     for buffer in (src, residual):
         if buffer.sparse:
             yield f"selects from the sparse buffer {buffer.name!r}; src and residual are dense"
@@ -413,7 +420,8 @@ def _low_rank_problems(op: ops.LowRank, buffers: dict[str, Buffer]) -> Iterator[
     if unknown:
         yield f"approximates with {unknown[0]!r}, which is no buffer of the plan"
         return
-    grad, end = buffers[op.grad], 0
+    grad = buffers[op.grad]
+    end = 0
     n_grad = grad.count - grad.padding
     for matrix in sorted(op.matrices, key=lambda matrix: matrix.first):
         if matrix.first < end or not 1 <= matrix.rank <= min(matrix.rows, matrix.columns):
@@ -435,7 +443,9 @@ def _low_rank_problems(op: ops.LowRank, buffers: dict[str, Buffer]) -> Iterator[
 
 
 def _merge_problems(op: ops.Merge, buffers: dict[str, Buffer]) -> Iterator[str]:
-    src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
+    src = buffers[op.src]
+    dst = buffers[op.dst]
+    residual = buffers[op.residual]
     if not src.sparse or not dst.sparse or residual.sparse:
         yield "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so"
     if not 1 <= dst.count <= src.count:

@@ -34,7 +34,8 @@ class DrawnDelays:
 
     def take(self, n_steps: int) -> Delays:
         """Return the delays of the next `n_steps` steps."""
-        first, self._step = self._step, self._step + n_steps
+        first = self._step
+        self._step = self._step + n_steps
         return {channel: array[:, first : self._step] for channel, array in self._delays.items()}
 
 

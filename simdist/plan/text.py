@@ -9,6 +9,7 @@ from simdist.plan import ops
 from simdist.plan.group import Group
 from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
 from simdist.settings.units import format_nbytes, format_seconds
+from simdist.settings.words import plural
 
 _MOST_RANKS = 10  # that are named
 
@@ -16,7 +17,7 @@ _MOST_RANKS = 10  # that are named
 def ranks_named(ranks: tuple[int, ...]) -> str:
     """Name ranks, the first ones of many."""
     some = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {some}"
+    return f"{plural(len(ranks), 'rank')} {some}"
 
 
 def op_name(op: ops.Op) -> str:
@@ -184,7 +185,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"    {_dataset_text(plan.dataset, plan.world_size)}"
     n_steps = Counter(plan.body_of_steps())
     for number, body in enumerate(plan.bodies):
-        yield f"body {number}, {n_steps[number]} step{'s' if n_steps[number] != 1 else ''}"
+        yield f"body {number}, {n_steps[number]} {plural(n_steps[number], 'step')}"
         yield body_text(body)
     yield f"order {order_text(plan.order)}"
 

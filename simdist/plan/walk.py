@@ -127,7 +127,8 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
     for run in plan.order:
         left = run.times
         while left:
-            before, first_index = walker.state(), walker.index
+            before = walker.state()
+            first_index = walker.index
             templates = walker.walk_steps(run)
             times = left if _recurs(before, walker.state(), len(templates)) else 1
             walker.skip(before, (times - 1) * len(templates))
@@ -228,19 +229,20 @@ class _Walker:
         """Go on as if what led from `before` to the present state had been repeated for `n_instances` more."""
         if not n_instances:
             return
-        moved = [
-            now
-            and _Done(
-                now.index + n_instances * (now.index != then.index),
-                now.stream,
-                tuple(at + n_instances * (at != at_then) for at, at_then in zip(now.clock, then.clock, strict=True)),
-            )
-            if then
-            else None
-            for then, now in zip(before, self.state(), strict=True)
-        ]
+
+        def moved_index(then: int, now: int) -> int:
+            return now if now == then else now + n_instances
+
+        def moved_done(then: _Done | None, now: _Done | None) -> _Done | None:
+            if then is None or now is None:
+                return None
+            clock = tuple(map(moved_index, then.clock, now.clock))
+            return _Done(moved_index(then.index, now.index), now.stream, clock)
+
+        moved = [moved_done(then, now) for then, now in zip(before, self.state(), strict=True)]
         self.index += n_instances
-        self._tails, rest = moved[: self._n_lanes], iter(moved[self._n_lanes :])
+        self._tails = moved[: self._n_lanes]
+        rest = iter(moved[self._n_lanes :])
         for name in self._buffers:
             writer = next(rest)
             readers = {stream: done for stream in range(self._n_lanes) if (done := next(rest))}

@@ -186,7 +186,8 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
         "doubts": _caveats(job, links, proof, kind),
         "imported": _facts(job, proof, budget, kind, _unsure(job, links)),
     }
-    scenario, noise = slowed.model_copy(update=told), stragglers.noise_of(excess, late)
+    scenario = slowed.model_copy(update=told)
+    noise = stragglers.noise_of(excess, late)
     found = job, layout, clocks, times, links, base, host, model
     return ImportedJob(*found, scenario, delays, late, noise, proof, budget, kind, tuple(notes))
 
@@ -202,7 +203,9 @@ def _facts(job: TracedJob, proof: Proof, budget: StepBudget, kind: JobKind, unsu
     """Return what the scenario says of the job that it was imported from."""
     parts = {part.name.lower(): round(float(budget.of_all_s[part]), 9) for part in StepPart if budget.of_all_s[part]}
     left_out = "" if kind.is_modelled else kind.sentence
-    step_s, error, beside_s = round(proof.measured_s, 9), round(proof.error, 4), round(budget.beside_s, 9)
+    step_s = round(proof.measured_s, 9)
+    error = round(proof.error, 4)
+    beside_s = round(budget.beside_s, 9)
     told = {"left_out": left_out, "unsure": unsure, "verdict": budget.verdict, "parts": parts}
     profiler_s = round(float(np.mean([each.recording_s for each in job.profiles])), 9)
     return Imported(step_s=step_s, error=error, beside_s=beside_s, profiler_s=profiler_s, **told)

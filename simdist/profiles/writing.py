@@ -98,7 +98,8 @@ def scenario_text(imported: ImportedJob, *, delays: str, workload: str) -> str:
         document["workload"] = {"file": workload}
     document["disturbances"] = [{"kind": "recorded", "on": channel, "file": delays} for channel in imported.delays]
     document["schedules"] = [_schedule(each) for each in scenario.schedules]
-    comments, lines = _comments(imported), [*_wrapped(_head(imported))]
+    comments = _comments(imported)
+    lines = [*_wrapped(_head(imported))]
     for line in strict_yaml.dump({key: value for key, value in document.items() if value}).splitlines():
         lines += [*_wrapped(comments.get(line.partition(":")[0], ())), line]
     return "".join(f"{line}\n" for line in lines)
@@ -106,9 +107,11 @@ def scenario_text(imported: ImportedJob, *, delays: str, workload: str) -> str:
 
 def _changed(settings: Settings) -> dict[str, Any]:
     """Return those of some settings that are not the default ones, as files have them."""
-    changed, written = {}, settings.model_dump(mode="json")
+    changed = {}
+    written = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
-        value, key = getattr(settings, name), field.alias or name
+        value = getattr(settings, name)
+        key = field.alias or name
         if value == field.get_default() or key not in written:
             continue
         changed[key] = written[key]
@@ -120,7 +123,8 @@ def _changed(settings: Settings) -> dict[str, Any]:
 
 
 def _head(imported: ImportedJob) -> Iterator[str]:
-    job, proof = imported.job, imported.proof
+    job = imported.job
+    proof = imported.proof
     yield (
         f"Imported from profiler traces of {len(job.ranks)} of {job.world_size} ranks, "
         f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; reproduced by this scenario's sync "
@@ -140,14 +144,24 @@ def _wrapped(comments: Iterable[str]) -> Iterator[str]:
 
 def _comments(imported: ImportedJob) -> dict[str, list[str]]:
     """Return what is said of the keys of the scenario, before each: where numbers are from."""
-    scenario, base, late = imported.scenario, imported.base, imported.stragglers
-    n_passes, storage = scenario.workload.micro_batches, scenario.cluster.storage
+    scenario = imported.scenario
+    base = imported.base
+    late = imported.stragglers
+    n_passes = scenario.workload.micro_batches
+    storage = scenario.cluster.storage
     loaded = [f"storage: {storage.source}: what loading a batch takes"] if storage else []
-    inside = [f"{_ms(base.host_s / n_passes)} of the host"] * (base.host_s > 0)
-    inside += [f"{_ms(base.input_s / n_passes)} of input"] * (base.input_s > 0 and not imported.host.loads)
-    first, each = imported.job.numbers[0], "step" if n_passes == 1 else "pass"
+    inside = []
+    if base.host_s > 0:
+        inside.append(f"{_ms(base.host_s / n_passes)} of the host")
+    if base.input_s > 0 and not imported.host.loads:
+        inside.append(f"{_ms(base.input_s / n_passes)} of input")
+    first = imported.job.numbers[0]
+    each = "step" if n_passes == 1 else "pass"
+    forward = [f"forward: with {' and '.join(inside)}, which every {each} has"] if inside else []
     told = ((one, one.when(scenario.steps)) for one in late[:_TOLD])
     delays = [f"{one.who}, {when}, {one.channel}: +{_ms(one.seconds)}" for one, when in told]
+    if len(late) > _TOLD:
+        delays.append(f"and {len(late) - _TOLD} more")
     return {
         "cluster": [
             f"nodes: {imported.layout.source}",
@@ -157,14 +171,13 @@ def _comments(imported: ImportedJob) -> dict[str, list[str]]:
         ],
         "workload": [
             "backward: seconds until a gradient is ready, from the one before",
-            *[f"forward: with {' and '.join(inside)}, which every {each} has"] * bool(inside),
+            *forward,
         ],
         "steps": [f"as many as were traced; step 0 is step {first} of the profiler"],
         "disturbances": [
             "what steps took beyond an undisturbed one, by step and rank, played as it happened; add resample_steps: N "
             "to draw other blocks of N steps for every seed",
             *delays,
-            *[f"and {len(late) - _TOLD} more"] * (len(late) > _TOLD),
         ],
         "imported": ["facts of the traced job"],
         "doubts": ["repeated by every command that reads this"],
@@ -173,7 +186,8 @@ def _comments(imported: ImportedJob) -> dict[str, list[str]]:
 
 def _source(imported: ImportedJob, key: str) -> str:
     """Say where the times of a link are from."""
-    layout, links = imported.layout, imported.links
+    layout = imported.layout
+    links = imported.links
     if links is None:
         return "as given"
     if key == "fabric" and links.fabric_source:

@@ -139,7 +139,8 @@ class _Proof:
         lasting = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
         self._params = [name for name in lasting if name in trained]
         self._anchors = [name for name in lasting if name not in trained]
-        self._combines, self._oldest = any(isinstance(op, ops.Combine) for op in distinct), _OLDEST
+        self._combines = any(isinstance(op, ops.Combine) for op in distinct)
+        self._oldest = _OLDEST
         self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
         self._asked: tuple[Value | None, bool] = None, False
         self._updated: set[str] = set()  # parameters of which ranks have updated slices in this step
@@ -179,9 +180,11 @@ class _Proof:
             key = known
 
     def _step(self, state: State, step: int, body: int, declared: Result) -> State:
-        self._rated, self._saved = [], []
+        self._rated = []
+        self._saved = []
         self._updated.clear()
-        self._n_passes, self._n_declared = 0, declared.micro_batches
+        self._n_passes = 0
+        self._n_declared = declared.micro_batches
         enter = ops.entering(self._plan.bodies[body])
         self._entered = self._without(enter.absent if enter else ())
         lasting = {*self._params, *self._anchors}
@@ -297,7 +300,8 @@ class _Proof:
 
     def _kept(self, residual: str, src: str, state: State) -> Value:
         """Return what a residual holds afterwards: the rest of the same places as before."""
-        before, places = state[residual], state[src].places
+        before = state[residual]
+        places = state[src].places
         if before.has("kept") and not np.array_equal(before.places, places):
             raise _BrokenError(f"{residual} holds the rest of other tensors, or slices, than those of {src}")
         return Value(places, {Tag("kept"): self._own.repeated(places.shape[1])})
@@ -308,7 +312,8 @@ class _Proof:
             case "left":
                 if op.seed is None:
                     self._demand_alike(op.right, state)
-                kept, grad = self._kept(op.residual, op.grad, state), state[op.grad]
+                kept = self._kept(op.residual, op.grad, state)
+                grad = state[op.grad]
                 state[op.residual] = Value(grad.places, grad.weights | kept.weights)
                 state.update(dict.fromkeys((op.left, *op.others), grad))
                 state.setdefault(op.right, Value(grad.places, {}))
@@ -379,7 +384,8 @@ class _Proof:
 
     def _unpack(self, op: ops.Unpack, state: State) -> None:
         """Take the atoms of a fusion buffer apart again."""
-        value, first = state[op.src], 0
+        value = state[op.src]
+        first = 0
         for name in op.dsts:
             begin, end = self._atoms(name)
             last = first + end - begin
@@ -470,7 +476,8 @@ class _Proof:
         for grad in op.grads:
             grad_first, grad_last = self._atoms(grad)
             self._demand_places(grad, state[grad])
-            low, high = max(first, grad_first), min(last, grad_last)
+            low = max(first, grad_first)
+            high = min(last, grad_last)
             for tag, each in state[grad].weights.items() if low < high else ():
                 piece = Weights(each.numerators[:, low - grad_first : high - grad_first], each.denominator)
                 pieces[tag].append((slice(low - first, high - first), piece))
@@ -488,7 +495,8 @@ class _Proof:
 
     def _own_slices(self, op: ops.Optimize, value: Value) -> Value:
         """Return the j-th slice of the atoms on member j."""
-        shape, n_atoms = op.shared_by.shape(self._plan.world_size), value.places.shape[1]
+        shape = op.shared_by.shape(self._plan.world_size)
+        n_atoms = value.places.shape[1]
         if n_atoms % op.shared_by.size:
             raise _BrokenError(f"shares {n_atoms} slices over a {op.shared_by}; a buffer is cut once over a group")
 
@@ -557,7 +565,9 @@ class _Proof:
 
     def _exchanged(self, updated: dict[Tag, Weights], declared: Result) -> dict[str, dict[Tag, Weights]]:
         """Return what is declared of parameters that an average reaches now, and of their anchors."""
-        plus, minus, anchor = Fraction(1), Fraction(-1), {Tag("anchor"): self._own}
+        plus = Fraction(1)
+        minus = Fraction(-1)
+        anchor = {Tag("anchor"): self._own}
         age = max(declared.late_steps - 1, 0)  # what a step leaves behind is what the next one begins with
         sent = {Tag("param", age): self._began} if declared.late_steps else updated
         if declared.mixing is not None:
@@ -566,7 +576,8 @@ class _Proof:
         if declared.mixing is None:
             param = summed((updated, plus), (mean, plus), (sent, minus)) if declared.late_steps else mean
             return {"param": param, "anchor": anchor}
-        anchor, share = summed((anchor, plus), (mean, plus)), fraction(declared.mixing)
+        anchor = summed((anchor, plus), (mean, plus))
+        share = fraction(declared.mixing)
         return {"param": summed((updated, share), (anchor, 1 - share)), "anchor": anchor}
 
     def _compare_saved(self, state: State, step: int, body: int) -> None:
@@ -591,7 +602,8 @@ class _Proof:
             return str(error)
         for tag in sorted({*found.weights, *expected}, key=lambda tag: (tag.kind, tag.age, tag.micro_batch)):
             zero = Weights(np.zeros_like(self._own.numerators))
-            have, want = found.weights.get(tag, zero), expected.get(tag, zero)
+            have = found.weights.get(tag, zero)
+            want = expected.get(tag, zero)
             differs = have.numerators * want.denominator != want.numerators * have.denominator
             if differs.any():
                 rank, atom, column = (int(index) for index in np.argwhere(differs)[0])

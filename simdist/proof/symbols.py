@@ -39,7 +39,8 @@ class Weights:
 
     def __add__(self, other: "Weights") -> "Weights":
         common = math.lcm(self.denominator, other.denominator)
-        mine, theirs = common // self.denominator, common // other.denominator
+        mine = common // self.denominator
+        theirs = common // other.denominator
         self.demand_room(2 * mine)
         other.demand_room(2 * theirs)
         return reduced(self.numerators * mine + other.numerators * theirs, common)

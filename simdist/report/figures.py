@@ -85,7 +85,8 @@ def shortened(text: str, *, most: int = 40) -> str:
 
 def svg(figure: "Figure") -> bytes:
     """Return a figure as SVG; equal figures give equal bytes."""
-    _write(figure, written := BytesIO(), ".svg")
+    written = BytesIO()
+    _write(figure, written, ".svg")
     return written.getvalue()
 
 

@@ -146,7 +146,8 @@ def _draw_spans(axes: "Axes", view: LaneView, scale: float) -> set[Style]:
         begin_s, end_s = np.clip([spans.begin_s, spans.end_s], view.begin_s, view.end_s)
         seen, band = np.nonzero(end_s > begin_s)
         if len(seen):
-            left, right = begin_s[seen, band] * scale, end_s[seen, band] * scale
+            left = begin_s[seen, band] * scale
+            right = end_s[seen, band] * scale
             top = view.top(0, spans.lane) + band
             bottom = top + view.lane_height
             corners = np.array([(left, top), (right, top), (right, bottom), (left, bottom)])

@@ -31,8 +31,10 @@ def learning_figure(found: Mapping[str, Any]) -> "Figure":
         figure.suptitle(shortened(found["title"], most=_TITLE_CHARACTERS), x=0.01, ha="left", fontsize="medium")
         for number, each in enumerate(curves):
             mean, lowest, highest = (np.array(each[name], float) for name in ("mean", "lowest", "highest"))
-            steps, seconds = np.array(each["steps"]), np.array(each["seconds"]) * scale
-            color, style = _COLORS[number % len(_COLORS)], _STYLES[number // len(_COLORS) % len(_STYLES)]
+            steps = np.array(each["steps"])
+            seconds = np.array(each["seconds"]) * scale
+            color = _COLORS[number % len(_COLORS)]
+            style = _STYLES[number // len(_COLORS) % len(_STYLES)]
             for axes, at in ((left, steps), (right, seconds)):
                 axes.fill_between(at, lowest, highest, color=color, alpha=0.15, linewidth=0)
                 label = shortened(each["schedule"]) if axes is left else None

@@ -72,7 +72,10 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.axvline(1, color=BLACK, linewidth=1, linestyle=(0, (4, 3)))
     for place, row in zip(places, rows, strict=True):
         _note(axes, place, _speedup_text(row))
-    axes.set_xlabel(_baseline_text(rows) + ((", 95 % interval" + " over seeds" * (not rows[0].shares)) * has_whiskers))
+    label = _baseline_text(rows)
+    if has_whiskers:
+        label += ", 95 % interval" if rows[0].shares else ", 95 % interval over seeds"
+    axes.set_xlabel(label)
 
 
 def _speedup_text(row: Row) -> str:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 _MOST_RANKS = 16
-_LANE_IN, _TITLE_IN, _LEGEND_IN = 0.17, 0.9, 0.6
+_LANE_IN = 0.17
+_TITLE_IN = 0.9
+_LEGEND_IN = 0.6
 
 
 def timeline_figure(*traces: Trace, first_step: int = 0, n_steps: int = 4) -> "Figure":

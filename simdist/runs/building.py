@@ -49,7 +49,9 @@ class Built:
 
 def job(scenario: Scenario) -> Job:
     """Return what schedules need to know of a scenario."""
-    cluster, workload, path = scenario.cluster, scenario.workload, scenario.input
+    cluster = scenario.cluster
+    workload = scenario.workload
+    path = scenario.input
     policy = scenario.data.policy if scenario.data else "naive"
     return Job(
         world_size=cluster.world_size,
@@ -73,7 +75,9 @@ def job(scenario: Scenario) -> Job:
 
 def dataset(scenario: Scenario) -> Dataset | None:
     """Return the data set that is read from storage, if there is one."""
-    cluster, workload, data = scenario.cluster, scenario.workload, scenario.data
+    cluster = scenario.cluster
+    workload = scenario.workload
+    data = scenario.data
     if data is None or scenario.input.source != "storage":
         return None
     return Dataset(
@@ -185,7 +189,8 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
 @lru_cache(maxsize=64)
 def _one_machine_s(settings: tuple[tuple[str, object], ...], workload: Workload, host: Host, schedule: Sync) -> float:
     """Return the seconds of a step without disturbances on a cluster of these settings."""
-    n_steps, cluster = 4, Cluster.model_validate(dict(settings))
+    n_steps = 4
+    cluster = Cluster.model_validate(dict(settings))
     scenario = Scenario(cluster=cluster, workload=workload, host=host, schedules=(schedule,), steps=n_steps)
     plan = schedule.plan(job(scenario))
     return engines.simulate(plan, price(plan, cluster, workload), {}).makespan_s / n_steps
@@ -219,7 +224,8 @@ def simulate(
         labels = ", ".join(schedule.name for schedule in scenario.schedules)
         raise ScenarioError(f"{scenario.name}: no schedule is called {label!r}; there are: {labels}")
     built = build(scenario, chosen[0])
-    drawn, links = delays(scenario), traffic(scenario, built.costs, scenario.seed)
+    drawn = delays(scenario)
+    links = traffic(scenario, built.costs, scenario.seed)
     return engines.simulate(
         built.plan, built.costs, drawn, engine=engine, traffic=links, actors=actors, observers=observers
     )

@@ -79,7 +79,8 @@ def simulated_scenario(run: RunDirectory, machines: Calibrated | None, *, real: 
 
 
 def _cluster(run: RunDirectory, machines: Calibrated, real: Trace | None) -> Cluster:
-    cluster, ours = machines.cluster, run.scenario.cluster
+    cluster = machines.cluster
+    ours = run.scenario.cluster
     if (cluster.nodes, cluster.gpus_per_node) != (ours.nodes, ours.gpus_per_node):
         raise ScenarioError(
             f"{machines.file}: has {cluster.nodes} nodes x {cluster.gpus_per_node} GPUs; "

@@ -43,10 +43,16 @@ from simdist.traces.trace import Trace, write_npz
 if TYPE_CHECKING:
     from simdist.traces.reads import Reads
 
-PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
-SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
+PLAN = "plan.json"
+SCENARIO = "scenario.yaml"
+DELAYS = "delays.npz"
+SIMULATED = "trace.simulated.npz"
+REAL = "trace.real.npz"
+PARTIAL = "trace.partial.npz"
 TRACES = {"simulated": SIMULATED, "real": REAL}
-REPORT, REAL_READS, PARTIAL_READS = "real.json", "real-reads.npz", "partial-reads.npz"
+REPORT = "real.json"
+REAL_READS = "real-reads.npz"
+PARTIAL_READS = "partial-reads.npz"
 #: All that a measurement may leave.
 MEASURED = (REAL, REPORT, REAL_READS, PARTIAL, PARTIAL_READS)
 NO_LINKS = "none"
@@ -302,7 +308,8 @@ def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]
 
 def _standalone(scenario: Scenario) -> tuple[Scenario, dict[str, NDArray[np.float64]]]:
     """Let recordings be read from files beside the scenario; return them by name."""
-    disturbances, recordings = list(scenario.disturbances), {}
+    disturbances = list(scenario.disturbances)
+    recordings = {}
     for number, disturbance in enumerate(disturbances):
         if isinstance(disturbance, Recorded | LinkRecorded):
             name = f"recording-{number}.npz"
@@ -339,7 +346,8 @@ def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | No
 
 def _check_plan(path: Path, plan: Plan, scenario: Scenario) -> None:
     """Refuse a plan that is not legal, or not for this scenario. Sizes first: they bound the rest of the work."""
-    file, beside = path / PLAN, path / SCENARIO
+    file = path / PLAN
+    beside = path / SCENARIO
     needed = {"world_size": scenario.cluster.world_size, "steps": scenario.steps}
     for name, found in {"world_size": plan.world_size, "steps": plan.n_steps}.items():
         if found != needed[name]:

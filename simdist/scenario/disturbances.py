@@ -178,7 +178,8 @@ class Recorded(_Disturbance):
             return self._resampling_faults(rows, columns, world_size)
         if rows >= n_steps and columns == world_size:
             return []
-        found, needed = f"[{rows} steps, {columns} ranks]", f"[{n_steps} steps, {world_size} ranks]"
+        found = f"[{rows} steps, {columns} ranks]"
+        needed = f"[{n_steps} steps, {world_size} ranks]"
         return [(("file",), f"{self.file.name} holds {found}, the run needs {needed}: as many ranks, no fewer steps")]
 
     def _resampling_faults(self, rows: int, columns: int, world_size: int) -> list[Fault]:

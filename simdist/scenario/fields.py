@@ -18,7 +18,8 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
 _PARTS = re.compile(r"\w+", re.ASCII)
 _MAX_DIGITS = 9  # of an index
 #: Parts of a scenario that may be just a name, and the keys under which they name what they begin with.
-BASED, BASES = ("cluster", "workload"), ("preset", "file")
+BASED = ("cluster", "workload")
+BASES = ("preset", "file")
 
 _STANDING_FOR_OTHERS = {  # keys that are read before the settings are
     **{(part, base): f"{part}.{base}" for part in BASED for base in BASES},
@@ -126,7 +127,8 @@ def find_field(settings: Settings, path: Path) -> ScenarioField:
     here: object = settings
     for depth, key in enumerate(path[:-1]):
         here = _below(here, key, path[:depth])
-    last, above = path[-1], path[:-1]
+    last = path[-1]
+    above = path[:-1]
     if not _is_settings(here):
         _below(here, last, above)
         return ScenarioField(path, path_text(path))
@@ -197,7 +199,8 @@ def with_value(here: Any, path: Path, value: object) -> Any:
     """Return settings with another value of a field that `find_field` has found, not validated again."""
     if not path:
         return value
-    key, below = path[0], path[1:]
+    key = path[0]
+    below = path[1:]
     match here:
         case BaseModel():
             name = _attribute(type(here), key, ())
@@ -217,7 +220,8 @@ def _settings_class(annotation: object) -> type[Settings] | None:
 
 def _single_types(annotation: object) -> set[type] | None:
     """Return the types of a single value that an annotation allows besides None, or None if it allows others."""
-    origin, args = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    args = get_args(annotation)
     if origin is Annotated:
         return _single_types(args[0])
     if origin is Literal:

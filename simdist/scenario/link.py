@@ -77,7 +77,8 @@ class Link(Settings):
             if name in self.model_fields_set
         ]
         for i, point in enumerate(table):
-            nbytes, time_s = point.nbytes, point.time_s
+            nbytes = point.nbytes
+            time_s = point.time_s
             if nbytes > 0 and time_s == 0:
                 faults.append(((("table", i, "time")), f"0 s for {format_nbytes(nbytes)} is an infinite bandwidth"))
             if i and nbytes <= table[i - 1].nbytes:

@@ -28,7 +28,8 @@ Flight: TypeAlias = tuple[float, float | None, float | None]
 _TILE = 256  # numbers made at once
 _UNUSED_BITS = np.uint64(11)  # a double has 53
 _ONE = np.uint64(1)
-_LINKS, _FLOWS = 1, 2
+_LINKS = 1
+_FLOWS = 2
 
 
 def link_shares(
@@ -155,4 +156,5 @@ def _random_spans(on_s: float, off_s: float, tiles: Iterator[Floats]) -> Iterato
         then_s = now_s + length * (on_s if is_on else off_s)
         if is_on:
             yield now_s, then_s
-        now_s, is_on = then_s, not is_on
+        now_s = then_s
+        is_on = not is_on

@@ -200,7 +200,8 @@ class LinkRecorded(_LinkDisturbance):
 
     def cluster_faults(self, cluster: Cluster) -> list[Fault]:
         """Return what the cluster lacks of the links, or the recording."""
-        n_links, n_found = len(self.places(cluster.nodes)), self.table().shape[1] - 1
+        n_links = len(self.places(cluster.nodes))
+        n_found = self.table().shape[1] - 1
         faults = super().cluster_faults(cluster)
         if not faults and n_links != n_found:
             fault = f"{self.file.name} holds {n_found} links besides the time, the disturbance has {n_links}"
@@ -299,7 +300,8 @@ def _lacking(link: LinkKind, cluster: Cluster) -> str | None:
     if link == "switch" and cluster.nodes == 1:
         return "switch: a cluster of one node has none: write cluster.nodes: 2 or more, or another link"
     if cluster.storage and link == "storage":
-        where, is_limited = "storage", math.isfinite(cluster.storage.bandwidth_Bps)
+        where = "storage"
+        is_limited = math.isfinite(cluster.storage.bandwidth_Bps)
     else:
         where = "fabric" if link.startswith("fabric") else "network"
         line = cluster.fabric if where == "fabric" else cluster.network
@@ -310,7 +312,8 @@ def _lacking(link: LinkKind, cluster: Cluster) -> str | None:
 
 def _table_problems(table: Floats) -> Iterator[str]:
     """Yield what is wrong with times and shares."""
-    times_s, shares = table[:, 0], table[:, 1:]
+    times_s = table[:, 0]
+    shares = table[:, 1:]
     if not shares.shape[1]:
         yield "holds times only"
     elif times_s[0] != 0 or (np.diff(times_s) <= 0).any():

@@ -89,7 +89,8 @@ def read_part(part: Part, path: Path) -> dict[str, object]:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
     """
     _, keys = _read_file(Cluster, path, _CLUSTER) if part == "cluster" else _read_file(Workload, path, _WORKLOAD)
-    if isinstance(tensors_file := keys.get("tensors_file"), str):
+    tensors_file = keys.get("tensors_file")
+    if isinstance(tensors_file, str):
         keys["tensors_file"] = str((path.parent / tensors_file).absolute())
     return keys
 
@@ -139,7 +140,8 @@ def validated(
     Raises:
         ScenarioError: It is wrong; a line for every problem.
     """
-    problems, settings = list(document.problems), None
+    problems = list(document.problems)
+    settings = None
     if isinstance(document.root, dict):
         try:
             settings = cls.model_validate({**(defaults or {}), **document.root}, context=FromFile(folder))

@@ -104,7 +104,8 @@ def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, 
     for key, item in overrides.items():
         below = merged.get(key)
         merged[key] = _merged(below, item) if isinstance(below, dict) and isinstance(item, dict) else item
-    ranges, own = base.get("uncertain"), overrides.get("uncertain", {})
+    ranges = base.get("uncertain")
+    own = overrides.get("uncertain", {})
     if isinstance(ranges, dict) and isinstance(own, dict):  # who states another value has measured it
         stay = "uncertain" not in overrides or own  # who writes {} wants none
         merged["uncertain"] = {

@@ -61,7 +61,8 @@ def read_table(
     try:
         _check_file(path, form)
         table = _read_npz(path, form) if path.suffix == ".npz" else _read_csv(path, form)
-        if len(wrong := np.argwhere(~((table >= 0) & np.isfinite(table)))):
+        wrong = np.argwhere(~((table >= 0) & np.isfinite(table)))
+        if len(wrong):
             row, column = wrong[0]
             raise ValueError(f"{path}: {table[row, column]:g} at {form.place.format(row, column)}: {form.values}")
         for problem in problems(table):
@@ -86,12 +87,16 @@ def _check_file(path: Path, form: TableForm) -> None:
 
 def _read_npz(path: Path, form: TableForm) -> NDArray[np.float64]:
     """Read an .npz file. ValueError tells what is wrong."""
-    name, numbers = None, np.empty((0, 0))
+    name = None
+    numbers = np.empty((0, 0))
     try:
         with open_arrays(path) as file:
             names = file.names
             name = names[0] if len(names) == 1 else form.array
-            is_right = name in names and _is_right(found := file.declared(name))
+            is_right = False
+            if name in names:
+                found = file.declared(name)
+                is_right = _is_right(found)
             if is_right:
                 numbers = file.read(name)
     except OSError:

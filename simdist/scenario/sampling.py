@@ -78,7 +78,9 @@ class DelaySampler:
 
     def __init__(self, sources: Sequence["_Source"], *, world_size: int, n_seeds: int) -> None:
         """Start at step 0."""
-        self._sources, self._world_size, self._n_seeds = sources, world_size, n_seeds
+        self._sources = sources
+        self._world_size = world_size
+        self._n_seeds = n_seeds
         self._next_step = 0
 
     @property
@@ -96,7 +98,8 @@ class DelaySampler:
         """
         shape = (n_steps, self._world_size, self._n_seeds)
         delays = {channel: np.zeros(shape) for channel in sorted(self.channels)}
-        first, self._next_step = self._next_step, self._next_step + n_steps
+        first = self._next_step
+        self._next_step = self._next_step + n_steps
         for start, stop in self._batches(first, self._next_step):
             for source in self._sources:
                 delays[source.channel][start - first : stop - first, source.ranks] += source.delays(start, stop)
@@ -129,7 +132,8 @@ class _Uniforms:
         return ((self._words(start, stop, 0) >> _UNUSED_BITS) | _ONE).astype(np.float64) * 2.0**-53
 
     def _words(self, start: int, stop: int, lane: int) -> Words:
-        first_tile, last_tile = start // _TILE_STEPS, (stop - 1) // _TILE_STEPS
+        first_tile = start // _TILE_STEPS
+        last_tile = (stop - 1) // _TILE_STEPS
         n_tiles = last_tile - first_tile + 1
         words = np.empty((n_tiles, _TILE_STEPS, self.world_size, len(self.keys)), dtype=np.uint64)
         counter = np.array([0, first_tile, lane, 0], dtype=np.uint64)
@@ -156,8 +160,12 @@ class _Source:
         seeds: Sequence[int],
         ranks_per_node: int,
     ) -> None:
-        self.channel, self.ranks = disturbance.on, uniforms.ranks
-        self._disturbance, self._uniforms, self._compute_s, self._seeds = disturbance, uniforms, compute_s, seeds
+        self.channel = disturbance.on
+        self.ranks = uniforms.ranks
+        self._disturbance = disturbance
+        self._uniforms = uniforms
+        self._compute_s = compute_s
+        self._seeds = seeds
         self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
@@ -238,7 +246,8 @@ def resampled_steps(seed: int, n_recorded: int, block_steps: int, start: int, st
         int64 `[stop - start]`, from 0 to `n_recorded - 1`.
     """
     blocks, offsets = np.divmod(np.arange(start, stop), block_steps)
-    first_tile, last_tile = int(blocks[0]) // _TILE_STEPS, int(blocks[-1]) // _TILE_STEPS
+    first_tile = int(blocks[0]) // _TILE_STEPS
+    last_tile = int(blocks[-1]) // _TILE_STEPS
     key = np.array([seed, _RESAMPLING], dtype=np.uint64)
     words = np.concatenate(
         [

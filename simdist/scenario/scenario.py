@@ -107,7 +107,8 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
     if on != "link" and ("link" in written or written.get("kind") == "outages"):
         refuse("Disturbance", [(("on",), f"{shown(on)}: a disturbance of links: write on: link")])
     disturbance: Disturbance | LinkDisturbance = choose(value, LINK_KINDS if on == "link" else KINDS, info)
-    cluster, n_steps = info.data.get("cluster"), info.data.get("steps")
+    cluster = info.data.get("cluster")
+    n_steps = info.data.get("steps")
     if isinstance(disturbance, LinkDisturbance):
         refuse("Disturbance", disturbance.cluster_faults(cluster) if cluster else [])
         return disturbance
@@ -362,7 +363,8 @@ class Scenario(Settings):
     @field_validator("data")
     @classmethod
     def _check_data(cls, data: DataSettings | None, info: ValidationInfo) -> DataSettings | None:
-        cluster, workload = info.data.get("cluster"), info.data.get("workload")
+        cluster = info.data.get("cluster")
+        workload = info.data.get("workload")
         if data and cluster and workload:
             n_read = cluster.world_size * workload.samples_per_step
             needed = f"a step of {cluster.world_size} ranks reads {n_read}, and an epoch has one step or more"

@@ -79,14 +79,16 @@ class Document:
         A path that goes on below a value that is no container names no value (but, say, one of the types it could have
         had); the path that is returned is without it.
         """
-        value, place = self.root, TextPosition(1, 1)
+        value = self.root
+        place = TextPosition(1, 1)
         for depth, key in enumerate(path):
             if not isinstance(value, dict | list):
                 return place, path[:depth]
             found = self.places.get((id(value), key))
             if found is None:
                 break
-            place, value = found, value[key]  # type: ignore[index]  # `places` has only keys that fit
+            place = found
+            value = value[key]  # type: ignore[index]  # `places` has only keys that fit
         return place, path
 
 
@@ -142,7 +144,8 @@ class _Builder:
             return
         self._document.root = self._value(next(self._events), ())
         next(self._events)  # the document ends
-        if not isinstance(after := next(self._events), yaml.StreamEndEvent):
+        after = next(self._events)
+        if not isinstance(after, yaml.StreamEndEvent):
             raise _StopError(Problem(_place(after).line, (), "a second document begins: write one per file"))
 
     def _value(self, event: Any, path: Path) -> object:
@@ -166,14 +169,19 @@ class _Builder:
 
     def _sequence(self, path: Path) -> list[object]:
         items: list[object] = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+        while True:
+            event = next(self._events)
+            if isinstance(event, yaml.SequenceEndEvent):
+                return items
             self._document.places[id(items), len(items)] = _place(event)
             items.append(self._value(event, (*path, len(items))))
-        return items
 
     def _mapping(self, path: Path) -> dict[str | int, object]:
         items: dict[str | int, object] = {}
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+        while True:
+            event = next(self._events)
+            if isinstance(event, yaml.MappingEndEvent):
+                return items
             key = self._key(event, path)
             value = self._value(next(self._events), (*path, key))
             if key in items:
@@ -184,7 +192,6 @@ class _Builder:
             else:
                 self._document.places[id(items), key] = _place(event)
                 items[key] = value
-        return items
 
     def _key(self, event: Any, path: Path) -> str | int:
         if not isinstance(event, yaml.ScalarEvent):

@@ -35,13 +35,16 @@ def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
     network = cluster.network
     is_stated = "efficiency" in network.model_fields_set or math.isinf(network.bandwidth_Bps)
     found = [] if is_stated or cluster.nodes == 1 else [_UNSTATED]
-    has_factors = any(isinstance(each, PowerSGD) for each in schedules)
-    return [*found, *[_UNSTATED_FACTORS] * (has_factors and cluster.device.orthonormalize_s is None)]
+    if cluster.device.orthonormalize_s is None and any(isinstance(each, PowerSGD) for each in schedules):
+        found.append(_UNSTATED_FACTORS)
+    return found
 
 
 def _unused_settings(scenario: Scenario) -> Iterator[str]:
     """Yield a sentence for each setting that has no effect."""
-    cluster, workload, source = scenario.cluster, scenario.workload, scenario.input.source
+    cluster = scenario.cluster
+    workload = scenario.workload
+    source = scenario.input.source
     if scenario.host.waits_for == "update" and scenario.host.run_ahead_steps is None:
         yield "host.waits_for has no effect: with host.run_ahead_steps null the host never waits"
     if source == "device" and scenario.input.copy_method != "pinned":
@@ -57,7 +60,8 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
     ahead = scenario.host.run_ahead_steps
     if ahead is not None and ahead >= scenario.steps:
         yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"
-    shape, speeds = (cluster.world_size, cluster.gpus_per_node, scenario.steps), cluster.device_speed().tolist()
+    shape = (cluster.world_size, cluster.gpus_per_node, scenario.steps)
+    speeds = cluster.device_speed().tolist()
     job = Job(*shape, tensor_counts=workload.tensor_counts, tensor_rows=workload.tensor_rows, speeds=tuple(speeds))
     for i, schedule in enumerate(scenario.schedules):
         for sentence in (*schedule.unused_settings(*shape), *schedule.unused_in(job)):
@@ -130,7 +134,9 @@ def _overrides(scenario: Scenario) -> Iterator[str]:
 
 def _of_data_sets(scenario: Scenario) -> Iterator[str]:
     """Yield the keys that are written and that only reading a data set would heed."""
-    cluster, workload, storage = scenario.cluster, scenario.workload, scenario.cluster.storage
+    cluster = scenario.cluster
+    workload = scenario.workload
+    storage = scenario.cluster.storage
     if scenario.input.readers != 8:
         yield "input.readers"
     if scenario.input.decode_workers != 1:
@@ -150,7 +156,8 @@ def _unused_beside_data(scenario: Scenario, data: DataSettings) -> Iterator[str]
     cluster = scenario.cluster
     policies: set[Policy] = {schedule.data or data.policy for schedule in scenario.schedules}
     keep = f"{_who_keeps(policies)} no"
-    use_disk, use_memory = any(map(uses_disk, policies)), any(map(uses_memory, policies))
+    use_disk = any(map(uses_disk, policies))
+    use_memory = any(map(uses_memory, policies))
     saves_there = scenario.checkpoint is not None and scenario.checkpoint.to == "disk"
     if "policy" in data.model_fields_set and all(schedule.data for schedule in scenario.schedules):
         yield "data.policy has no effect: every schedule has its own"

@@ -136,7 +136,8 @@ class Workload(Settings):
     def _faults(self) -> list[Fault]:
         timed = [tensor.backward_s is not None for tensor in self.tensors]
         if any(timed) and not all(timed):
-            missing, name = timed.index(False), self.tensors[timed.index(True)].name
+            missing = timed.index(False)
+            name = self.tensors[timed.index(True)].name
             return [(("tensors", missing, "backward"), f"absent, but {shown(name)} states it: write all or none")]
         if all(timed) and self.backward_s is not None:
             hint = "it is their sum: leave it out"

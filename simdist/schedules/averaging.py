@@ -162,7 +162,8 @@ class AveragingSchedule(Schedule, abc.ABC):
         return parts.flat_buffers(job, late=self.overlap_steps > 0)
 
     def _send(self, group: Group, fragment: int, job: Job) -> Body:
-        late, beside = self.overlap_steps > 0, self._goes_beside(job)
+        late = self.overlap_steps > 0
+        beside = self._goes_beside(job)
         return parts.send_parameters(
             group, late=late, beside=beside, synchronize=self.synchronize, algorithm=self.algorithm
         )
@@ -179,7 +180,8 @@ class AveragingSchedule(Schedule, abc.ABC):
 
     def result(self, step: int, job: Job) -> Result:
         """Declare whose gradients enter the update, and over whom the parameters are averaged then."""
-        gradients, taken = self._gradients(step, job) or Group(1), self._average(step - self.overlap_steps, job)
+        gradients = self._gradients(step, job) or Group(1)
+        taken = self._average(step - self.overlap_steps, job)
         if taken is None:
             return Result(gradients, Group(1), job.micro_batches, absent=self.absent(step, job))
         return Result(gradients, taken[0], job.micro_batches, self.overlap_steps)

@@ -75,7 +75,8 @@ class Schedule(Settings, abc.ABC):
             readers=self.readers or path.dataset.readers,
             decoders=self.decode_workers or path.dataset.decoders,
         )
-        prefetch, policy = self.prefetch or path.prefetch, self.data or path.policy
+        prefetch = self.prefetch or path.prefetch
+        policy = self.data or path.policy
         return replace(path, prefetch=prefetch, dataset=dataset, policy=policy)
 
     @field_validator("label")

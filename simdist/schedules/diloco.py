@@ -78,7 +78,8 @@ class DiLoCo(AveragingSchedule):
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: workers that do not divide the ranks."""
-        found, size = super().problems(world_size, ranks_per_node), self.ranks_per_worker
+        found = super().problems(world_size, ranks_per_node)
+        size = self.ranks_per_worker
         if isinstance(size, int) and (size < 1 or world_size % size):
             legal = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
             problem = f"{size} ranks do not divide the {world_size} ranks of the world; sizes that do: {legal}"
@@ -87,7 +88,8 @@ class DiLoCo(AveragingSchedule):
 
     def unused_in(self, job: Job) -> list[str]:
         """Return whether there is one worker only, or the model has fewer stretches than there should be."""
-        wanted, n_pieces = self.layers or self.fragments, len(self._parameters(job))
+        wanted = self.layers or self.fragments
+        n_pieces = len(self._parameters(job))
         what = f"{'layers' if self.layers else 'fragments'}: {wanted}, and {len(job.tensor_counts):,} tensors"
         found = [f"has {what}, which make {n_pieces:,}"] if n_pieces < wanted else []
         alone = self.local_gradients(job) == Group(job.world_size)
@@ -104,7 +106,8 @@ class DiLoCo(AveragingSchedule):
 
     def average(self, step: int, job: Job) -> Group | None:
         """Return the world where a fragment has its turn; a model of few tensors leaves some of them empty."""
-        n_turns, n_before = self._n_turns(step + 1), self._n_turns(step)
+        n_turns = self._n_turns(step + 1)
+        n_before = self._n_turns(step)
         has_turn = step >= self.warmup_steps and n_turns > max(n_before, 0) and self._pieces(self.fragment(step), job)
         return Group(job.world_size) if has_turn else None
 
@@ -127,7 +130,8 @@ class DiLoCo(AveragingSchedule):
 
     def result(self, step: int, job: Job) -> Result:
         """Declare also which tensors the outer optimizer reaches; anchors are made at the end of the warm-up."""
-        result, taken = super().result(step, job), self._average(step - self.overlap_steps, job)
+        result = super().result(step, job)
+        taken = self._average(step - self.overlap_steps, job)
         if taken:
             tensors = tuple(self._pieces(taken[1], job).values()) if self.fragments > 1 else ()
             return replace(result, tensors=tensors, mixing=self.mixing)
@@ -135,11 +139,13 @@ class DiLoCo(AveragingSchedule):
 
     def _parameters(self, job: Job) -> Mapping[str, parts.Bucket]:
         """Return stretches of the model, of about equal size: each ends with the tensor nearest to where it should."""
-        n_pieces, ends = self.layers or self.fragments, [*accumulate(job.tensor_counts, initial=0)]
+        n_pieces = self.layers or self.fragments
+        ends = [*accumulate(job.tensor_counts, initial=0)]
         shares = (ends[-1] * piece / n_pieces for piece in range(n_pieces + 1))
         bounds = sorted({min(range(len(ends)), key=lambda end: abs(ends[end] - share)) for share in shares})
-        named = enumerate(pairwise(bounds))
-        return {f"{parts.PARAM}{f'.{piece}' * (len(bounds) > 2)}": tensors for piece, tensors in named}
+        if len(bounds) == 2:
+            return {parts.PARAM: (bounds[0], bounds[1])}
+        return {f"{parts.PARAM}.{piece}": tensors for piece, tensors in enumerate(pairwise(bounds))}
 
     def _pieces(self, fragment: int, job: Job) -> dict[str, parts.Bucket]:
         """Return the stretches of a fragment by the endings of their buffers' names."""
@@ -176,7 +182,8 @@ class DiLoCo(AveragingSchedule):
         )
 
     def _take(self, fragment: int, job: Job) -> Body:
-        pieces, share = self._pieces(fragment, job), self.mixing
+        pieces = self._pieces(fragment, job)
+        share = self.mixing
         anchors, outer = (tuple(f"{name}{each}" for each in pieces) for name in ("anchor", "outer"))
         return (
             *(ops.Copy(f"wire{each}", f"outer{each}") for each in pieces if self._wire_dtype(job)),

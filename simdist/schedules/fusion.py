@@ -72,7 +72,8 @@ class _Fusing:
 
     def __init__(self, plan: Plan, fusion: Fusion, ready_s: Mapping[str, float]) -> None:
         self._of_name = {buffer.name: buffer for buffer in plan.buffers}
-        self._fusion, self._ready_s = fusion, ready_s
+        self._fusion = fusion
+        self._ready_s = ready_s
         self.buffers: dict[_Batch, Buffer] = {}
 
     def rewritten(self, body: Body) -> Iterator[Op]:
@@ -141,6 +142,7 @@ class _Fusing:
         """Return the name of a batch's fusion buffer. Each has its own: they are views of the one that Horovod has."""
         if batch not in self.buffers:
             parts = [self._of_name[op.buffer] for op in batch]
-            name, count = f"fused.{len(self.buffers)}", sum(part.count for part in parts)
+            name = f"fused.{len(self.buffers)}"
+            count = sum(part.count for part in parts)
             self.buffers[batch] = Buffer(name, count, parts[0].dtype)
         return self.buffers[batch].name

@@ -17,7 +17,9 @@ from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Nbytes
 
-_WARM_UP, _FIRST, _USUAL = "warm-up", "first step after it", "later steps"
+_WARM_UP = "warm-up"
+_FIRST = "first step after it"
+_USUAL = "later steps"
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ class ParameterServer(GradientSchedule):
     def _queued(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Push and pull a tensor: buckets come last tensor first."""
         server_of = self._server_of_tensor(job.tensor_counts)[::-1]
-        server, world = server_of[number], Group(job.world_size)
+        server = server_of[number]
+        world = Group(job.world_size)
         root = server % job.world_size if self.apart else server * job.world_size // self.servers
         queue = Queue(server, self.apart)
         push = Reduce(sent.name, world, root, algorithm="server", queue=queue)

@@ -46,7 +46,8 @@ def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucke
         held += job.tensor_counts[tensor] * ITEM_NBYTES[job.dtype]
         if held >= (nbytes if buckets else first_nbytes) or tensor == 0:
             buckets.append((tensor, last))
-            last, held = tensor, 0
+            last = tensor
+            held = 0
     return tuple(buckets)
 
 
@@ -132,7 +133,8 @@ def _n_losses(job: Job) -> int:
 
 def begins_like(job: Job, step: int) -> int:
     """Return a step for which `begin_step` returns the same, the same one for as many steps as possible."""
-    first, turns = job.run_ahead_steps or 0, _n_losses(job)
+    first = job.run_ahead_steps or 0
+    turns = _n_losses(job)
     return step if job.input_path.source == "storage" or step < first else first + (step - first) % turns
 
 

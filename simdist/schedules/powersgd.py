@@ -134,8 +134,10 @@ class PowerSGD(GradientSchedule):
         found: dict[tuple[int, int], list[Matrix]] = {}
         end = sent.count - sent.padding
         for tensor in reversed(range(first, last) if job.tensor_rows else ()):
-            rows, count = job.tensor_rows[tensor], job.tensor_counts[tensor]
-            columns, end = count // rows, end - count
+            rows = job.tensor_rows[tensor]
+            count = job.tensor_counts[tensor]
+            columns = count // rows
+            end = end - count
             if self._factor_count(rows, columns):
                 matrix = Matrix(end, rows, columns, min(rows, columns, self.rank))
                 found.setdefault((rows, columns), []).append(matrix)

@@ -51,7 +51,8 @@ class Torus(GradientSchedule):
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Reduce-scatter, all-reduce and all-gather the bucket."""
-        shard, peers = parts.shard_of(sent, number, job), parts.node_peers(job)
+        shard = parts.shard_of(sent, number, job)
+        peers = parts.node_peers(job)
         between = (AllReduce(shard.name, peers, algorithm=self.algorithm),) if peers.size > 1 else ()
         ops = parts.within_nodes(sent, shard, between, job, algorithm=self.algorithm)
         return Exchange(ops, buffers=(shard,) if shard != sent else ())

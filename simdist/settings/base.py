@@ -169,7 +169,9 @@ def _python_names(cls: type[Settings], value: object) -> list[Fault]:
 
 
 def _fault(cls: type[Settings], details: ErrorDetails) -> Fault:
-    loc, kind, context = details["loc"], details["type"], details.get("ctx", {})
+    loc = details["loc"]
+    kind = details["type"]
+    context = details.get("ctx", {})
     match kind:
         case "fault":
             return loc, context["text"]

@@ -35,7 +35,8 @@ Progress = Callable[[str, int, int], None]
 #: Returns the delays of seeds, from step 0 on.
 Draw = Callable[[Sequence[int]], DelaySource]
 
-_OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s", "shares", "late")
+_OF_EPOCHS = ("epochs", "staging_s")
+_OF_SOME = ("added_s", "links_s", "shares", "late")
 _NEARLY_ALL = 0.9  # of the updates: a rank that is late in these trains hardly anything
 _TIMES = ("step", "stated")  # of draws
 _NETWORK = ("cluster", "network")  # no delay depends on it
@@ -204,7 +205,8 @@ def used_sentence(
     text = f"{label} uses the gradients of {used} of the batches: times are per step, not per sample"
     if late:
         least = min(late.values())
-        rarely = "all updates" if least == 1 else f"{format_share(least)}{' or more' * (len(late) > 1)} of the updates"
+        share = format_share(least) if len(late) == 1 else f"{format_share(least)} or more"
+        rarely = "all updates" if least == 1 else f"{share} of the updates"
         text += f"; {ranks_named(tuple(late))} {'come' if len(late) > 1 else 'comes'} too late for {rarely}"
     return [text]
 
@@ -235,7 +237,8 @@ def find_label(schedules: Sequence[tuple[str, str]], wanted: str) -> int | None:
     >>> find_label([("local-4", "local_sgd"), ("sync", "sync")], "local_sgd")
     0
     """
-    labels, kinds = [label for label, _ in schedules], [kind for _, kind in schedules]
+    labels = [label for label, _ in schedules]
+    kinds = [kind for _, kind in schedules]
     for names in (labels, kinds):
         if wanted in names:
             return names.index(wanted)
@@ -383,7 +386,8 @@ def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval |
 
 def _built_again(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
     """Return a schedule with the prices of a draw, and with another plan if the draw changes it."""
-    drawn_job, stated_job = job(drawn), job(scenario)
+    drawn_job = job(drawn)
+    stated_job = job(scenario)
     may_differ = drawn.data != scenario.data or drawn_job.tensor_backward_s != stated_job.tensor_backward_s
     if may_differ and built.schedule.plan(drawn_job).digest() != built.plan.digest():
         return build(drawn, built.schedule)
@@ -479,7 +483,8 @@ def _reporter(
     """Turn steps done in one batch of seeds into rank-steps done in all."""
     if progress is None:
         return None
-    world_size, n_steps = built.plan.world_size, built.plan.n_steps
+    world_size = built.plan.world_size
+    n_steps = built.plan.n_steps
 
     def report(step: int) -> None:
         progress(built.schedule.name, world_size * (before * n_steps + each * step), world_size * n_seeds * n_steps)
@@ -530,7 +535,8 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
                 f"{each.label}: a step takes no time, so there is no speed-up; give e.g. forward: 20 ms"
             )
     means: dict[str, Any] = {f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()}
-    step_s, baseline_s = float(measured.step_s.mean()), float(baseline.step_s.mean())
+    step_s = float(measured.step_s.mean())
+    baseline_s = float(baseline.step_s.mean())
     speedup = baseline_s / step_s
     found = Row(
         schedule=measured.label,

@@ -95,7 +95,8 @@ def what_to_write(scenario: Scenario) -> str:
 
 
 def _of_cluster(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
-    cluster, storage = scenario.cluster, scenario.cluster.storage
+    cluster = scenario.cluster
+    storage = scenario.cluster.storage
     changes = _of_storage(storage) if storage else {}
     for name, changed in changes.items():
         yield Knob(name, _with_cluster(scenario, storage=changed), schedule)

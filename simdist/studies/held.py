@@ -52,7 +52,8 @@ def find_held(trace: Trace, costs: Costs) -> Held:
         trace: Of real machines or of a simulator, with what its links did.
         costs: Prices of its plan.
     """
-    plan, resources = trace.plan, costs.resources
+    plan = trace.plan
+    resources = costs.resources
     numbers = {resources.name(index): index for index in range(resources.n_resources)} if trace.links else {}
     states = {numbers[name]: each for name, each in trace.links.items() if name in numbers}
     link = np.full((plan.n_instances, plan.world_size), -1)
@@ -69,10 +70,12 @@ def find_held(trace: Trace, costs: Costs) -> Held:
             if not isinstance(cost, Shared):
                 stages = _stages(cost.transfers(int(np.searchsorted(of_loads, row))), costs, states)
             for members, of_group in zip(groups, stages, strict=True):
-                start_s, end_s = trace.start_s[row, members].max(), trace.end_s[row, members].max()
+                start_s = trace.start_s[row, members].max()
+                end_s = trace.end_s[row, members].max()
                 found = _longest(of_group, float(start_s), float(end_s), states)
                 if found:
-                    link[row, members], seconds[row, members] = place[found[0]], found[1]
+                    link[row, members] = place[found[0]]
+                    seconds[row, members] = found[1]
     return Held(tuple(map(resources.name, states)), link, seconds)
 
 
@@ -125,7 +128,8 @@ def with_links(run: RunDirectory, trace: Trace, costs: Costs) -> Trace:
     report = read_report(run.path, trace) or {}
     if report.get("links") in (None, NO_LINKS):
         return trace
-    recorder, name = LinkRecorder(costs.slow), costs.resources.name
+    recorder = LinkRecorder(costs.slow)
+    name = costs.resources.name
     for at_s, resource, share, n_flows in sorted(_told(run, costs, trace.makespan_s), key=lambda each: each[0]):
         if share is not None:
             recorder.set_share(at_s, name(resource), share)
@@ -164,11 +168,13 @@ def _rows_of_loads(plan: Plan) -> NDArray[np.int64]:
 
 def _stages(transfers: Sequence[Transfer], costs: Costs, states: _States) -> list[list[_Stage]]:
     """Return the stages of every group of an operation, whose groups share links; none if no link misbehaves there."""
-    undisturbed_Bps, n_resources = costs.undisturbed_Bps, costs.resources.n_resources
+    undisturbed_Bps = costs.undisturbed_Bps
+    n_resources = costs.resources.n_resources
     found: list[list[_Stage]] = [[] for _ in transfers]
     for number in range(max(len(transfer.stages) for transfer in transfers)):
         beside = {group: each.stages[number] for group, each in enumerate(transfers) if number < len(each.stages)}
-        nbytes, n_groups = np.zeros(n_resources), np.zeros(n_resources, dtype=np.int64)
+        nbytes = np.zeros(n_resources)
+        n_groups = np.zeros(n_resources, dtype=np.int64)
         for stage in beside.values():
             nbytes[stage.resources] += stage.nbytes
             n_groups[stage.resources] += 1

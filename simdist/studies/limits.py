@@ -99,7 +99,8 @@ def _of_epochs(plan: Plan, costs: Costs, work_of_body: Sequence["_Work"]) -> Ite
     """Yield the limits of every epoch: its loads, and as many steps, of which each reads a batch."""
     assert plan.dataset is not None
     per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
-    bodies, loads = list(plan.body_of_steps()), list(plan.loads())
+    bodies = list(plan.body_of_steps())
+    loads = list(plan.loads())
     for epoch, first in enumerate(range(0, plan.n_steps, per_epoch)):
         work = _nothing(costs.resources)
         for body, n_steps in Counter(bodies[first : first + per_epoch]).items():
@@ -157,7 +158,8 @@ def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
 
 def _on_stream(op: Op, seconds: float | NDArray[np.float64], resources: Resources) -> _Work:
     """Return seconds of every rank as work of the stream of an operation, if that is computing or communication."""
-    work, stream = _nothing(resources), stream_of(op)
+    work = _nothing(resources)
+    stream = stream_of(op)
     if stream in ("compute", "comm"):
         work.ranks_s[_COMPUTING if stream == "compute" else _COMMUNICATION] = seconds
     return work

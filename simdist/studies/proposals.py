@@ -38,7 +38,8 @@ def few_schedules(scenario: Scenario) -> tuple[Schedule, ...]:
     Local SGD of periods 2, 4 and 8; hierarchical SGD that averages within nodes (within halves of a single node) every
     2 steps and over all ranks every 4 or 8, and in three levels where there are four nodes or more.
     """
-    world_size, ranks_per_node = scenario.cluster.world_size, scenario.cluster.gpus_per_node
+    world_size = scenario.cluster.world_size
+    ranks_per_node = scenario.cluster.gpus_per_node
     near = ranks_per_node if 1 < ranks_per_node < world_size else world_size // 2
     chains: list[Levels] = [((period, world_size),) for period in _PERIODS]
     chains += [((2, near), (period, world_size)) for period in _PERIODS[1:]] if near > 1 else []
@@ -135,7 +136,8 @@ def level_chains(world_size: int, most_steps: int) -> Iterator[Levels]:
     >>> list(level_chains(4, 2))
     [((1, 4),), ((2, 4),), ((1, 2), (2, 4))]
     """
-    ladder, sizes = periods(most_steps), divisors(world_size)
+    ladder = periods(most_steps)
+    sizes = divisors(world_size)
     for length in range(1, _MOST_LEVELS + 1):
         grown = list(chains(world_size, sizes, length))
         for last in ladder:

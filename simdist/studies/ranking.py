@@ -67,7 +67,8 @@ class Order:
         if not self.n_pairs:
             yield "no two schedules differ by more than 5 %, predicted or measured"
             return
-        n_wrong, n_unmeasured = len(self.wrong), len(self.unmeasured)
+        n_wrong = len(self.wrong)
+        n_unmeasured = len(self.unmeasured)
         pairs = "1 pair that differs" if self.n_pairs == 1 else f"{self.n_pairs:,} pairs that differ"
         yield f"of {pairs} by more than 5 %, predicted or measured, {_are(len(self.right))} right"
         if n_wrong:

@@ -99,7 +99,8 @@ class Runs:
             return self.scenario.imported.problem
         if self.recording is None:
             return None
-        period, block = len(schedule.cycle(job(self.scenario))), self.recording.block_steps
+        period = len(schedule.cycle(job(self.scenario)))
+        block = self.recording.block_steps
         needed = _LEAST_BLOCKS * max(period, block)
         if self.recording.n_steps >= needed:
             return None
@@ -114,7 +115,8 @@ class Runs:
         """
         if self.recording is None:
             return 1.0
-        n_recorded, block = self.recording.n_steps, self.recording.block_steps
+        n_recorded = self.recording.n_steps
+        block = self.recording.block_steps
         n_steps = max(self.scenario_for(schedule).steps for schedule in schedules)
         return (
             math.sqrt(n_steps / n_recorded / (1 - block / n_recorded))
@@ -126,7 +128,8 @@ class Runs:
         """Return an interval wider by the share by which an imported scenario may miss the traced steps."""
         if not self.scenario.imported or not self.scenario.imported.uncertainty:
             return interval
-        error, (low, high) = self.scenario.imported.uncertainty, interval or (speedup, speedup)
+        error = self.scenario.imported.uncertainty
+        low, high = interval or (speedup, speedup)
         return low * (1 - error), high * (1 + error)
 
     @property

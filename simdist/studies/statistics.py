@@ -129,5 +129,6 @@ def correlation(a: Samples, b: Samples) -> float:
     >>> correlation(np.array([1.0, 2.0, 3.0]), np.array([4.0, 3.0, 2.0]))
     -1.0
     """
-    a, b = a - a.mean(), b - b.mean()
+    a = a - a.mean()
+    b = b - b.mean()
     return ratio(float(a @ b), float(np.sqrt((a @ a) * (b @ b))))

@@ -30,6 +30,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.fields import find_field, parse_path, with_value
 from simdist.scenario.strict_yaml import Path, path_text
 from simdist.scenario.uncertain import Range
+from simdist.settings.words import plural
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, Samples
 
 #: Among the causes: what seeds leave open, which more of them would tell.
@@ -163,5 +164,5 @@ def main_cause(scenario: Scenario, shares: Mapping[str, float]) -> str:
 def _sentence(cause: str, share_of: Mapping[str, float]) -> str:
     low, high = (f"{100 * share:.0f}" for share in (min(share_of.values()), max(share_of.values())))
     share = low if low == high else f"{low} to {high}"
-    intervals = f"the largest part of the interval{'s' * (len(share_of) > 1)} of {', '.join(share_of)}"
+    intervals = f"the largest part of the {plural(len(share_of), 'interval')} of {', '.join(share_of)}"
     return f"{intervals} ({share} % of the variance) is from {cause}"

@@ -235,7 +235,8 @@ def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tu
     from scipy.optimize import brentq
 
     cluster = machines.cluster if machines else run.scenario.cluster
-    host, file = cluster.host, machines.file if machines else run.path / run_directory.SCENARIO
+    host = cluster.host
+    file = machines.file if machines else run.path / run_directory.SCENARIO
     name, before_s = (
         ("host.handover", host.handover_s) if host else ("collective_overhead", cluster.collective_overhead_s)
     )
@@ -320,7 +321,8 @@ def _spans(trace: Trace, rows: NDArray[np.int64]) -> Seconds:
 
 def _kind(op: str, stream: Stream, group: str, simulated_s: Seconds, measured_s: Seconds) -> OperationKind:
     ran = np.isfinite(simulated_s) & np.isfinite(measured_s)
-    simulated_s, measured_s = simulated_s[ran], measured_s[ran]
+    simulated_s = simulated_s[ran]
+    measured_s = measured_s[ran]
     some = measured_s > 0
     errors = (simulated_s[some] - measured_s[some]) / measured_s[some]
     totals_s = float(simulated_s.sum()), float(measured_s.sum())
@@ -389,7 +391,8 @@ def _blames(simulated_s: Seconds, measured_s: Seconds) -> tuple[Blame, ...]:
 
 
 def _verdict(blames: Sequence[Blame]) -> str:
-    simulated, measured = max(blames, key=lambda each: each.simulated_s), max(blames, key=lambda each: each.measured_s)
+    simulated = max(blames, key=lambda each: each.simulated_s)
+    measured = max(blames, key=lambda each: each.measured_s)
     if not simulated.simulated_s and not measured.measured_s:
         return "no rank waits for another in either"
     if 0 < simulated.simulated_s * (1 - 1e-9) <= measured.simulated_s:

@@ -40,8 +40,11 @@ class Reader:
         self, document: Document, scenario: Scenario, tree: Mapping[str, Any], folder: FilePath, *, is_grid: bool
     ) -> None:
         """Read of a scenario, given as settings and as a file in `folder` has it."""
-        self._document, self._scenario, self._tree = document, scenario, tree
-        self._folder, self._is_grid = folder, is_grid
+        self._document = document
+        self._scenario = scenario
+        self._tree = tree
+        self._folder = folder
+        self._is_grid = is_grid
         self._wholes: list[tuple[Path, object]] = []
         self.problems: list[Problem] = []
 

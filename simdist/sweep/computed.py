@@ -68,7 +68,8 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
     n_points = n_lines = n_lonely = 0
     for _, of_point in groupby(rows, key=lambda row: row.point):
         design = list(of_point)
-        n_points, n_lines = n_points + 1, n_lines + len(design)
+        n_points = n_points + 1
+        n_lines = n_lines + len(design)
         found = compared(list(_results(design, records, header, folder)), wanted)
         n_lonely += any(each.row and not each.has_baseline for each in found)
         results += found
@@ -76,7 +77,8 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
         raise _damaged(folder / DESIGN)
     n_missing = n_lines - len(results)
     notes = [lonely(n_lonely, wanted)] if n_lonely else []
-    notes += [damaged_text(folder, damaged)] * bool(damaged)
+    if damaged:
+        notes.append(damaged_text(folder, damaged))
     if n_missing:
         notes.append(f"{folder}: {n_missing:,} of {n_lines:,} rows are not there yet: `simdist sweep` into it goes on")
     notes += used_notes(results)
@@ -105,7 +107,9 @@ def _results(
     """Yield the rows of a point that are there."""
     if any(not len(each.values) == len(each.written) == len(header.columns) for each in design):
         raise _damaged(folder / DESIGN)
-    written, values = design[0].written, design[0].values  # the same at all rows of the point
+    # the same at all rows of the point
+    written = design[0].written
+    values = design[0].values
     both = zip(header.columns, map(Choice, written, values), strict=True)
     choices = {column: choice for column, choice in both if choice.number is not None}
     for each in design:
@@ -124,7 +128,8 @@ def _completed(result: ResultRow, record: Mapping[str, Any], path: Path) -> Resu
                 means_s = _array([parts[f"{state}_s"] for state in STATES])
                 states_s = {state: means_s[number : number + 1] for number, state in enumerate(STATES)}
                 epochs_s = tuple(map(float, parts.get("epochs_s", ())))
-                staging_s, used = float(parts.get("staging_s", 0.0)), float(parts.get("gradients_used", 1.0))
+                staging_s = float(parts.get("staging_s", 0.0))
+                used = float(parts.get("gradients_used", 1.0))
                 step_s = _array(record["step_s"])
                 measured = ScheduleTimes(label, engine, step_s, states_s, staging_s=staging_s, gradients_used=used)
             except (KeyError, TypeError, ValueError):

@@ -76,7 +76,8 @@ def jobs(system: str, n_jobs: int, *, timeout_s: float = math.inf) -> Iterator["
         ScenarioError: Dask is not installed, or its configuration does not say what to ask for.
         RunError: Jobs cannot be submitted here, or none starts in time, or has not this version of simdist.
     """
-    distributed, module = _imported("distributed"), _imported("dask_jobqueue")
+    distributed = _imported("distributed")
+    module = _imported("dask_jobqueue")
     cls = vars(_imported("dask_jobqueue.local") if system == "local" else module)[SYSTEMS[system]]
     command = (cls.job_cls.submit_command or "").split()
     if command and shutil.which(command[0]) is None:
@@ -119,7 +120,8 @@ class DaskCluster:
         """
         self.may_wait = True
         self._client = client
-        self._n_threads, self._counted_s = 0, 0.0
+        self._n_threads = 0
+        self._counted_s = 0.0
         # Two batches are never the same to Dask: of equal ones it would give the outcome of the first, also a failure.
         self.executor: Executor = client.get_executor(pure=False)  # type: ignore[no-untyped-call]
 

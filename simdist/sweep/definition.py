@@ -239,7 +239,8 @@ def label_and_kind(schedule: object, kinds: Mapping[str, type[Schedule]]) -> tup
     ('local_sgd', 'local_sgd')
     """
     settings = schedule if isinstance(schedule, dict) else {}
-    kind, label = str(settings.get("kind", "")), str(settings.get("label", ""))
+    kind = str(settings.get("kind", ""))
+    label = str(settings.get("label", ""))
     if kind in kinds:
         with suppress(ValidationError):
             return kinds[kind].model_validate(settings, context=ANYWHERE).name, kind

@@ -134,7 +134,10 @@ class _Underway:
 @final
 class _Driver:
     def __init__(self, sweep: Sweep, store: Store, workers: Workers, progress: Progress | None, grace_s: float) -> None:
-        self._sweep, self._store, self._workers, self._progress = sweep, store, workers, progress
+        self._sweep = sweep
+        self._store = store
+        self._workers = workers
+        self._progress = progress
         self._grace_s = grace_s
         self._tasks: Iterator[Task] = iter(())
         self._alone: deque[Task] = deque()
@@ -238,7 +241,8 @@ class _Driver:
     def _submitted(self, tasks: tuple[Task, ...]) -> Future[FinishedBatch]:
         sweep = self._sweep
         digests = sweep.digests(task.tree for task in tasks)
-        folder, limit_s = sweep.folder.absolute(), sweep.time_limit_s
+        folder = sweep.folder.absolute()
+        limit_s = sweep.time_limit_s
         batch = Batch(code_version(), folder, digests, tasks, sweep.n_seeds, sweep.engine, limit_s)
         try:
             return self._workers.executor.submit(evaluate, batch)
@@ -257,7 +261,8 @@ class _Driver:
 
     def _give_up_s(self, future: Future[FinishedBatch]) -> float:
         """Return when a batch is late; the time in which its process starts is no fault of its rows."""
-        sent, up_s = self._underway[future], self._workers.up_s(future)
+        sent = self._underway[future]
+        up_s = self._workers.up_s(future)
         began_s = sent.sent_s + _START_S if up_s is None else max(sent.sent_s, up_s)
         return began_s + sent.limit_s
 

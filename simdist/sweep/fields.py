@@ -54,7 +54,8 @@ def replaced(tree: object, path: Path, value: object) -> Any:
 def _replaced(tree: object, path: Path, value: object, above: Path) -> object:
     if not path:
         return value
-    key, below = path[0], path[1:]
+    key = path[0]
+    below = path[1:]
     if isinstance(tree, str) and len(above) == 1 and above[0] in BASED:
         tree = {"preset": tree}
     match tree:

@@ -55,8 +55,11 @@ def _fulfilling(table: Table, found: Columns, text: str) -> list[bool]:
     parts = _CONDITION.fullmatch(text)
     if parts is None:
         raise ScenarioError(f"--where {shown(text)}: write COLUMN=VALUE, e.g. schedule=sync, or nodes>4")
-    column, comparison, wanted = find_column(list(found), parts[1].strip()), parts[2], parts[3].strip()
-    values, number = found[column], _number(column, wanted)
+    column = find_column(list(found), parts[1].strip())
+    comparison = parts[2]
+    wanted = parts[3].strip()
+    values = found[column]
+    number = _number(column, wanted)
     texts = [_texts(each, column, value) for each, value in zip(table.results, values, strict=True)]
     shown_texts = list(dict.fromkeys(of_row[-1] or "empty" for of_row in texts))
     known = ", ".join(shown_texts[:_MANY]) + (", ..." if len(shown_texts) > _MANY else "")

@@ -20,7 +20,8 @@ from typing import Any, Self, final
 from simdist.errors import naming_file
 from simdist.files import lines_of, locked, open_regular, read_jsonl, record_of, replacing, with_checksum
 
-DESIGN, ROWS = "design.jsonl", "rows.jsonl"
+DESIGN = "design.jsonl"
+ROWS = "rows.jsonl"
 
 _SYNC_S = 1.0
 _MOST_NAMED = 5  # damaged lines

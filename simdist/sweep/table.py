@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from simdist.errors import SimdistError
 from simdist.scenario import strict_yaml
+from simdist.settings.words import plural
 from simdist.studies.comparison import Row, ScheduleTimes, find_label, row, used_sentence
 from simdist.studies.statistics import Interval
 from simdist.sweep.fields import Choice
@@ -131,13 +132,14 @@ def used_notes(results: Sequence[ResultRow]) -> list[str]:
 
 def joined(tables: Sequence[Table]) -> Table:
     """Return one table with the rows of all, one after the other."""
+    baselines = {table.baseline for table in tables}
     return Table(
         tuple(dict.fromkeys(column for table in tables for column in table.varied)),
         tuple(each for table in tables for each in table.results),
         sum(table.n_missing for table in tables),
         frozenset().union(*(table.extras for table in tables)),
         tuple(dict.fromkeys(note for table in tables for note in table.notes)),
-        baselines.pop() if len(baselines := {table.baseline for table in tables}) == 1 else "",
+        baselines.pop() if len(baselines) == 1 else "",
     )
 
 
@@ -155,7 +157,7 @@ def compared(results: Sequence[ResultRow], baseline: str) -> list[ResultRow]:
 
 def lonely(n_points: int, baseline: str) -> str:
     """Return the note about points where there is nothing to compare with."""
-    points = f"{n_points:,} point{'s' * (n_points > 1)}"
+    points = f"{n_points:,} {plural(n_points, 'point')}"
     return f"no speed-ups at {points}: no schedule called {baseline!r} was measured there"
 
 
@@ -177,7 +179,8 @@ def columns(table: Table) -> Columns:
 
 def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
     """Return the value of a row in each column."""
-    row, epochs_s = result.row, result.epochs_s
+    row = result.row
+    epochs_s = result.epochs_s
     compared = row if result.has_baseline else None
     return {
         "folder": result.folder,

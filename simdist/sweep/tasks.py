@@ -243,7 +243,9 @@ def _interrupted(limit_s: float) -> Iterator[None]:
     Source:
         `PyThreadState_SetAsyncExc` in the reference of Python's C interface.
     """
-    thread, lock, is_over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+    thread = ctypes.c_ulong(threading.get_ident())
+    lock = threading.Lock()
+    is_over = False
 
     def ring() -> None:
         with lock:

@@ -40,7 +40,8 @@ HeldUp: TypeAlias = Callable[[int, Template], Iterable[tuple[str, Times]]]
 #: The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`.
 STATES = ("compute", "comm", "wait", "io", "host")
 
-_COMM, _COMMUNICATION = STREAMS.index("comm"), ("comm", "average")
+_COMM = STREAMS.index("comm")
+_COMMUNICATION = ("comm", "average")
 _SMALL = 512  # values of ranks and seeds, up to which numpy takes longer to begin than to compute
 _BATCH_VALUES = 16_384  # of gaps that are cut at once then; a core's cache holds them
 _MANY = 8  # open collectives after which it pays to look which are over
@@ -204,7 +205,8 @@ class Attribution:
             self._cut_save(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
         for name, stream, start_s, end_s in self._open.held:
             total_s = self._links_s.setdefault(name, np.zeros_like(self._gap_s))
-            start_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
+            start_s = _clip(start_s, begin_s, next_s)
+            end_s = _clip(end_s, begin_s, next_s)
             if stream in _COMMUNICATION:
                 total_s += end_s - start_s
             elif stream == "io":
@@ -238,7 +240,8 @@ class Attribution:
             wait_s, comm_s = _cut_out(begin_s[gaps], next_s[gaps], *map(_stacked, zip(*rows, strict=True)))
             _add_in_order(self._wait_s, wait_s)
             _add_in_order(self._comm_s, comm_s)
-        self._gaps, self._overlaps = [], []
+        self._gaps = []
+        self._overlaps = []
 
     def _close(self, after: set[int], start_s: Times) -> None:
         """Forget what is over when the compute operation that waited for `after` starts."""
@@ -265,7 +268,8 @@ def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:
 
 def mean_late(parts: Sequence[Breakdown]) -> dict[int, float]:
     """Return the shares of updates for which ranks came too late, averaged over the seeds of all parts."""
-    n_seeds, total = sum(len(each.makespan_s) for each in parts), Counter[int]()
+    n_seeds = sum(len(each.makespan_s) for each in parts)
+    total = Counter[int]()
     for each in parts:
         total.update({rank: share * len(each.makespan_s) for rank, share in each.late.items()})
     return {rank: share / n_seeds for rank, share in sorted(total.items())}

@@ -182,7 +182,8 @@ def _name(op: Op) -> str:
 
 def _events(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None) -> Iterator[str]:
     plan = trace.plan
-    first, bodies = plan.first_instances().tolist(), list(plan.body_of_steps())
+    first = plan.first_instances().tolist()
+    bodies = list(plan.body_of_steps())
     labels = [[(op, _label(plan, op)) for op in body] for body in plan.bodies]
     waits = host_waits(trace)
     waits_begin_s = dict(zip(waits.rows.tolist(), waits.begin_s, strict=True))
@@ -191,7 +192,8 @@ def _events(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | Non
     pens = [_Pen(rank) for rank in ranks]
     for step in steps:
         for row, (op, label) in enumerate(labels[bodies[step]], start=first[step]):
-            start_s, end_s = trace.start_s[row], trace.end_s[row]
+            start_s = trace.start_s[row]
+            end_s = trace.end_s[row]
             begin_s = trace.ready_s[row] if label.is_collective else waits_begin_s.get(row, start_s)
             times = (_ns(array[ranks]) for array in (begin_s, start_s, end_s))
             last = _last_ready(trace.ready_s[row], op.group) if isinstance(op, ops.COLLECTIVES) else None
@@ -227,7 +229,8 @@ class _Pen:
         begin_ns, start_ns, end_ns = self._after_the_last(label.thread, moments_ns)
         if label.is_pause and begin_ns == end_ns:
             return
-        tid, step = _tid(self.rank, label.thread), {"step": args["step"]}
+        tid = _tid(self.rank, label.thread)
+        step = {"step": args["step"]}
         yield _span(label.name, label.thread, (self.rank, tid), (begin_ns, end_ns), args)
         if label.is_collective and begin_ns < start_ns:
             blamed = {**step, "last": f"rank {last}"}
@@ -259,13 +262,18 @@ def _span(name: str, cat: str, where: tuple[int, int], when_ns: tuple[int, int],
 def _link_events(trace: Trace, steps: list[int]) -> Iterator[str]:
     """Write when links had less than their rate, or flows of other jobs, from the first step to the last."""
     ends_s = np.concatenate([[0.0], step_end_s(trace).max(axis=1)])
-    first_s, last_s = float(ends_s[steps[0]]), float(ends_s[steps[-1] + 1])
+    first_s = float(ends_s[steps[0]])
+    last_s = float(ends_s[steps[-1] + 1])
     tids = {link_in_words(name): _LINKS_PID + number for number, name in enumerate(trace.links, 1)}
     yield from _process(_LINKS_PID, "links", trace.plan.world_size, tids)
     for states, tid in zip(trace.links.values(), tids.values(), strict=True):
         for (begin_s, share, n_flows), (end_s, *_) in zip(states, [*states[1:], (last_s,)], strict=True):
             begin_ns, end_ns = _ns(np.clip([begin_s, end_s], first_s, last_s))
-            told = [f"{100 * share:.3g} % of the rate"] * (share != 1) + [f"{n_flows} flows of others"] * (n_flows > 0)
+            told = []
+            if share != 1:
+                told.append(f"{100 * share:.3g} % of the rate")
+            if n_flows > 0:
+                told.append(f"{n_flows} flows of others")
             if told and begin_ns < end_ns:
                 args = {"share": share, "flows": n_flows}
                 yield _span(", ".join(told), "link", (_LINKS_PID, tid), (begin_ns, end_ns), args)

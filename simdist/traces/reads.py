@@ -43,7 +43,8 @@ class Reads:
         arrays = dict(zip(_ARRAYS, (self.n_samples, self.nbytes), strict=True))
         _check_declared({}, {name: Declared(array.dtype, array.shape) for name, array in arrays.items()})
         for name, array in arrays.items():
-            if len(wrong := np.argwhere(array < 0)):
+            wrong = np.argwhere(array < 0)
+            if len(wrong):
                 load, rank, level = wrong[0].tolist()
                 where = f"load {load}, rank {rank}, from {LEVELS[level]}"
                 raise TraceError(f"{name} is {array[load, rank, level]} at {where}; counts are 0 or more")
@@ -118,7 +119,8 @@ def expected(plan: Plan) -> Reads:
     if (most_nbytes := n_reads * max(*dataset.file_nbytes, dataset.sample_nbytes)) >= _COUNTED_NBYTES:
         counted = f"{format_nbytes(_COUNTED_NBYTES)} (2^63 B) can be counted"
         raise TraceError(f"plan {plan.name} reads up to {format_nbytes(most_nbytes)}; {counted}")
-    n_samples, nbytes = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    n_samples = np.zeros(shape, dtype=np.int64)
+    nbytes = np.zeros(shape, dtype=np.int64)
     file_nbytes = np.broadcast_to(np.array(dataset.file_nbytes, dtype=np.int64), dataset.n_samples)
     for batch in look_up(plan):
         of_files = file_nbytes[batch.samples]

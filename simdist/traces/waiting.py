@@ -145,7 +145,8 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
     in which it waited itself. Of the waiting for it, as much as links held up meanwhile is the last such link's.
     """
     shape = (trace.plan.n_steps, trace.plan.world_size)
-    caused_s, suffered_s = np.zeros(shape), np.zeros(shape)
+    caused_s = np.zeros(shape)
+    suffered_s = np.zeros(shape)
     by_link_s: dict[str, float] = {}
     behind = _held_before(trace, held) if held and held.seconds.any() else None
     for each in occurrences(trace.plan):
@@ -155,7 +156,8 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
             suffered_s[each.steps] += wait_s
             charged_s = _caused_s(wait_s, trace.ready_s[each.rows], each.op.group)
             if held and behind is not None:
-                late_s, links = behind[0][each.rows], behind[1][each.rows]
+                late_s = behind[0][each.rows]
+                links = behind[1][each.rows]
                 of_links_s = charged_s * _share_within(wait_s, np.where(charged_s > 0, late_s, 0.0), each.op.group)
                 for number, name in enumerate(held.names):
                     if (seconds := float(of_links_s[links == number].sum())) > 0:
@@ -180,8 +182,10 @@ def _held_before(trace: Trace, held: Held) -> tuple[Seconds, NDArray[np.int64]]:
 
     An instance is as late as what it came after: as that was ready late, and as that was held up.
     """
-    late_s, link = np.zeros_like(held.seconds), np.full_like(held.link, -1)
-    ranks, index = np.arange(trace.plan.world_size), 0
+    late_s = np.zeros_like(held.seconds)
+    link = np.full_like(held.link, -1)
+    ranks = np.arange(trace.plan.world_size)
+    index = 0
     for stretch in stretches(trace.plan):
         for template in stretch.templates * stretch.times:
             before = [index - back for back in (template.previous, *template.after) if back is not None]
@@ -231,7 +235,8 @@ def host_waits(trace: Trace) -> HostWaits:
     rows = np.concatenate([each.rows for each in on_host])
     is_wait = np.concatenate([np.full(len(each.rows), isinstance(each.op, Enter | Wait)) for each in on_host])
     order = np.argsort(rows)
-    rows, is_wait = rows[order], is_wait[order]
+    rows = rows[order]
+    is_wait = is_wait[order]
     end_s = trace.end_s[rows]
     begin_s = np.fmin(np.concatenate([np.zeros_like(end_s[:1]), end_s[:-1]]), end_s)
     return HostWaits(rows[is_wait], begin_s[is_wait], end_s[is_wait])
@@ -253,7 +258,8 @@ def rank_table(trace: Trace) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    states, waits = break_down(trace), attribute_waiting(trace)
+    states = break_down(trace)
+    waits = attribute_waiting(trace)
     exposed_s = states.comm_s[:, 0]
     return pd.DataFrame(
         {

@@ -109,7 +109,8 @@ def schedule_of(candidate: Candidate) -> Schedule:
     'sync-one-bucket'
     """
     schedule = kinds()[candidate.kind].model_validate(candidate.settings())
-    own, of_input = schedule.default_label(), schedule.name
+    own = schedule.default_label()
+    of_input = schedule.name
     told = "".join(_label_of(name, value) for name, value in candidate.changed)
     return schedule.model_copy(update={"label": own + told + of_input.removeprefix(own)}) if told else schedule
 
@@ -141,7 +142,8 @@ def n_changes(one: Candidate, other: Candidate) -> int:
     >>> n_changes(Candidate("local_sgd", ((8, 64),)), Candidate("hierarchical_sgd", ((2, 8), (8, 64))))
     1
     """
-    levels, others = set(one.levels), set(other.levels)
+    levels = set(one.levels)
+    others = set(other.levels)
     changed = {name for name, _ in set(one.changed) ^ set(other.changed)}
     family = family_of(one) != family_of(other)
     return max(len(levels - others), len(others - levels)) + len(changed) + family
@@ -195,14 +197,22 @@ class Extras:
             raise ScenarioError(
                 "--only backup_workers: it drops gradients, which changes what is learnt; if it may, --allow backup"
             )
-        averaging = (kind for kind in AVERAGING if kind != _OUTER or "diloco" in self.allow)
-        asked = (*_SERVERS * ("servers" in self.allow), *_DROPPING * ("backup" in self.allow))
-        return self.only or (*_DENSE, *averaging, *asked, *_SPARSE * (self.min_density is not None))
+        if self.only:
+            return self.only
+        kinds = [*_DENSE, *(kind for kind in AVERAGING if kind != _OUTER or "diloco" in self.allow)]
+        if "servers" in self.allow:
+            kinds += _SERVERS
+        if "backup" in self.allow:
+            kinds += _DROPPING
+        if self.min_density is not None:
+            kinds += _SPARSE
+        return tuple(kinds)
 
 
 def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:
     """Return what may be varied about how the schedules of a kind synchronise: of these settings, those that it has."""
-    workload, cluster = scenario.workload, scenario.cluster
+    workload = scenario.workload
+    cluster = scenario.cluster
     fields = kinds()[kind].model_fields
     whole_nbytes = sum(workload.tensor_counts) * ITEM_NBYTES[workload.dtype]
     buckets = _SPARSE_BUCKETS if kind in _SPARSE else _BUCKETS

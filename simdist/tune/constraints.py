@@ -91,7 +91,8 @@ def broken(known: Facts, constraints: Constraints) -> tuple[str, ...]:
 
 def facts(scenario: Scenario, built: Built) -> Facts:
     """Return what is known of a schedule from its plan."""
-    plan, described = built.plan, job(scenario)
+    plan = built.plan
+    described = job(scenario)
     bodies = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
     _, first_steps, of_step = np.unique(bodies, return_index=True, return_inverse=True)
     results = [built.schedule.result(step, described) for step in first_steps.tolist()]
@@ -141,7 +142,8 @@ def sent_nbytes(scenario: Scenario, built: Built) -> float:
             for stage in (stage for transfer in cost.transfers for stage in transfer.stages):
                 total[stage.resources] += stage.nbytes * len(each.steps)
     resources = costs.resources
-    machines, ranks = np.arange(resources.n_machines), np.arange(resources.world_size)
+    machines = np.arange(resources.n_machines)
+    ranks = np.arange(resources.world_size)
     ports = resources.nic_out(machines) if resources.n_machines > 1 else resources.fabric_out(ranks)
     return float(total[ports].max()) / built.plan.n_steps
 

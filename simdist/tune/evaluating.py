@@ -72,7 +72,9 @@ class Evaluator:
             constraints: A schedule that breaks one of them is not simulated.
             measure: How it is simulated.
         """
-        self._runs, self._constraints, self._measure = runs, constraints, measure
+        self._runs = runs
+        self._constraints = constraints
+        self._measure = measure
         self._of_plan: dict[str, Evaluated] = {}
         self.excluded: Counter[str] = Counter()
         self.n_illegal = 0

@@ -35,7 +35,8 @@ from simdist.tune.tuning import TuneOptions, simulate_candidates
 from simdist.tune.verdict import Outcome, factor_text, staying, surely_gains
 
 _SHARES = (1 / 8, 1 / 3, math.inf)  # of the fastest run, per rung
-_KEPT, _LEAST_KEPT = 3, 2  # one in so many goes on, but so many at least
+_KEPT = 3  # one in this many goes on
+_LEAST_KEPT = 2
 _BUDGET = 1 / 3  # of the steps of an exhaustive search
 _N_FINALISTS = 3  # beside the baseline
 _SEEDS = 5
@@ -91,11 +92,13 @@ def race(
         nonlocal best_s
         parts = [within(each, until_s, every) for each in some]
         for each, learned in zip(some, train(parts), strict=True):
-            scores[id(each)], seen_s[id(each)] = _score(learned, target), until_s
+            scores[id(each)] = _score(learned, target)
+            seen_s[id(each)] = until_s
             best_s = min(best_s, scores[id(each)][0])
             ran.add((id(each), learned.timed.plan.n_steps))
 
-    order, n_left = list(entrants), len(entrants)
+    order = list(entrants)
+    n_left = len(entrants)
     for share in _SHARES:
         if math.isfinite(share) and n_left <= _LEAST_KEPT:
             continue  # nobody would fall
@@ -121,7 +124,9 @@ def within(entrant: TimedSchedule, seconds: float, every: int) -> TimedSchedule:
 
     It has the first evaluation at least. Their times are means over the seeds.
     """
-    ends_s, plan, late = entrant.ends_s.mean(axis=0, keepdims=True), entrant.plan, entrant.late[0]
+    ends_s = entrant.ends_s.mean(axis=0, keepdims=True)
+    plan = entrant.plan
+    late = entrant.late[0]
     n_steps = int(np.searchsorted(ends_s[0], seconds, side="right"))
     n_steps = n_steps if n_steps == plan.n_steps else min(max(1, n_steps // every) * every, plan.n_steps)
     bodies = [plan.bodies[number] for number in plan.body_of_steps()][:n_steps]
@@ -132,7 +137,8 @@ def within(entrant: TimedSchedule, seconds: float, every: int) -> TimedSchedule:
 
 def _score(found: Learned, target: Target) -> tuple[float, ...]:
     """Return when the target was reached, how good the metric is in the end, and seconds per step: less is better."""
-    value, ends_s = -target.sign * found.values(target)[0, -1], found.timed.ends_s[0]
+    value = -target.sign * found.values(target)[0, -1]
+    ends_s = found.timed.ends_s[0]
     return float(found.to_target(target)[1, 0]), float(np.nan_to_num(value, nan=np.inf)), ends_s[-1] / len(ends_s)
 
 
@@ -159,11 +165,13 @@ def tune_to_target(
         RunError: Runs fail; the others are kept.
     """
     base, entrants = simulate_entrants(scenario, wanted, task, trainer, lr_factors)
-    n, n_all = len(entrants), len(entrants) * scenario.steps
+    n = len(entrants)
+    n_all = len(entrants) * scenario.steps
     trainer.say(f"{n:,} candidates: the search trains a third of {n_all:,} steps, more if they are few; then finalists")
     train = partial(learn, task=task, trainer=trainer)
     order, rated, n_fell = race(entrants, train, target, every=task.evaluate_every, n_base=len(lr_factors))
-    n_steps, fresh = trainer.n_steps, {"seed": scenario.seed + wanted.n_search_seeds}
+    n_steps = trainer.n_steps
+    fresh = {"seed": scenario.seed + wanted.n_search_seeds}
     base = replace(base, lr_factor=rated.lr_factor)
     others = [each for each in order if (each.schedule, each.lr_factor) != (base.schedule, base.lr_factor)]
     finals = [base, *others[:_N_FINALISTS]]
@@ -187,7 +195,8 @@ def simulate_entrants(
     """
     found = simulate_candidates(scenario, wanted, progress=trainer.progress)
     of_plan: dict[str, list[TimedSchedule]] = {}
-    for number, each in enumerate(tried := [found.baseline, *found.evaluated]):
+    tried = [found.baseline, *found.evaluated]
+    for number, each in enumerate(tried):
         trainer.progress(f"simulating {each.schedule.name}", number, len(tried))
         its = each.scenario(found.runs).model_copy(update={"steps": scenario.steps})
         simulated = timed(its, each.schedule, task, n_seeds=wanted.n_search_seeds)
@@ -202,7 +211,9 @@ def _verdict(found: Sequence[Learned], target: Target) -> tuple[Learned | None, 
     base, *others = found
     there = [each for each in others if np.isfinite(each.to_target(target)).all()]
     steps = base.to_target(target)[0]
-    n_runs, n_reached, n_steps = len(steps), int(np.isfinite(steps).sum()), base.timed.scenario.steps
+    n_runs = len(steps)
+    n_reached = int(np.isfinite(steps).sum())
+    n_steps = base.timed.scenario.steps
     if not steps.any():
         return None, "unsure", f"{target} is met before the first step: ask for more"
     if not there and n_reached < n_runs:

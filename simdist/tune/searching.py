@@ -140,7 +140,8 @@ class Suggester:
 
     def tell(self, candidate: Candidate, step_s: float) -> None:
         """Take the result of a candidate, suggested or not."""
-        family, optuna = family_of(candidate), self._optuna
+        family = family_of(candidate)
+        optuna = self._optuna
         distributions = {_FAMILY: optuna.distributions.CategoricalDistribution(sorted(self._choices))} | {
             f"{family} {name}": optuna.distributions.IntDistribution(0, len(each.values) - 1)
             for name, each in self._choices[family].items()

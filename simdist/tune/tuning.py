@@ -26,7 +26,8 @@ from simdist.tune.verdict import Verdict, verdict
 #: Candidates that are all tried unless another number is asked for.
 MOST_EXHAUSTIVE = 200
 
-_SEEDS, _SEEDS_OF_A_RECORDING = 20, 200
+_SEEDS = 20
+_SEEDS_OF_A_RECORDING = 200
 _EVALUATIONS = 100  # of more candidates than that
 _LONGEST_PERIOD = 1_000  # that is tried where the scenario has no more steps: runs are ten times as long
 
@@ -124,9 +125,11 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
         ScenarioError: No candidate keeps to the constraints, or not all can be tried and Optuna is not installed.
         PlanError: The baseline does not fit the cluster.
     """
-    base, most = baseline_of(scenario, wanted.baseline), max(scenario.steps, _LONGEST_PERIOD)
+    base = baseline_of(scenario, wanted.baseline)
+    most = max(scenario.steps, _LONGEST_PERIOD)
     within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
-    longest, between = max(within.global_every, longest_period(scenario, [base])), wanted.extras.checkpoint_every
+    longest = max(within.global_every, longest_period(scenario, [base]))
+    between = wanted.extras.checkpoint_every
     runs = runs_of(scenario, longest, checkpoint_every=max(between, default=0))
     drawn = runs.scenario
     found = space(drawn, within, wanted.extras)
@@ -142,7 +145,8 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
 
     baseline = evaluator.baseline(base)
     evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
-    excluded, n_illegal = found.excluded + evaluator.excluded, found.n_illegal + evaluator.n_illegal
+    excluded = found.excluded + evaluator.excluded
+    n_illegal = found.n_illegal + evaluator.n_illegal
     if not evaluated:
         raise _nothing_left(drawn, excluded, n_illegal)
     return Searched(runs, baseline, tuple(evaluated), len(found.candidates), excluded, n_illegal)

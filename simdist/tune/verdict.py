@@ -189,7 +189,8 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
     short = scenario.changed(steps=min(scenario.steps, _LOOKED_AT_STEPS), schedules=(schedule,))
     trace = simulate(short)
     caused_s = attribute_waiting(trace).caused_s
-    by_rank_s, total_s = caused_s.sum(axis=0), float(caused_s.sum())
+    by_rank_s = caused_s.sum(axis=0)
+    total_s = float(caused_s.sum())
     if not total_s:
         return None
     order = np.argsort(-by_rank_s, kind="stable")

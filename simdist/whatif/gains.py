@@ -163,12 +163,14 @@ def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tu
     problem = _problem(runs, len(base.step_s), compared)
     interval = None
     if runs.scenario.is_random and not problem:
-        speedups, widening = base.step_s / measured.step_s, runs.widening(*compared)
+        speedups = base.step_s / measured.step_s
+        widening = runs.widening(*compared)
         low, high = resampled_interval(speedup, speedups, widening=widening)
         interval = max(0.0, low), high
     if not problem:
         interval = runs.with_error(speedup, interval)
-    step_s, used = float(measured.step_s.mean()), measured.gradients_used
+    step_s = float(measured.step_s.mean())
+    used = measured.gradients_used
     return Gain(measured.label, step_s, speedup, interval, measured.engine, problem, used)
 
 

@@ -28,7 +28,9 @@ from simdist.plan.text import op_name
 Floats: TypeAlias = NDArray[np.float64]
 Cause: TypeAlias = Literal["host", "compute", "io", "communication"]
 
-_ROUNDING, _ROUNDING_S = 1e-9, 1e-12  # durations are differences of times
+# Durations are differences of times.
+_ROUNDING = 1e-9
+_ROUNDING_S = 1e-12
 
 CHANNELS: tuple[Cause, ...] = ("host", "compute", "io", "communication")
 

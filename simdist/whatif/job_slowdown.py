@@ -113,20 +113,25 @@ class _JobAnalysis:
     """One graph, its ideal durations, and the replays that compare."""
 
     def __init__(self, graph: OperationGraph, compute: IdealCompute, progress: Progress | None) -> None:
-        self._graph, self._table, self._progress = graph, graph.table, progress
+        self._graph = graph
+        self._table = graph.table
+        self._progress = progress
         self._ideal_s = _ideal_s(graph, compute)
         kinds = {name: _TRANSFERS.get(name, name) for name in self._table.kinds}
         channels = {kinds[name]: KINDS.get(name, OTHER).channel for name in kinds}
         self._kinds = [Contributor(name, channel) for name, channel in channels.items()]
         self._kind: Ints = np.array([list(channels).index(kinds[name]) for name in kinds])[self._table.kind]
-        self._n_done, self._n_variants = 0, 4 + len(self._kinds) + sum(self._table.ranks.shape) + self._table.n_workers
+        self._n_done = 0
+        self._n_variants = 4 + len(self._kinds) + sum(self._table.ranks.shape) + self._table.n_workers
 
     def result(self) -> JobSlowdown:
         """Replay all variants and put the numbers together."""
-        table, graph = self._table, self._graph
+        table = self._table
+        graph = self._graph
         n_dp_ranks, n_stages = table.ranks.shape
         everything = np.ones(len(table.step), dtype=np.bool_)
-        step_s, ideal_s = self._kept(everything), self._kept(~everything)
+        step_s = self._kept(everything)
+        ideal_s = self._kept(~everything)
         total_s = float(ideal_s.sum())
         if not (ideal_s > 0).all():
             raise TraceError(f"{table.path}: the ideal step takes no time; there is nothing to be slow")
@@ -155,10 +160,12 @@ class _JobAnalysis:
 
     def _each(self, part: Ints, n_parts: int) -> Floats:
         """Return the seconds of each step with one part as traced and all others ideal, `[n_steps, n_parts]`."""
-        at_once, found = max(1, _BATCH_VALUES // len(part)), []
+        at_once = max(1, _BATCH_VALUES // len(part))
+        found = []
         for first in range(0, n_parts, at_once):
             variants = np.arange(first, min(first + at_once, n_parts))
-            traced_s, ideal_s = self._graph.work_s[:, np.newaxis], self._ideal_s[:, np.newaxis]
+            traced_s = self._graph.work_s[:, np.newaxis]
+            ideal_s = self._ideal_s[:, np.newaxis]
             found.append(replay(self._graph, np.where(part[:, np.newaxis] == variants, traced_s, ideal_s)))
             self._n_done += len(variants)
             if self._progress:
@@ -167,7 +174,8 @@ class _JobAnalysis:
 
     def _fixed(self, fixed: Mask, step_s: Floats, ideal_s: Floats) -> float | None:
         """Return the share of the loss that vanishes if some operations are ideal."""
-        total_s, lost_s = float(step_s.sum()), float(step_s.sum() - ideal_s.sum())
+        total_s = float(step_s.sum())
+        lost_s = float(step_s.sum() - ideal_s.sum())
         return float(total_s - self._kept(~fixed).sum()) / lost_s if lost_s > ROUNDING * total_s else None
 
 

@@ -41,9 +41,11 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 _SAME_TIME_S = 5e-5  # within a worker: the tolerance of their analyzer
 _CLOCKS_S = 1e-2  # between workers: an operation that ends earlier before its last member starts is told of
-_FORWARD, _BACKWARD = "forward-compute", "backward-compute"
+_FORWARD = "forward-compute"
+_BACKWARD = "backward-compute"
 _TRANSFERS = tuple(kind for kind, of in KINDS.items() if of.members == "ends")
-_GATHER, _REDUCE = "params-all-gather", "grads-reduce-scatter"
+_GATHER = "params-all-gather"
+_REDUCE = "grads-reduce-scatter"
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,10 @@ class _Dependencies:
 
     def __init__(self, table: OperationTable) -> None:
         self._table = table
-        self._n_steps, self._n_stages = len(table.step_numbers), table.ranks.shape[1]
-        self._start_s, self._end_s = table.start_s, table.end_s
+        self._n_steps = len(table.step_numbers)
+        self._n_stages = table.ranks.shape[1]
+        self._start_s = table.start_s
+        self._end_s = table.end_s
         self._same_s = max(_SAME_TIME_S, 2 * table.resolution_s)
         self._place: Ints = table.step * table.n_workers + table.worker  # of a worker in a step; rows are in this order
         self._bad_steps: dict[int, str] = {}
@@ -149,7 +153,8 @@ class _Dependencies:
     def notes(self) -> Iterator[str]:
         """Yield remarks on what is left out."""
         if bad := sorted(self._bad_steps):
-            numbers = f"{self._table.step_numbers[bad[0]]}" + ", ..." * (len(bad) > 1)
+            first = self._table.step_numbers[bad[0]]
+            numbers = f"{first}, ..." if len(bad) > 1 else f"{first}"
             yield f"left out {len(bad):,} of {self._n_steps:,} steps ({numbers}): {self._bad_steps[bad[0]]}"
         if n := int(self._unused.sum()):
             names = ", ".join(self._table.kinds[kind] for kind in np.unique(self._table.kind[self._unused]))
@@ -179,7 +184,8 @@ class _Dependencies:
     def _add_streams(self) -> None:
         """Chain the operations of each stream of a worker, and tie collectives to the computing that they overlap."""
         last_s = np.zeros(self._n_steps * self._table.n_workers)
-        computes, collectives = self._rows(_FORWARD, _BACKWARD), self._rows(_GATHER, _REDUCE)
+        computes = self._rows(_FORWARD, _BACKWARD)
+        collectives = self._rows(_GATHER, _REDUCE)
         np.maximum.at(last_s, self._place[computes], self._end_s[computes])
         is_after = self._start_s >= last_s[self._place] - self._same_s
         is_main = is_after | ~self._table.of_kind(_GATHER, _REDUCE)
@@ -198,8 +204,11 @@ class _Dependencies:
         chunk = self._table.chunk if (self._table.chunk[rows] >= 0).all() else np.zeros_like(self._place)
         by_chunk = self._place * (int(chunk.max()) + 1) + np.maximum(chunk, 0)
         is_gather = self._table.of_kind(_GATHER)[rows]
-        gathers, reduces, backwards = rows[is_gather], rows[~is_gather], self._rows(_BACKWARD)
-        starts_s, ends_s = self._start_s + self._same_s, self._end_s - self._same_s
+        gathers = rows[is_gather]
+        reduces = rows[~is_gather]
+        backwards = self._rows(_BACKWARD)
+        starts_s = self._start_s + self._same_s
+        ends_s = self._end_s - self._same_s
         for some, others, key in ((gathers, self._rows(_FORWARD), by_chunk), (reduces, tail, self._place)):
             found = _nearest(key[some], ends_s[some], key[others], self._start_s[others], last=False)
             self._add_edges(some, np.append(others, UNKNOWN)[found])
@@ -211,26 +220,33 @@ class _Dependencies:
         is_forward = direction == "forward"
         computes = self._rows(f"{direction}-compute")
         chunk = self._model_chunks()[computes]
-        n_chunks, batch = int(chunk.max(initial=0)) + 1, self._micro_batches(computes, chunk)
-        is_first, is_last = chunk == 0, chunk == n_chunks - 1
+        n_chunks = int(chunk.max(initial=0)) + 1
+        batch = self._micro_batches(computes, chunk)
+        is_first = chunk == 0
+        is_last = chunk == n_chunks - 1
         sends, receives = (~is_last, ~is_first) if is_forward else (~is_first, ~is_last)
         send = self._matched(f"{direction}-send", computes, sends)
         receive = self._matched(f"{direction}-recv", computes, receives)
         pipeline = self._place[computes] // self._n_stages
         key = (pipeline * (int(batch.max(initial=0)) + 1) + batch) * n_chunks + chunk
-        given, wanted = key[sends] + (1 if is_forward else -1), key[receives]
-        producers, consumers = computes[sends], computes[receives]
+        given = key[sends] + (1 if is_forward else -1)
+        wanted = key[receives]
+        producers = computes[sends]
+        consumers = computes[receives]
         for keys, others, rows in ((wanted, given, consumers), (given, wanted, producers)):
             alone = self._place[rows[~np.isin(keys, others)]]
             self._refuse(alone, f"a {direction}-compute has none of its micro-batch on the stage beside it")
         _, given_at, wanted_at = np.intersect1d(given, wanted, assume_unique=True, return_indices=True)
-        producers, consumers = producers[given_at], consumers[wanted_at]
-        sent, received = send[producers], receive[consumers]
+        producers = producers[given_at]
+        consumers = consumers[wanted_at]
+        sent = send[producers]
+        received = receive[consumers]
         self._add_edges(producers, sent)
         self._add_edges(received, consumers)
         meets = (sent != UNKNOWN) & (received != UNKNOWN)
         self.meeting[received[meets]] = sent[meets]
-        last, first = np.where(sent == UNKNOWN, producers, sent), np.where(received == UNKNOWN, consumers, received)
+        last = np.where(sent == UNKNOWN, producers, sent)
+        first = np.where(received == UNKNOWN, consumers, received)
         self._add_edges(last[~meets], first[~meets])
         posted = receive.copy()  # without receives in the table, sends wait for what those would wait for
         posted[consumers] = np.where(received == UNKNOWN, sent, received)
@@ -250,14 +266,16 @@ class _Dependencies:
         operation, or for all but the first or the last one.
         """
         found = np.full(len(self._place), UNKNOWN)
-        rows, n_places = self._rows(name), self._n_steps * self._table.n_workers
+        rows = self._rows(name)
+        n_places = self._n_steps * self._table.n_workers
         if not len(rows):
             if needed.any():
                 self.assumed.append(f"no {name} in the table: it takes no time")
             return found
         if not len(computes):
             raise TraceError(f"{self._table.path}: has {name}, but not the computing of that direction: write it, too")
-        place, is_receive = self._place[computes], name.endswith("recv")
+        place = self._place[computes]
+        is_receive = name.endswith("recv")
         time_s = self._start_s if is_receive else -self._end_s
         last_s = np.full(n_places, -np.inf)
         np.maximum.at(last_s, place, time_s[computes])
@@ -266,7 +284,8 @@ class _Dependencies:
         rows = rows[~is_beyond]
         n_rows = np.bincount(self._place[rows], minlength=n_places)
         is_end = np.diff(place, prepend=-1) > 0 if is_receive else np.diff(place, append=n_places) > 0
-        is_open, takes = np.ones(n_places, dtype=np.bool_), np.zeros_like(needed)
+        is_open = np.ones(n_places, dtype=np.bool_)
+        takes = np.zeros_like(needed)
         for taking in (needed, np.ones_like(needed), needed | ~is_end):
             fits = is_open & (np.bincount(place[taking], minlength=n_places) == n_rows)
             takes |= taking & fits[place]
@@ -281,7 +300,8 @@ class _Dependencies:
 
     def _model_chunks(self) -> Ints:
         """Return the number of each operation's chunk in the model; if the table has none, from stage and chunk."""
-        table, computes = self._table, self._table.of_kind(_FORWARD, _BACKWARD)
+        table = self._table
+        computes = self._table.of_kind(_FORWARD, _BACKWARD)
         if (table.model_chunk[computes] != UNKNOWN).all():
             return table.model_chunk
         return np.asarray(np.maximum(table.chunk, 0) * self._n_stages + table.stage)
@@ -304,11 +324,14 @@ class _Dependencies:
                 case "alone" | "ends":
                     continue
                 case "stage":
-                    group, n_members = table.step * self._n_stages + table.stage, n_dp_ranks
+                    group = table.step * self._n_stages + table.stage
+                    n_members = n_dp_ranks
                 case "pipeline":
-                    group, n_members = table.step * n_dp_ranks + table.dp_rank, len(np.unique(table.stage[rows]))
+                    group = table.step * n_dp_ranks + table.dp_rank
+                    n_members = len(np.unique(table.stage[rows]))
                 case "all":
-                    group, n_members = table.step, table.n_workers
+                    group = table.step
+                    n_members = table.n_workers
                 case unknown:
                     assert_never(unknown)
             number = _ordinals(self._place[rows])
@@ -363,8 +386,10 @@ def _graph(table: OperationTable, meeting: Ints, edges: tuple[Ints, Ints]) -> Op
     number[np.argsort(level, kind="stable")] = np.arange(len(level))
     meeting = number[meeting]
     order = np.argsort(meeting[targets], kind="stable")
-    sources, targets = sources[order], targets[order]
-    last_start_s, ready_s = np.zeros(len(level)), np.zeros(len(meeting))
+    sources = sources[order]
+    targets = targets[order]
+    last_start_s = np.zeros(len(level))
+    ready_s = np.zeros(len(meeting))
     np.maximum.at(ready_s, targets, table.end_s[sources])
     # Of a transfer whose other end is not in the table, the waiting for what that would wait for is no work.
     is_lone = table.of_kind(*_TRANSFERS) & (np.bincount(meeting)[meeting] == 1)
@@ -394,19 +419,22 @@ def _levels(table: OperationTable, meeting: Ints, sources: Ints, targets: Ints) 
         TraceError: They wait for each other.
     """
     order = np.argsort(meeting[sources], kind="stable")
-    before, after = meeting[sources][order], meeting[targets][order]
+    before = meeting[sources][order]
+    after = meeting[targets][order]
     n = int(meeting.max()) + 1
     firsts = np.searchsorted(before, np.arange(n + 1))
     n_awaited = np.bincount(after, minlength=n)
     level = np.full(n, UNKNOWN)
-    ready, number = np.flatnonzero(n_awaited == 0), 0
+    ready = np.flatnonzero(n_awaited == 0)
+    number = 0
     while len(ready):
         level[ready] = number
         counts = firsts[ready + 1] - firsts[ready]
         offsets = np.repeat(firsts[ready] - np.cumsum(counts) + counts, counts)
         awaiting, n_done = np.unique(after[offsets + np.arange(len(offsets))], return_counts=True)
         n_awaited[awaiting] -= n_done
-        ready, number = awaiting[n_awaited[awaiting] == 0], number + 1
+        ready = awaiting[n_awaited[awaiting] == 0]
+        number = number + 1
     if (level == UNKNOWN).any():
         row = int(np.argmax(level[meeting] == UNKNOWN))
         where = f"step {table.step_numbers[table.step[row]]}, stage {table.stage[row]}: {table.kinds[table.kind[row]]}"

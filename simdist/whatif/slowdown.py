@@ -170,7 +170,10 @@ class _Analysis:
     """One trace, its ideal, and the replays that compare the two."""
 
     def __init__(self, trace: Trace, steps: range, ranks_per_node: int, progress: Progress | None) -> None:
-        self._trace, self._steps, self._ranks_per_node, self._progress = trace, steps, ranks_per_node, progress
+        self._trace = trace
+        self._steps = steps
+        self._ranks_per_node = ranks_per_node
+        self._progress = progress
         self._world_size = trace.plan.world_size
         self._n_nodes = -(-self._world_size // ranks_per_node)
         self._traced: Timing = timing(trace)
@@ -191,7 +194,8 @@ class _Analysis:
         ]
         step_s = self._step_s(kept)
         rank_step_s = self._step_s([Kept(ranks=frozenset({rank})) for rank in range(self._world_size)])
-        total_s, rank_total_s = step_s.sum(axis=0), rank_step_s.sum(axis=0)
+        total_s = step_s.sum(axis=0)
+        rank_total_s = rank_step_s.sum(axis=0)
         if not total_s[1] > 0:
             raise TraceError(f"plan {self._trace.plan.name}: these steps take no time; there is nothing to be slow")
         of_kinds, of_channels, of_nodes = np.split(total_s[2:], np.cumsum([len(kinds), len(CHANNELS)]))
@@ -200,7 +204,9 @@ class _Analysis:
         fixed_by_ranks, fixed_by_node = self._fixed(
             [frozenset(slow), self._ranks_of(node)], float(total_s[0]), float(total_s[1])
         )
-        plan, first_step, n_steps = self._trace.plan, self._steps.start, len(self._steps)
+        plan = self._trace.plan
+        first_step = self._steps.start
+        n_steps = len(self._steps)
         return Slowdown(
             first_step=first_step,
             ranks_per_node=self._ranks_per_node,
@@ -240,7 +246,9 @@ class _Analysis:
         return np.concatenate(parts, axis=1)
 
     def _reporter(self, n_variants: int) -> Callable[[int], None] | None:
-        progress, before, plan = self._progress, self._n_done, self._trace.plan
+        progress = self._progress
+        before = self._n_done
+        plan = self._trace.plan
         if progress is None:
             return None
 

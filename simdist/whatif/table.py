@@ -34,7 +34,8 @@ _REQUIRED = ("dp_rank", "stage", "step", "optype", "start_ts", "duration")
 _OPTIONAL = ("rank", "seq_id", "mc", "mb_id", "gmc")
 _OF_OPERATIONS = ("dp_rank", "stage", "kind", "start_s", "duration_s", "chunk", "model_chunk", "micro_batch")
 _MOST_ROWS = 10_000_000  # 4 GB
-_MOST_NBYTES, _CELL_NBYTES = 64 << 20, 64  # of a column of Parquet: that, and more for each row
+_MOST_NBYTES = 64 << 20  # of a column of Parquet
+_CELL_NBYTES = 64  # beside that, for each row
 _LONGEST_S = 3600.0  # a step that nobody would wait for
 
 
@@ -246,15 +247,21 @@ def _numbers(path: Path, frame: "pd.DataFrame", name: str) -> Floats | Ints:
     values = np.asarray(pd.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
     match name:
         case "start_ts":
-            wrong, right = ~np.isfinite(values), "seconds"
+            wrong = ~np.isfinite(values)
+            right = "seconds"
         case "duration":
-            wrong, right = ~(np.isfinite(values) & (values >= 0)), "seconds, 0 or more: it ends after it starts"
+            wrong = ~(np.isfinite(values) & (values >= 0))
+            right = "seconds, 0 or more: it ends after it starts"
         case _:
-            is_optional = name in _OPTIONAL
-            values = np.where(frame[name].isna() & is_optional, UNKNOWN, values)
-            wrong = ~((values >= -is_optional) & (values < 2**31) & (values == np.floor(values)))
-            right = "a whole number, 0 or more" + ", below 2^31" * bool(np.any(values >= 2**31))
-            right += f", or {UNKNOWN} if it is unknown" * is_optional
+            least = 0
+            right = "a whole number, 0 or more"
+            if np.any(values >= 2**31):
+                right += ", below 2^31"
+            if name in _OPTIONAL:
+                least = UNKNOWN
+                values = np.where(frame[name].isna(), UNKNOWN, values)
+                right += f", or {UNKNOWN} if it is unknown"
+            wrong = ~((values >= least) & (values < 2**31) & (values == np.floor(values)))
     _refuse_row(path, frame, name, wrong, right)
     return values if name in ("start_ts", "duration") else values.astype(np.int64)
 
@@ -288,7 +295,8 @@ def _table(path: Path, frame: "pd.DataFrame") -> OperationTable:
             rank = numbers[counts.argmax()]
             raise TraceError(f"{path}: rank {rank} has several pairs of dp_rank and stage: write a rank for each pair")
     kind = frame["optype"].cat.remove_unused_categories().cat
-    kinds, doubts = tuple(map(str, kind.categories)), list[str]()
+    kinds = tuple(map(str, kind.categories))
+    doubts = list[str]()
     if float(frame.groupby("step")["end_ts"].max().median()) > _LONGEST_S:
         doubts.append("steps take hours: start_ts and duration must be in seconds")
     if "forward-compute" in kinds and "backward-compute" not in kinds:

@@ -56,7 +56,8 @@ def find_pattern(found: Slowdown) -> Pattern:
     persistent = _share((found.persistent_s - found.ideal_s) / lost_s)
     simultaneous = _share((found.simultaneous_s - found.ideal_s) / lost_s)
     both = max(1.0, persistent + simultaneous)  # the two replays may overlap: what is lost is lost once
-    persistent, simultaneous = persistent / both, simultaneous / both
+    persistent = persistent / both
+    simultaneous = simultaneous / both
     transient = _share(1 - persistent - simultaneous)
     shares: dict[Shape, float] = {"persistent": persistent, "transient": transient, "simultaneous": simultaneous}
     return Pattern(max(shares, key=lambda shape: shares[shape]), persistent, transient, simultaneous)
@@ -94,7 +95,8 @@ def _channel_text(channel: str) -> str:
 
 def verdict_sentence(found: Slowdown, spread: Pattern, compared: Gains) -> str:
     """Say in a sentence which schedule is the fastest for the job and which surely gains, or why none does."""
-    fastest, best = compared.fastest, compared.best
+    fastest = compared.fastest
+    best = compared.best
     if compared.problem:
         return f"no schedule is recommended: {compared.problem}"
     if fastest is None:

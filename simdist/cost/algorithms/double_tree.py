@@ -50,7 +50,8 @@ def double_tree(call: Call) -> Iterator[Messages]:
         below.append(heads[has_parent])
         above.append(heads[parent[has_parent]])
         depths = np.maximum(depths, _depths(parent))
-    low, high = np.concatenate(below), np.concatenate(above)
+    low = np.concatenate(below)
+    high = np.concatenate(above)
     hops_in_node = np.array([len(chain) - 1 for chain in chains])
     yield Messages(
         np.concatenate([low, high]),

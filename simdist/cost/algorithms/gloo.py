@@ -119,14 +119,16 @@ def _tree(call: Call, root: int) -> Iterator[Messages]:
     parent = child - (1 << (np.frexp(child)[1] - 1))  # without its highest bit
     leaves_node = call.topology.node(members[child]) != call.topology.node(members[parent])
     slow = leaves_node if leaves_node.any() else ~leaves_node
-    stage, fast_hops = np.zeros(call.n, dtype=np.int64), np.zeros(call.n, dtype=np.int64)
+    stage = np.zeros(call.n, dtype=np.int64)
+    fast_hops = np.zeros(call.n, dtype=np.int64)
     for one, above, is_slow in zip(child.tolist(), parent.tolist(), slow.tolist(), strict=True):
         stage[one] = stage[above] + is_slow
         fast_hops[one] = 0 if is_slow else fast_hops[above] + 1
     begins = stage[parent]  # a message belongs to the stage at whose beginning its node has the data
     for number in range(int(begins.max()) + 1):
         now = begins == number
-        fabric_hops, network_hops = fast_hops[child[now]], slow[now].astype(np.int64)
+        fabric_hops = fast_hops[child[now]]
+        network_hops = slow[now].astype(np.int64)
         if not leaves_node.any():
             fabric_hops, network_hops = network_hops, fabric_hops
         yield Messages(members[parent[now]], members[child[now]], call.nbytes, latency=Paths(fabric_hops, network_hops))

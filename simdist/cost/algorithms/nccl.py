@@ -132,7 +132,8 @@ _RINGS = {
 _LL_MAX_BPS = {7: 39e9, 8: 87.7e9, 9: 141e9, 10: 282e9}  # in a node, by generation
 _LL_MAX_BETWEEN_BPS = {2: 39e9}  # Intel's
 _LL_MAX_FAR_BPS = 20.4e9  # from three nodes on
-_NVLS_SHARES, _NVLS_CHANNELS = {9: 0.85, 10: 0.74}, {9: 16, 10: 24}
+_NVLS_SHARES = {9: 0.85, 10: 0.74}
+_NVLS_CHANNELS = {9: 16, 10: 24}
 _NVLS_CHUNKS = ((64, 2**16), (8, 2**15), (2, 2**14))  # chunks of so many bytes for buffers of less than so many rounds
 _NVLS_TREE_CHUNKS = ((4, 2**16), (1, 2**15))
 
@@ -208,9 +209,13 @@ class _Plain:
 def _by_ring(
     call: Call, plain: _Plain, name: str, generation: int, n_rings: int, capacity_Bps: NDArray[np.float64]
 ) -> tuple[Transfer, float]:
-    protocol, one_node, at_least_s = _RINGS[name], call.n_nodes == 1, 0.0
+    protocol = _RINGS[name]
+    one_node = call.n_nodes == 1
+    at_least_s = 0.0
     chunks_nbytes = float(np.max(plain.messages.nbytes))  # of all channels, in a hop
-    n_channels, longer, lines = _RINGS_IN_NODE if one_node else n_rings, 1.0, 0
+    n_channels = _RINGS_IN_NODE if one_node else n_rings
+    longer = 1.0
+    lines = 0
     if name == "LL":
         if generation >= 9:
             protocol = dataclasses.replace(protocol, share=1 / 2)
@@ -236,10 +241,13 @@ def _by_ring(
 def _by_tree(
     call: Call, plain: _Plain, name: str, generation: int | None, n_channels: int, capacity_Bps: NDArray[np.float64]
 ) -> tuple[Transfer, float]:
-    protocol, topology, fill_s = _TREES[name], call.topology, 0.0
+    protocol = _TREES[name]
+    topology = call.topology
+    fill_s = 0.0
     if generation is None:
         chunk_s = _CHUNK_S if name == "Simple" else 0.0
-        fabric_s, network_s = topology.fabric.latency_s + chunk_s, topology.network.latency_s + 2 * chunk_s
+        fabric_s = topology.fabric.latency_s + chunk_s
+        network_s = topology.network.latency_s + 2 * chunk_s
         protocol = dataclasses.replace(protocol, base_s=0.0, fabric_s=fabric_s, network_s=network_s)
     stage = plain.by(_with_hops(topology, protocol, far=1.0 if generation is None else _TREE_HOP))
     if generation is not None:  # the chains of the channels begin at different GPUs
@@ -247,7 +255,8 @@ def _by_tree(
         mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
         stage = dataclasses.replace(stage, nbytes=np.where(on_fabric, mean_nbytes, stage.nbytes))
         fill_s = _fill_s(call, name, generation, n_channels, stage.alone_s(capacity_Bps) - stage.latency_s)
-    d, has_limit = protocol.d_at(call.nbytes), name == "LL" and call.n_nodes > 1
+    d = protocol.d_at(call.nbytes)
+    has_limit = name == "LL" and call.n_nodes > 1
     at_least_s = 2 * call.nbytes / (d * _ll_most_Bps(call, n_channels)) if has_limit else 0.0
     return Transfer((_slowed(stage, capacity_Bps, protocol.share * d, at_least_s=at_least_s),)), -fill_s
 
@@ -263,7 +272,8 @@ def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: flo
     if name not in _TREE_CHUNKS:
         return 0.0
     m = call.n_nodes
-    n, depth = call.n / m, math.floor(math.log2(m))
+    n = call.n / m
+    depth = math.floor(math.log2(m))
     deep = (1 + depth + n / 10) / n if name == "LL128" else n - 1 + depth
     chunk, halvings = _TREE_CHUNKS[name]  # bytes
     for n_chunks, least in halvings:
@@ -277,7 +287,9 @@ def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: flo
 def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -> Transfer:
     """Price a reduction in the switches, and between nodes along a double tree."""
     nodes = call.by_node()
-    n, m, nbytes = min(map(len, nodes)), len(nodes), call.nbytes
+    n = min(map(len, nodes))
+    m = len(nodes)
+    nbytes = call.nbytes
     in_node = np.concatenate(nodes), np.concatenate([np.roll(each, -1) for each in nodes])
     heads = np.array([each[0] for each in nodes])
     below = np.concatenate([heads[parent >= 0] for parent in parents(m)])
@@ -293,7 +305,8 @@ def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -
     chunk = 2**17
     for n_rounds, smaller in _NVLS_TREE_CHUNKS if m > 1 else _NVLS_CHUNKS:
         chunk = min(chunk, smaller) if nbytes < n_rounds * n_at_once * chunk else chunk
-    rounds, n_steps = nbytes / (n_at_once * chunk), 3 if m == 1 else 5
+    rounds = nbytes / (n_at_once * chunk)
+    n_steps = 3 if m == 1 else 5
     slowed = _slowed(stage, capacity_Bps, _NVLS_SHARES[generation])
     round_s = (slowed.alone_s(capacity_Bps) - stage.latency_s) / max(rounds, 1.0)
     steps_s = (math.ceil(rounds) + n_steps - 1) * _RINGS["Simple"].fabric_s + (n_steps - 1) * round_s

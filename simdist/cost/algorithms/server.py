@@ -45,7 +45,9 @@ def server(call: Call) -> Iterator[Messages]:
     parts_nbytes = np.array(servers.parts) * (call.nbytes / sum(servers.parts))
     member, part = (each.ravel() for each in np.meshgrid(call.members, np.arange(len(at)), indexing="ij"))
     moves = member != at[part]
-    member, holder, nbytes = member[moves], at[part[moves]], parts_nbytes[part[moves]]
+    member = member[moves]
+    holder = at[part[moves]]
+    nbytes = parts_nbytes[part[moves]]
     if call.op.drop:
         first = np.full_like(call.members, at[0])
         yield Messages(call.members, first, 0.0)
@@ -59,7 +61,8 @@ def _queued(call: Call, op: Reduce | Broadcast, queue: Queue) -> Iterator[Messag
     root = call.topology.server(np.array(queue.server)) if queue.apart else call.members[op.root]
     members = call.members[call.members != root]
     if members.size:
-        src, dst = members, np.full_like(members, root)
+        src = members
+        dst = np.full_like(members, root)
         yield Messages(*((src, dst) if isinstance(op, Reduce) else (dst, src)), call.nbytes)
 
 

@@ -99,7 +99,9 @@ class ManyFlows:
     """
 
     def __init__(self, capacity_Bps: Sequence[float], now_s: float, kernel: Kernel) -> None:
-        self._capacity_Bps, self._settled_s, self._kernel = capacity_Bps, now_s, kernel
+        self._capacity_Bps = capacity_Bps
+        self._settled_s = now_s
+        self._kernel = kernel
         self._room = [_ROOM, _ROOM, _ROOM]
         self._is_array = kernel.is_compiled
         rows: list[Any] = [self._rows(n, at % 2 == 0, _ROOM) for at, n in enumerate(_N_ROWS)]
@@ -127,7 +129,8 @@ class ManyFlows:
         """Have at hand the rows that are used most."""
         self._left, self._rate, *_ = self._state.flow_floats
         self._first, self._n_of, *_, self._added_row, self._leaving_row, self._ending_row, _ = self._state.flow_ints
-        self._weight, self._resource = self._state.pair_floats[max_min.WEIGHT], self._state.pair_ints[max_min.RESOURCE]
+        self._weight = self._state.pair_floats[max_min.WEIGHT]
+        self._resource = self._state.pair_ints[max_min.RESOURCE]
 
     def __len__(self) -> int:
         return len(self._flows) - len(self._free)
@@ -142,31 +145,41 @@ class ManyFlows:
             self._flows.append(flow)
             self._make_room(_SLOTS, slot + 1)
         flow.slot = slot
-        first, n_used = self._n_pairs, len(flow.resources)
+        first = self._n_pairs
+        n_used = len(flow.resources)
         if first + n_used > self._room[_PAIRS]:
             self._make_room(_PAIRS, first + n_used)
         self._added.append(slot)
         self.n_joined += 1
-        self._left[slot], self._first[slot] = flow.left_nbytes, first
-        resources, nbytes = flow.stage.resources, flow.stage.nbytes
+        self._left[slot] = flow.left_nbytes
+        self._first[slot] = first
+        resources = flow.stage.resources
+        nbytes = flow.stage.nbytes
         weights: Any = nbytes / (flow.most_nbytes or 1.0)
         if n_used <= _NARROW and not flow.has_zeros and self._used.issuperset(flow.resources):
-            number_of, resource_row, weight_row = self._number_of, self._resource, self._weight
+            number_of = self._number_of
+            resource_row = self._resource
+            weight_row = self._weight
             for at, weight in enumerate(weights.tolist()):
                 resource_row[first + at] = number_of[flow.resources[at]]
                 weight_row[first + at] = weight
-            self._n_pairs, self._n_of[slot] = first + n_used, n_used
+            self._n_pairs = first + n_used
+            self._n_of[slot] = n_used
             return
         numbers: Any = self._number_of[resources]
         if flow.has_zeros or max_min.NONE in numbers.tolist():
             self._number(resources[numbers == max_min.NONE].tolist())
             numbers = self._number_of[resources]
             used = (numbers != max_min.NONE) & (nbytes > 0)
-            numbers, weights = numbers[used], weights[used]
+            numbers = numbers[used]
+            weights = weights[used]
         self._n_pairs = end = first + len(numbers)
         if not self._is_array:
-            numbers, weights = numbers.tolist(), weights.tolist()
-        self._resource[first:end], self._weight[first:end], self._n_of[slot] = numbers, weights, len(numbers)
+            numbers = numbers.tolist()
+            weights = weights.tolist()
+        self._resource[first:end] = numbers
+        self._weight[first:end] = weights
+        self._n_of[slot] = len(numbers)
 
     def _number(self, resources: list[int]) -> None:
         """Number resources that were not used before, unless they are unlimited."""
@@ -225,9 +238,11 @@ class ManyFlows:
 
     def leave(self, now_s: float) -> list[Flow]:
         """Return all flows, with the bytes they have left now. Nothing else may be asked of it afterwards."""
-        left, rate = self._left, self._rate
+        left = self._left
+        rate = self._rate
         elapsed_s = now_s - self._settled_s
-        gone, added = {*self._leaving, *self._free}, {*self._added}
+        gone = {*self._leaving, *self._free}
+        added = {*self._added}
         staying = [(slot, flow) for slot, flow in enumerate(self._flows) if flow is not None and slot not in gone]
         for slot, flow in staying:
             if slot not in added and elapsed_s > 0:
@@ -245,7 +260,10 @@ class ManyFlows:
         if self._flows:
             self._leaving = list(range(len(self._flows)))
             self.settle(0.0)
-            self._flows, self._free, self._n_pairs = [], [], 0  # as new, but for the numbers of resources
+            # as new, but for the numbers of resources
+            self._flows = []
+            self._free = []
+            self._n_pairs = 0
         for flow in flows:
             self.join(flow)
         self.settle(0.0)
@@ -270,6 +288,7 @@ class ManyFlows:
         self._state.counts[max_min.N_SLOTS] = len(self._flows)
         next_s = self._kernel.settle(now_s - self._settled_s, len(self._leaving), len(self._added), *self._state)
         self._free += self._leaving
-        self._leaving, self._added = [], []
+        self._leaving = []
+        self._added = []
         self._settled_s = now_s
         return now_s + next_s

@@ -44,7 +44,9 @@ _TOGETHER = 1e-12  # transfers due within this share of the time to the next end
 _REMEMBERED = 4096  # sets of stages
 _NUMBERED = 65536  # stages, before they are renumbered
 _FEW = 16  # flows whose rates are looked up
-_JOINED, _JOINED_EACH = 64, 16  # after so many, and so many for each that is left, many flows may have fallen apart
+# After this many, and this many for each that is left, many flows may have fallen apart.
+_JOINED = 64
+_JOINED_EACH = 16
 _SLACK_ULPS = 4  # a flow due within so many units in the last place of the time has ended when a capacity changes
 
 
@@ -54,7 +56,8 @@ class Timeline(simpy.Environment):
     def at(self, at_s: float, *, priority: EventPriority = NORMAL) -> simpy.Event:
         """Return an event that happens at a time, which is not before now."""
         event = simpy.Event(self)
-        event._ok, event._value = True, None
+        event._ok = True
+        event._value = None
         heappush(self._queue, (at_s, priority, next(self._eid), event))
         return event
 
@@ -159,7 +162,8 @@ class FluidNetwork:
             self._timeline.call_at(flow_s, partial(self._flow_now, stages, then))
 
     def _flow_now(self, stages: tuple[Stage, ...], then: Then, _: simpy.Event) -> None:
-        is_settling, self._is_settling = self._is_settling, True
+        is_settling = self._is_settling
+        self._is_settling = True
         self._flow(stages, then)
         if not is_settling:
             self._settle_now()
@@ -358,7 +362,8 @@ class FluidNetwork:
     def _end(self, component: "_Component", plan: int, _: simpy.Event) -> None:
         """End the transfers that are due, unless the rates have changed since."""
         if component.n_plans == plan:
-            is_settling, self._is_settling = self._is_settling, True
+            is_settling = self._is_settling
+            self._is_settling = True
             self._end_due(component)
             if not is_settling:
                 self._settle_now()
@@ -378,7 +383,8 @@ class FluidNetwork:
 
     def _end_few(self, component: "_Component") -> list[Flow]:
         """Those who stay join again, unless they are a component as they stand."""
-        flows, left_s = component.flows, component.left_s
+        flows = component.flows
+        left_s = component.left_s
         latest_s = max(min(left_s), 0.0) * (1 + _TOGETHER)
         ending = tuple([at for at, each_s in enumerate(left_s) if each_s <= latest_s])
         staying, freed, is_connected = self._after_end(component, ending)
@@ -449,7 +455,8 @@ def _fall_apart(flows: Sequence[Flow], ending: Sequence[int]) -> _Parts:
     staying = [at for at in range(len(flows)) if at not in ending]
     kept = set[int]().union(*(used[at] for at in staying))
     freed = set[int]().union(*(used[at] for at in ending)) - kept
-    reached, waiting = used[staying[0]] if staying else set(), staying[1:]
+    reached = used[staying[0]] if staying else set()
+    waiting = staying[1:]
     while near := [at for at in waiting if not used[at].isdisjoint(reached)]:
         reached = reached.union(*(used[at] for at in near))
         waiting = [at for at in waiting if at not in near]

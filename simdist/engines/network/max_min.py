@@ -91,7 +91,8 @@ class State(NamedTuple):
 
 def place_hub(resource: int, state: State) -> None:
     """Let a resource be a hub if it may stop its users."""
-    place, hubs = state.resource_ints[PLACE], state.resource_ints[HUBS]
+    place = state.resource_ints[PLACE]
+    hubs = state.resource_ints[HUBS]
     may_fill = state.resource_floats[DEMAND][resource] > state.resource_floats[CAPACITY][resource] * _NEARLY
     if state.resource_ints[N_USERS][resource] > 1 and may_fill:
         if place[resource] == NONE:
@@ -108,9 +109,12 @@ def place_hub(resource: int, state: State) -> None:
 
 def recount(resource: int, state: State) -> None:
     """Sum what the users of a resource take of it."""
-    pace, weight = state.flow_floats[PACE], state.pair_floats[WEIGHT]
-    flow_of, following = state.pair_ints[FLOW], state.pair_ints[NEXT]
-    load, demand = 0.0, 0.0
+    pace = state.flow_floats[PACE]
+    weight = state.pair_floats[WEIGHT]
+    flow_of = state.pair_ints[FLOW]
+    following = state.pair_ints[NEXT]
+    load = 0.0
+    demand = 0.0
     pair = state.resource_ints[HEAD][resource]
     while pair != NONE:
         load += weight[pair]
@@ -123,7 +127,9 @@ def recount(resource: int, state: State) -> None:
 
 def advance(elapsed_s: float, state: State) -> None:
     """Let all flow at their rates for some seconds."""
-    left, rate, order = state.flow_floats[LEFT], state.flow_floats[RATE], state.flow_ints[ORDER]
+    left = state.flow_floats[LEFT]
+    rate = state.flow_floats[RATE]
+    order = state.flow_ints[ORDER]
     for at in range(state.counts[N_FLOWS]):
         flow = order[at]
         left[flow] -= rate[flow] * elapsed_s
@@ -131,16 +137,23 @@ def advance(elapsed_s: float, state: State) -> None:
 
 def remove(n_leaving: int, state: State) -> None:
     """Take out the flows that leave."""
-    first, n_pairs = state.flow_ints[FIRST], state.flow_ints[N_PAIRS]
-    leaving, order = state.flow_ints[LEAVING], state.flow_ints[ORDER]
-    resource_of, following, previous = state.pair_ints[RESOURCE], state.pair_ints[NEXT], state.pair_ints[PREVIOUS]
-    head, tail = state.resource_ints[HEAD], state.resource_ints[TAIL]
-    n_users, changed = state.resource_ints[N_USERS], state.resource_ints[CHANGED]
+    first = state.flow_ints[FIRST]
+    n_pairs = state.flow_ints[N_PAIRS]
+    leaving = state.flow_ints[LEAVING]
+    order = state.flow_ints[ORDER]
+    resource_of = state.pair_ints[RESOURCE]
+    following = state.pair_ints[NEXT]
+    previous = state.pair_ints[PREVIOUS]
+    head = state.resource_ints[HEAD]
+    tail = state.resource_ints[TAIL]
+    n_users = state.resource_ints[N_USERS]
+    changed = state.resource_ints[CHANGED]
     for number in range(n_leaving):
         flow = leaving[number]
         for pair in range(first[flow], first[flow] + n_pairs[flow]):
             resource = resource_of[pair]
-            before, after = previous[pair], following[pair]
+            before = previous[pair]
+            after = following[pair]
             if before == NONE:
                 head[resource] = after
             else:
@@ -170,7 +183,9 @@ def remove(n_leaving: int, state: State) -> None:
 
 def place_by_pace(flow: int, n_before: int, state: State) -> None:
     """Find out how fast a flow is alone, and put it among the first of those in order, after equals."""
-    pace, order, capacity = state.flow_floats[PACE], state.flow_ints[ORDER], state.resource_floats[CAPACITY]
+    pace = state.flow_floats[PACE]
+    order = state.flow_ints[ORDER]
+    capacity = state.resource_floats[CAPACITY]
     own = float("inf")
     for pair in range(state.flow_ints[FIRST][flow], state.flow_ints[FIRST][flow] + state.flow_ints[N_PAIRS][flow]):
         alone = capacity[state.pair_ints[RESOURCE][pair]] / state.pair_floats[WEIGHT][pair]
@@ -186,10 +201,15 @@ def place_by_pace(flow: int, n_before: int, state: State) -> None:
 
 def add(n_added: int, state: State) -> None:
     """Take in flows, of which bytes left, pairs, resources and weights are there."""
-    weight, resource_of = state.pair_floats[WEIGHT], state.pair_ints[RESOURCE]
-    following, previous = state.pair_ints[NEXT], state.pair_ints[PREVIOUS]
-    head, tail, n_users = state.resource_ints[HEAD], state.resource_ints[TAIL], state.resource_ints[N_USERS]
-    load, demand = state.resource_floats[LOAD], state.resource_floats[DEMAND]
+    weight = state.pair_floats[WEIGHT]
+    resource_of = state.pair_ints[RESOURCE]
+    following = state.pair_ints[NEXT]
+    previous = state.pair_ints[PREVIOUS]
+    head = state.resource_ints[HEAD]
+    tail = state.resource_ints[TAIL]
+    n_users = state.resource_ints[N_USERS]
+    load = state.resource_floats[LOAD]
+    demand = state.resource_floats[DEMAND]
     for number in range(n_added):
         flow = state.flow_ints[ADDED][number]
         state.flow_ints[RISING][flow] = 0
@@ -215,11 +235,16 @@ def add(n_added: int, state: State) -> None:
 
 def give_back(n_stopped: int, level: float, state: State) -> None:
     """Leave to the others what those who have stopped do not use."""
-    first, n_pairs, stopping = state.flow_ints[FIRST], state.flow_ints[N_PAIRS], state.flow_ints[STOPPING]
-    weight, resource_of = state.pair_floats[WEIGHT], state.pair_ints[RESOURCE]
+    first = state.flow_ints[FIRST]
+    n_pairs = state.flow_ints[N_PAIRS]
+    stopping = state.flow_ints[STOPPING]
+    weight = state.pair_floats[WEIGHT]
+    resource_of = state.pair_ints[RESOURCE]
     load = state.resource_floats[RISING_LOAD]
-    left, full_at = state.resource_floats[LEFT_BPS], state.resource_floats[FULL_AT]
-    n_rising, place = state.resource_ints[N_RISING], state.resource_ints[PLACE]
+    left = state.resource_floats[LEFT_BPS]
+    full_at = state.resource_floats[FULL_AT]
+    n_rising = state.resource_ints[N_RISING]
+    place = state.resource_ints[PLACE]
     for number in range(n_stopped):
         flow = stopping[number]
         for pair in range(first[flow], first[flow] + n_pairs[flow]):
@@ -251,13 +276,19 @@ def give_back(n_stopped: int, level: float, state: State) -> None:
 
 def fill(state: State) -> None:
     """Raise all rates together and stop flows, until none rises."""
-    rate, pace = state.flow_floats[RATE], state.flow_floats[PACE]
-    rising, order, stopping = state.flow_ints[RISING], state.flow_ints[ORDER], state.flow_ints[STOPPING]
-    hubs, full_at = state.resource_ints[HUBS], state.resource_floats[FULL_AT]
-    n_flows, n_hubs = state.counts[N_FLOWS], state.counts[N_HUBS]
+    rate = state.flow_floats[RATE]
+    pace = state.flow_floats[PACE]
+    rising = state.flow_ints[RISING]
+    order = state.flow_ints[ORDER]
+    stopping = state.flow_ints[STOPPING]
+    hubs = state.resource_ints[HUBS]
+    full_at = state.resource_floats[FULL_AT]
+    n_flows = state.counts[N_FLOWS]
+    n_hubs = state.counts[N_HUBS]
     for number in range(n_hubs):
         hub = hubs[number]
-        load, capacity = state.resource_floats[LOAD][hub], state.resource_floats[CAPACITY][hub]
+        load = state.resource_floats[LOAD][hub]
+        capacity = state.resource_floats[CAPACITY][hub]
         state.resource_floats[RISING_LOAD][hub] = load
         state.resource_floats[SUMMED_LOAD][hub] = load
         state.resource_floats[LEFT_BPS][hub] = capacity
@@ -267,13 +298,19 @@ def fill(state: State) -> None:
         flow = order[number]
         rising[flow] = 1
         rate[flow] = float("inf")
-    level, lowest, second, lowest_hub, at, n_rising = 0.0, -1.0, -1.0, NONE, 0, n_flows
+    level = 0.0
+    lowest = -1.0
+    second = -1.0
+    lowest_hub = NONE
+    at = 0
+    n_rising = n_flows
     while n_rising > 0:
         while rising[order[at]] == 0:
             at += 1
         slowest = pace[order[at]]
         if max(level, slowest) * (1 + _SAME) >= lowest:
-            lowest, second = float("inf"), float("inf")
+            lowest = float("inf")
+            second = float("inf")
             for number in range(n_hubs):
                 each = full_at[hubs[number]]
                 if each < second:
@@ -287,7 +324,9 @@ def fill(state: State) -> None:
             return
         level = max(level, min(slowest, lowest))
         limit = level * (1 + _SAME)
-        n_stopped, n_reasons, number = 0, 0, at
+        n_stopped = 0
+        n_reasons = 0
+        number = at
         while number < n_flows and pace[order[number]] <= limit:
             flow = order[number]
             if rising[flow] == 1:
@@ -329,8 +368,10 @@ def fill(state: State) -> None:
 
 def find_next_end(state: State) -> float:
     """Return in how many seconds the first flows end, and list them; a flow of rate 0 does not."""
-    left, rate = state.flow_floats[LEFT], state.flow_floats[RATE]
-    due, order = state.flow_floats[DUE], state.flow_ints[ORDER]
+    left = state.flow_floats[LEFT]
+    rate = state.flow_floats[RATE]
+    due = state.flow_floats[DUE]
+    order = state.flow_ints[ORDER]
     next_s = float("inf")
     for at in range(state.counts[N_FLOWS]):
         flow = order[at]

@@ -66,13 +66,15 @@ class UntracedWaits:
 def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
     """Tell waiting for ranks without a trace from the time on the links, as far as that is possible."""
     n_steps = int(matched.step.max()) + 1 if len(matched.step) else 0
-    arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
+    arrival_s = clocks.corrected_s(matched.arrival_s)
+    end_s = clocks.corrected_s(matched.end_s)
     if not len(matched.collectives):
         return UntracedWaits(np.zeros(0), np.zeros(0), np.zeros(0), is_comparable=False)
     last_s = np.nanmax(arrival_s, axis=1)
     ahead_s = last_s - np.nanmedian(arrival_s, axis=1)
     seconds = np.maximum(0.0, np.nanmedian(end_s, axis=1) - last_s)
-    alone_s, waited_s = seconds.copy(), np.zeros_like(seconds)
+    alone_s = seconds.copy()
+    waited_s = np.zeros_like(seconds)
     is_comparable = False
     for places in _alike(matched, np.isfinite(end_s).sum(axis=1)):
         lows = [_low(seconds[rows] / _nbytes(matched, rows)) for rows in places]  # seconds per byte
@@ -88,11 +90,14 @@ def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
                 of_place_s = _waited_s(seconds[rows], alone_s[rows], factor)
                 waited_s[rows] = np.where(ahead_s[rows] < alone_s[rows], of_place_s, 0.0)
     start_s = np.nanmax(clocks.corrected_s(matched.start_s), axis=1)
-    late_s, behind_s = np.zeros(n_steps), np.zeros(n_steps)
+    late_s = np.zeros(n_steps)
+    behind_s = np.zeros(n_steps)
     for rows in _overlapping(np.flatnonzero(waited_s > 0), matched.step, start_s, np.nanmedian(end_s, axis=1)):
-        step, together_s = matched.step[rows[0]], waited_s[rows].sum()
+        step = matched.step[rows[0]]
+        together_s = waited_s[rows].sum()
         if together_s > late_s[step]:
-            late_s[step], behind_s[step] = together_s, ahead_s[rows[0]]
+            late_s[step] = together_s
+            behind_s[step] = ahead_s[rows[0]]
     return UntracedWaits(alone_s, late_s, behind_s, is_comparable)
 
 
@@ -218,7 +223,8 @@ def collective_times(
         untraced: Waiting for ranks without a trace that was told apart; found out if None.
     """
     untraced = untraced or find_untraced_waits(matched, clocks)
-    arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
+    arrival_s = clocks.corrected_s(matched.arrival_s)
+    end_s = clocks.corrected_s(matched.end_s)
     rows: dict[tuple[str, int, int, bool], list[int]] = defaultdict(list)
     for row, what in enumerate(matched.collectives):
         nbytes = -1 if what.nbytes is None else what.nbytes
@@ -245,9 +251,11 @@ def on_shared_cores(
     medians do: so all together take as long as at least one of them went on. Nor do those that go on at once have equal
     shares of the links: if the largest took about as long as smaller ones, what they took together is theirs by size.
     """
-    start_s, end_s = np.nanmax(clocks.corrected_s(matched.start_s), axis=1), clocks.corrected_s(matched.end_s)
+    start_s = np.nanmax(clocks.corrected_s(matched.start_s), axis=1)
+    end_s = clocks.corrected_s(matched.end_s)
     order = np.argsort(start_s)
-    start_s, ended_s = start_s[order], np.maximum.accumulate(np.nanmedian(end_s, axis=1)[order])
+    start_s = start_s[order]
+    ended_s = np.maximum.accumulate(np.nanmedian(end_s, axis=1)[order])
     busy_s = np.maximum(0.0, ended_s - np.maximum(start_s, np.append(-np.inf, ended_s[:-1]))).sum()
     told_s = np.array([each.seconds * each.calls for each in times])
     scaled = [replace(each, seconds=each.seconds * float(busy_s / told_s.sum())) for each in times if told_s.any()]
@@ -257,7 +265,8 @@ def on_shared_cores(
         nbytes, seconds = (
             math.fsum(getattr(scaled[i], of) * times[i].calls for i in pooled) for of in ("nbytes", "seconds")
         )
-        last, small = times[pooled[-1]].nbytes or 0, times[smaller].nbytes or 0
+        last = times[pooled[-1]].nbytes or 0
+        small = times[smaller].nbytes or 0
         if 2 * scaled[smaller].seconds * nbytes < (last + small) * seconds:
             break
         pooled.append(smaller)

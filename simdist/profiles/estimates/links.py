@@ -30,7 +30,8 @@ _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forw
 _SAME_SIZE = 1.25  # sizes nearer than this factor tell one rate, not a latency and a rate
 _BEYOND = 1024  # times the largest size; larger messages are not sent
 _FLATTEST = 0.1  # slope at the end over time / size there; below, times hardly grow, and more would come for nothing
-_ROUNDS, _NEAR = 30, 1e-4  # of scaling; share that may be missed
+_ROUNDS = 30  # of scaling
+_NEAR = 1e-4  # share that may be missed
 _MOST = 300  # tries for a line
 _TOLD = 0.05  # share that is told if it is missed
 
@@ -121,7 +122,8 @@ def derive_links(
     """
     if cluster.world_size == 1:
         return Links(Link.ideal(), Link.ideal(), (), ())
-    inside, between = _points(times, cluster, between_nodes=False), _points(times, cluster, between_nodes=True)
+    inside = _points(times, cluster, between_nodes=False)
+    between = _points(times, cluster, between_nodes=True)
     if not inside and not between:
         raise TraceError(
             "no all_reduce of known size and group took any time in these traces, so they do not tell how fast the "
@@ -226,9 +228,13 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
         line = fitted_line(_started(points, hops_s), ratios)
         off = max(abs(miss - 1) for miss in ratios(line))
         if off < worst:
-            worst, link, notes = off, line, []
-    warning = f"warning: {name}: no link gives all times of all_reduces back; at the worst {worst:.0%} are missed"
-    return link, notes + [warning] * (worst > _TOLD)
+            worst = off
+            link = line
+            notes = []
+    if worst > _TOLD:
+        warning = f"warning: {name}: no link gives all times of all_reduces back; at the worst {worst:.0%} are missed"
+        notes = [*notes, warning]
+    return link, notes
 
 
 def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:
@@ -241,7 +247,8 @@ def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:
 def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tuple[Link, list[str]]:
     """Return a table through the points, or a line if they are of one size."""
     by_size = {point.hop_nbytes: float(f"{hop_s:.6g}") for point, hop_s in zip(points, hops_s, strict=True)}
-    sizes, times = list(by_size), list(by_size.values())
+    sizes = list(by_size)
+    times = list(by_size.values())
     largest = format_nbytes(points[-1].nbytes)
     if len(sizes) == 1:
         note = (
@@ -249,7 +256,8 @@ def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tup
             f"predicted too fast"
         )
         return Link(latency_s=0.0, bandwidth_Bps=float(max(1, round(sizes[0] / times[0])))), [note]
-    notes, slope = [], (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    notes = []
+    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
     average = times[-1] / sizes[-1]
     if not _FLATTEST * average <= slope <= average:
         notes.append(

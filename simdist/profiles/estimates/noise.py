@@ -100,5 +100,6 @@ def _shape(beyond_s: Floats) -> float:
     if not len(beyond_s):
         return 0.0
     above = 1 - (np.arange(len(beyond_s)) + 0.65) / len(beyond_s)
-    mean_s, weighted_s = float(beyond_s.mean()), float((beyond_s * above).mean())
+    mean_s = float(beyond_s.mean())
+    weighted_s = float((beyond_s * above).mean())
     return min(max(0.0, 2 - mean_s / max(mean_s - 2 * weighted_s, 1e-12)), _HEAVIEST)

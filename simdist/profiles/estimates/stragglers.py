@@ -34,10 +34,13 @@ from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import listed
 from simdist.scenario.cluster import DeviceOverride
+from simdist.settings.words import plural
 
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _SPREADS = 3.0
-_PERSISTENT_SHARE, _TRANSIENT_SHARE = 0.03, 0.05  # of a step; less changes no decision
+# Shares of a step; less changes no decision.
+_PERSISTENT_SHARE = 0.03
+_TRANSIENT_SHARE = 0.05
 _NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share, if the node is the cause
 
 
@@ -78,7 +81,7 @@ class Straggler:
             return "every step"
         if self.kind == "persistent" and not is_run:
             return f"{len(self.steps)} of {n_steps} steps"
-        return f"step{'s' * (len(self.steps) > 1)} {listed(self.steps)}"
+        return f"{plural(len(self.steps), 'step')} {listed(self.steps)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, 
 
 def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
     """Return the noticeable delays that are none of the stragglers'."""
-    count, seconds = 0, 0.0
+    count = 0
+    seconds = 0.0
     for channel, delay_s in delays.of.items():
         own = [each for each in stragglers if each.channel == channel]
         usual = [delays.ranks.index(rank) for each in own if each.kind == "persistent" for rank in each.ranks]
@@ -143,7 +147,8 @@ def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
             if each.kind == "transient":
                 more_s[delays.cells(each)] = 0.0
         noticeable = more_s > _TRANSIENT_SHARE * delays.step_s
-        count, seconds = count + int(noticeable.sum()), seconds + float(more_s[noticeable].sum())
+        count = count + int(noticeable.sum())
+        seconds = seconds + float(more_s[noticeable].sum())
     return Noise(count, seconds)
 
 
@@ -167,7 +172,8 @@ def _persistent(delays: DelayTable, channel: Channel) -> list[Straggler]:
     found = []
     if len(usual_s) < 2:
         return []
-    usually_beyond_s, by_chance_s = lower_median_s(beyond_others_s(delay_s)), by_chance_usually_s(delay_s)
+    usually_beyond_s = lower_median_s(beyond_others_s(delay_s))
+    by_chance_s = by_chance_usually_s(delay_s)
     for column in range(len(usual_s)):
         others_s = np.delete(usual_s, column)
         late_s = float(usual_s[column] - lower_median_s(others_s))

@@ -137,7 +137,8 @@ def _real(
         base: Undisturbed times.
         is_given: By the user, who is told if they do not fit.
     """
-    total, seen = sum(tensor.count for tensor in tensors), sum(buckets)
+    total = sum(tensor.count for tensor in tensors)
+    seen = sum(buckets)
     if buckets and total != seen:
         if is_given:
             raise ScenarioError(

@@ -143,7 +143,8 @@ def _shift(ends_s: Floats, reference_s: Floats) -> int:
 
 def _deviations_s(ends_s: Floats, reference_s: Floats, shift: int) -> Floats:
     """Return by how much each step's difference is not the usual one; steps without collectives are left out."""
-    first, stop = max(0, shift), min(len(reference_s), len(ends_s) + shift)
+    first = max(0, shift)
+    stop = min(len(reference_s), len(ends_s) + shift)
     return _unusual_s(ends_s[first - shift : stop - shift] - reference_s[first:stop])
 
 

@@ -42,7 +42,8 @@ def one_group(profiles: Sequence[RankProfile], world_size: int) -> tuple[list[Ra
         return list(profiles), world_size, []
     traced = {profile.rank or 0 for profile in profiles}
     if not groups and unnamed == {len(traced)}:
-        groups, unnamed = {tuple(sorted(traced))}, set()
+        groups = {tuple(sorted(traced))}
+        unnamed = set()
     common = [group for group in groups if traced <= set(group)]
     if len(common) != 1 or len(common[0]) == world_size or unnamed:
         raise _several(profiles, groups, unnamed, world_size)
@@ -63,7 +64,8 @@ def join_passes(profiles: Sequence[RankProfile]) -> tuple[tuple[RankProfile, ...
     Returns:
         The profiles, and what was done. Steps that update, or come at irregular distances, stay as they are.
     """
-    steps, every = profiles[0].steps, _distance(profiles[0])
+    steps = profiles[0].steps
+    every = _distance(profiles[0])
     lasts = [place for place in _exchanging(profiles[0]) if place + 1 >= every]
     groups = [range(last + 1 - every, last + 1) for last in lasts]
     groups = [each for each in groups if steps[each[-1]].number - steps[each[0]].number == every - 1]
@@ -100,7 +102,8 @@ def _joined(profile: RankProfile, groups: Sequence[range]) -> RankProfile:
 
 
 def _as_one(passes: Sequence[RankStep]) -> RankStep:
-    first, last = passes[0], passes[-1]
+    first = passes[0]
+    last = passes[-1]
     before_s = math.fsum(each.backward_s for each in passes[:-1])
     return replace(
         last,
@@ -123,11 +126,14 @@ def check_every_step(profile: RankProfile) -> None:
         TraceError: It does so at regular distances, or in no more than half of its steps.
     """
     numbers = [step.number for step in profile.steps]
-    places, every = _exchanging(profile), _distance(profile)
+    places = _exchanging(profile)
+    every = _distance(profile)
     if not places or len(places) == len(numbers) or (every == 1 and 2 * len(places) > len(numbers)):
         return
     when = f"every {every} steps" if every > 1 else f"{len(places)} of {len(numbers)} steps"
-    told = listed([numbers[place] for place in places[:_TOLD]]) + ", ..." * (len(places) > _TOLD)
+    told = listed([numbers[place] for place in places[:_TOLD]])
+    if len(places) > _TOLD:
+        told += ", ..."
     raise TraceError(
         f"{profile.path}: exchanges gradients only in {when} ({told}), so they add up over several batches: call "
         f"profiler.step() once per optimizer.step(), and trace again"
@@ -145,8 +151,9 @@ def _groups(profiles: Sequence[RankProfile], world_size: int) -> tuple[set[_Grou
 def _several(profiles: Sequence[RankProfile], groups: set[_Group], unnamed: set[int], world_size: int) -> TraceError:
     names = [f"ranks {listed(group)}" for group in sorted(groups)]
     names += [f"groups of {size} ranks" for size in sorted(unnamed)]
-    more = [f"{len(names) - _TOLD} more"] * (len(names) > _TOLD)
-    over = ", over ".join(names[:_TOLD]) + "".join(f", and {each}" for each in more)
+    over = ", over ".join(names[:_TOLD])
+    if len(names) > _TOLD:
+        over += f", and {len(names) - _TOLD} more"
     members = sorted(rank for group in groups for rank in group)
     is_partition = members == sorted(set(members)) and not unnamed
     which = (
@@ -166,7 +173,9 @@ def _inside(profile: RankProfile, group: _Group, world_size: int) -> RankProfile
 
 def _step_inside(step: RankStep, group: _Group, world_size: int) -> RankStep:
     """Return a step without what goes beyond the group; the backward pass up to it counts for the next bucket."""
-    calls, buckets_s, since_s = [], list[float](), 0.0
+    calls = []
+    buckets_s = list[float]()
+    since_s = 0.0
     seconds = iter(step.buckets_s)
     for call in step.calls:
         since_s += next(seconds, 0.0) if call.of_gradients else 0.0

@@ -12,6 +12,7 @@ from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.job.alignment import shifted
 from simdist.profiles.job.averaging import check_every_step, join_passes, one_group
 from simdist.profiles.steps.model import RankProfile, RankStep, listed, usual_micro_batches
+from simdist.settings.words import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
     check_every_step(same[0])
     job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *short, *more, *lost, *joined))
     if job.missing:
-        plural = "s" * (len(job.missing) > 1)
+        ranks = f"{plural(len(job.missing), 'rank')} {listed(job.missing)}"
         missing = (
-            f"no trace of rank{plural} {listed(job.missing)} of {world_size}: taken to be like the typical rank of "
+            f"no trace of {ranks} of {world_size}: taken to be like the typical rank of "
             f"each step; a straggler among them shows as waiting of the others"
         )
         job = replace(job, notes=(missing, *job.notes))
@@ -137,7 +138,7 @@ def _world_size(profiles: Sequence[RankProfile]) -> int:
         world_size = max(1 + (last.rank or 0), *least, 1)
     if (last.rank or 0) >= world_size:
         raise TraceError(
-            f"{last.path}: is of rank {last.rank}, but the job has {world_size} rank{'s' * (world_size > 1)} by "
+            f"{last.path}: is of rank {last.rank}, but the job has {world_size} {plural(world_size, 'rank')} by "
             f"{stated[0].path}: give the traces of one job"
         )
     if world_size > MAX_WORLD_SIZE:
@@ -157,7 +158,8 @@ def _check_same_job(profiles: Sequence[RankProfile]) -> None:
                 raise _mixed(first, each, what, ours, theirs)
         counts, others = ([gradient.count for gradient in one.gradients] for one in (first, each))
         if counts and others and sorted(counts) != sorted(others):
-            ours, theirs = f"{len(counts)} of {sum(counts)} elements", f"{len(others)} of {sum(others)} elements"
+            ours = f"{len(counts)} of {sum(counts)} elements"
+            theirs = f"{len(others)} of {sum(others)} elements"
             raise _mixed(first, each, "parameter tensors", ours, theirs)
 
 
@@ -242,7 +244,7 @@ def _signature(step: RankStep) -> _Signature:
     """Return the gradient collectives of a step, by size if the trace tells it: threads of gloo may swap them."""
     found = tuple((call.kind, call.nbytes, call.n_ranks) for call in step.gradient_calls)
     has_sizes = all(nbytes is not None for _, nbytes, _ in found)
-    return tuple(sorted(found, key=lambda call: (call[1] or 0) * has_sizes))
+    return tuple(sorted(found, key=lambda call: call[1] or 0)) if has_sizes else found
 
 
 def _agree(first: _Signature, second: _Signature) -> bool:
@@ -256,7 +258,9 @@ def _agree(first: _Signature, second: _Signature) -> bool:
 
 def _shown(step: RankStep) -> str:
     calls = _signature(step)
-    sizes = ", ".join(str(nbytes) for _, nbytes, _ in calls[:4]) + ", ..." * (len(calls) > 4)
+    sizes = ", ".join(str(nbytes) for _, nbytes, _ in calls[:4])
+    if len(calls) > 4:
+        sizes += ", ..."
     return f"{len(calls)} ({sizes} B)" if calls else "none"
 
 
@@ -269,4 +273,4 @@ def grouped(notes: Iterable[tuple[int | None, str]]) -> list[str]:
     ranks: dict[str, list[int]] = {}
     for rank, note in notes:
         ranks.setdefault(note, []).append(rank or 0)
-    return [f"rank{'s' * (len(of) > 1)} {listed(sorted(of))}: {note}" for note, of in ranks.items()]
+    return [f"{plural(len(of), 'rank')} {listed(sorted(of))}: {note}" for note, of in ranks.items()]

@@ -91,7 +91,8 @@ def _of_kind(steps: Sequence[RankStep], kind: CollectiveKind) -> tuple[float, fl
 
 def _union_s(calls: Sequence[TracedCollective]) -> float:
     """Return for how long at least one goes on."""
-    total_s, reached_s = 0.0, -np.inf
+    total_s = 0.0
+    reached_s = -np.inf
     for start_s, end_s in sorted((call.start_s, call.end_s) for call in calls):
         total_s += max(0.0, end_s - max(start_s, reached_s))
         reached_s = max(reached_s, end_s)

@@ -61,13 +61,15 @@ def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int 
     left = [size for size in range(1, world_size + 1) if world_size % size == 0]
     if world_size == 1:
         return RankLayout(1, 1, "one rank")
-    source, notes = "", list[str]()
+    source = ""
+    notes = list[str]()
     for name, fits, is_weak in _evidence(job):
         fitting = [size for size in left if fits(size)]
         if not fitting and source:
             notes.append(f"{name} do not agree with {source}, which count")
         elif len(fitting) < len(left) and not (is_weak and fitting in ([], [1])):  # names may just all be different
-            source, left = name, fitting
+            source = name
+            left = fitting
     if len(left) == 1:
         return RankLayout(world_size // left[0], left[0], source, tuple(notes))
     raise UnknownLayoutError(_question(job, left))
@@ -84,9 +86,10 @@ def _evidence(job: TracedJob) -> Iterator[_Evidence]:
         yield "names of hosts in the traces", partial(_fits_hosts, hosts), False
     if gpus:
         yield "GPUs of the machines", partial(_have_own_gpus, job, gpus), False
-        is_one = len(set(gpus.values())) == job.world_size
         numbered = (all(gpu == rank % n for rank, gpu in gpus.items()) for n in range(1, job.world_size + 1))
-        sizes = [n for n, fits in enumerate(numbered, start=1) if fits] or [job.world_size] * is_one
+        sizes = [n for n, fits in enumerate(numbered, start=1) if fits]
+        if not sizes and len(set(gpus.values())) == job.world_size:
+            sizes = [job.world_size]
         if sizes:
             yield "numbers of GPUs in the traces", sizes.__contains__, False
     if len(names) == len(job.ranks):
@@ -112,12 +115,12 @@ def _n_gpus(job: TracedJob) -> int:
 
 def _question(job: TracedJob, left: Sequence[int]) -> str:
     """Ask which ranks share a machine, and say what is known."""
-    gpus, n_gpus = _told_gpus(job), _n_gpus(job)
+    gpus = _told_gpus(job)
+    n_gpus = _n_gpus(job)
     hosts, names = (len(set(_told(job, attrgetter(of)).values())) for of in ("hostname", "file_host"))
     known = [f"{len(job.ranks)} of {job.world_size} ranks were traced"]
-    known += [f"{hosts or names} names of hosts in {'the traces' if hosts else 'names of files'}"] * bool(
-        hosts or names
-    )
+    if hosts or names:
+        known.append(f"{hosts or names} names of hosts in {'the traces' if hosts else 'names of files'}")
     if gpus:
         known.append(f"ranks on GPUs {listed(sorted(set(gpus.values())))}" + (f" of {n_gpus}" if n_gpus else ""))
     elif job.profiles[0].device == "cuda":

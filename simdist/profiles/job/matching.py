@@ -91,7 +91,9 @@ def match(job: TracedJob) -> Matched:
         collectives.append(CollectiveKey(kind, next(sizes, None), group, before[step, kind, group]))
         before[step, kind, group] += 1
         for column, (call, came_s) in of_ranks.items():
-            arrival_s[row, column], end_s[row, column], start_s[row, column] = came_s, call.end_s, call.start_s
+            arrival_s[row, column] = came_s
+            end_s[row, column] = call.end_s
+            start_s[row, column] = call.start_s
     note = f"{n_unknown} collectives of groups whose members the traces do not tell were left out of the calibration"
     steps = np.array([step for step, *_ in found], dtype=np.int64)
     return Matched(tuple(collectives), steps, arrival_s, end_s, start_s, (note,) if n_unknown else ())
@@ -169,8 +171,11 @@ def synchronize(matched: Matched) -> RankClocks:
     """Find the skew of all clocks, and their drift where there is one."""
     end_s = matched.end_s[[each.kind in HEARS_ALL for each in matched.collectives]]
     n_ranks = matched.end_s.shape[1]
-    offset_s, drift, zero_s = np.zeros(n_ranks), np.zeros(n_ranks), np.zeros(n_ranks)
-    known, waiting = [0], list(range(1, n_ranks))
+    offset_s = np.zeros(n_ranks)
+    drift = np.zeros(n_ranks)
+    zero_s = np.zeros(n_ranks)
+    known = [0]
+    waiting = list(range(1, n_ranks))
     corrected_s = end_s.copy()
     while waiting:
         known_s = corrected_s[:, sorted(known)]
@@ -178,7 +183,8 @@ def synchronize(matched: Matched) -> RankClocks:
         linked = [rank for rank in waiting if np.isfinite(reference_s - end_s[:, rank]).any()]
         if not linked:
             break
-        rank, own_s = linked[0], end_s[:, linked[0]]
+        rank = linked[0]
+        own_s = end_s[:, linked[0]]
         offset_s[rank], drift[rank], zero_s[rank] = _difference(own_s, reference_s)
         corrected_s[:, rank] = own_s - offset_s[rank] - drift[rank] * (own_s - zero_s[rank])
         known.append(rank)
@@ -190,10 +196,13 @@ def synchronize(matched: Matched) -> RankClocks:
 def _difference(own_s: Floats, reference_s: Floats) -> tuple[float, float, float]:
     """Return offset, drift, and the time at which the offset is that."""
     both = np.isfinite(own_s - reference_s)
-    own_s, difference_s = own_s[both], (own_s - reference_s)[both]
+    difference_s = (own_s - reference_s)[both]
+    own_s = own_s[both]
     order = np.argsort(own_s)
-    own_s, difference_s = own_s[order], difference_s[order]
-    offset_s, zero_s = float(np.median(difference_s)), float(np.median(own_s))
+    own_s = own_s[order]
+    difference_s = difference_s[order]
+    offset_s = float(np.median(difference_s))
+    zero_s = float(np.median(own_s))
     third = len(own_s) // 3
     if len(own_s) < _FEWEST:
         return offset_s, 0.0, zero_s
@@ -267,14 +276,16 @@ def _by_step(matched: Matched, clocks: RankClocks, rank: int) -> tuple[Floats, F
     others = np.delete(end_s, rank, axis=1)
     heard &= np.isfinite(end_s[:, rank]) & np.isfinite(others).any(axis=1)
     others_s = np.nanmedian(others[heard], axis=1)
-    later_s, step = end_s[heard, rank] - others_s, matched.step[heard]
+    later_s = end_s[heard, rank] - others_s
+    step = matched.step[heard]
     rows = [(np.median(later_s[step == each]), others_s[step == each].max()) for each in np.unique(step)]
     return np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
 
 
 def _stay_together(later_s: Floats, others_s: Floats) -> bool:
     """Tell whether ends are late by chance in each step, and do not drift apart."""
-    n_steps, median_s = len(later_s), np.median(later_s)
+    n_steps = len(later_s)
+    median_s = np.median(later_s)
     wild_s = _WILD * _deviation_s(later_s)
     tamed_s = np.clip(later_s - median_s, -wild_s, wild_s)
     if n_steps < _FEWEST_STEPS or not wild_s:

@@ -12,8 +12,12 @@ from simdist.profiles.steps.step_parts import EXPOSED, StepPart
 from simdist.settings.units import format_seconds, format_share
 
 _NOTABLE = 0.05  # of a step; less is worth no advice
-_STRAGGLING, _COMMUNICATION, _LAUNCHES = "straggler-bound", "communication-bound", "launch-bound"
-_INPUT, _HOST, _UNSEEN = "input-bound", "host-bound", "bound by what is not traced"
+_STRAGGLING = "straggler-bound"
+_COMMUNICATION = "communication-bound"
+_LAUNCHES = "launch-bound"
+_INPUT = "input-bound"
+_HOST = "host-bound"
+_UNSEEN = "bound by what is not traced"
 # what the job is bound by -> what costs the time, and what removes it
 _REMEDIES: Final = {
     _STRAGGLING: ("ranks wait for late ones", "repair these, or see `simdist whatif`"),

@@ -145,12 +145,14 @@ def take(text: bytes, *, is_last: bool) -> Taken:
     cut = _last_cut(text)
     if cut is None:
         return _one_by_one(text) if is_last else Taken([], text)
-    head, tail = text[: cut.start(1)], text[cut.end(1) :]
+    head = text[: cut.start(1)]
+    tail = text[cut.end(1) :]
     if (events := _decoded(head)) is None:
         front = _one_by_one(head)
         rest = front.rest + text[cut.start(1) :]
     else:
-        front, rest = Taken(events, b""), tail
+        front = Taken(events, b"")
+        rest = tail
     if not is_last or front.is_end:
         return Taken(front.events, rest, front.n_broken, front.is_end)
     back = _one_by_one(rest)
@@ -182,7 +184,8 @@ def _one_by_one(text: bytes) -> Taken:
     at = n_broken = 0
     while (at := _next(source, at)) < len(source):
         if _STRAY.match(source, at):
-            at, n_broken = at + 1, n_broken + 1
+            at = at + 1
+            n_broken = n_broken + 1
             continue
         if source[at] == "]":
             return Taken(events, source[at + 1 :].encode(errors="replace"), n_broken, is_end=True)

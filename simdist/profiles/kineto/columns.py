@@ -96,8 +96,11 @@ def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
         reading.read(batch)
     events = reading.events()
     on_device = events.kind >= EventKind.KERNEL
-    host, device = events.where(~on_device), events.where(on_device)
-    threads, messages, backends = tuple(reading.threads), tuple(reading.messages), frozenset(reading.backends)
+    host = events.where(~on_device)
+    device = events.where(on_device)
+    threads = tuple(reading.threads)
+    messages = tuple(reading.messages)
+    backends = frozenset(reading.backends)
     hints = frozenset(reading.hints)
     return RankEvents(host, device, threads, messages, reading.device_messages, reading.dtypes, backends, hints)
 

@@ -106,8 +106,12 @@ _TYPES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
 }
 _DTYPES: Final = {name: dtype for dtype, (_, names) in _TYPES.items() for name in names}
 _KINDS: Final[tuple[CollectiveKind, ...]] = (
-    *("reduce_scatter", "all_reduce", "all_gather", "all_to_all"),
-    *("broadcast", "reduce"),
+    "reduce_scatter",
+    "all_reduce",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "reduce",
 )
 _POINT_TO_POINT = re.compile(r"(?<![a-z])i?(?:send|recv)(?![a-z])")
 

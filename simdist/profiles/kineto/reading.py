@@ -111,7 +111,8 @@ class _ProcessGroup(Struct):
 def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: list[str], is_cut: bool) -> Header:
     """Make a header from what stands beside the events; what is of an unexpected type counts as not told."""
     told = lenient(metadata, _Metadata)
-    job, named = lenient(told.job, _Job), rank_in_name(path)
+    job = lenient(told.job, _Job)
+    named = rank_in_name(path)
     if None not in (job.rank, named) and job.rank != named:
         notes = [*notes, f"the name says rank {named}, the trace says rank {job.rank}, which counts"]
     gpus = [lenient(each, _Gpu) for each in told.gpus]
@@ -184,7 +185,8 @@ class TraceFile:
             TraceError: This is no trace of the profiler, or nothing of it could be read.
         """
         chunks = iter(self._chunks)
-        text, is_end = self._start(chunks), False
+        text = self._start(chunks)
+        is_end = False
         for chunk in chain([b""], chunks, [None]):
             text += chunk or b""
             is_large = len(text) > self._event_nbytes
@@ -193,7 +195,8 @@ class TraceFile:
             if is_large and is_stuck and not taken.is_end:
                 size = f"more than {self._event_nbytes:,} bytes"
                 raise TraceError(f"{self.path}: event {self._n_events:,} takes {size}; the file is damaged")
-            text, is_end = taken.rest, taken.is_end
+            text = taken.rest
+            is_end = taken.is_end
             self._n_broken += taken.n_broken
             if events := self._chosen(taken.events):
                 yield events
@@ -209,7 +212,8 @@ class TraceFile:
         """
         if not self._is_read:
             raise TraceError(f"{self.path}: the header is known after the last of the events; read them all first")
-        n_events, notes = self._n_events, self._notes
+        n_events = self._n_events
+        notes = self._notes
         return header_of(self.path, self._metadata, n_events=n_events, notes=notes, is_cut=self._is_cut)
 
     def _start(self, chunks: Iterator[bytes]) -> bytes:
@@ -267,7 +271,8 @@ class TraceFile:
             raise self._useless()
         if is_end:
             self._read_behind(text)
-            self._notes += [self._chunks.damage] * bool(self._chunks.damage)
+            if self._chunks.damage:
+                self._notes.append(self._chunks.damage)
         else:
             why = self._chunks.damage or "the file ends early"
             self._is_cut = True

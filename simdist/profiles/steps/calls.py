@@ -71,7 +71,8 @@ def _issued_s(timeline: RankEvents, done: EventColumns) -> Floats:
     )
     issued_s = done.start_s.copy()
     for key in set(keys_done.tolist()):
-        of_kind, wanted = keys_issued == key, keys_done == key
+        of_kind = keys_issued == key
+        wanted = keys_done == key
         starts_s = issues.start_s[of_kind]
         if len(starts_s) == np.count_nonzero(wanted) and np.all(starts_s <= done.start_s[wanted]):
             issued_s[wanted] = starts_s

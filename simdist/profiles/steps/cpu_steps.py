@@ -82,7 +82,8 @@ class _Pauses:
         ends_s = np.concatenate([operators.end_s, regions.start_s, edges_s])
         pauses_s = gaps_between(starts_s, ends_s)
         of_pass = np.searchsorted(passes.start_s, pauses_s[:, 0], side="right") - 1
-        computed_s, end_s = np.append(passes.computed_s, -np.inf), np.append(passes.end_s, -np.inf)
+        computed_s = np.append(passes.computed_s, -np.inf)
+        end_s = np.append(passes.end_s, -np.inf)
         is_copied = end_s > computed_s
         finishes = (pauses_s[:, 0] < end_s[of_pass]) | (~is_copied[of_pass] & (pauses_s[:, 0] <= end_s[of_pass]))
         kept = pauses_s[:, 1] > computed_s[of_pass]
@@ -102,7 +103,9 @@ def _waits(pauses: _Pauses, transfers: Transfers, passes: Passes, *, finishing: 
     those collectives count that ended in it.
     """
     for i in pauses.running(transfers):
-        start_s, end_s, of_pass = float(pauses.start_s[i]), float(pauses.end_s[i]), pauses.of_pass[i]
+        start_s = float(pauses.start_s[i])
+        end_s = float(pauses.end_s[i])
+        of_pass = pauses.of_pass[i]
         if (of_pass >= 0) != finishing:
             continue
         runs = (transfers.issued_s <= start_s + LATE_S) & (transfers.end_s > start_s)
@@ -128,7 +131,8 @@ def _until_resumed(transfers: Transfers, passes: Passes, waits: list[PhaseSpan])
 
 def _pauses(host: HostRun, others: list[PhaseSpan], edges_s: tuple[float, float]) -> Iterator[PhaseSpan]:
     """Find the main thread's pauses outside of other spans; an update begins when it is called."""
-    busy, updates = host.own.of(*OPERATORS), host.own.of(EventKind.OPTIMIZER)
+    busy = host.own.of(*OPERATORS)
+    updates = host.own.of(EventKind.OPTIMIZER)
     last = np.searchsorted(host.passes.end_s, updates.end_s, side="right")  # the backward pass before, if any
     begun_s = np.maximum(updates.start_s, np.append(-np.inf, host.passes.end_s)[last])
     starts_s = np.concatenate([busy.start_s, begun_s, [span.start_s for span in others], edges_s])

@@ -112,7 +112,8 @@ def _launches(trace: RankEvents, events: EventColumns) -> tuple[Floats, NDArray[
         if np.any(known >= 0):
             launch_s[on_stream] = np.where(known < 0, -np.inf, launch_s[on_stream[known]])
         else:
-            starts_s, first_s = events.start_s[on_stream], launches.start_s.min() if len(launches) else -np.inf
+            starts_s = events.start_s[on_stream]
+            first_s = launches.start_s.min() if len(launches) else -np.inf
             launch_s[on_stream] = np.where(starts_s < first_s, -np.inf, starts_s)
     return launch_s, np.append(launches.thread, np.int32(-1))[found]
 
@@ -125,7 +126,8 @@ def _collectives(trace: RankEvents) -> Transfers:
     if len(done) and np.all(threads < 0):
         _launch_in_order(trace, issues, done, issued_s, threads)
     order = np.argsort(issued_s, kind="stable")
-    messages, before_s = [], -np.inf
+    messages = []
+    before_s = -np.inf
     for link, at_s, thread in zip(done.link[order].tolist(), issued_s[order].tolist(), threads[order], strict=True):
         messages.append(_filled(trace.device_messages[link], trace.messages, issues, (before_s, at_s), thread))
         before_s = at_s
@@ -142,7 +144,8 @@ def _launch_in_order(
     """
     launches = trace.host.of(EventKind.LAUNCH)
     launches = launches.where(~np.isin(launches.link, trace.device.link))
-    inside, is_outer = np.zeros(len(launches), np.bool_), np.zeros(len(issues), np.bool_)
+    inside = np.zeros(len(launches), np.bool_)
+    is_outer = np.zeros(len(issues), np.bool_)
     for thread in np.unique(issues.thread):
         own = issues.on(int(thread))
         is_outer[issues.thread == thread] = outermost(own)
@@ -153,7 +156,8 @@ def _launch_in_order(
     n_before = max(0, len(done) - len(launches))  # launched before the trace began
     n = len(done) - n_before
     if np.all(launches.start_s[:n] <= done.start_s[n_before:]):
-        issued_s[n_before:], threads[n_before:] = launches.start_s[:n], launches.thread[:n]
+        issued_s[n_before:] = launches.start_s[:n]
+        threads[n_before:] = launches.thread[:n]
 
 
 NESTED = 6  # operators of one collective within each other, at most: c10d, the parameters, the annotation
@@ -198,7 +202,8 @@ def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
 
 def _phases(host: HostRun, kernels: _Kernels, transfers: Transfers, spans: Sequence[StepSpan]) -> Phases:
     """Return which phase each instant belongs to on the device, from the first to the last step."""
-    begin_s, end_s = spans[0].start_s, spans[-1].end_s
+    begin_s = spans[0].start_s
+    end_s = spans[-1].end_s
     inside = (kernels.end_s > begin_s) & (kernels.start_s < end_s)
     starts_s = np.clip(kernels.start_s[inside], begin_s, end_s)
     ends_s = np.clip(kernels.end_s[inside], begin_s, end_s)
@@ -206,7 +211,8 @@ def _phases(host: HostRun, kernels: _Kernels, transfers: Transfers, spans: Seque
     phase = _launched_in(host, launch_s)
     phase[(kernels.kind[inside] == EventKind.COPY_IN) & (phase == StepPhase.FORWARD)] = StepPhase.INPUT
     edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel(), [end_s]])
-    gaps_s, launch_s = edges_s.reshape(-1, 2), np.append(launch_s, np.inf)  # nothing follows the last one
+    gaps_s = edges_s.reshape(-1, 2)
+    launch_s = np.append(launch_s, np.inf)  # nothing follows the last one
     base = np.append(np.repeat(phase, 2), StepPhase.FORWARD).astype(np.int8)
     return overlaid(edges_s, base, _gaps(host, gaps_s, launch_s, transfers))
 
@@ -246,7 +252,8 @@ def _is_blocked(blocks: EventColumns, time_s: float) -> bool:
 
 def _idle(start_s: float, end_s: float, launch_s: float, loads: EventColumns) -> Iterator[PhaseSpan]:
     """Divide a gap without collectives: the data loader's share of it, and the host's before, between and after."""
-    first, last = np.searchsorted(loads.end_s, start_s), np.searchsorted(loads.start_s, end_s)
+    first = np.searchsorted(loads.end_s, start_s)
+    last = np.searchsorted(loads.start_s, end_s)
     for i in range(int(first), int(last)):
         load_s = min(float(loads.end_s[i]), end_s)
         if load_s > launch_s + CLOCKS_S:

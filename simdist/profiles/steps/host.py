@@ -66,7 +66,8 @@ def _main_thread(host: EventColumns) -> int | None:
     busiest.
     """
     for what in (EventKind.STEP, EventKind.OPTIMIZER, EventKind.INPUT, EventKind.FORWARD):
-        if len(found := host.thread[host.kind == what]):
+        found = host.thread[host.kind == what]
+        if len(found):
             return int(np.bincount(found).argmax())
     own = host.thread[(host.kind != EventKind.TRANSFER) & (host.kind < EventKind.LAUNCH)]
     return int(np.bincount(own).argmax()) if len(own) else None
@@ -74,7 +75,8 @@ def _main_thread(host: EventColumns) -> int | None:
 
 def _backward_passes(host: EventColumns, main: int) -> Passes:
     """Find the backward passes, on whichever threads they ran."""
-    nodes, copies = _nodes(host), host.of(EventKind.COPY_BACK)
+    nodes = _nodes(host)
+    copies = host.of(EventKind.COPY_BACK)
     if not len(nodes):
         return Passes(np.zeros(0), np.zeros(0), np.zeros(0))
     ended_s = np.maximum.accumulate(nodes.end_s)
@@ -136,15 +138,18 @@ def gaps_between(starts_s: Floats, ends_s: Floats) -> Floats:
         [[3.0, 4.0]]
     """
     order = np.argsort(starts_s, kind="stable")
-    starts_s, reached_s = starts_s[order][1:], np.maximum.accumulate(ends_s[order])[:-1]
+    starts_s = starts_s[order][1:]
+    reached_s = np.maximum.accumulate(ends_s[order])[:-1]
     is_gap = starts_s > reached_s
     return np.stack([reached_s[is_gap], starts_s[is_gap]], axis=1)
 
 
 def host_spans(host: HostRun) -> list[PhaseSpan]:
     """Return the phases of the main thread: updates, batches and backward passes; all else is the forward pass."""
-    own, passes = host.own, host.passes
-    inputs, updates = own.of(EventKind.INPUT), own.of(EventKind.OPTIMIZER)
+    own = host.own
+    passes = host.passes
+    inputs = own.of(EventKind.INPUT)
+    updates = own.of(EventKind.OPTIMIZER)
     breaks_s = np.sort(own.of(EventKind.STEP, EventKind.INPUT, EventKind.FORWARD).start_s)
     found = [
         PhaseSpan(_update_start_s(start_s, end_s, passes, breaks_s), end_s, StepPhase.OPTIMIZE)

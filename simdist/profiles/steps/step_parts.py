@@ -58,11 +58,13 @@ def gpu_parts(host: HostRun, queue_s: Floats, transfers: Transfers, phases: Phas
         transfers: The collectives.
         phases: Which phase each instant belongs to.
     """
-    device, calls = host.trace.device, host.trace.host.of(*_CALLS)
+    device = host.trace.device
+    calls = host.trace.host.of(*_CALLS)
     ends_s = phases.edges_s[[0, -1]]
     idle_s = gaps_between(*(np.concatenate([times_s, ends_s]) for times_s in (calls.start_s, calls.end_s)))
     idle_s = idle_s[np.diff(idle_s, axis=1)[:, 0] > PAUSE_S]
-    computing, copying = device.of(EventKind.KERNEL), device.of(EventKind.COPY, EventKind.COPY_IN)
+    computing = device.of(EventKind.KERNEL)
+    copying = device.of(EventKind.COPY, EventKind.COPY_IN)
     sending = dict(_by_kind(transfers))
     queue_s = np.stack([queue_s[0] + CLOCKS_S, queue_s[1]])
     spans_s = [_span_s(computing), *sending.values(), _span_s(copying), queue_s, idle_s.T]

@@ -227,7 +227,8 @@ def gradients_of(host: HostRun, run: DeviceRun, spans: Sequence[StepSpan]) -> tu
 def _in_step(ready: EventColumns, passes: Passes, run: DeviceRun, span: StepSpan) -> tuple[Ints, Floats]:
     """Return sizes of the gradients of a step's last backward pass, and the backward seconds before each."""
     last = int(np.searchsorted(passes.start_s, span.host.end_s)) - 1
-    begin_s, end_s = passes.start_s[last], passes.end_s[last]
+    begin_s = passes.start_s[last]
+    end_s = passes.end_s[last]
     first, behind = np.searchsorted(ready.start_s, [begin_s, end_s]).tolist()
     instants_s = run.computed(np.append(begin_s, ready.end_s[first:behind]))
     spent_s = run.phases.before(StepPhase.BACKWARD, np.clip(instants_s, span.start_s, span.end_s))
@@ -240,7 +241,8 @@ def batch_size_of(host: HostRun, spans: Sequence[StepSpan]) -> tuple[int | None,
     A micro-batch has as many samples as the first dimension of what the first layer of a step takes, in most steps; a
     step has as many as it takes from its loader or, without one, as it has backward passes.
     """
-    layers, loads = host.own.of(EventKind.LAYER), host.own.of(EventKind.INPUT)
+    layers = host.own.of(EventKind.LAYER)
+    loads = host.own.of(EventKind.INPUT)
     borders_s = np.array([[span.host.start_s, span.host.end_s] for span in spans])
     firsts = np.searchsorted(layers.start_s, borders_s[:, 0])
     told = [int(size) for size in layers.link[firsts[firsts < len(layers)]] if size != UNKNOWN]

@@ -8,7 +8,12 @@ from itertools import accumulate
 from simdist.report.figures import shortened
 from simdist.report.page.html import Attribute, Html, tag
 
-_LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 22, 18, 5, 12, 44  # heights in pixels
+# Heights in pixels.
+_LABEL = 22
+_BAR = 18
+_GAP = 5
+_GROUP_GAP = 12
+_AXIS = 44
 _SCALE = 66.0  # percent of the width; the text of the longest bar fits into the rest on a phone
 
 #: Hatched parts, which can be told apart without colours, and their strokes in a square of 8 pixels.
@@ -85,7 +90,8 @@ def _group(group: BarGroup, top: int, longest: float, element_id: str) -> Html:
 
 
 def _bar(bar: Bar, top: int, longest: float, element_id: str) -> Html:
-    parts, left = [], 0.0
+    parts = []
+    left = 0.0
     for segment in bar.segments:
         if segment.length > 0:
             parts.append(_segment(segment, left, top, longest, element_id))
@@ -94,7 +100,8 @@ def _bar(bar: Bar, top: int, longest: float, element_id: str) -> Html:
 
 
 def _segment(segment: BarSegment, left: float, top: int, longest: float, element_id: str) -> Html:
-    x, width = _x(left, longest), _x(segment.length, longest)
+    x = _x(left, longest)
+    width = _x(segment.length, longest)
     rects = [tag("rect", x=x, y=top, width=width, height=_BAR, class_=f"fill {segment.kind}")]
     if segment.kind in HATCHED:
         fill = f"url(#{element_id}-{segment.kind})"

@@ -99,7 +99,8 @@ def _policy(programs: Iterable[str]) -> str:
 
 def theme_css() -> str:
     """Return the rules that define the colours: dark where the reader prefers it, or has chosen it on the page."""
-    light, dark = _properties(LIGHT, "light"), _properties(DARK, "dark")
+    light = _properties(LIGHT, "light")
+    dark = _properties(DARK, "dark")
     return (
         f":root {{{light}}}\n"
         f"@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}\n"

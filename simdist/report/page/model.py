@@ -46,7 +46,9 @@ class Execution:
         if not where.makespan_s[0]:
             raise TraceError(f"{label}, {origin}: no operation takes any time; give e.g. forward: 20 ms")
         states_s = {state: where.per_step_s(state) for state in STATES}
-        links_s, used, late = where.links_per_step_s(), trace.plan.gradients_used, often_late(where.late)
+        links_s = where.links_per_step_s()
+        used = trace.plan.gradients_used
+        late = often_late(where.late)
         times = ScheduleTimes(
             label, trace.source, where.step_s, states_s, links_s=links_s, gradients_used=used, late=late
         )

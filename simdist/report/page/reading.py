@@ -96,7 +96,8 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         notes.append(f"{run_directory.PARTIAL}, of a measurement that ended early, is not on this page.")
     kept = _trace(run, run_directory.SIMULATED)
     real = _trace(run, run_directory.REAL)
-    planned, run = run, run_directory.as_measured(run, real) if real else run
+    planned = run
+    run = run_directory.as_measured(run, real) if real else run
     if kept and run is not planned:
         notes.append(f"It was measured without what its links do; {run_directory.SIMULATED} is not on this page.")
         kept = None
@@ -132,7 +133,8 @@ def _trace(run: RunDirectory, name: str) -> Trace | None:
 
 def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:
     """Return the steps that every rank finished, and say so if they are not all."""
-    path, n_steps = run.path / run_directory.REAL, finished_steps(real)
+    path = run.path / run_directory.REAL
+    n_steps = finished_steps(real)
     if n_steps == run.plan.n_steps:
         return real, []
     if n_steps == 0:
@@ -143,7 +145,8 @@ def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:
 
 def _machines_text(found: Mapping[str, object]) -> str:
     """Say on which machines and with what a run was measured, as its `real.json` has it."""
-    hosts, versions = found.get("hosts"), found.get("versions")
+    hosts = found.get("hosts")
+    versions = found.get("versions")
     n_ranks = Counter(map(str, hosts if isinstance(hosts, list) else ()))
     parts = [
         ", ".join(f"{name} {found.get(name) or 'unknown'}" for name in ("program", "backend", "device")),
@@ -155,9 +158,11 @@ def _machines_text(found: Mapping[str, object]) -> str:
 
 def _differences(reported: ReportedRun, baseline: ReportedRun) -> Iterator[str]:
     """Tell whether a run is of another scenario than the baseline."""
-    run, base = reported.run, baseline.run
+    run = reported.run
+    base = baseline.run
     different = [name for name in _COMMON if getattr(run.scenario, name) != getattr(base.scenario, name)]
-    ours, theirs = run.delays, base.delays
+    ours = run.delays
+    theirs = base.delays
     if ours.keys() != theirs.keys() or not all(np.array_equal(ours[channel], theirs[channel]) for channel in ours):
         different.append("delays")
     if different:

@@ -112,7 +112,8 @@ def _field(column: str, name: str, choices: Sequence[Choice | None]) -> VaryingF
         return VaryingField(column, name, texts, None, _codes(there, choices))
     in_order = [there[place] for place in sorted(range(len(there)), key=numbers.__getitem__)]
     numbers.sort()
-    texts, codes = _texts(column, in_order, numbers), _codes(in_order, choices)
+    texts = _texts(column, in_order, numbers)
+    codes = _codes(in_order, choices)
     unit, size = _unit(column, max(map(abs, numbers)))
     return VaryingField(column, name, texts, tuple(numbers), codes, unit, size, is_log(numbers))
 
@@ -160,7 +161,8 @@ def is_log(numbers: Sequence[float]) -> bool:
     >>> is_log([2, 4, 8, 16]), is_log([1, 2, 3, 4, 5]), is_log([0, 1, 10])
     (True, False, False)
     """
-    low, high = numbers[0], numbers[-1]
+    low = numbers[0]
+    high = numbers[-1]
     if low <= 0 or high / low < _WIDE:
         return False
     half = len(numbers) // 2

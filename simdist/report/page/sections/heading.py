@@ -11,6 +11,7 @@ from simdist.report.page.html import Html, escape, join, notes, prose, table, ta
 from simdist.report.page.model import RunsReport
 from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.runs.run_directory import RunDirectory
+from simdist.settings.words import plural
 
 _LONG = 24  # letters; more need two columns
 _NAMED = 12  # values that are all named
@@ -41,7 +42,7 @@ def _facts_list(facts: Iterable[tuple[str, str]]) -> Html:
 def title(report: RunsReport) -> str:
     """Return the name of the scenario, or of the first of several."""
     first, *others = dict.fromkeys(run.run.scenario.name for run in report.runs)
-    more = f"{len(others)} other scenario{'s' * (len(others) > 1)}"
+    more = f"{len(others)} other {plural(len(others), 'scenario')}"
     return f"{first} and {more}" if others else first
 
 
@@ -148,7 +149,7 @@ def _sweep_notes(report: SweepReport) -> Iterator[Html]:
         goes_on = f" into {report.folder.name} goes on."
         yield join([f"{share}, so all below is of the others: ", tag("code", "simdist sweep"), goes_on])
     if report.table.n_failed:
-        rows = f"{report.table.n_failed:,} row{'s' * (report.table.n_failed > 1)}"
+        rows = f"{report.table.n_failed:,} {plural(report.table.n_failed, 'row')}"
         command = tag("code", f"simdist results {quote(report.folder.name)} --failed")
         yield join([f"{rows} failed, ", command, " shows why. No number below counts failed rows."])
     yield from (escape(note) for note in report.table.notes if "not there yet" not in note)

@@ -57,7 +57,8 @@ def _summary(report: RunsReport) -> list[Html]:
 
 
 def _conclusion(summary: Summary) -> str:
-    worst, median = f"{100 * summary.worst_error:+.1f} %", f"{100 * summary.median_error:.1f} %"
+    worst = f"{100 * summary.worst_error:+.1f} %"
+    median = f"{100 * summary.median_error:.1f} %"
     if len(summary.rows) == 1:
         return f"The simulated makespan is off by {worst}."
     errors = f"The simulated makespans are off by {median} in the median and by {worst} at worst."

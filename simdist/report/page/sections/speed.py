@@ -80,7 +80,8 @@ def _table(report: RunsReport, rows: Mapping[Origin, Mapping[str, Row]]) -> Html
 def _cells(run: ReportedRun, origin: Origin, rows: Mapping[str, Row]) -> tuple[str, str]:
     if origin not in run.executions:
         return "-", "-"
-    step_s, row = run.executions[origin].step_s, rows.get(run.label)
+    step_s = run.executions[origin].step_s
+    row = rows.get(run.label)
     if row is None:
         return duration(step_s), "-"
     step = in_range(step_s, *(row.step_s_range or (step_s, step_s)), form=format_seconds)
@@ -89,10 +90,11 @@ def _cells(run: ReportedRun, origin: Origin, rows: Mapping[str, Row]) -> tuple[s
 
 def _conclusions(report: RunsReport) -> list[str]:
     """Say which schedule is the fastest."""
+    rows = {origin: report.rows(origin) for origin in report.origins}
     return [
         f"{origin.capitalize()}, {_unproved(report, origin) or speed_conclusion(found, report.base)}"
-        for origin in report.origins
-        if len(found := report.rows(origin)) > 1
+        for origin, found in rows.items()
+        if len(found) > 1
     ]
 
 

@@ -16,7 +16,9 @@ from simdist.traces.links import link_in_words
 from simdist.traces.waiting import injected_s
 
 _MOST_RANKS = 10  # lines of the table
-MOST_STEPS, MOST_RANKS = 1024, 256  # cells along each side of the map; more than most screens have pixels for
+# Cells along each side of the map; most screens have pixels for no more.
+MOST_STEPS = 1024
+MOST_RANKS = 256
 _DROPPED_BITS = 7  # of 23: numbers stay exact to 8e-6 of their size, and pack into two thirds
 _SAME = 1e-9  # sums that differ by less are the same
 _HEADING = "Stragglers: who waited for whom"
@@ -50,7 +52,8 @@ def stragglers_section(report: RunsReport) -> Section:
 
 
 def _data(name: str, execution: Execution) -> dict[str, object]:
-    caused, suffered = cells(execution.waits.caused_s), cells(execution.waits.suffered_s)
+    caused = cells(execution.waits.caused_s)
+    suffered = cells(execution.waits.suffered_s)
     size = {"steps": execution.n_steps, "ranks": execution.trace.plan.world_size}
     per_cell = {"stepsPerCell": caused.steps_per_cell, "ranksPerCell": caused.ranks_per_cell}
     return {"name": name, **size, **per_cell, "caused": packed(caused.seconds), "suffered": packed(suffered.seconds)}
@@ -80,11 +83,13 @@ def stragglers_conclusion(execution: Execution, delays_s: NDArray[np.float64]) -
         execution: Who waited for whom.
         delays_s: Seconds injected into each rank, `[world_size]`.
     """
-    caused_s, total_s = execution.waits.caused_by_rank_s, execution.waits.total_s
+    caused_s = execution.waits.caused_by_rank_s
+    total_s = execution.waits.total_s
     if total_s <= 0:
         return "no rank waited for another in a collective, so there is nothing to draw."
     rank = int(caused_s.argmax())
-    share, even = caused_s[rank] / total_s, 1 / len(caused_s)
+    share = caused_s[rank] / total_s
+    even = 1 / len(caused_s)
     most = (
         f"rank {rank} caused most waiting, {format_seconds(caused_s[rank])} or {percent(share)} of the "
         f"{format_seconds(total_s)} that all ranks waited in collectives; an even share would be {percent(even)}"
@@ -109,7 +114,8 @@ def _injected_text(injected: Mapping[str, NDArray[np.float64]]) -> Html:
 
 def _table(name: str, execution: Execution, delays_s: NDArray[np.float64]) -> Html:
     waits = execution.waits
-    caused_s, suffered_s = waits.caused_by_rank_s, waits.suffered_by_rank_s
+    caused_s = waits.caused_by_rank_s
+    suffered_s = waits.suffered_by_rank_s
     worst = np.argsort(-caused_s, kind="stable")[:_MOST_RANKS].tolist()
     lines = []
     for rank in worst:
@@ -144,7 +150,8 @@ def cells(seconds: NDArray[np.float64]) -> Cells:
            [3., 3.]])
     """
     n_steps, world_size = seconds.shape
-    steps, ranks = -(-n_steps // MOST_STEPS), -(-world_size // MOST_RANKS)
+    steps = -(-n_steps // MOST_STEPS)
+    ranks = -(-world_size // MOST_RANKS)
     summed = np.add.reduceat(seconds, np.arange(0, n_steps, steps), axis=0)
     return Cells(np.add.reduceat(summed, np.arange(0, world_size, ranks), axis=1), steps, ranks)
 

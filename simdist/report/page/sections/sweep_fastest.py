@@ -7,6 +7,7 @@ from statistics import median
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, join, number, percent, table, tag
 from simdist.report.page.sweep_model import SweepReport
+from simdist.settings.words import plural
 from simdist.sweep.selection import Fastest
 
 _ABOUT = (
@@ -40,7 +41,7 @@ def fastest_conclusion(report: SweepReport) -> str:
     n_wins = sum(lines[0] in report.leaders[point] for point in found)
     where = "every one" if n_wins == len(found) else f"{n_wins:,} ({percent(n_wins / len(found))})"
     are = "is the fastest" if len(lines) == 1 else "are each the fastest"
-    return f"{' and '.join(lines)} {are} at {where} of {len(found):,} point{'s' * (len(found) > 1)}."
+    return f"{' and '.join(lines)} {are} at {where} of {len(found):,} {plural(len(found), 'point')}."
 
 
 def _lines_table(report: SweepReport) -> Html:

@@ -99,7 +99,8 @@ def timelines_section(shown: Sequence[Shown]) -> Section:
     """Show the timeline of one run at a time, with a choice of the run if there are several."""
     timelines = []
     for number, each in enumerate(shown):
-        per_node, name = each.run.run.scenario.cluster.gpus_per_node, f"timeline-{number}"
+        per_node = each.run.run.scenario.cluster.gpus_per_node
+        name = f"timeline-{number}"
         timeline = timeline_section(each.traces, element_id=name, ranks_per_node=per_node, steps=each.steps)
         timelines.append(tag("div", timeline, data_timeline=number, hidden=number > 0))
     runs = [(each.run.label, number) for number, each in enumerate(shown)]
