@@ -1,13 +1,9 @@
 """Settings of all tests, and which of them are slow."""
 
-import builtins
 import gc
 import os
 import signal
-import sys
-from collections.abc import Generator, Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -93,23 +89,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return how many processes `-n auto` means: as many as CPUs, or half as many again with slow tests, which wait."""
     n_cpus = os.cpu_count() or 1
     return max(2, n_cpus if config.option.markexpr == "not slow" else n_cpus * 3 // 2)
-
-
-# From Python 3.12 on, sum() of floats compensates for rounding, so its last bit depends on the version of Python.
-_ROUNDED = tuple(str(Path(__file__).parents[1] / folder) + os.sep for folder in ("simdist", "real"))
-_sum = builtins.sum
-
-
-def _sum_of_no_floats(values: Iterable[Any], /, start: Any = 0) -> Any:
-    total = _sum(values, start)
-    if isinstance(total, float):
-        frame = sys._getframe(1)
-        if frame.f_code.co_filename.startswith(_ROUNDED):
-            raise AssertionError(f"{frame.f_code.co_filename}, line {frame.f_lineno}: sum() of floats; use math.fsum")
-    return total
-
-
-builtins.sum = _sum_of_no_floats
 
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and processes inherit that.

@@ -1,6 +1,7 @@
-"""Plain code: one thing per statement, and no value that is multiplied by a condition."""
+"""Plain code: one thing per statement, no value that is multiplied by a condition, and exact sums of floats."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,11 +54,39 @@ def walrus_in_arguments(node: ast.AST) -> bool:
     return any(isinstance(each, ast.NamedExpr) for each in (*node.args, *(keyword.value for keyword in node.keywords)))
 
 
+FLOAT = re.compile(r"(^|_)(s|us|ms|Bps|flops|in|length|seconds|share|weight)$")  # how names of floats end
+
+
+def rounded_sum(node: ast.AST) -> bool:
+    """Tell whether floats are summed by `sum`, whose last bit depends on the version of Python, not by `math.fsum`."""
+    match node:
+        case ast.Call(func=ast.Name(id="sum"), args=[ast.GeneratorExp(elt=element)]):
+            return not is_condition(element) and FLOAT.search(last_name(element)) is not None
+        case ast.Call(func=ast.Name(id="sum"), args=[summed]):
+            return FLOAT.search(last_name(summed)) is not None
+        case _:
+            return False
+
+
+def last_name(node: ast.expr) -> str:
+    """Return the name that says what a value is: `time_s` of `2 * each.time_s`; nothing of a number."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.BinOp(left=left, right=right):
+            return next(filter(FLOAT.search, (last_name(left), last_name(right))), "")
+        case ast.BoolOp(values=[first, *_]) | ast.Subscript(value=first) | ast.Call(func=first):
+            return last_name(first)
+        case _:
+            return ""
+
+
 IDIOMS = {
     "a, b = 1, 2": packed,
     "text * condition": times_condition,
     "[*(1, 2)]": starred_literal,
     "f(a := 1)": walrus_in_arguments,
+    "sum(floats)": rounded_sum,
 }
 
 
@@ -92,6 +121,15 @@ def test_code_is_plain(folder: str) -> None:
         ("f(a := 1)", ["f(a := 1)"]),
         ("f(key=(a := 1))", ["f(a := 1)"]),
         ("if a := f(): pass", []),
+        ("sum(each.time_s for each in hops)", ["sum(floats)"]),
+        ("sum(n * each.time_s for each in hops)", ["sum(floats)"]),
+        ("sum(each.backward_s or 0.0 for each in tensors)", ["sum(floats)"]),
+        ("sum(each.alone_s(rate) for each in stages)", ["sum(floats)"]),
+        ("sum(parts_s[:1])", ["sum(floats)"]),
+        ("sum(each.time_s > 0 for each in hops)", []),
+        ("sum(len(each.makespan_s) for each in parts)", []),
+        ("sum(each.nbytes for each in buffers)", []),
+        ("math.fsum(each.time_s for each in hops)", []),
     ],
 )
 def test_idioms_are_told_apart_from_plain_code(source: str, idioms: list[str]) -> None:
