@@ -12,6 +12,7 @@ from simdist.profiles.estimates import collectives, stragglers
 from simdist.profiles.estimates.base import (
     BaseTimes,
     HostModel,
+    Parts,
     base_times,
     excess_times,
     host_model,
@@ -115,6 +116,78 @@ class ImportedJob:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """The first stage: the ranks as one job, and what its steps and collectives took.
+
+    Args:
+        job: The traced ranks and steps.
+        layout: Which ranks share a machine.
+        seconds: The parts of each step of each rank.
+        base: Times of an undisturbed step.
+        host: How the simulated host behaves.
+        model: Tensors and buckets.
+        clocks: Of the ranks.
+        untraced: What collectives tell of ranks without a trace.
+        times: Times that collectives took.
+        notes: Assumptions and omissions.
+    """
+
+    job: TracedJob
+    layout: RankLayout
+    seconds: Parts
+    base: BaseTimes
+    host: HostModel
+    model: Model
+    clocks: RankClocks
+    untraced: collectives.UntracedWaits
+    times: tuple[collectives.CollectiveTimes, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the median step."""
+        return float(np.median(self.seconds.step_s))
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """The second stage: who was late, and the delays that the simulator plays for it.
+
+    Args:
+        stragglers: Who was late.
+        loading: Who loads more slowly than the others, while loaders run ahead: that is no straggler.
+        slow: Devices that are slow throughout. The cluster has them, not the delays.
+        delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
+        calm: The same without all stragglers.
+        noise: Noticeable delays that are no straggler's.
+        clipped_share: Share of a step that was below the undisturbed times, and is left out.
+    """
+
+    stragglers: tuple[Straggler, ...]
+    loading: tuple[Straggler, ...]
+    slow: tuple[Straggler, ...]
+    delays: dict[Channel, Floats]
+    calm: dict[Channel, Floats]
+    noise: Noise
+    clipped_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Proven:
+    """The third stage: the job as a scenario, beside the steps that it was made of.
+
+    Args:
+        scenario: The job, with slow devices, without its delays.
+        links: From the traces; None if the user gave a cluster.
+        proof: The step as predicted and as measured.
+    """
+
+    scenario: Scenario
+    links: Links | None
+    proof: Proof
+
+
 def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOptions | None = None) -> ImportedJob:
     """Return the job that the traces of its ranks show.
 
@@ -128,10 +201,40 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
         ScenarioError: The facts that the user knows contradict them.
     """
     options = options or ImportOptions()
+    timed = _time(profiles, options)
+    late = _find_late(timed)
+    proven = _prove(name, timed, late, options)
+    budget = _budget(timed, late, proven.proof)
+    kind = find_kind(timed.job.profiles, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
+    told = {
+        "doubts": _caveats(timed.job, proven.links, proven.proof, kind),
+        "imported": _facts(timed.job, proven.proof, budget, kind, _unsure(timed.job, proven.links)),
+    }
+    return ImportedJob(
+        job=timed.job,
+        layout=timed.layout,
+        clocks=timed.clocks,
+        times=timed.times,
+        links=proven.links,
+        base=timed.base,
+        host=timed.host,
+        model=timed.model,
+        scenario=proven.scenario.model_copy(update=told),
+        delays=late.delays,
+        stragglers=late.stragglers,
+        noise=late.noise,
+        proof=proven.proof,
+        budget=budget,
+        kind=kind,
+        notes=tuple(_notes(timed, late, proven)),
+    )
+
+
+def _time(profiles: Sequence[RankProfile], options: ImportOptions) -> _Timed:
+    """Put the ranks together and find what steps and collectives took."""
     job = assemble(profiles, steps=options.steps)
     layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
     seconds = parts(job)
-    step_s = float(np.median(seconds.step_s))
     base = base_times(job, seconds)
     host = host_model(job, base, seconds)
     model = find_model(job, base, options.tensors)
@@ -142,54 +245,86 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     times = collectives.collective_times(matched, clocks, layout, untraced)
     if shares_cores(job, seconds):
         times = collectives.on_shared_cores(times, matched, clocks)
-    cluster, links = _cluster(job, layout, times, options)
-    traced, clipped_s = excess_times(seconds, base)
-    excess = collectives.with_untraced_rank(DelayTable(traced, job.ranks, job.numbers, step_s), untraced, job)
-    late = stragglers.find_stragglers(excess, layout)
-    loading = [each for each in late if host.ahead_s and (each.channel, each.kind) == ("io", "persistent")]
-    late = tuple(each for each in late if each not in loading)
+    notes = (*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes)
+    return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, notes)
+
+
+def _find_late(timed: _Timed) -> _Late:
+    """Find who was late, and record it as delays."""
+    job = timed.job
+    host = timed.host
+    traced, clipped_s = excess_times(timed.seconds, timed.base)
+    delays = DelayTable(traced, job.ranks, job.numbers, timed.step_s)
+    excess = collectives.with_untraced_rank(delays, timed.untraced, job)
+    found = stragglers.find_stragglers(excess, timed.layout)
+    loading = [each for each in found if host.ahead_s and (each.channel, each.kind) == ("io", "persistent")]
+    late = tuple(each for each in found if each not in loading)
     seen = [each for each in late if set(each.ranks) <= set(job.ranks)]
     # of a rank without a trace only what is exposed is known: that is a delay, not a slow device
     slow = stragglers.slow_throughout(seen, len(job.numbers))
-    without = (stragglers.without(excess, who) for who in (slow, late))
-    late_s = late_backward_s(job, seconds, base)
-    delays, calm = (recorded(rest, host, excess.ranks, job.world_size) for rest in without)
-    delays, calm = (with_late_backward(rest, calm, late_s, job.ranks) for rest in (delays, calm))
-    shape = {"nodes": layout.nodes, "gpus_per_node": layout.gpus_per_node}
-    has_links = links is None or links.is_complete
-    schedules = traced_schedules(model.schedule, len(job.numbers), **shape, has_links=has_links)
-    disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in delays)
-    plain = _scenario(name, job, cluster, model, base, host, disturbances, schedules)
-    slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(slow, _computing_s(plain)))
+    late_s = late_backward_s(job, timed.seconds, timed.base)
+    calm = recorded(stragglers.without(excess, late), host, excess.ranks, job.world_size)
+    played = recorded(stragglers.without(excess, slow), host, excess.ranks, job.world_size)
+    return _Late(
+        stragglers=late,
+        loading=tuple(loading),
+        slow=slow,
+        delays=with_late_backward(played, calm, late_s, job.ranks),
+        calm=with_late_backward(calm, calm, late_s, job.ranks),
+        noise=stragglers.noise_of(excess, late),
+        clipped_share=clipped_s / timed.step_s if timed.step_s else 0.0,
+    )
+
+
+def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Proven:
+    """Write the scenario, and simulate the steps that it was made of."""
+    job = timed.job
+    layout = timed.layout
+    cluster, links = _cluster(job, layout, timed.times, options)
+    schedules = traced_schedules(
+        timed.model.schedule,
+        len(job.numbers),
+        nodes=layout.nodes,
+        gpus_per_node=layout.gpus_per_node,
+        has_links=links is None or links.is_complete,
+    )
+    disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in late.delays)
+    plain = _scenario(name, job, cluster, timed.model, timed.base, timed.host, disturbances, schedules)
+    slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain)))
     slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
-    proof = prove_step(slowed, delays, seconds, job, calm=(plain, calm), ahead_s=host.ahead_s)
-    notes = [*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes, *(links.notes if links else ())]
-    notes += _more_notes(job, base, host, clocks, links, clipped_s / step_s if step_s else 0.0)
+    proof = prove_step(slowed, late.delays, timed.seconds, job, calm=(plain, late.calm), ahead_s=timed.host.ahead_s)
+    return _Proven(slowed, links, proof)
+
+
+def _budget(timed: _Timed, late: _Late, proof: Proof) -> StepBudget:
+    """Return where steps went, the cost of stragglers and of loading apart."""
+    lasting_s = max((each.seconds for each in late.stragglers if each.kind == "persistent"), default=0.0)
+    alone_s = max((each.seconds for each in late.loading), default=0.0)  # the others wait for it in their all_reduces
+    return step_budget(
+        timed.job.profiles,
+        straggling_s=proof.straggling_share * proof.measured_s,
+        lasting_s=lasting_s,
+        loading_s=alone_s * (1 - 1 / len(timed.job.ranks)),
+    )
+
+
+def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
+    """Return all assumptions and omissions, a sentence each."""
+    links = proven.links
+    notes = [*timed.notes, *(links.notes if links else ())]
+    notes += _more_notes(timed.job, timed.base, timed.host, timed.clocks, links, late.clipped_share)
     notes += [
         f"warning: {each.who} waits {format_seconds(each.seconds)} longer for its batches than others in most steps: "
         f"its loader is the slowest, by however little; where loaders run ahead, it shows the waiting of all"
-        for each in loading
+        for each in late.loading
     ]
-    if proof.is_silent:
+    if proven.proof.is_silent:
         silent = "no gradients are exchanged in the backward passes of the traces"
         notes.append(f"warning: {silent}; schedules of the scenario exchange them")
-    if any(not each.is_complete for each in times):
-        notes.append(collectives.untraced_note(untraced, job, step_s=step_s))
-    lasting_s = max((each.seconds for each in late if each.kind == "persistent"), default=0.0)
-    straggling_s = proof.straggling_share * proof.measured_s
-    alone_s = max((each.seconds for each in loading), default=0.0)  # the others wait for it in their all_reduces
-    loading_s = alone_s * (1 - 1 / len(job.ranks))
-    budget = step_budget(job.profiles, straggling_s=straggling_s, lasting_s=lasting_s, loading_s=loading_s)
-    kind = find_kind(job.profiles, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
-    told = {
-        "doubts": _caveats(job, links, proof, kind),
-        "imported": _facts(job, proof, budget, kind, _unsure(job, links)),
-    }
-    scenario = slowed.model_copy(update=told)
-    noise = stragglers.noise_of(excess, late)
-    found = job, layout, clocks, times, links, base, host, model
-    return ImportedJob(*found, scenario, delays, late, noise, proof, budget, kind, tuple(notes))
+    if any(not each.is_complete for each in timed.times):
+        notes.append(collectives.untraced_note(timed.untraced, timed.job, step_s=timed.step_s))
+    return notes
 
 
 def _unsure(job: TracedJob, links: Links | None) -> str:
