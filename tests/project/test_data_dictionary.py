@@ -406,7 +406,7 @@ def of_frames(study: Study, _: Path) -> dict[str, Found]:
     trace = study.trace
     return {
         "Trace.frame": columns(trace.frame()),
-        "analysis.rank_table": columns(waiting.rank_table(trace)),
+        "simdist.traces.waiting.rank_table": columns(waiting.rank_table(trace)),
         "Waiting.frame": columns(waiting.attribute_waiting(trace).frame()),
         "Epochs.frame": columns(find_epochs(trace).frame()),
     }
