@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from simdist.cli.tables import Column, table_text
 from simdist.scenario import Imported, Scenario
-from simdist.scenario.scenario import part_in_words
+from simdist.scenario.facts import part_in_words
 from simdist.settings.units import format_seconds, format_share
 
 Seen = tuple[float, int]  # seconds, and the rank

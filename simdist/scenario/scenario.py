@@ -22,6 +22,7 @@ from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
+from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
 from simdist.scenario.strict_yaml import path_text
@@ -30,10 +31,9 @@ from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds, kinds_in_module
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown
-from simdist.settings.units import Seconds, Whole, format_error, format_seconds
+from simdist.settings.units import Whole
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
-MOST_ERROR = 0.10  # of a traced step; beyond, the simulation is of another job
 _SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"
 
 
@@ -178,82 +178,6 @@ def _steps_per_epoch(info: ValidationInfo) -> int:
     """Return the steps of an epoch, or 1 if one of the settings that tell is wrong: it has an error of its own."""
     data, cluster, workload = (info.data.get(name) for name in ("data", "cluster", "workload"))
     return data.n_samples // (workload.samples_per_step * cluster.world_size) if data and cluster and workload else 1
-
-
-_PARTS_IN_WORDS = {
-    "compute": "computing",
-    "copy": "copying only",
-    "input": "waiting for input",
-    "queued": "idle, kernels queued",
-    "short_gap": "gaps of 0.5 ms or less",
-    "long_gap": "longer gaps",
-    "host_pause": "host pauses",
-}
-
-
-def part_in_words(part: str) -> str:
-    """Return what people call a part of a traced step.
-
-    >>> part_in_words("short_gap"), part_in_words("all_to_all")
-    ('gaps of 0.5 ms or less', 'all_to_all, exposed')
-    """
-    return _PARTS_IN_WORDS.get(part, f"{part}, exposed")
-
-
-class Imported(Settings):
-    """Facts of the real job that a scenario was imported from: how well it is reproduced, and where its steps went.
-
-    Args:
-        step_s: A traced step, mean over steps and ranks.
-        error: Share of it by which the step that the scenario reproduces is longer; negative: shorter.
-        beside_s: Time of a step in which operators run on CPUs beside collectives.
-        profiler_s: Time of a step that the profiler took of the host, at most.
-        left_out: What the job does that the scenario does not model, if that is too much of a step to compare
-            schedules; empty otherwise.
-        unsure: Why its traces do not tell what another schedule would gain; empty otherwise.
-        verdict: What the job is bound by, a sentence.
-        parts: Part of a traced step -> seconds; they add up to it.
-    """
-
-    step_s: Seconds
-    error: Annotated[float, Field(allow_inf_nan=False)]
-    beside_s: Seconds = 0.0
-    profiler_s: Seconds = 0.0
-    left_out: str = ""
-    unsure: str = ""
-    verdict: str = ""
-    parts: dict[str, Seconds] = Field(default_factory=dict)
-
-    @property
-    def uncertainty(self) -> float:
-        """Share of a step by which the simulated one may be wrong.
-
-        It is the error, what the profiler took, and that of cores which the traced job may have shared: beside a
-        collective, an operator of a CPU then takes up to twice as long, and schedules that exchange more seldom are
-        faster than simulated.
-        """
-        return self._unexplained + (self.profiler_s / self.step_s if self.step_s else 0.0)
-
-    @property
-    def _unexplained(self) -> float:
-        return abs(self.error) + (self.beside_s / self.step_s / 2 if self.step_s else 0.0)
-
-    @property
-    def problem(self) -> str | None:
-        """Say why no schedule may be recommended, if so."""
-        if self.left_out:
-            return f"the scenario leaves out a part of the job: {self.left_out}"
-        if self.unsure:
-            return self.unsure
-        if abs(self.error) > MOST_ERROR:
-            return f"the scenario reproduces the traced steps {format_error(self.error)} off"
-        if self._unexplained > MOST_ERROR:
-            return (
-                f"the scenario reproduces the traced steps {format_error(self.error)} off, and operators run on CPUs "
-                f"beside collectives for {format_seconds(self.beside_s)} of a step of {format_seconds(self.step_s)}; "
-                f"on shared cores they take up to twice as long as without"
-            )
-        return None
 
 
 class Scenario(Settings):

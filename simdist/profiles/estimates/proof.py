@@ -17,7 +17,7 @@ from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats
 from simdist.runs.building import build
 from simdist.scenario import Scenario
-from simdist.scenario.scenario import MOST_ERROR
+from simdist.scenario.facts import MOST_ERROR
 from simdist.traces.breakdown import break_down
 
 
