@@ -25,8 +25,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import table
+from simdist.jobs.store import ROWS
 from simdist.sweep import InProcess, LocalPool, Sweep, loads, run
-from simdist.sweep.store import ROWS
 
 TARGET = 0.8
 SWEEP = """

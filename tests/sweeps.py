@@ -8,8 +8,8 @@ import pytest
 from commandline import SMALL
 
 from simdist.files import read_jsonl
+from simdist.jobs.store import DESIGN, ROWS
 from simdist.sweep import InProcess, LocalPool, load, run
-from simdist.sweep.store import DESIGN, ROWS
 
 BAD = "{kind: misbehaving, period: 4, does: %s, gate: %s}"
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")

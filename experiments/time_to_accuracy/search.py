@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
+from simdist.jobs.workers import LocalPool, Workers
 from simdist.learning.curves import parse_target
 from simdist.learning.summary import learn
 from simdist.learning.training import Trainer, describe
 from simdist.machine import n_cores
 from simdist.report import print_tables, write_tables
 from simdist.scenario import load
-from simdist.sweep.workers import LocalPool, Workers
 from simdist.tune import Constraints, Extras, TuneOptions
 from simdist.tune.racing import race, simulate_entrants
 

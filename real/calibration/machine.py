@@ -25,8 +25,8 @@ from simdist.errors import ScenarioError
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 from simdist.scenario import Device, Workload, load_workload, presets
+from simdist.settings.base import plural
 from simdist.settings.precision import Utilization
-from simdist.settings.words import plural
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
 

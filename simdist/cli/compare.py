@@ -24,8 +24,8 @@ from simdist.plan import LEVELS
 from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.scenario.unused_settings import unstated
+from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
-from simdist.settings.words import plural
 from simdist.studies.comparison import (
     Row,
     ScheduleTimes,

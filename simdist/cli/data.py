@@ -15,8 +15,8 @@ from simdist.profiles.steps.model import listed
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.scenario.cluster import Storage
+from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_error, format_nbytes, format_share
-from simdist.settings.words import plural
 from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, Loading, compare_loading, find_epochs
 from simdist.studies.limits import LIMITS, EpochLimits, epoch_limits

@@ -26,8 +26,8 @@ from simdist.profiles.steps.step_parts import StepPart
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.scenario import Link, Tensor, load_workload
+from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
-from simdist.settings.words import plural
 from simdist.traces.collectives import bus_factor
 
 _TOLD = 10  # stragglers

@@ -15,16 +15,16 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.sweep import open_workers
 from simdist.cli.tables import STEP_TIME, Column, factor_with_interval, seconds_with_interval, table_text
+from simdist.jobs.store import ROWS, Store
 from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
 from simdist.learning.summary import Learned, curves_record, learn, learned_row, sentences
 from simdist.learning.timing import timed
 from simdist.learning.training import TaskSetting, Trainer, describe
 from simdist.machine import free_memory_nbytes
 from simdist.scenario import Scenario
+from simdist.settings.base import plural
 from simdist.settings.units import parse_seconds
-from simdist.settings.words import plural
 from simdist.studies.comparison import find_baseline
-from simdist.sweep.store import ROWS, Store
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -13,7 +13,7 @@ from simdist.plan.group import Group
 from simdist.runs import run_directory
 from simdist.runs.building import Built, build, delays, job
 from simdist.scenario import Scenario
-from simdist.settings.words import plural
+from simdist.settings.base import plural
 
 _APPLIED: dict[type[Op], str] = {
     Select: "the mean of the largest entries of the gradients",

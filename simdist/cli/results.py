@@ -10,8 +10,8 @@ import click
 from simdist.cli import common, inputs, tables
 from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, factor_with_interval, seconds, table_text
 from simdist.errors import ScenarioError
+from simdist.settings.base import plural
 from simdist.settings.units import format_share
-from simdist.settings.words import plural
 from simdist.sweep.results import csv_text, read_results, write_csv
 from simdist.sweep.selection import Fastest, fastest, fastest_columns, short_names, where
 from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of

@@ -17,9 +17,8 @@ from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.checkpoint import CheckpointSettings, Mode
 from simdist.schedules import Schedule
-from simdist.settings.base import shown
+from simdist.settings.base import plural, shown
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
-from simdist.settings.words import plural
 from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
 from simdist.tune.candidates import Allowed
 from simdist.tune.evaluating import Finalist

@@ -24,8 +24,8 @@ from simdist.runs import run_directory
 from simdist.runs.building import price_of
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
-from simdist.settings.words import plural
 from simdist.studies.comparison import often_late, used_sentence
 from simdist.studies.held import find_held, with_links, without_links
 from simdist.traces.links import Held, link_in_words

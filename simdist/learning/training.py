@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from concurrent.futures import BrokenExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, final
@@ -22,12 +23,12 @@ import numpy as np
 from simdist import __version__
 from simdist.errors import RunError, ScenarioError
 from simdist.files import read_content, read_jsonl
+from simdist.jobs import Workers, finished
+from simdist.jobs.store import DESIGN, ROWS, Store
 from simdist.learning.curves import Curve
 from simdist.plan import Plan
 from simdist.plan.codec import dumps
 from simdist.settings.units import format_nbytes, format_seconds
-from simdist.sweep.store import DESIGN, ROWS, Store
-from simdist.sweep.workers import Workers
 
 _COMMAND = (sys.executable, "-m", "real.learn")
 
@@ -278,27 +279,17 @@ class Trainer:
         self._wanted |= wanted
         missing = {key: run for key, run in wanted.items() if key not in self.curves}
         n_fit = self._n_fit([*missing.values()])
-        todo = iter(missing.items())
-        underway: dict[Future[Curve], tuple[str, Training]] = {}
         failed: list[str] = []
-        try:
-            while True:
-                self.progress("training runs", sum(key in self.curves for key in wanted), len(wanted))
-                while len(underway) < min(self._workers.n_underway, n_fit) and (each := next(todo, None)):
-                    underway[self._workers.executor.submit(train, each[1])] = each
-                if not underway:
-                    break
-                for future in wait(underway, return_when=FIRST_COMPLETED).done:
-                    key, run = underway.pop(future)
-                    try:
-                        self._keep(key, run, future.result())
-                    except ScenarioError:
-                        raise
-                    except (RunError, BrokenExecutor) as error:
-                        failed.append(str(error) if isinstance(error, RunError) else f"{run.name}: its worker died")
-        finally:
-            for future in underway:
-                future.cancel()
+        self._report(wanted)
+        with closing(finished(self._workers, train, missing.values(), n_underway=n_fit)) as outcomes:
+            for run, future in outcomes:
+                try:
+                    self._keep(run.key, run, future.result())
+                except RunError as error:
+                    failed.append(str(error))
+                except BrokenExecutor:
+                    failed.append(f"{run.name}: its worker died")
+                self._report(wanted)
         if failed:
             named = "\n".join(failed[:_MOST_NAMED])
             if len(failed) > _MOST_NAMED:
@@ -306,6 +297,9 @@ class Trainer:
             others = "; the others are done" if len(failed) < len(wanted) else ""
             raise RunError(f"{len(failed)} of {len(wanted)} runs failed{others}:\n{named}")
         return [self.curves[run.key] for run in runs]
+
+    def _report(self, wanted: Mapping[str, Training]) -> None:
+        self.progress("training runs", sum(key in self.curves for key in wanted), len(wanted))
 
     def _n_fit(self, runs: Sequence[Training]) -> int:
         """Return how many runs fit into memory at a time, and say what they take."""

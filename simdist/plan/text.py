@@ -8,8 +8,8 @@ from typing import assert_never
 from simdist.plan import ops
 from simdist.plan.group import Group
 from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
+from simdist.settings.base import plural
 from simdist.settings.units import format_nbytes, format_seconds
-from simdist.settings.words import plural
 
 _MOST_RANKS = 10  # that are named
 

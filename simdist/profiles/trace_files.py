@@ -3,15 +3,16 @@
 import glob
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from concurrent.futures import BrokenExecutor, Future
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from simdist.errors import TraceError, naming_file
+from simdist.jobs import LocalPool, finished
 from simdist.machine import n_cores
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
-from simdist.sweep.workers import LocalPool
 
 _SUFFIXES = (".json", ".json.gz")
 _PARTS = re.compile(r"(\D*)(\d*)")
@@ -117,16 +118,10 @@ def _elsewhere(
     paths: Sequence[Path], reading: Callable[[Path], RankProfile], n_workers: int
 ) -> Iterator[tuple[int, Outcome]]:
     """Read in processes, which get their next file when they are done with one: a dead one takes one file with it."""
-    waiting = list(enumerate(paths))[::-1]
-    underway: dict[Future[Outcome], int] = {}
     with LocalPool(n_workers) as pool:
-        while waiting or underway:
-            while waiting and len(underway) < n_workers:
-                number, path = waiting.pop()
-                underway[pool.executor.submit(_outcome, reading, path)] = number
-            for done in wait(underway, return_when=FIRST_COMPLETED).done:
-                number = underway.pop(done)
-                yield number, _result(done, paths[number])
+        read = partial(_outcome_of, reading)
+        for (number, path), done in finished(pool, read, enumerate(paths), n_underway=n_workers):
+            yield number, _result(done, path)
 
 
 def _result(done: Future[Outcome], path: Path) -> Outcome:
@@ -134,6 +129,11 @@ def _result(done: Future[Outcome], path: Path) -> Outcome:
         return done.result()
     except BrokenExecutor:
         return TraceError(f"{path}: the process that read it died, perhaps for lack of memory; take fewer --workers")
+
+
+def _outcome_of(reading: Callable[[Path], RankProfile], numbered: tuple[int, Path]) -> Outcome:
+    _, path = numbered
+    return _outcome(reading, path)
 
 
 def _outcome(reading: Callable[[Path], RankProfile], path: Path) -> Outcome:

@@ -129,6 +129,15 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
 
 
+def plural(n: int, noun: str) -> str:
+    """Return a regular noun as it stands after a number.
+
+    >>> f"1 {plural(1, 'step')}, 2 {plural(2, 'step')}, 0 {plural(0, 'step')}"
+    '1 step, 2 steps, 0 steps'
+    """
+    return noun if n == 1 else f"{noun}s"
+
+
 def shown(value: object) -> str:
     """Return a value as it stands in a file, shortened to fit a line."""
     if value is None or isinstance(value, bool):

@@ -30,7 +30,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.fields import find_field, parse_path, with_value
 from simdist.scenario.strict_yaml import Path, path_text
 from simdist.scenario.uncertain import Range
-from simdist.settings.words import plural
+from simdist.settings.base import plural
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, Samples
 
 #: Among the causes: what seeds leave open, which more of them would tell.

@@ -5,11 +5,11 @@ run(sweep, Path("runs/sweep"))     # compute the rows that are missing there
 frame(Path("runs/sweep"))          # a pandas table
 """
 
+from simdist.jobs import InProcess, LocalPool, Workers
 from simdist.sweep.definition import Sweep
 from simdist.sweep.driver import run
 from simdist.sweep.reading import load, loads
 from simdist.sweep.results import frame, read_results
 from simdist.sweep.runs import write_plans
-from simdist.sweep.workers import InProcess, LocalPool, Workers
 
 __all__ = ["InProcess", "LocalPool", "Sweep", "Workers", "frame", "load", "loads", "read_results", "run", "write_plans"]

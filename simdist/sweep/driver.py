@@ -23,12 +23,12 @@ from typing import Any, Literal, final
 
 from simdist import __version__
 from simdist.errors import RunError, ScenarioError, SimdistError
+from simdist.jobs.store import Store
+from simdist.jobs.workers import GUARD, LocalPool, Workers
 from simdist.machine import n_cores
 from simdist.sweep.definition import Point, RowKey, Sweep
 from simdist.sweep.keys import code_version
-from simdist.sweep.store import Store
 from simdist.sweep.tasks import Batch, FinishedBatch, Record, Task, evaluate, failure, late, written
-from simdist.sweep.workers import GUARD, LocalPool, Workers
 
 _BATCH_S = 0.5
 _MAX_BATCH = 2_000  # points
@@ -94,7 +94,7 @@ def run(
 
     Args:
         sweep: The sweep to compute.
-        folder: Where results are appended; see `simdist.sweep.store`.
+        folder: Where results are appended; see `simdist.jobs.store`.
         workers: Where to compute; a process for each core if None: each imports the script that calls this, which
             must then do so under `if __name__ == "__main__":`. The caller closes those that it gives.
         retry: Compute rows again that failed.

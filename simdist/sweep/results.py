@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from simdist.errors import ScenarioError
 from simdist.files import replacing
+from simdist.jobs.store import DESIGN
 from simdist.runs import run_directory
 from simdist.sweep.computed import is_sweep, read_sweep
 from simdist.sweep.runs import merged, read_runs
-from simdist.sweep.store import DESIGN
 from simdist.sweep.table import Columns, Table, columns, joined
 
 if TYPE_CHECKING:

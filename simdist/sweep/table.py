@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from simdist.errors import SimdistError
 from simdist.scenario import strict_yaml
-from simdist.settings.words import plural
+from simdist.settings.base import plural
 from simdist.studies.comparison import Row, ScheduleTimes, find_label, row, used_sentence
 from simdist.studies.statistics import Interval
 from simdist.sweep.fields import Choice

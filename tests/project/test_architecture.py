@@ -24,6 +24,7 @@ LAYERS: dict[str, str] = {
     "simdist.arrays": "files",
     "simdist.progress": "",
     "simdist.settings": "errors",
+    "simdist.jobs": "errors files settings",
     "simdist.plan": "errors files settings",
     "simdist.caching": "plan",
     "simdist.proof": "errors plan",
@@ -35,15 +36,15 @@ LAYERS: dict[str, str] = {
     "simdist.runs": "arrays cost engines errors files plan proof scenario schedules traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
-    "simdist.sweep": "engines errors files machine plan runs scenario schedules settings studies traces",
-    "simdist.learning": "engines errors files plan proof runs scenario schedules settings studies sweep traces",
+    "simdist.sweep": "engines errors files jobs machine plan runs scenario schedules settings studies traces",
+    "simdist.learning": "engines errors files jobs plan proof runs scenario schedules settings studies traces",
     "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
-    "simdist.profiles": "cost engines errors files machine plan runs scenario schedules settings studies sweep traces"
+    "simdist.profiles": "cost engines errors files jobs machine plan runs scenario schedules settings studies traces"
     " whatif",
     "simdist.tune": "cost errors learning plan runs scenario schedules settings studies traces",
-    "simdist.report": "errors files learning plan runs settings studies sweep traces tune whatif",
-    "simdist.cli": "chakra cost engines errors files learning machine plan profiles progress proof report runs scenario"
-    " schedules settings studies sweep traces tune whatif",
+    "simdist.report": "errors files jobs learning plan runs settings studies sweep traces tune whatif",
+    "simdist.cli": "chakra cost engines errors files jobs learning machine plan profiles progress proof report runs"
+    " scenario schedules settings studies sweep traces tune whatif",
 }
 
 # Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that

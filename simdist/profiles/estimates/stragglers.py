@@ -34,7 +34,7 @@ from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import listed
 from simdist.scenario.cluster import DeviceOverride
-from simdist.settings.words import plural
+from simdist.settings.base import plural
 
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _SPREADS = 3.0

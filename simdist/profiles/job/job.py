@@ -12,7 +12,7 @@ from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.job.alignment import shifted
 from simdist.profiles.job.averaging import check_every_step, join_passes, one_group
 from simdist.profiles.steps.model import RankProfile, RankStep, listed, usual_micro_batches
-from simdist.settings.words import plural
+from simdist.settings.base import plural
 
 
 @dataclass(frozen=True, slots=True)

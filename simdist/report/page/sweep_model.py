@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 from simdist.errors import UnsupportedError
 from simdist.files import read_jsonl
+from simdist.jobs.store import DESIGN
 from simdist.report.figures import shortened
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 from simdist.sweep.computed import read_sweep
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import Fastest, fastest, short_names
-from simdist.sweep.store import DESIGN
 from simdist.sweep.table import ResultRow, Table, written_text
 
 #: Rows that a page holds: some 20 MB.

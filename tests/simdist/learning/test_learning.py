@@ -119,7 +119,7 @@ def test_a_run_that_hangs_is_named_and_the_others_are_kept(learn, scenario, tmp_
 )
 def test_memory_is_told_before_it_is_taken(learn, scenario, tmp_path, monkeypatch, free_nbytes, code, said):
     monkeypatch.setattr("simdist.cli.learn.free_memory_nbytes", lambda: free_nbytes)
-    monkeypatch.setattr("simdist.sweep.workers.InProcess.n_underway", 2)
+    monkeypatch.setattr("simdist.jobs.workers.InProcess.n_underway", 2)
     answer = learn(scenario, tmp_path / "d", "--seeds", "1")
     assert (answer.code, said in answer.err) == (code, True), answer.err
     assert (tmp_path / "log").exists() == (code == 0)

@@ -11,6 +11,7 @@ from commandline import SMALL, call, edited, write
 from html_pages import Page, contrast, page_of
 
 from simdist.files import read_jsonl
+from simdist.jobs.store import DESIGN, ROWS
 from simdist.report.page.document import DARK, LIGHT
 from simdist.report.page.pages import sweep_page
 from simdist.report.page.sections.sweep_chart import marks
@@ -20,7 +21,6 @@ from simdist.report.page.sweep_model import read_sweep_report, varying_fields
 from simdist.sweep import InProcess, frame, load, read_results, run
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import fastest
-from simdist.sweep.store import DESIGN, ROWS
 
 GRID = """\
 scenario: small.yaml

@@ -29,7 +29,8 @@ from sweeps import (
 from timeouts import TIMEOUT_S, await_end
 
 from simdist.errors import RunError, ScenarioError
-from simdist.sweep import dask, load, run
+from simdist.jobs import dask
+from simdist.sweep import load, run
 
 pytest.importorskip("distributed")
 

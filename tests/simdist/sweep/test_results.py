@@ -16,13 +16,13 @@ from data_sets import DATA_CLUSTER
 from simdist.cli import main
 from simdist.errors import RunError, ScenarioError
 from simdist.files import read_jsonl
+from simdist.jobs.store import DESIGN, ROWS
 from simdist.runs import run_directory
 from simdist.scenario import loads as scenario_of
 from simdist.studies.comparison import compare
 from simdist.sweep import InProcess, LocalPool, frame, load, read_results, run, write_plans
 from simdist.sweep.results import csv_text
 from simdist.sweep.selection import fastest
-from simdist.sweep.store import DESIGN, ROWS
 from simdist.sweep.table import columns
 from simdist.traces.breakdown import break_down
 

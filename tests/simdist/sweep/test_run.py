@@ -22,12 +22,12 @@ from timeouts import TIMEOUT_S, await_end
 from simdist.cli.sweep import progress_text
 from simdist.errors import RunError
 from simdist.files import read_jsonl
+from simdist.jobs.store import DESIGN, ROWS
 from simdist.progress import ProgressBar
 from simdist.studies.comparison import measure
 from simdist.sweep import LocalPool, load, run, tasks
 from simdist.sweep.driver import SweepProgress
 from simdist.sweep.keys import code_version
-from simdist.sweep.store import DESIGN, ROWS
 from simdist.sweep.tasks import Batch, evaluate
 
 
@@ -236,7 +236,7 @@ def test_process_is_up_when_it_has_imported_what_it_needs(tmp_path, monkeypatch)
 HOLDING = """
 import sys
 from pathlib import Path
-from simdist.sweep.store import Store
+from simdist.jobs.store import Store
 with Store(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -11,7 +11,7 @@ from simdist.report.page.html import Html, escape, join, notes, prose, table, ta
 from simdist.report.page.model import RunsReport
 from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.runs.run_directory import RunDirectory
-from simdist.settings.words import plural
+from simdist.settings.base import plural
 
 _LONG = 24  # letters; more need two columns
 _NAMED = 12  # values that are all named

@@ -7,7 +7,7 @@ from statistics import median
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, join, number, percent, table, tag
 from simdist.report.page.sweep_model import SweepReport
-from simdist.settings.words import plural
+from simdist.settings.base import plural
 from simdist.sweep.selection import Fastest
 
 _ABOUT = (

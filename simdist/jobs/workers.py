@@ -1,4 +1,4 @@
-"""Where rows are computed: in this process, in processes of this machine, or on a Dask cluster (`simdist.sweep.dask`).
+"""Where rows are computed: in this process, in processes of this machine, or on a Dask cluster (`simdist.jobs.dask`).
 
 All of them are a `concurrent.futures.Executor`; what else the driver must know of one is how many batches keep it
 busy, and how to end a worker that does not answer. A worker that has died is replaced without being
