@@ -65,7 +65,10 @@ repository_pages = {
 }
 _SHOWN_BY_MODULE = ("runs", "settings", "studies", "traces")  # packages that export nothing
 repository_pages_without = [
-    *("simdist/__init__.py", "simdist/__main__.py", "simdist/cli/__init__.py"),
+    "simdist/__init__.py",
+    "simdist/__main__.py",
+    "simdist/cli/__init__.py",
+    "simdist/jobs/__init__.py",  # users find its names in simdist.sweep
     *(f"simdist/{name}/__init__.py" for name in _SHOWN_BY_MODULE),
 ]
 pages_of_links = ["index", "reference/python"]  # what the sidebar is made of

@@ -1,8 +1,7 @@
 """Work for many processes: where it is computed, how it is handed out, and how its outcomes are kept.
 
-pool = LocalPool(4)                            # or InProcess, or simdist.jobs.dask
-for item, future in finished(pool, read, paths):
-    ...                                        # future.result(), or why there is none
+Workers are this process (`InProcess`), processes of this machine (`LocalPool`), or those of a Dask cluster
+(`simdist.jobs.dask`). `finished` hands work out to any of them.
 """
 
 from simdist.jobs.handing_out import finished

@@ -28,8 +28,9 @@ BY_MODULE = {f"simdist.{name}" for name in ("runs", "settings", "studies", "trac
 APART = {
     "simdist.__main__",
     "simdist.cli",
+    "simdist.jobs",
     "simdist.settings.precision",
-}  # commands and settings have pages of their own
+}  # commands and settings have pages of their own, and simdist.sweep has the names of simdist.jobs
 KEY_PAGES = [
     "index",
     "tutorial",

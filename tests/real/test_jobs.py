@@ -31,7 +31,7 @@ def test_function_of_a_module_of_ones_own_is_imported(monkeypatch):
 
 
 WRONG = {
-    "no such model": ("resnet19", "there is no such program; there are emulated, gpt-nano"),
+    "no such model": ("resnet19", "there is no such program; there are emulated, bert-large, gpt-nano"),
     "no such module": ("no_such_module:build", "cannot import no_such_module: No module named"),
     "no such function": ("math:build", "math has no build"),
     "no function": ("math:pi", "pi is no function; see real.models.build for what it takes"),

@@ -425,7 +425,7 @@ def test_links_are_performed_on_every_node_from_the_moment_when_the_run_begins(t
 def test_wrong_options_are_refused(tmp_path: Path, called) -> None:
     path = write(tmp_path / "run")
     for args, message in {
-        ("--program", "mpl"): "there is no such program; there are emulated, gpt-nano",
+        ("--program", "mpl"): "there is no such program; there are emulated, bert-large, gpt-nano",
         ("--timeout", "nan"): "--timeout nan: write seconds",
         ("--timeout", "inf"): "is not in the range",
         ("--schedule", "local"): "no run is labelled 'local'; there are: sync",

@@ -48,7 +48,7 @@ def test_every_model_is_a_workload_preset() -> None:
 
 @pytest.mark.parametrize("name", models.names())
 def test_parameters_are_the_tensors_of_the_preset_in_their_order(name: str) -> None:
-    text = f"name: m\ncluster: ideal\nworkload: {name}\nschedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
+    text = f"name: m\ncluster: dgx-a100\nworkload: {name}\nschedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
     tensors = scenario.loads(text).workload.tensors
     with torch.device("meta"):
         module = models.create(name)

@@ -13,6 +13,7 @@ from simdist.scenario import presets
 PUBLISHED_PARAMETERS = {
     "bert-large": 335_141_888,  # checkpoint bert-large-uncased
     "gpt2": 124_439_808,  # checkpoint gpt2
+    "gpt2-medium": 354_823_168,  # checkpoint gpt2-medium
     "inception-v3": 27_161_264,  # this and the rest: weights metadata of torchvision 0.28
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
@@ -41,7 +42,7 @@ CLUSTERS = [
 ]
 
 
-def load(cluster: str = "ideal", workload: str = "resnet18") -> scenario.Scenario:
+def load(cluster: str = "dgx-a100", workload: str = "resnet18") -> scenario.Scenario:
     return scenario.loads(
         f"name: presets\ncluster: {cluster}\nworkload: {workload}\nschedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
     )
@@ -67,12 +68,17 @@ def test_workload_has_the_published_flops(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "width", "n_layers", "length"),
-    [("bert-large", 1024, 24, 512), ("gpt2", 768, 12, 1024), ("gpt-nano", 48, 3, 128)],
+    [("bert-large", 1024, 24, 512), ("gpt2", 768, 12, 1024), ("gpt2-medium", 1024, 24, 1024), ("gpt-nano", 48, 3, 128)],
 )
 def test_transformer_flops_follow_the_closed_form(name: str, width: int, n_layers: int, length: int) -> None:
     layer = 2 * length * 12 * width**2 + 2 * 2 * length**2 * width  # weights; scores and their product with the values
     logits = 2 * length * width
-    head = {"bert-large": 2 * width**2, "gpt2": logits * 50257, "gpt-nano": logits * 256}[name]  # pooler: of one token
+    head = {
+        "bert-large": 2 * width**2,
+        "gpt2": logits * 50257,
+        "gpt2-medium": logits * 50257,
+        "gpt-nano": logits * 256,
+    }[name]  # pooler: of one token
     assert load(workload=name).workload.flops == n_layers * layer + head
 
 
@@ -165,8 +171,10 @@ def test_workload_without_a_gpu_states_measured_seconds_in_place_of_a_utilizatio
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_default_precision_of_a_workload_is_fp32(name: str) -> None:
-    assert load(workload=name).workload.precision == "fp32"
+def test_default_precision_of_a_workload_is_fp32_where_a_source_has_it(name: str) -> None:
+    workload = load(workload=name).workload
+    measured = workload.utilization.stated
+    assert workload.precision == ("fp32" if not measured or "fp32" in measured else measured[0])
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
