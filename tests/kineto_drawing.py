@@ -90,8 +90,14 @@ class Drawing:
         self.events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args})
 
 
-def draw_step(draw: Drawing, number: int, *, reads_loss: bool = True, **told) -> None:
-    """Draw a step of 100 ms on the host, of which its GPU is busy or waiting until 90.1 ms."""
+def draw_step(
+    draw: Drawing, number: int, *, reads_loss: bool = True, gloo_wakes_ms: float | None = None, **told
+) -> None:
+    """Draw a step of 100 ms on the host, of which its GPU is busy or waiting until 90.1 ms.
+
+    With `gloo_wakes_ms`, threads of gloo reduce gradients, as long as NCCL does without. The host waits for that, and
+    launches the update so much later.
+    """
     at = 100.0 * number
     nccl = {"tid": AUTOGRAD, "stream": NCCL_STREAM} | (told or TOLD)
     draw.note(f"ProfilerStep#{number}", at, at + 100)
@@ -104,14 +110,24 @@ def draw_step(draw: Drawing, number: int, *, reads_loss: bool = True, **told) ->
     draw.node("AddmmBackward0", at + 50, at + 50.3, tid=AUTOGRAD)
     draw.gpu("sgemm", at + 50.1, at + 50.2, at + 60, tid=AUTOGRAD)
     draw.gradient(at + 50.3, at + 50.6, [10], issue=at + 50.5, tid=AUTOGRAD)
-    draw.gpu(ALL_REDUCE, at + 50.55, at + 60.05, at + 75, **nccl)
+    if gloo_wakes_ms is None:
+        draw.gpu(ALL_REDUCE, at + 50.55, at + 60.05, at + 75, **nccl)
+        draw.gpu(ALL_REDUCE, at + 51.3, at + 75, at + 85, **nccl)
+    else:
+        draw.gloo(at + 60.05, at + 75)
+        draw.gloo(at + 75, at + 85)
     draw.node("AddmmBackward0", at + 50.7, at + 51, tid=AUTOGRAD)
     draw.gpu("sgemm", at + 50.8, at + 60, at + 68, tid=AUTOGRAD)
     draw.gradient(at + 51, at + 51.4, [10, 10], issue=at + 51.25, tid=AUTOGRAD)
-    draw.gpu(ALL_REDUCE, at + 51.3, at + 75, at + 85, **nccl)
-    draw.note("Optimizer.step#AdamW.step", at + 52, at + 53)
-    draw.gpu("multi_tensor_apply_kernel", at + 52.5, at + 85.02, at + 90)
+    updates = at + 52 if gloo_wakes_ms is None else at + 85 + gloo_wakes_ms
+    draw.note("Optimizer.step#AdamW.step", updates, updates + 1)
+    draw.gpu(
+        "multi_tensor_apply_kernel",
+        updates + (0.5 if gloo_wakes_ms is None else 0.01),
+        max(at + 85.02, updates + 0.02),
+        at + 90,
+    )
     if reads_loss:
-        draw.op("aten::item", at + 53.1, at + 90.3)
-        draw.gpu("Memcpy DtoH (Device -> Pageable)", at + 53.2, at + 90, at + 90.1, cat="gpu_memcpy")
-        draw.call("cudaStreamSynchronize", at + 53.3, at + 90.2)
+        draw.op("aten::item", updates + 1.1, at + 90.3)
+        draw.gpu("Memcpy DtoH (Device -> Pageable)", updates + 1.2, at + 90, at + 90.1, cat="gpu_memcpy")
+        draw.call("cudaStreamSynchronize", updates + 1.3, at + 90.2)

@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: A row of results: what JSON can hold.
 Row = dict[str, object]
 LOADED = ["torch", "torch._dynamo", "real.cli", "real.calibrate", "simdist.schedules.hitopk"]  # what ranks import
+ENDS = "SIMDIST_GPU_PART_ENDS_S"  # variable: when the part that runs is ended, by time.monotonic
+REPORT_S = 3.0  # before that, ranks are ended, so that what they printed can be told
 GRACE_S = 5.0  # between the failure of a rank and the end of the others, which may know more
 
 
@@ -77,9 +79,13 @@ def ranks(
         PartError: A rank failed, or they took too long. The message ends with what was printed last.
     """
     words = [str(each) for each in command]
+    left_s = float(os.environ.get(ENDS, "inf")) - time.monotonic() - REPORT_S
+    timeout_s = max(1.0, min(timeout_s, left_s))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(LOADED)
     shared = {"WORLD_SIZE": n_ranks, "LOCAL_WORLD_SIZE": ranks_per_node, "OMP_NUM_THREADS": 1}
+    if sys.platform == "linux":
+        shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")  # a host's name may not resolve
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with tempfile.NamedTemporaryFile() as output:
         processes = []
@@ -100,7 +106,7 @@ def ranks(
     if any(code != 0 for code in codes):
         late = [rank for rank, code in enumerate(codes) if code is None]
         what = f"ranks {late} did not end within {timeout_s:.0f} s" if late else f"exit statuses {codes}"
-        raise PartError(f"{' '.join(words)}: {what}: {said[-2000:].strip()}")
+        raise PartError(f"{' '.join(words)}: {what}: {said[-4000:].strip()}")
 
 
 def _be_rank(words: list[str], module: bool, environ: dict[str, str], output: str) -> None:

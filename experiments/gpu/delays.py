@@ -36,7 +36,7 @@ def run(part: common.Part) -> None:
         scenario.write_text(yaml.safe_dump(document), encoding="utf-8")
         common.simdist("plan", scenario, "-o", runs)
         command = ("real", runs, "--device", part.device, "--backend", "gloo")
-        common.ranks(command, 1, ranks_per_node=1, timeout_s=60.0)
+        common.ranks(command, 1, ranks_per_node=1, timeout_s=30.0)
         run = run_directory.read(next(iter(run_directory.find(runs))))
         trace = run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan)
     drawn_s = run.delays["compute"][0, :, 0]

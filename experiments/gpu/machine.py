@@ -1,5 +1,6 @@
 """Which machine this is: the GPU, its driver and memory, and the releases that matter."""
 
+import importlib
 import platform
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ def run(part: common.Part) -> None:
     import torch
 
     facts: common.Row = {
+        "broken": _broken(),
         "device": None,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -31,6 +33,17 @@ def run(part: common.Part) -> None:
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
     part.emit(facts)
+
+
+def _broken() -> list[str]:
+    """Return what is installed and cannot be imported, such as a numba that refuses this numpy."""
+    found = []
+    for name in ("numba", "real.cli", "real.calibrate", "simdist.cli", "scipy.optimize", "pandas"):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            found.append(f"{name}: {type(error).__name__}: {error}")
+    return found
 
 
 def _release(name: str) -> str | None:

@@ -24,8 +24,8 @@ SCHEDULES = [
 ]
 TROUBLES: dict[str, list[dict[str, object]]] = {
     "none": [],
-    "host, 5 % late by 100 ms": [{"kind": "transient", "on": "host", "probability": "5%", "delay": "100 ms"}],
     "device, 5 % late by 100 ms": [{"kind": "transient", "on": "compute", "probability": "5%", "delay": "100 ms"}],
+    "host, 5 % late by 100 ms": [{"kind": "transient", "on": "host", "probability": "5%", "delay": "100 ms"}],
 }
 
 
@@ -33,14 +33,15 @@ def run(part: common.Part) -> None:
     """Emit a row per trouble and schedule, and one per trouble."""
     import yaml
 
-    model, batch_size, steps, budget = ("mlp", 8, 4, "0.5 s") if part.dry_run else ("resnet18", 16, 24, "15 s")
+    model, batch_size, steps, budget = ("mlp", 8, 4, "0.5 s") if part.dry_run else ("resnet18", 16, 24, "8 s")
     where = ("--backend", "gloo", "--device", part.device)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         cluster, workload = folder / "cluster.yaml", folder / "workload.yaml"
         measured = ("--model", model, "--batch-size", batch_size, "--workload", workload, "--budget", budget)
-        ops = ("--ops", "all_reduce,reduce_scatter,all_gather", "--max-size", "4 MB" if part.dry_run else "64 MB")
-        _ranks("real.calibrate", "-o", cluster, *measured, *ops, *where)
+        ops = ("--ops", "all_reduce,reduce_scatter,all_gather", "--gap", "5 ms")
+        sizes = ("--max-size", "4 MB" if part.dry_run else "66 MB")  # up to a bucket, or all parameters of ResNet-18
+        _ranks("real.calibrate", "-o", cluster, *measured, *ops, *sizes, *where)
         for number, (trouble, disturbances) in enumerate(TROUBLES.items()):
             document = {
                 "cluster": {"file": str(cluster)},
@@ -58,7 +59,7 @@ def run(part: common.Part) -> None:
 
 
 def _ranks(*command: object) -> None:
-    common.ranks(command, RANKS, ranks_per_node=PER_NODE, timeout_s=120.0)
+    common.ranks(command, RANKS, ranks_per_node=PER_NODE, timeout_s=60.0)
 
 
 def _emit(part: common.Part, trouble: str, runs: Path, cluster: Path) -> None:

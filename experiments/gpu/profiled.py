@@ -30,7 +30,7 @@ def run(part: common.Part) -> None:
         options = ["--device", part.device, "--steps", len(late_s), "--active-steps", n_steps + 1]
         options += ["--model", "mlp", "--width", 64] if part.dry_run else ["--model", "convnet", "--batch-size", 64]
         options += ["--stragglers", folder / "late.csv", "--profile", folder / "traces", "--times", folder / "times"]
-        common.ranks([JOB, *options], n_ranks, ranks_per_node=n_ranks, timeout_s=120.0, module=False)
+        common.ranks([JOB, *options], n_ranks, ranks_per_node=n_ranks, timeout_s=60.0, module=False)
         window = ("--steps", f"{first}:{first + n_steps}")  # in the step after these, ranks write their traces
         shape = ("--nodes", 1, "--gpus-per-node", n_ranks, "--workers", 2)
         found = json.loads(

@@ -6,9 +6,12 @@ writes both count. The invariants are those of error feedback: exactly k entries
 and what is left add up to the vector, to the last bit.
 """
 
+import sys
 from typing import get_args
 
 import common
+
+sys.path.append(str(common.ROOT / "benchmarks"))  # by itself, as other packages may have a folder of this name
 
 LOG2_SIZES = (20, 22, 24, 26, 28)
 DENSITIES = (0.001, 0.01)
@@ -35,8 +38,7 @@ def run(part: common.Part) -> None:
 def _copy_Bps(device, nbytes: int) -> float:
     """Return the bytes that a copy in memory reads and writes per second."""
     import torch
-
-    from benchmarks.topk import medians
+    from topk import medians  # of benchmarks
 
     source = torch.ones(nbytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -47,8 +49,8 @@ def _copy_Bps(device, nbytes: int) -> float:
 def _methods(values, k: int, copy_Bps: float) -> list[common.Row]:
     """Measure all methods in turns."""
     import torch
+    from topk import chosen, medians  # of benchmarks
 
-    from benchmarks.topk import chosen, medians
     from simdist.plan.ops import SelectMethod
 
     magnitudes = values.abs()

@@ -18,6 +18,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PRECISIONS = ("bf16", "tf32", "fp32")
 MOST_S = 0.3  # of measuring a point; one step after those that warm up in any case
 MOST_STEPS, WARM_UP_STEPS = 10, 2
+FULL = ("out of memory", "CUBLAS_STATUS", "CUDNN_STATUS", "unable to find an engine")  # what errors say then
 LONGEST_STEP_S = 0.5  # after a step this long, larger batches are not tried
 # Name of a GPU -> cluster preset with its data sheet.
 CLUSTERS = {
@@ -40,13 +41,13 @@ def run(part: common.Part) -> None:
     name = torch.cuda.get_device_name() if part.device == "cuda" else "CPU"
     cluster = next((preset for gpu, preset in CLUSTERS.items() if gpu in name), None)
     batch_sizes = (1, 4) if part.dry_run else BATCH_SIZES
-    jobs = {
-        model: models.build(model, batch_size=batch_sizes[-1], device=torch.device("cpu"), dtype=torch.float32, seed=0)
-        for model in (("mlp", "gpt-nano") if part.dry_run else MODELS)
-    }
+    kept = {"device": torch.device("cpu"), "dtype": torch.float32, "seed": 0}
+    jobs: dict[str, models.TrainingJob] = {}  # each made once, as drawing so many numbers takes seconds
     for precision in ("fp32",) if part.dry_run else PRECISIONS:
-        for model, job in jobs.items():
-            for row in _curve(job, precision, batch_sizes, device):
+        for model in ("mlp", "gpt-nano") if part.dry_run else MODELS:
+            if model not in jobs:
+                jobs[model] = models.build(model, batch_size=batch_sizes[-1], **kept)
+            for row in _curve(jobs[model], precision, batch_sizes, device):
                 predicted_s = cluster and _predicted_s(model, precision, row["batch_size"], cluster)
                 row["predicted_ms"] = 1e3 * predicted_s if predicted_s else None
                 part.emit({"model": model, "precision": precision, "preset": cluster, **row})
@@ -61,10 +62,12 @@ def _curve(job, precision: str, batch_sizes: tuple[int, ...], device) -> Iterato
     module = job.module.to(device)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
     for batch_size in batch_sizes:
-        batch = inputs[:batch_size].to(device), targets[:batch_size].to(device)
         try:
+            batch = inputs[:batch_size].to(device), targets[:batch_size].to(device)
             seconds = _step_s(module, job.loss, optimizer, batch, precision)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:  # libraries of CUDA have their own words for it
+            if not any(words in str(error) for words in FULL):
+                raise
             yield {"batch_size": batch_size, "step_ms": None, "ms_per_sample": None, "note": "does not fit"}
             break
         yield {"batch_size": batch_size, "step_ms": 1e3 * seconds, "ms_per_sample": 1e3 * seconds / batch_size}

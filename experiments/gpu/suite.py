@@ -4,6 +4,8 @@ Those that measure times run first and alone, then the others, six at a time. A 
 its seconds, and the end of the report if it failed.
 """
 
+import os
+
 import common
 
 PLACES = ("tests/real/test_gpu.py", "tests/real/kernels")  # all tests that need a GPU
@@ -32,6 +34,7 @@ def run(part: common.Part) -> None:
     """Emit a row per test."""
     import pytest
 
+    os.environ["UNSHRUNK"] = "1"  # a failing example is not made smaller: that can take all the time there is
     options = [*PLACES, "-p", "no:cacheprovider", f"--rootdir={common.ROOT}"]
     options += ["-o", "filterwarnings=default"]  # other releases of torch may warn of other things
     outcomes = _Outcomes(part)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from simdist.profiles.kineto.columns import UNKNOWN, EventColumns, Floats, RankEvents
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.messages import Message
-from simdist.profiles.steps.calls import Transfers, backend_transfers
+from simdist.profiles.steps.calls import HAND_OVER_S, Transfers, backend_transfers
 from simdist.profiles.steps.host import HostRun, host_spans, outermost
 from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, overlaid
 from simdist.profiles.steps.step_parts import CLOCKS_S, PAUSE_S, gpu_parts
@@ -35,9 +35,12 @@ def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
     """Return what a GPU did in those steps of which nothing is missing, if any."""
     kernels = _kernels(host.trace)
     transfers = _collectives(host.trace)
-    transfers = transfers if len(transfers.end_s) else backend_transfers(host.trace)
+    woken_s = CLOCKS_S
+    if not len(transfers.end_s):  # a backend such as gloo moves tensors of the device through host memory
+        transfers = backend_transfers(host.trace)
+        woken_s = HAND_OVER_S
     spans = _spans(windows, kernels)
-    phases = _phases(host, kernels, transfers, spans)
+    phases = _phases(host, kernels, transfers, spans, woken_s)
     whole = [span for span, is_whole in zip(spans, _are_whole(host.trace, windows), strict=True) if is_whole]
     lost = left_out(spans, whole)
     notes = [f"steps of which kernels are missing were left out: {lost}"] if lost else []
@@ -200,7 +203,9 @@ def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
     return whole
 
 
-def _phases(host: HostRun, kernels: _Kernels, transfers: Transfers, spans: Sequence[StepSpan]) -> Phases:
+def _phases(
+    host: HostRun, kernels: _Kernels, transfers: Transfers, spans: Sequence[StepSpan], woken_s: float
+) -> Phases:
     """Return which phase each instant belongs to on the device, from the first to the last step."""
     begin_s = spans[0].start_s
     end_s = spans[-1].end_s
@@ -214,7 +219,7 @@ def _phases(host: HostRun, kernels: _Kernels, transfers: Transfers, spans: Seque
     gaps_s = edges_s.reshape(-1, 2)
     launch_s = np.append(launch_s, np.inf)  # nothing follows the last one
     base = np.append(np.repeat(phase, 2), StepPhase.FORWARD).astype(np.int8)
-    return overlaid(edges_s, base, _gaps(host, gaps_s, launch_s, transfers))
+    return overlaid(edges_s, base, _gaps(host, gaps_s, launch_s, transfers, woken_s))
 
 
 def _launched_in(host: HostRun, launch_s: Floats) -> NDArray[np.int8]:
@@ -226,8 +231,11 @@ def _launched_in(host: HostRun, launch_s: Floats) -> NDArray[np.int8]:
     return overlaid(edges_s, np.array([StepPhase.FORWARD], np.int8), spans).at(launch_s)
 
 
-def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers) -> Iterator[PhaseSpan]:
-    """Find the phases of gaps that are no mere launching."""
+def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers, woken_s: float) -> Iterator[PhaseSpan]:
+    """Find the phases of gaps that are no mere launching.
+
+    A kernel that was launched no later than `woken_s` after the end of a collective has waited for it.
+    """
     loads = host.own.of(EventKind.INPUT)
     blocks = host.trace.host.of(EventKind.SYNC, EventKind.BLOCKING)
     done_s = np.sort(transfers.end_s)
@@ -238,7 +246,7 @@ def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers)
     is_long = gaps_s[:, 1] - gaps_s[:, 0] > PAUSE_S
     for i in np.flatnonzero(has_waited | (n_loads > 0) | is_long).tolist():
         start_s, end_s = gaps_s[i].tolist()
-        if has_waited[i] and (launch_s[i] <= done_s[i] + CLOCKS_S or _is_blocked(blocks, float(done_s[i]))):
+        if has_waited[i] and (launch_s[i] <= done_s[i] + woken_s or _is_blocked(blocks, float(done_s[i]))):
             yield PhaseSpan(start_s, min(float(done_s[i]), end_s), StepPhase.WAIT)
             start_s = min(float(done_s[i]), end_s)
         yield from _idle(start_s, end_s, float(launch_s[i]), loads)

@@ -166,6 +166,15 @@ def test_host_blocked_by_a_collective_counts_as_waiting(tmp_path: Path) -> None:
     assert ms(parts_s(step)) == [12.0, 18.1, 9.9, 18.0, 37.0, 5.0]
 
 
+@pytest.mark.parametrize("wakes_ms", [0.02, 0.3])
+def test_host_that_gloo_wakes_after_a_collective_has_waited_for_it(tmp_path: Path, wakes_ms: float) -> None:
+    draw = Drawing(GPU | {"distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 8}})
+    for number in range(2):
+        draw_step(draw, number, gloo_wakes_ms=wakes_ms)
+    for step in profile_rank(draw.write(tmp_path)).steps:
+        assert 1e3 * step.wait_s == pytest.approx(17.0, abs=0.01)  # from 68 ms, when the device has nothing to do
+
+
 def test_copies_on_other_streams_take_no_time_of_a_step(tmp_path: Path) -> None:
     draw = Drawing(GPU)
     draw_step(draw, 0)
