@@ -43,7 +43,7 @@ def python(tmp_path: Path):
 case "$*" in
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     *"--upgrade pip") exit 0 ;;
-    *) env | grep ^PIP_ > {tmp_path}/environment
+    *) env | grep ^PIP_ > "{tmp_path}/environment"
        while [ "$1" != --report ]; do shift; done
        {resolving} ;;
 esac
@@ -79,7 +79,7 @@ def test_an_interpreter_that_is_only_a_shim_is_not_at_hand(tmp_path, monkeypatch
 
 
 def test_what_resolves_is_a_table_with_sizes(python, tmp_path, capsys) -> None:
-    assert installs.main(["--python", str(python(f"cp {tmp_path}/report.json $2")), "--packages"]) == 0
+    assert installs.main(["--python", str(python(f"cp '{tmp_path}/report.json' \"$2\"")), "--packages"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["Python", "target", "constraints", "packages", "MB", "torch", "triton", "numba", "numpy"]
     assert lines[1][1:] == [".", "with", "2", "5", "+", "1", "unknown", "2.13.0", "3.7.1", "-", "-"]
