@@ -23,8 +23,8 @@ def tools(tmp_path, monkeypatch) -> Path:
     program(folder / "python3", "exit 0")
     program(folder / "make", f'echo "$@ ${{{browser.NEEDED}:-may skip}} $PYTEST_ADDOPTS"')
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.delenv(browser.NEEDED, raising=False)
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    for name in (browser.NEEDED, "PYTEST_ADDOPTS", "PYTHON"):  # `make test PYTHON=...` exports the last one
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
