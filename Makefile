@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 TOOLS := $(VENV)/installed-dev
 KERNELS := $(VENV)/installed-triton
-# A package index that serves builds of torch without CUDA. Empty: torch and 2.5 GB of CUDA packages from pip's index.
+# A package index that serves builds of torch without CUDA. Empty: torch with CUDA, 2.7 GB, from pip's index.
 TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
     $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))

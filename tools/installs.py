@@ -229,6 +229,9 @@ def main(args: list[str]) -> int:
     )
     parser.add_argument("--jobs", type=int, default=6, metavar="N", help="resolutions at a time (default: 6)")
     options = parser.parse_args(args)
+    for path in options.python or ():
+        if not _works(path):
+            parser.error(f"--python {path}: is no Python that works, or has no module venv")
     if options.python:
         pythons = {path: path for path in options.python}
     else:

@@ -13,6 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simdist.runs.run_directory import RunDirectory
+    from simdist.traces.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,6 +26,14 @@ Row = dict[str, object]
 LOADED = ["torch", "torch._dynamo", "real.cli", "real.calibrate", "simdist.schedules.hitopk"]  # what ranks import
 ENDS = "SIMDIST_GPU_PART_ENDS_S"  # variable: when the part that runs is ended, by time.monotonic
 REPORT_S = 3.0  # before that, ranks are ended, so that what they printed can be told
+# Plans of one rank do not depend on these numbers: they are performed, and nothing is predicted.
+ONE_GPU: Row = {
+    "nodes": 1,
+    "gpus_per_node": 1,
+    "fabric": {"latency": "1 us", "bandwidth": "1 GB/s"},
+    "network": "ideal",
+    "device": {"name": "any", "memory_bandwidth": "1 GB/s", "host_bandwidth": "1 GB/s"},
+}
 GRACE_S = 5.0  # between the failure of a rank and the end of the others, which may know more
 
 
@@ -59,6 +72,29 @@ def simdist(*arguments: object) -> str:
     if code:
         raise PartError(f"simdist {' '.join(map(str, arguments))}: exit status {code}: {errors.getvalue().strip()}")
     return out.getvalue()
+
+
+def performed(document: Row, *options: object) -> tuple["RunDirectory", "Trace"]:
+    """Perform the plan of a scenario with one rank, and return the run and its trace.
+
+    Args:
+        document: The scenario without its cluster, which is one GPU, and with one schedule.
+        options: Of `python -m real`.
+
+    Raises:
+        PartError: A command failed.
+    """
+    import yaml
+
+    from simdist.runs import run_directory
+
+    with tempfile.TemporaryDirectory() as folder:
+        scenario, runs = Path(folder, "scenario.yaml"), Path(folder, "runs")
+        scenario.write_text(yaml.safe_dump({"cluster": ONE_GPU, **document}), encoding="utf-8")
+        simdist("plan", scenario, "-o", runs)
+        ranks(("real", runs, *options), 1, ranks_per_node=1, timeout_s=30.0)
+        run = run_directory.read(next(iter(run_directory.find(runs))))
+        return run, run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan)
 
 
 def ranks(

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import common
 
+sys.path.append(str(common.ROOT / "experiments" / "emulated_cluster"))
+
 RANKS, PER_NODE = 4, 2
 SCHEDULES = [
     {"kind": "sync"},
@@ -90,7 +92,6 @@ def _emit(part: common.Part, trouble: str, runs: Path, cluster: Path) -> None:
 
 def _charged(path: Path, cluster: Path) -> tuple[int, int]:
     """Return how many stragglers alone made others wait in the simulation, and in the measurement too."""
-    sys.path.append(str(common.ROOT / "experiments" / "emulated_cluster"))
     from study import charged  # of the experiment on the emulated cluster
 
     from simdist.engines import simulate

@@ -5,10 +5,8 @@ DistributedDataParallel, taken in turns; and a step of the plan that `python -m 
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import common
@@ -129,34 +127,18 @@ def _overhead(name: str, part: common.Part, device) -> common.Row:
 def _performed(name: str, part: common.Part) -> common.Row:
     """Perform a plan of one rank from the command line, and return the median step of its trace."""
     import numpy as np
-    import yaml
 
-    from simdist.runs import run_directory
     from simdist.traces.waiting import step_s
 
     batch_size, steps = (4, 4) if part.dry_run else (64, 30)
-    document = {
-        "cluster": {
-            "nodes": 1,
-            "gpus_per_node": 1,
-            "fabric": {"latency": "1 us", "bandwidth": "1 GB/s"},
-            "network": "ideal",
-            "device": {"name": "any", "memory_bandwidth": "1 GB/s", "host_bandwidth": "1 GB/s"},
-        },
+    document: common.Row = {
         "workload": {"preset": name, "batch_size": batch_size, "forward": "1 ms", "backward": "2 ms"},
         "input": {"source": "memory"},
         "schedules": [{"kind": "sync"}],
         "steps": steps,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        scenario, runs = Path(folder, "scenario.yaml"), Path(folder, "runs")
-        scenario.write_text(yaml.safe_dump(document), encoding="utf-8")
-        common.simdist("plan", scenario, "-o", runs)
-        backend = "gloo" if part.dry_run else "nccl"
-        command = ("real", runs, "--program", name, "--device", part.device, "--backend", backend)
-        common.ranks(command, 1, ranks_per_node=1, timeout_s=30.0)
-        found = run_directory.read(next(iter(run_directory.find(runs))))
-        trace = run_directory.read_trace(found.path / run_directory.REAL, plan=found.plan)
+    backend = "gloo" if part.dry_run else "nccl"
+    _, trace = common.performed(document, "--program", name, "--device", part.device, "--backend", backend)
     is_whole = bool(np.isfinite([trace.ready_s, trace.start_s, trace.end_s]).all())
     return {
         "what": "plan",

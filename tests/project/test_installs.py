@@ -41,6 +41,7 @@ def python(tmp_path: Path):
         path.write_text(
             f"""#!{shutil.which("bash")}
 case "$*" in
+    "-c import venv") exit 0 ;;
     "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     *"--upgrade pip") exit 0 ;;
     *) env | grep ^PIP_ > "{tmp_path}/environment"
@@ -85,6 +86,13 @@ def test_what_resolves_is_a_table_with_sizes(python, tmp_path, capsys) -> None:
     assert lines[1][-11:] == [".", "with", "2", "5", "+", "1", "unknown", "2.13.0", "3.7.1", "-", "-"]
     assert ["5.0", "MB", "torch", "2.13.0"] in lines
     assert ["?", "MB", "triton", "3.7.1"] in lines
+
+
+def test_a_python_that_is_none_is_refused_by_name(capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        installs.main(["--python", "/no/python"])
+    assert ended.value.code == 2
+    assert "--python /no/python: is no Python that works" in capsys.readouterr().err
 
 
 def test_a_conflict_fails_in_the_words_of_pip(python, capsys) -> None:
