@@ -7,14 +7,17 @@ A table shows the newest results of a GPU that have its part. Those of dry runs 
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from simdist.report import page_command
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))  # simdist need not be installed
 
-HERE = Path(__file__).parent
+from simdist.report import page_command  # noqa: E402
+
 RESULTS = HERE / "results"
 NOTHING = "No GPU has run this part yet."
 Rows = Sequence[Mapping[str, Any]]
