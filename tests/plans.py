@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from simdist.plan import Body, Buffer, Plan, Run, ops
 from simdist.plan.group import Group
+from simdist.plan.lanes import AVERAGE, COMM, COMPUTE, Lane
 from simdist.schedules import InputPath, Job, kinds
 from simdist.schedules.job import Checkpoint
 
@@ -22,6 +23,8 @@ COUNTS = (1, 3, 250, 4_096, 1_000_000)
 COMPRESSING = (ops.Select, ops.Merge, ops.Densify, ops.LowRank)
 WHOLE_SIZED = ("whole.0", "whole.1")
 SPARSE = ("sparse", "all_sparse", "merged")
+SIDE = Lane("side", "comm", "side")
+"""A lane that no schedule of simdist has."""
 
 ALGORITHMS: tuple[str, ...] = get_args(ops.Algorithm)
 PRICED_ALGORITHMS = ("auto", "ring", "tree", "halving_doubling")
@@ -76,6 +79,8 @@ def legal_plans(
         for _ in range(draw(st.integers(1, max_ops))):
             kind = draw(st.sampled_from(op_kinds))
             op = draw(_op(kind, world_size, buffers, sorted(written), channels, algorithms))
+            if isinstance(op, ops.COLLECTIVES):
+                op = dataclasses.replace(op, lane=draw(st.sampled_from([COMM, COMM, AVERAGE, SIDE])))
             if op is not None:
                 operations.append(op)
                 written.update(ops.writes(op))
@@ -154,7 +159,7 @@ def _op(
     )
     own = [name for name in _algorithms(kind, group) if name in algorithms]
     algorithm = draw(st.sampled_from(own)) if kind in ops.COLLECTIVES else "auto"
-    stream = draw(st.sampled_from(["compute", "comm"])) if kind in COMPRESSING else "compute"
+    lane = draw(st.sampled_from([COMPUTE, COMM, SIDE])) if kind in COMPRESSING else COMPUTE
     divisor = draw(st.sampled_from(sorted({1, 3, world_size}))) if kind in (ops.Merge, ops.Densify) else 1
     root = draw(st.integers(0, group.size - 1)) if kind in (ops.Reduce, ops.Broadcast) else 0
     dense = [name for name in written if not buffers[name].sparse and buffers[name].place == "device"]
@@ -223,20 +228,20 @@ def _op(
             wholes = [name for name in WHOLE_SIZED if name in written]
             method = draw(st.sampled_from(["exact", "mstopk", "dgc"]))
             k = buffers["sparse"].count
-            return ops.Select(wholes[0], "sparse", "residual", k, method, stream) if wholes else None
+            return ops.Select(wholes[0], "sparse", "residual", k, method, lane) if wholes else None
         case "Merge":
             pairs = [(a, b) for a in sparse for b in SPARSE if a != b and b in every and _shrinks(buffers, a, b)]
-            return ops.Merge(*draw(st.sampled_from(pairs)), "residual", divisor, stream) if pairs else None
+            return ops.Merge(*draw(st.sampled_from(pairs)), "residual", divisor, lane) if pairs else None
         case "Densify":
             dense_names = (*WHOLE_SIZED, "half")
             pairs = [(a, b) for a in sparse for b in dense_names if buffers[a].dtype == buffers[b].dtype]
-            return ops.Densify(*draw(st.sampled_from(pairs)), divisor, stream) if pairs else None
+            return ops.Densify(*draw(st.sampled_from(pairs)), divisor, lane) if pairs else None
         case "LowRank":
             row = ops.Matrix(0, 1, buffers["right"].count, 1)
             rest = "rest" if buffers["whole.0"].count > 1 else None
             seed = draw(st.sampled_from([None, 7]))
             stages = [
-                ops.LowRank(stage, "whole.0", "residual", "left", "right", (row,), rest, seed, stream)
+                ops.LowRank(stage, "whole.0", "residual", "left", "right", (row,), rest, seed, lane)
                 for stage in ("left", "right", "product")
             ]
             possible = [op for op in stages if {*ops.reads(op)} <= {*written}]

@@ -226,7 +226,7 @@ def by_plan(
         plan,
         program,
         memory,
-        ProcessWorld(groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=30.0),
+        ProcessWorld(groups_of(plan), timeout_s=30.0),
         in_caller,
     )
     return _vector(module), np.array(losses[training.micro_batches - 1 :: training.micro_batches])
@@ -394,7 +394,7 @@ def scratch_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) ->
     """Return the bytes that this rank keeps beside the buffers when it warms up, and when it performs a plan."""
     rank, memory = dist.get_rank(), Memory(plan, CPU, {buffer.name for buffer in plan.buffers})
     _fill(memory, {name: tuple(array[rank] for array in arrays) for name, arrays in values.items()})
-    warm, cold = (ProcessWorld(groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=30.0) for _ in range(2))
+    warm, cold = (ProcessWorld(groups_of(plan), timeout_s=30.0) for _ in range(2))
     warm.warm_up(plan, CPU)
     _execute(plan, _idle(plan, memory, rank), memory, cold, False)
     return warm.scratch.nbytes, cold.scratch.nbytes
@@ -508,7 +508,7 @@ def by_arrival(
 
     program = ModuleProgram(plan, module, loss, optimizer, batch, memory, device=CPU, rank=rank)
     torch.manual_seed(rank)
-    world = ProcessWorld(groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=30.0)
+    world = ProcessWorld(groups_of(plan), timeout_s=30.0)
     world.warm_up(plan, CPU)
     _execute(plan, program, memory, world, False)
     dist.barrier()

@@ -1302,8 +1302,8 @@ _REAL = (
         "real: executor",
         "the watch is not told how far the collectives are",
         _EXECUTOR,
-        'if instance.stream in ("comm", "average"):',
-        'if instance.stream == "io":',
+        'if instance.lane.kind == "comm":',
+        'if instance.lane.kind == "io":',
         (_TEST_EXECUTOR, "-k", "watch"),
     ),
     Mutant(

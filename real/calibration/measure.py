@@ -24,6 +24,7 @@ from real.recording.clock import Clocks, compare
 from real.recording.timing import now_s, precise_sleeps, sleep_s
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM
 
 _COLD_NBYTES = 2**25  # buffers of each task take turns
 _MOST_BUFFERS = 8
@@ -96,7 +97,7 @@ def measure(
         RunError: A rank failed or did not come; a backend lacks an operation.
     """
     groups = list(dict.fromkeys(task.group for task in todo))
-    world = ProcessWorld(groups, timeout_s=connection.timeout_s)
+    world = ProcessWorld({COMM.communicator: groups}, timeout_s=connection.timeout_s)
     bench = _Bench(connection, world, gap_s)
     precise_sleeps()
     deadline_s = now_s() + budget_s

@@ -37,6 +37,7 @@ from real.processes.rendezvous import own_address
 from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, op_text, ops
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM
 from simdist.plan.walk import drops_late
 
 _TOKEN_NBYTES = 32
@@ -55,14 +56,14 @@ class Members:
     process_group: dist.ProcessGroup | None
 
 
-def groups_of(plan: Plan, *, beside: bool = False) -> list[Group]:
-    """Return the groups of the collectives of a plan that go on `beside` others, or of those that do not, each once."""
-    collectives = (op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES))
-    return list(dict.fromkeys(op.group for op in collectives if _is_beside(op) == beside))
-
-
-def _is_beside(op: ops.Collective) -> bool:
-    return isinstance(op, ops.AllReduce) and op.beside
+def groups_of(plan: Plan) -> dict[str, list[Group]]:
+    """Return the groups of the collectives of a plan, each once, by communicator of their lanes; `comm` comes first."""
+    found: dict[str, list[Group]] = {COMM.communicator: []}
+    for op in (op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES)):
+        groups = found.setdefault(op.lane.communicator, [])
+        if op.group not in groups:
+            groups.append(op.group)
+    return found
 
 
 def check_servers(plan: Plan) -> None:
@@ -73,7 +74,7 @@ def check_servers(plan: Plan) -> None:
     """
     for op in (op for body in plan.bodies for op in body):
         beside = isinstance(op, ops.AllReduce) and op.servers and not op.servers.members
-        if beside or (isinstance(op, ops.Reduce | ops.Broadcast) and op.queue and op.queue.apart):
+        if beside or (isinstance(op, ops.Reduce | ops.Broadcast) and op.server and op.server.apart):
             raise RunError(
                 f"plan {plan.name}: {op_text(op)} goes through servers beside the ranks, which can be simulated only; "
                 f"let ranks be the servers (apart: false), or leave this run out"
@@ -120,11 +121,11 @@ class ProcessWorld:
     """The ranks are processes.
 
     Args:
-        groups: Who will talk to whom; every rank names the same, in the same order.
+        groups: Communicator -> who will talk to whom; every rank names the same, in the same order. Threads may take
+            turns on each rank in another way, so each group of each communicator has a process group of its own.
         timeout_s: After which a collective gives up.
-        everyone: All ranks; by default the default process group, which must be there in any case.
-        beside: The same of collectives that go on beside others: threads may take turns on each rank in another way, so
-            each of their groups has a process group of its own.
+        everyone: All ranks; by default the default process group, which must be there in any case. The communicator
+            `comm` uses it.
 
     Attributes:
         made: Process groups of this rank that were made.
@@ -132,18 +133,20 @@ class ProcessWorld:
 
     def __init__(
         self,
-        groups: Iterable[Group],
+        groups: Mapping[str, Iterable[Group]],
         *,
         timeout_s: float,
         everyone: dist.ProcessGroup | None = None,
-        beside: Iterable[Group] = (),
     ) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.made: list[dist.ProcessGroup] = []
         self._everyone = everyone or dist.group.WORLD
-        self._members = {(group, False): self._join(group, timeout_s, self._everyone) for group in groups}
-        self._members |= {(group, True): self._join(group, timeout_s, None) for group in beside}
+        self._members: dict[tuple[str, Group], Members] = {}
+        for communicator, members in groups.items():
+            whole = self._everyone if communicator == COMM.communicator else None
+            for group in members:
+                self._members[communicator, group] = self._join(group, timeout_s, whole)
         self.scratch = Scratch()
         self._timeout_s = timeout_s
         self._arrivals: ArrivalClient | None = None
@@ -178,7 +181,7 @@ class ProcessWorld:
 
     def members(self, group: Group) -> Members:
         """Return the members of this rank's group."""
-        return self._members[group, False]
+        return self._members[COMM.communicator, group]
 
     def warm_up(self, plan: Plan, device: torch.device) -> None:
         """Do what takes longer the first time, for all collectives of a plan.
@@ -186,7 +189,7 @@ class ProcessWorld:
         A backend may connect only when a group is first used, so one element is reduced in each, and on every server;
         and the kernel gives host memory when it is first written.
         """
-        wanted = [(group, beside) for beside in (False, True) for group in groups_of(plan, beside=beside)]
+        wanted = [(communicator, group) for communicator, groups in groups_of(plan).items() for group in groups]
         for members in map(self._members.__getitem__, wanted):
             if len(members.ranks) > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=members.process_group)
@@ -196,7 +199,7 @@ class ProcessWorld:
         serves = False
         for op in _served(plan):
             assert op.servers is not None
-            members = self._members[op.group, False]
+            members = self._members[op.lane.communicator, op.group]
             ones = replace(op.servers, parts=(1,) * len(op.servers.parts))
             zeros = torch.zeros(len(ones.parts), device=device)
             sum_by_servers(zeros, ones, members.ranks, members.process_group, self.scratch)
@@ -210,7 +213,7 @@ class ProcessWorld:
 
     def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective on the buffers of this rank; returns when its result is there, or enqueued on a GPU."""
-        members = self._members[op.group, _is_beside(op)]
+        members = self._members[op.lane.communicator, op.group]
         if len(members.ranks) == 1:
             self._alone(op, memory)
             return

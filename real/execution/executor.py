@@ -34,6 +34,7 @@ from real.recording.recorder import Recorder
 from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import Instance, Plan, ops
+from simdist.plan.lanes import COMM, COMPUTE, HOST, IO
 from simdist.plan.plan import StepIndex
 from simdist.plan.walk import walk
 
@@ -235,26 +236,28 @@ class Executor:
         for lane in self._lanes.values():
             lane.join(timeout_s)
 
-    def _make_lanes(self, lanes: Lanes) -> dict[ops.Stream, Lane]:
+    def _make_lanes(self, lanes: Lanes) -> dict[str, Lane]:
+        """Make what performs each stream: lanes that share a communicator take turns in program order."""
         performed = self._execute, self._recorder, self._on_end
         device = self._device
         failed = self._check
 
-        def thread(stream: ops.Stream) -> ThreadLane:
+        def thread(stream: str) -> ThreadLane:
             return ThreadLane(*performed, name=stream, device=device, failed=failed, on_error=self._errors.append)
 
         compute: Lane
         in_thread = not self._on_gpu or lanes.collectives_block or bool(self._ticks)
-        used = {ops.stream_of(op) for body in self._plan.bodies for op in body} | {"comm", "io"}
+        used = {COMM, IO, *(ops.lane_of(op) for body in self._plan.bodies for op in body)}
         if self._on_gpu:
             enqueued = partial(CudaLane, *performed, clock=GpuClock(torch.cuda.Stream(device)), failed=failed)
             compute = enqueued(torch.cuda.current_stream(device))
         else:
             compute = DirectLane(*performed) if lanes.compute_in_caller else thread("compute")
-        made: dict[ops.Stream, Lane] = {"host": DirectLane(*performed), "compute": compute}
-        for stream in (each for each in ops.STREAMS if each in used - made.keys()):
-            enqueues = stream in ("comm", "average") and not in_thread
-            made[stream] = enqueued(torch.cuda.Stream(device)) if enqueues else thread(stream)
+        made: dict[str, Lane] = {HOST.stream: DirectLane(*performed), COMPUTE.stream: compute}
+        for each in self._plan.lanes:
+            if each in used and each.stream not in made:
+                enqueues = each.kind == "comm" and not in_thread
+                made[each.stream] = enqueued(torch.cuda.Stream(device)) if enqueues else thread(each.stream)
         return made
 
     def _on_end(self, instance: Instance, ended: Ended) -> None:
@@ -267,15 +270,15 @@ class Executor:
 
     @property
     def _computes_in_thread(self) -> bool:
-        return isinstance(self._lanes["compute"], ThreadLane)
+        return isinstance(self._lanes[COMPUTE.stream], ThreadLane)
 
     def _computing(self) -> Iterator[Instance]:
         """Return where the performer of compute operations finds the next one."""
-        lane = self._lanes["compute"]
+        lane = self._lanes[COMPUTE.stream]
         return lane.instances() if isinstance(lane, ThreadLane) else self._order
 
     def _lane(self, instance: Instance) -> Lane:
-        return self._lanes[instance.stream]
+        return self._lanes[instance.lane.stream]
 
     def _submit(self, instance: Instance) -> None:
         self._submitted = instance.index
@@ -298,7 +301,7 @@ class Executor:
             elif isinstance(instance.op, ops.Backward):
                 self._backward(instance)
             else:
-                if instance.stream in ("comm", "average"):
+                if instance.lane.kind == "comm":
                     self._watch.position = max(self._watch.position, instance.index)
                 self._perform(instance)
                 self._lane(instance).end(instance)
@@ -314,14 +317,14 @@ class Executor:
                 self._lanes[self._stream(index, instance)].order(index, lane.cuda_stream)
         lane.begin(instance)
 
-    def _stream(self, index: int, later: Instance) -> ops.Stream:
+    def _stream(self, index: int, later: Instance) -> str:
         """Return the stream of an instance before another one."""
         step = later.step
         first = later.index - later.position
         if index < first:
             step = self._steps.step(index)
             first = self._steps.before(step)
-        return ops.stream_of(self._plan.bodies[self._steps.body(step)][index - first])
+        return ops.lane_of(self._plan.bodies[self._steps.body(step)][index - first]).stream
 
     def _backward(self, instance: Instance) -> None:
         if self._pass is not None:  # within a pass: `bucket_complete` takes it from here
@@ -353,7 +356,7 @@ class Executor:
 
     def _delay(self, op: ops.Delay, step: int) -> None:
         seconds = self._delays_s[op.channel][step]
-        if ops.stream_of(op) == "compute" and self._spin:
+        if ops.lane_of(op).kind == "compute" and self._spin:
             self._spin(seconds)
         else:
             sleep_s(seconds, self._watch.failed)

@@ -110,7 +110,7 @@ def perform(
     made = program(memory, guard.failed)
     meeting = f"{plan.name}: meeting before the first step"
     with guard.explaining(meeting):
-        world = ProcessWorld(groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=timeout_s)
+        world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
     try:
         parts.mkdir(parents=True, exist_ok=True)
     except OSError as error:

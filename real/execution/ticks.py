@@ -49,7 +49,7 @@ class Ticks:
 
     def ended(self, instance: Instance, ended: Ended) -> None:
         """Take note of the end of an operation, before others learn of it."""
-        if instance.stream == "host":
+        if instance.lane.kind == "host":
             self._by_host = instance.index, ended
         for name in self._watched.intersection(writes(instance.op)):
             self._written[name] = instance.index, ended

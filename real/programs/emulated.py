@@ -58,7 +58,7 @@ class EmulatedProgram(Program):
             self.save(op)
             return
         seconds = self._seconds_of(op)
-        match ops.stream_of(op):
+        match ops.lane_of(op).kind:
             case "io" | "save":
                 sleep_s(seconds, self.interrupted)
             case "comm":

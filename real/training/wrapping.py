@@ -630,9 +630,7 @@ def _executor(
     first_step: int,
     tracing: _Tracing | None,
 ) -> Executor:
-    world = ProcessWorld(
-        groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=connection.timeout_s, everyone=connection.group
-    )
+    world = ProcessWorld(groups_of(plan), timeout_s=connection.timeout_s, everyone=connection.group)
     connection.made.extend(world.made)
     transforms.warm_up(plan, memory)
     world.warm_up(plan, connection.device)

@@ -37,7 +37,7 @@ from simdist.cost import Costs, Varying
 from simdist.cost.costs import alone_s
 from simdist.errors import PlanError, naming_file
 from simdist.files import replacing
-from simdist.plan import COLLECTIVES, STREAMS, Buffer, Collective, Instance, Op, Plan, op_text, ops, reads, writes
+from simdist.plan import COLLECTIVES, Buffer, Collective, Instance, Op, Plan, op_text, ops, reads, writes
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
@@ -268,21 +268,21 @@ class _Order:
     """Order of nodes: in place of an operation without a node stand those it waits for."""
 
     def __init__(self) -> None:
-        self._streams = bytearray()  # of every instance
-        self._last: list[int | None] = [None] * len(STREAMS)  # instance on each stream
+        self._lanes: list[str] = []  # of every instance
+        self._last: dict[str, int] = {}  # instance on each lane
         self._stand_ins: dict[int, tuple[int, ...]] = {}
 
     def add(self, instance: Instance, *, has_node: bool) -> tuple[int, ...]:
-        """Return the instances that this one comes directly after: on each stream the last one that has a node."""
-        stream = STREAMS.index(instance.stream)
-        before = self._last[stream]
+        """Return the instances that this one comes directly after: on each lane the last one that has a node."""
+        lane = instance.lane.name
+        before = self._last.get(lane)
         needed = instance.after if before is None else (before, *instance.after)
-        latest: dict[int, int] = {}  # a stream runs in order
+        latest: dict[str, int] = {}  # a lane runs in order
         for index in (each for one in needed for each in self._stand_ins.get(one, (one,))):
-            latest[self._streams[index]] = max(index, latest.get(self._streams[index], index))
+            latest[self._lanes[index]] = max(index, latest.get(self._lanes[index], index))
         deps = tuple(sorted(latest.values()))
-        self._streams.append(stream)
-        self._last[stream] = instance.index
+        self._lanes.append(lane)
+        self._last[lane] = instance.index
         if not has_node:
             self._stand_ins[instance.index] = deps
         return deps

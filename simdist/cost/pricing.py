@@ -21,6 +21,7 @@ from simdist.cost.topology import Call, HostCost, LinkCost, Topology
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
+from simdist.plan.lanes import Lane
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
 
@@ -313,8 +314,8 @@ def _n_servers(plan: Plan) -> int:
     for op in (op for body in plan.bodies for op in body):
         if isinstance(op, ops.AllReduce) and op.servers and not op.servers.members:
             n_servers = max(n_servers, len(op.servers.parts) * (plan.world_size // op.group.size))
-        elif isinstance(op, ops.Reduce | ops.Broadcast) and op.queue and op.queue.apart:
-            n_servers = max(n_servers, op.queue.server + 1)
+        elif isinstance(op, ops.Reduce | ops.Broadcast) and op.server and op.server.apart:
+            n_servers = max(n_servers, op.server.number + 1)
     return n_servers
 
 
@@ -323,14 +324,14 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
 
     A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
     memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage
-    server to all. It is *exclusive* if only one stream, or queue, uses it and every transfer over it has all its owners
-    as members, or only one group ever uses it: streams run in order, so one transfer ends before the next begins. An
+    server to all. It is *exclusive* if only one lane uses it and every transfer over it has all its owners
+    as members, or only one group ever uses it: lanes run in order, so one transfer ends before the next begins. An
     operation that uses exclusive resources only takes its time alone, whatever happens elsewhere. Both engines rely on
     this, so that they agree to the last bit on such plans.
     """
     n_resources = topology.n_resources
     used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
-    by_lane: defaultdict[int, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
+    by_lane: defaultdict[Lane, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
     foreign = np.zeros(n_resources, dtype=bool)
     n_users = np.zeros(n_resources, dtype=np.int64)
     for op, cost in shared.items():

@@ -35,7 +35,7 @@ from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
 from simdist.errors import PlanError, RunError, UnsupportedError
-from simdist.plan import STREAMS, Delay, Enter, Instance, Load, Op, Plan, Stream, Tick
+from simdist.plan import Delay, Enter, Instance, Lane, Load, Op, Plan, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import drops, entering, is_passed_over, tick_s
 from simdist.plan.walk import walk
@@ -119,7 +119,7 @@ class _Task:
     instance: Instance
     index: int
     step: int
-    lane: int
+    lane: Lane
     after: tuple[int, ...]
     seconds: Sequence[float]  # per rank: a local operation or an injected delay
     meeting: "_Meeting | None"  # a transfer
@@ -168,7 +168,7 @@ class _World:
     ) -> None:
         self._clock = Clock()
         self._world_size = plan.world_size
-        self.cluster = LiveCluster(self._clock, costs, observers, is_live=bool(actors or observers))
+        self.cluster = LiveCluster(self._clock, costs, observers, plan.lanes, is_live=bool(actors or observers))
         self._traffic = traffic
         self._is_told_of = self.cluster.is_live or bool(traffic.shares)
         self._actors = actors
@@ -206,16 +206,16 @@ class _World:
                 steps.close()
 
     def _start_streams(self) -> Iterator[simpy.Process]:
-        of_lane: defaultdict[int, list[_Task]] = defaultdict(list)
+        of_lane: dict[Lane, list[_Task]] = {lane: [] for lane in self.cluster.lanes}
         for task in self._tasks:
             of_lane[task.lane].append(task)
-        lanes = [(tasks[0].instance.stream, tasks) for lane, tasks in sorted(of_lane.items())]
-        reporting = next((tasks for stream, tasks in lanes if stream != "host"), None)
+        lanes = [(lane, tasks) for lane, tasks in of_lane.items() if tasks]
+        reporting = next((tasks for lane, tasks in lanes if lane.kind != "host"), None)
         for rank in range(self._world_size):
-            for stream, tasks in lanes:  # rank 0 tells of its compute stream, if there is one
+            for lane, tasks in lanes:  # rank 0 tells of its compute lane, if there is one
                 report = self._progress if rank == 0 and tasks is reporting else None
                 self._n_running += 1
-                yield self._clock.start(f"rank {rank} {stream}", self._stream(rank, stream, tasks, report))
+                yield self._clock.start(f"rank {rank} {lane.stream}", self._stream(rank, lane, tasks, report))
 
     def _standstill(self) -> str:
         """Say who waits for what."""
@@ -229,7 +229,7 @@ class _World:
         more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         return f"nothing can happen any more at {self._clock.now:g} s: {'; '.join(found[:_NAMED])}{more}"
 
-    def _stream(self, rank: int, stream: Stream, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
+    def _stream(self, rank: int, lane: Lane, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
         """Take tasks in order. `now_s` is when the stream is free; yield what must be known, or happen, to go on."""
         waiting = self._waiting
         happen = self._clock.happen
@@ -237,8 +237,7 @@ class _World:
         is_live = self.cluster.is_live
         clock = self._clock
         cluster = self.cluster
-        who = f"rank {rank} {stream}"
-        lane = tasks[0].lane if tasks[0].lane >= len(STREAMS) else stream  # a queue is no stream that can be held
+        who = f"rank {rank} {lane.stream}"
         now_s = 0.0
         for task in tasks:
             index = task.index
@@ -251,7 +250,7 @@ class _World:
                     now_s = end_s
             if is_live:
                 asked_s = clock.now
-                turn = cluster.streams[rank, lane].request()
+                turn = cluster.lane_turns[rank, lane.name].request()
                 yield turn
                 if clock.now > asked_s:
                     now_s = clock.now  # it was held
@@ -332,7 +331,7 @@ class _World:
         """Come too late: take the result, as soon as it is there."""
         self.rows[1][task.index][rank] = at_s
         if self.cluster.is_live:
-            self.cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
+            self.cluster.tell(f"rank {rank} {task.lane.stream}", "started", task.instance)
         if task.index in self._over_s:
             self._take(task, rank, at_s + meeting.late_s)
         else:
@@ -352,7 +351,7 @@ class _World:
         for rank in members:
             row[rank] = start_s
             if self.cluster.is_live:
-                self.cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
+                self.cluster.tell(f"rank {rank} {task.lane.stream}", "started", task.instance)
         if meeting.segments:
             self._end_each(task, members, meeting.segments, group)
         elif meeting.seconds is not None and not self.cluster.is_live:
@@ -418,7 +417,7 @@ class _World:
         for rank in members:
             row[rank] = end_s
             if self.cluster.is_live:
-                self.cluster.tell(f"rank {rank} {task.instance.stream}", "ended", task.instance)
+                self.cluster.tell(f"rank {rank} {task.lane.stream}", "ended", task.instance)
             notice = waiting.pop((task.index, rank), None)
             if notice is not None:
                 happen(notice)

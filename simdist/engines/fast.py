@@ -117,14 +117,14 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
 
 
 class _LastEnds:
-    """Keeps when the last operation of each stream ended, `[world_size, n_seeds]`."""
+    """Keeps when the last operation of each lane ended, `[world_size, n_seeds]`."""
 
     def __init__(self) -> None:
-        self.of: dict[int, Times] = {}
+        self.of: dict[str, Times] = {}  # by name of the lane
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance."""
-        self.of[template.lane] = end_s
+        self.of[template.lane.name] = end_s
 
 
 def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, end_s: Times) -> None:

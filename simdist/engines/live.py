@@ -21,7 +21,7 @@ from simdist.cost.costs import Costs, Stage, Transfer
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.network.fluid import FluidNetwork
 from simdist.errors import RunError
-from simdist.plan.ops import STREAMS, Stream
+from simdist.plan.lanes import Lane
 from simdist.plan.walk import Instance
 from simdist.traces.links import LinkRecorder
 
@@ -101,25 +101,30 @@ class LiveRank:
     cluster: "LiveCluster"
     rank: int
 
-    def hold(self, stream: Stream, seconds: float) -> simpy.Process:
-        """Occupy a stream for some seconds: from now on, or from when what has it, or waits for it already, is done.
+    def hold(self, lane: str, seconds: float) -> simpy.Process:
+        """Occupy a lane for some seconds: from now on, or from when what has it, or waits for it already, is done.
 
-        What is running runs on. An operation that still waits for others does not have its stream yet, a collective
-        that waits for its members does. What comes after the hold is ready when the stream is free again.
+        What is running runs on. An operation that still waits for others does not have its lane yet, a collective
+        that waits for its members does. What comes after the hold is ready when the lane is free again.
+
+        Args:
+            lane: Name of a lane of the plan, such as `compute` or `comm`.
+            seconds: How long.
 
         Returns:
             A process that ends with the hold.
         """
-        if stream not in STREAMS:
-            raise ValueError(f"stream {stream!r}: there are {', '.join(STREAMS)}")
+        known = [each.name for each in self.cluster.lanes]
+        if lane not in known:
+            raise ValueError(f"lane {lane!r}: there are {', '.join(known)}")
         if not 0 <= seconds < math.inf:
             raise ValueError(f"hold of {seconds} s: must be a number of seconds from 0 on")
-        return self.cluster.clock.start(f"hold of rank {self.rank} {stream}", self._hold(stream, seconds))
+        return self.cluster.clock.start(f"hold of rank {self.rank} {lane}", self._hold(lane, seconds))
 
-    def _hold(self, stream: Stream, seconds: float) -> Steps:
+    def _hold(self, lane: str, seconds: float) -> Steps:
         cluster = self.cluster
-        who = f"rank {self.rank} {stream}"
-        with cluster.streams[self.rank, stream].request() as turn:
+        who = f"rank {self.rank} {lane}"
+        with cluster.lane_turns[self.rank, lane].request() as turn:
             yield turn
             cluster.tell(who, "held")
             yield cluster.clock.timeout(seconds)
@@ -133,20 +138,23 @@ class LiveCluster:
         clock: Its environment.
         costs: Resources and their capacities.
         observers: Called with every change of state, in order of time.
+        lanes: Of the plan.
         is_live: Whether actors or observers look on.
     """
 
-    def __init__(self, clock: Clock, costs: Costs, observers: Sequence[Observer], *, is_live: bool) -> None:
+    def __init__(
+        self, clock: Clock, costs: Costs, observers: Sequence[Observer], lanes: Sequence[Lane], *, is_live: bool
+    ) -> None:
         self.clock = clock
+        self.lanes = lanes
         self.is_live = is_live
         self.network = FluidNetwork(clock, costs.capacity_Bps)
         self.processes: list[simpy.Process] = []
         """Streams, by rank; then actors."""
         self.recorder = LinkRecorder(costs.slow)
         """What links do besides carrying the plan's transfers."""
-        self.streams: defaultdict[tuple[int, Stream | int], simpy.Resource] = defaultdict(
-            partial(simpy.Resource, clock)
-        )
+        self.lane_turns: defaultdict[tuple[int, str], simpy.Resource] = defaultdict(partial(simpy.Resource, clock))
+        """Who may run on a lane of a rank, by rank and name of the lane."""
         self._costs = costs
         self._observers = observers
         self._moving: dict[Notice, tuple[str, Transfer]] = {}

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from simdist.engines.recurrence import Durations, GroupMeeting, Price, Progress, Recurrence, Times
 from simdist.errors import TraceError
-from simdist.plan import COLLECTIVES, STREAMS, Op, Plan, Tick
+from simdist.plan import COLLECTIVES, Op, Plan, Tick
 from simdist.plan.ops import lane_of
 from simdist.plan.walk import Template, stretches
 from simdist.traces.breakdown import Observer
 from simdist.traces.trace import Trace
 
-_APART = STREAMS.index("io"), STREAMS.index("save")
+_APART = ("io", "save")  # kinds of lanes
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _StepEnds:
 def _last_positions(plan: Plan, number: int) -> NDArray[np.bool_]:
     """Tell which operations of a body are the last in their lane, input and output left out."""
     lanes = [lane_of(op) for op in plan.bodies[number]]
-    last_of = {lane: position for position, lane in enumerate(lanes) if lane not in _APART}
+    last_of = {lane: position for position, lane in enumerate(lanes) if lane.kind not in _APART}
     return np.isin(np.arange(len(lanes)), list(last_of.values()))
 
 

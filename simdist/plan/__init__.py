@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from simdist import exporting
 from simdist.plan.group import Group, Result
+from simdist.plan.lanes import LANES, Lane
 from simdist.plan.ops import (
     COLLECTIVES,
     LEVELS,
-    STREAMS,
     AllGather,
     AllReduce,
     Backward,
@@ -28,20 +28,19 @@ from simdist.plan.ops import (
     Op,
     Optimize,
     Pack,
-    Queue,
     Reduce,
     ReduceScatter,
     Save,
     Select,
+    Server,
     Servers,
     StageIn,
-    Stream,
     Tick,
     TrustRatios,
     Unpack,
     Wait,
+    lane_of,
     reads,
-    stream_of,
     writes,
 )
 from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
@@ -53,8 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLLECTIVES",
+    "LANES",
     "LEVELS",
-    "STREAMS",
     "AllGather",
     "AllReduce",
     "Backward",
@@ -72,6 +71,7 @@ __all__ = [
     "Forward",
     "Group",
     "Instance",
+    "Lane",
     "Level",
     "Load",
     "LowRank",
@@ -82,21 +82,21 @@ __all__ = [
     "Optimize",
     "Pack",
     "Plan",
-    "Queue",
     "Reduce",
     "ReduceScatter",
     "Result",
     "Run",
     "Save",
     "Select",
+    "Server",
     "Servers",
     "StageIn",
-    "Stream",
     "Tick",
     "TrustRatios",
     "Unpack",
     "Wait",
     "dumps",
+    "lane_of",
     "load",
     "loads",
     "occurrences",
@@ -104,7 +104,6 @@ __all__ = [
     "plan_text",
     "reads",
     "save",
-    "stream_of",
     "writes",
 ]
 

@@ -9,9 +9,11 @@ from typing import NoReturn, assert_never
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Dataset, Group, Plan, ops
 from simdist.plan.group import MAX_WORLD_SIZE
+from simdist.plan.lanes import KINDS, LANES, Kind, Lane
 from simdist.plan.plan import ITEM_NBYTES
 
-_MOST_QUEUES = 4096
+_MOST_SERVERS = 4096  # that take pushes and pulls one by one
+_ONE_LANE: tuple[Kind, ...] = ("host", "compute")  # kinds of which a rank has one lane
 _MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
 
 
@@ -64,6 +66,7 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
             yield f"order[{place}]: {run} has no steps; times and the number of bodies must be at least 1"
     if not plan.order:
         yield "order is empty; a plan has at least one step"
+    yield from _plan_lane_problems(plan)
     unused = sorted(set(range(len(plan.bodies))) - {number for run in plan.order for number in run.bodies})
     if unused:
         yield f"body {unused[0]} stands in no run of the order; take it away, or give it a step"
@@ -92,14 +95,58 @@ def _problems(plan: Plan, op: ops.Op, buffers: dict[str, Buffer], written: set[s
     for name in ops.reads(op):
         if name not in written:
             yield f"reads {name!r}, which nothing has written yet; write it first or declare it initialized"
+    yield from _lane_problems(op)
     yield from _place_problems(op, buffers)
     yield from _data_problems(op, buffers, plan.dataset)
     yield from _op_problems(op, buffers, plan.world_size)
 
 
+def _lane_problems(op: ops.Op) -> Iterator[str]:
+    lane = ops.lane_of(op)
+    kinds = _kinds_for(op)
+    if lane.kind not in kinds:
+        yield f"runs on the lane {lane.name!r} of kind {lane.kind}; it runs on one of kind {' or '.join(kinds)}"
+
+
+def _kinds_for(op: ops.Op) -> tuple[Kind, ...]:
+    """Return the kinds of lanes that an operation may run on."""
+    match op:
+        case ops.Enter() | ops.Wait():
+            return ("host",)
+        case ops.Delay():
+            return KINDS
+        case ops.Load() | ops.StageIn():
+            return ("io",)
+        case ops.Save():
+            return ("save",)
+        case ops.Forward() | ops.Backward() | ops.TrustRatios() | ops.Optimize():
+            return ("compute",)
+        case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast() | ops.Tick():
+            return ("comm",)
+        case ops.Copy() | ops.Combine() | ops.Pack() | ops.Unpack():
+            return ("compute", "comm")
+        case ops.Select() | ops.Merge() | ops.Densify() | ops.LowRank():
+            return ("compute", "comm")
+        case _:
+            assert_never(op)
+
+
+def _plan_lane_problems(plan: Plan) -> Iterator[str]:
+    """Yield what is wrong with the lanes of a plan as a whole."""
+    by_name: dict[str, Lane] = {}
+    for lane in plan.lanes:
+        known = by_name.setdefault(lane.name, lane)
+        if known != lane:
+            yield f"two lanes are called {lane.name!r}: {known} and {lane}; give each lane a name of its own"
+        if (lane.kind == "comm") != bool(lane.communicator):
+            yield f"lane {lane.name!r} of kind {lane.kind}: a lane of kind comm names a communicator, others do not"
+        if lane.kind in _ONE_LANE and lane not in LANES:
+            yield f"lane {lane.name!r}: a rank has one lane of kind {lane.kind}; take that one"
+
+
 def _place_problems(op: ops.Op, buffers: dict[str, Buffer]) -> Iterator[str]:
     """The GPU computes and communicates in its own memory; only copies, loads and saves reach the host's."""
-    if ops.stream_of(op) not in ("compute", "comm", "average") or isinstance(op, ops.Copy | ops.Delay):
+    if ops.lane_of(op).kind not in ("compute", "comm") or isinstance(op, ops.Copy | ops.Delay):
         return
     for name in dict.fromkeys((*ops.reads(op), *ops.writes(op))):
         if buffers[name].place != "device":
@@ -237,10 +284,10 @@ def _algorithm_problems(op: ops.Collective) -> Iterator[str]:
     if isinstance(op, ops.AllReduce) and (op.algorithm == "server") != (op.servers is not None):
         yield "the algorithm `server` and the field `servers` go together; set both or none"
     if isinstance(op, ops.Reduce | ops.Broadcast):
-        if (op.algorithm == "server") != (op.queue is not None):
-            yield "the algorithm `server` and the field `queue` go together; set both or none"
-        if op.queue and not 0 <= op.queue.server < _MOST_QUEUES:
-            yield f"server {op.queue.server}; servers with a queue are numbered 0 to {_MOST_QUEUES - 1}"
+        if (op.algorithm == "server") != (op.server is not None):
+            yield "the algorithm `server` and the field `server` go together; set both or none"
+        if op.server and not 0 <= op.server.number < _MOST_SERVERS:
+            yield f"server {op.server.number}; servers are numbered 0 to {_MOST_SERVERS - 1}"
 
 
 def _collective_problems(op: ops.Collective, buffers: dict[str, Buffer]) -> Iterator[str]:

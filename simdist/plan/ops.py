@@ -2,10 +2,10 @@
 
 The union `Op` is closed. An interpreter matches on the classes and ends in `assert_never`, so that a new
 operation is a type error wherever it is not handled. Every operation names the buffers it touches; `reads`, `writes`
-and `stream_of` are the only statements of what it depends on and where it runs.
+and `lane_of` are the only statements of what it depends on and where it runs.
 
-Streams follow CUDA: per rank one *host* walks the body and enqueues; `compute`, `comm`, `io`, `save` and `average` each
-run in order, concurrently with each other.
+Lanes follow the streams of CUDA: the *host* of each rank walks the body and enqueues; every other lane runs its
+operations in order, concurrently with other lanes (`simdist.plan.lanes`).
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM, COMPUTE, HOST, IO, SAVE, Lane
 
-Stream: TypeAlias = Literal["host", "compute", "comm", "io", "save", "average"]
 Channel: TypeAlias = Literal["host", "compute", "io", "backward", "overlap"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Algorithm: TypeAlias = Literal[
     "auto", "ring", "tree", "double_tree", "halving_doubling", "direct", "hierarchical", "server"
 ]
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
-KernelStream: TypeAlias = Literal["compute", "comm"]
 Destination: TypeAlias = Literal["storage", "disk"]
 Optimizer: TypeAlias = Literal["inner", "outer"]
 
 _TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
 
-STREAMS: tuple[Stream, ...] = get_args(Stream)
 ALONE = Group(1)  # every rank for itself
 
 #: A level of storage that samples are read from, the fastest first.
@@ -62,7 +60,7 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read the next batch into the host buffer `dst` (io stream).
+    """Read the next batch into the host buffer `dst` (kind of lane: io).
 
     Args:
         dst: Buffer in host memory.
@@ -74,11 +72,12 @@ class Load:
     dst: str
     read: tuple[Level, ...] = ()
     keep: tuple[Level, ...] = ()
+    lane: Lane = IO
 
 
 @dataclass(frozen=True, slots=True)
 class StageIn:
-    """Bring the files that a node will read from storage to its disk (io stream); it ends for the whole group at once.
+    """Bring the files that a node will read from storage to its disk (lane `io`); it ends for the whole group at once.
 
     Args:
         group: The ranks of a node.
@@ -103,22 +102,25 @@ class Copy:
     src: str
     dst: str
     by: Group = ALONE
+    lane: Lane = COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Concatenate `srcs` in the fusion buffer `dst`, converted to its type (comm stream)."""
+    """Concatenate `srcs` in the fusion buffer `dst`, converted to its type."""
 
     srcs: tuple[str, ...]
     dst: str
+    lane: Lane = COMM
 
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """Take the fusion buffer `src` apart into `dsts`, converted to their types (comm stream)."""
+    """Take the fusion buffer `src` apart into `dsts`, converted to their types."""
 
     src: str
     dsts: tuple[str, ...]
+    lane: Lane = COMM
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,7 @@ class Combine:
     srcs: tuple[str, ...]
     weights: tuple[float, ...]
     dst: str
+    lane: Lane = COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,7 @@ class AllReduce:
     them; of several that come at one time, those of lower numbers are first. Who comes later takes the result. The
     first server decides who is in.
 
-    One that goes on `beside` other communication is on the stream `average`, as averages that come late are.
+    On another lane than `COMM`, such as `AVERAGE`, it runs beside other communication.
     """
 
     buffer: str
@@ -227,7 +230,7 @@ class AllReduce:
     algorithm: Algorithm = "auto"
     servers: Servers | None = None
     drop: int = 0
-    beside: bool = False
+    lane: Lane = COMM
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +242,7 @@ class ReduceScatter:
     group: Group
     reduction: Reduction = "mean"
     algorithm: Algorithm = "auto"
+    lane: Lane = COMM
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,18 +253,19 @@ class AllGather:
     dst: str
     group: Group
     algorithm: Algorithm = "auto"
+    lane: Lane = COMM
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    """A parameter server takes pushes (`Reduce`) in order, and pulls (`Broadcast`) in order, beside other servers.
+class Server:
+    """A parameter server, which takes pushes (`Reduce`) and pulls (`Broadcast`).
 
     Args:
-        server: Its number.
+        number: Its number, from 0.
         apart: It is a machine of its own, beside the ranks, and keeps what the root would keep.
     """
 
-    server: int
+    number: int
     apart: bool = False
 
 
@@ -268,7 +273,8 @@ class Queue:
 class Reduce:
     """Replace `buffer` on member number `root` of each group by the reduction over the group.
 
-    With `queue` it is a push to the parameter server that the root is, or that stands in for the root.
+    With `server` it is a push to the parameter server that the root is, or that stands in for the root; its lane is
+    then `push_to` that server.
     """
 
     buffer: str
@@ -276,18 +282,23 @@ class Reduce:
     root: int = 0
     reduction: Reduction = "mean"
     algorithm: Algorithm = "auto"
-    queue: Queue | None = None
+    server: Server | None = None
+    lane: Lane = COMM
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Replace `buffer` on every member by that of member number `root` of its group; with `queue`, a pull from it."""
+    """Replace `buffer` on every member by that of member number `root` of its group.
+
+    With `server` it is a pull from that parameter server; its lane is then `pull_from` that server.
+    """
 
     buffer: str
     group: Group
     root: int = 0
     algorithm: Algorithm = "auto"
-    queue: Queue | None = None
+    server: Server | None = None
+    lane: Lane = COMM
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +310,7 @@ class Select:
     residual: str
     k: int
     method: SelectMethod = "exact"
-    stream: KernelStream = "compute"
+    lane: Lane = COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +325,7 @@ class Merge:
     dst: str
     residual: str
     divisor: int = 1
-    stream: KernelStream = "compute"
+    lane: Lane = COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +335,7 @@ class Densify:
     src: str
     dst: str
     divisor: int = 1
-    stream: KernelStream = "compute"
+    lane: Lane = COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +365,7 @@ class LowRank:
         matrices: The matrices, in that order.
         rest: The other tensors, one after the other; None if there are none.
         seed: Of the stage `left`: draw Q from a standard normal distribution; None: take it as it is.
-        stream: Where it runs.
+        lane: Where it runs.
 
     Source:
         Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019, arXiv 1905.13727, algorithm 1.
@@ -368,7 +379,7 @@ class LowRank:
     matrices: tuple[Matrix, ...]
     rest: str | None = None
     seed: int | None = None
-    stream: KernelStream = "compute"
+    lane: Lane = COMPUTE
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -378,19 +389,20 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Hold the comm stream until a clock that runs from the start of the run has ticked since `srcs` were written.
+    """Hold a lane until a clock that runs from the start of the run has ticked since `srcs` were written.
 
-    It ticks every `period_s`. A stream that is busy with something else until after that tick is not held, nor is it
+    It ticks every `period_s`. A lane that is busy with something else until after that tick is not held, nor is it
     for what it has written itself or had already waited for.
     """
 
     srcs: tuple[str, ...]
     period_s: float
+    lane: Lane = COMM
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Hold up the host, or a stream, by this step's drawn delay of that channel."""
+    """Hold up the host, or a lane, by this step's drawn delay of that channel."""
 
     channel: Channel
 
@@ -404,7 +416,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write `srcs` to a file (a checkpoint, save stream).
+    """Write `srcs` to a file, such as a checkpoint (kind of lane: save).
 
     Args:
         srcs: Buffers.
@@ -417,6 +429,7 @@ class Save:
     dst: str | None = None
     to: Destination = "storage"
     by: Group = ALONE
+    lane: Lane = SAVE
 
 
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather | Reduce | Broadcast
@@ -445,34 +458,29 @@ Op: TypeAlias = (
 )
 
 
-def stream_of(op: Op) -> Stream:
-    """Return the stream that executes `op`."""
+#: The lane of the delays of each channel.
+_OF_CHANNEL: dict[Channel, Lane] = {"host": HOST, "compute": COMPUTE, "backward": COMPUTE, "overlap": COMPUTE, "io": IO}
+
+
+def lane_of(op: Op) -> Lane:
+    """Return the lane that executes `op`."""
     match op:
-        case Load() | StageIn():
-            return "io"
-        case Save():
-            return "save"
-        case Copy() | Forward() | Backward() | TrustRatios() | Optimize() | Combine():
-            return "compute"
-        case AllReduce() if op.beside:
-            return "average"
-        case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast() | Pack() | Unpack() | Tick():
-            return "comm"
-        case Select() | Merge() | Densify() | LowRank():
-            return op.stream
-        case Delay():
-            return "compute" if op.channel == "backward" or op.channel == "overlap" else op.channel
         case Enter() | Wait():
-            return "host"
+            return HOST
+        case StageIn():
+            return IO
+        case Forward() | Backward() | TrustRatios() | Optimize():
+            return COMPUTE
+        case Delay():
+            return _OF_CHANNEL[op.channel]
+        case Load() | Save() | Copy() | Pack() | Unpack() | Combine() | Tick():
+            return op.lane
+        case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
+            return op.lane
+        case Select() | Merge() | Densify() | LowRank():
+            return op.lane
         case _:
             assert_never(op)
-
-
-def lane_of(op: Op) -> int:
-    """Return the lane that executes `op` in order: of each stream one, then two of each server, pushes and pulls."""
-    if isinstance(op, Reduce | Broadcast) and op.queue:
-        return len(STREAMS) + 2 * op.queue.server + isinstance(op, Broadcast)
-    return STREAMS.index(stream_of(op))
 
 
 def reads(op: Op) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
@@ -32,7 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError
-from simdist.plan.ops import AllReduce, Enter, Load, Op, Save
+from simdist.plan.lanes import Lane, all_lanes
+from simdist.plan.ops import AllReduce, Enter, Load, Op, Save, lane_of
 
 DType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "uint8"]
 Body: TypeAlias = tuple[Op, ...]
@@ -45,14 +47,12 @@ _UNWRITTEN: dict[str, object] = {
     "padding": 0,
     "drop": 0,
     "servers": None,
-    "queue": None,
+    "server": None,
     "ratios": None,
-    "stream": "compute",
     "divisor": 1,
     "read": (),
     "keep": (),
     "adds": False,
-    "beside": False,
     "dst": None,
     "to": "storage",
     "by": {"size": 1, "stride": 1},
@@ -206,6 +206,16 @@ class Plan:
         order = _fold(np.asarray(sequence, dtype=np.int64))
         return cls(name, world_size, tuple(buffers), tuple(numbers), order, dataset)
 
+    @cached_property
+    def lanes(self) -> tuple[Lane, ...]:
+        """The lanes of a rank: those that every plan has, and then others in the order of their first operation."""
+        return all_lanes(lane_of(op) for body in self.bodies for op in body)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams of a rank as tables and pictures name them, each once."""
+        return tuple(dict.fromkeys(lane.stream for lane in self.lanes))
+
     @property
     def n_steps(self) -> int:
         """Number of steps."""
@@ -349,11 +359,13 @@ class StepIndex:
 
 
 def _fields_of(item: Buffer | Op) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in dataclasses.asdict(item).items()
-        if name not in _UNWRITTEN or value != _UNWRITTEN[name]
-    }
+    """Return the fields of a file; those at their usual values, such as the lane of most operations, are left out."""
+    found = dataclasses.asdict(item)
+    usual = {name: value for name, value in _UNWRITTEN.items() if name in found}
+    for field in dataclasses.fields(item):
+        if isinstance(field.default, Lane):
+            usual[field.name] = dataclasses.asdict(field.default)
+    return {name: value for name, value in found.items() if name not in usual or value != usual[name]}
 
 
 def _fold(sequence: NDArray[np.int64]) -> tuple[Run, ...]:

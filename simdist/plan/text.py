@@ -7,6 +7,7 @@ from typing import assert_never
 
 from simdist.plan import ops
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM, Lane
 from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
 from simdist.settings.base import plural
 from simdist.settings.units import format_nbytes, format_seconds
@@ -74,16 +75,17 @@ def _arguments(op: ops.Op) -> str:
         case ops.AllReduce():
             where = f"{op.group}{_by(op.algorithm)}{_served(op.servers)}"
             where += f", without the last {op.drop}" if op.drop else ""
-            return f"{op.buffer}, {op.reduction} over {where}{', beside others' if op.beside else ''}"
+            return f"{op.buffer}, {op.reduction} over {where}{_beside(op.lane)}"
         case ops.ReduceScatter():
-            return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}"
+            return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}{_beside(op.lane)}"
         case ops.AllGather():
-            return f"{op.src} -> {op.dst}, {op.group}{_by(op.algorithm)}"
+            return f"{op.src} -> {op.dst}, {op.group}{_by(op.algorithm)}{_beside(op.lane)}"
         case ops.Reduce():
-            where = f"to member {op.root}{_by(op.algorithm)}{_queued(op.queue)}"
+            where = f"to member {op.root}{_by(op.algorithm)}{_at(op.server)}{_beside(op.lane)}"
             return f"{op.buffer}, {op.reduction} over {op.group} {where}"
         case ops.Broadcast():
-            return f"{op.buffer}, {op.group} from member {op.root}{_by(op.algorithm)}{_queued(op.queue)}"
+            where = f"from member {op.root}{_by(op.algorithm)}{_at(op.server)}{_beside(op.lane)}"
+            return f"{op.buffer}, {op.group} {where}"
         case ops.Select():
             return f"{op.src} -> {op.dst}, {op.k} of it by {op.method}, rest to {op.residual}"
         case ops.LowRank():
@@ -143,8 +145,12 @@ def _served(servers: ops.Servers | None) -> str:
     return f" ({where})"
 
 
-def _queued(queue: ops.Queue | None) -> str:
-    return f" ({queue.server}{' apart' if queue.apart else ''})" if queue else ""
+def _at(server: ops.Server | None) -> str:
+    return f" ({server.number}{' apart' if server.apart else ''})" if server else ""
+
+
+def _beside(lane: Lane) -> str:
+    return "" if lane.communicator == COMM.communicator else ", beside others"
 
 
 def body_text(body: Body, *, marked: int | None = None) -> str:
@@ -152,7 +158,7 @@ def body_text(body: Body, *, marked: int | None = None) -> str:
     if not body:
         return "    nothing"
     return "\n".join(
-        f"{'-->' if position == marked else '   '} {ops.stream_of(op):8s} {op_text(op)}"
+        f"{'-->' if position == marked else '   '} {ops.lane_of(op).stream:8s} {op_text(op)}"
         for position, op in enumerate(body)
     )
 

@@ -4,9 +4,9 @@ Walk the steps in program order and remember, per buffer, its last writer and it
 reads a buffer comes after the last writer; one that writes it comes after the last writer and after those readers,
 also across steps. Every operation comes after the last host operation before it, because the host enqueues in order.
 
-Of these, `Instance.after` keeps only what does not already follow. A stream runs in order, so an instance that is
-known to be done vouches for all before it on its stream, and for everything those waited for. A vector clock per live
-instance (the latest instance of each stream that is surely done when this one is) tells which dependencies are
+Of these, `Instance.after` keeps only what does not already follow. A lane runs in order, so an instance that is
+known to be done vouches for all before it on its lane, and for everything those waited for. A vector clock per live
+instance (the latest instance of each lane that is surely done when this one is) tells which dependencies are
 implied. The rest are the events that a CUDA program would record and wait for: rarely more than one per
 operation.
 
@@ -29,7 +29,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan.ops import STREAMS, Op, Stream, drops, lane_of, reads, stream_of, writes
+from simdist.plan.lanes import HOST, LANES, Lane
+from simdist.plan.ops import Op, drops, lane_of, reads, writes
 from simdist.plan.plan import Plan, Run
 
 
@@ -42,19 +43,17 @@ class Instance:
         step: Step, from 0.
         position: Place in the step's body.
         op: The operation.
-        stream: Where it runs.
-        after: Indices of the instances on other streams, or on the host, that it waits for. Its predecessor on its
-            own stream is implied; that in its queue, if it is a push to a parameter server or a pull from one.
-        lane: Its stream or queue, see `lane_of`.
+        lane: Where it runs.
+        after: Indices of the instances on other lanes, or on the host, that it waits for. Its predecessor on its own
+            lane is implied.
     """
 
     index: int
     step: int
     position: int
     op: Op
-    stream: Stream
+    lane: Lane
     after: tuple[int, ...]
-    lane: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +64,17 @@ class Template:
         step: Step within the stretch's pattern.
         position: Place in the step's body.
         op: The operation.
-        stream: Where it runs.
-        previous: How many instances back its predecessor on its own stream is; None for the first on a stream.
-        after: How many instances back those on other streams are that it waits for.
-        lane: Its stream or queue, see `lane_of`.
+        lane: Where it runs.
+        previous: How many instances back its predecessor on its own lane is; None for the first on a lane.
+        after: How many instances back those on other lanes are that it waits for.
     """
 
     step: int
     position: int
     op: Op
-    stream: Stream
+    lane: Lane
     previous: int | None
     after: tuple[int, ...]
-    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,7 @@ def walk(plan: Plan, first_step: int = 0) -> Iterator[Instance]:
                 after = tuple(index - back for back in template.after)
                 if step + template.step >= first_step:
                     place = step + template.step, template.position
-                    yield Instance(index, *place, template.op, template.stream, after, template.lane)
+                    yield Instance(index, *place, template.op, template.lane, after)
                 index += 1
             step += stretch.n_steps
 
@@ -139,7 +136,7 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
 
 _NEVER = -1
 _Clock: TypeAlias = tuple[int, ...]  # per lane: the latest instance that is surely done
-_HOST = STREAMS.index("host")
+_HOST = LANES.index(HOST)
 
 
 @dataclass(slots=True)
@@ -147,13 +144,13 @@ class _Done:
     """An instance that others may wait for, and what is surely done once it is."""
 
     index: int
-    stream: int
+    lane: int
     clock: _Clock
 
 
 @dataclass(slots=True)
 class _History:
-    """Who touched a buffer last: its writer, and per stream the latest reader since."""
+    """Who touched a buffer last: its writer, and per lane the latest reader since."""
 
     writer: _Done | None = None
     readers: dict[int, _Done] = field(default_factory=dict)
@@ -164,9 +161,11 @@ class _Walker:
 
     def __init__(self, plan: Plan) -> None:
         self.index = 0
-        self._bodies = [[(op, lane_of(op), reads(op), writes(op)) for op in body] for body in plan.bodies]
+        self._lanes = plan.lanes
+        numbers = {lane: number for number, lane in enumerate(self._lanes)}
+        self._bodies = [[(op, numbers[lane_of(op)], reads(op), writes(op)) for op in body] for body in plan.bodies]
         self._used = sorted({lane for body in self._bodies for _, lane, _, _ in body})
-        self._n_lanes = max(len(STREAMS), *(lane + 1 for lane in self._used)) if self._used else len(STREAMS)
+        self._n_lanes = len(self._lanes)
         self._start: _Clock = (_NEVER,) * self._n_lanes
         self._buffers = {buffer.name: _History() for buffer in plan.buffers}
         self._tails: list[_Done | None] = [None] * self._n_lanes
@@ -180,20 +179,20 @@ class _Walker:
         )
 
     def _visit(
-        self, step: int, position: int, op: Op, stream: int, read: tuple[str, ...], written: tuple[str, ...]
+        self, step: int, position: int, op: Op, lane: int, read: tuple[str, ...], written: tuple[str, ...]
     ) -> Template:
-        predecessor = self._tails[stream]
+        predecessor = self._tails[lane]
         after, clock = _minimal(self._needed(read, written), predecessor.clock if predecessor else self._start)
-        done = _Done(self.index, stream, (*clock[:stream], self.index, *clock[stream + 1 :]))
-        self._tails[stream] = done
+        done = _Done(self.index, lane, (*clock[:lane], self.index, *clock[lane + 1 :]))
+        self._tails[lane] = done
         for name in read:
-            self._buffers[name].readers[stream] = done
+            self._buffers[name].readers[lane] = done
         for name in written:
             self._buffers[name] = _History(writer=done)
         previous = self.index - predecessor.index if predecessor else None
         back = tuple(self.index - index for index in after)
         self.index += 1
-        return Template(step, position, op, stream_of(op), previous, back, stream)
+        return Template(step, position, op, self._lanes[lane], previous, back)
 
     def _needed(self, read: tuple[str, ...], written: tuple[str, ...]) -> list[_Done]:
         host = self._tails[_HOST]
@@ -209,20 +208,20 @@ class _Walker:
     def live(self) -> tuple[int, ...]:
         """Return how far back the instances are that a later one may come after, furthest first.
 
-        Those that every stream in use knows to be done are not among them.
+        Those that every lane in use knows to be done are not among them.
         """
-        clocks = [tail.clock if tail else self._start for tail in (self._tails[stream] for stream in self._used)]
+        clocks = [tail.clock if tail else self._start for tail in (self._tails[lane] for lane in self._used)]
         floor = [min(known) for known in zip(*clocks, strict=True)]
         live = {tail.index for tail in self._tails if tail}
-        live |= {done.index for done in self.state() if done and done.index > floor[done.stream]}
+        live |= {done.index for done in self.state() if done and done.index > floor[done.lane]}
         return tuple(self.index - index for index in sorted(live))
 
     def state(self) -> list[_Done | None]:
-        """Return the tails of the streams and, of each buffer, the writer and the last reader on each stream."""
+        """Return the tails of the lanes and, of each buffer, the writer and the last reader on each lane."""
         slots = list(self._tails)
         for history in self._buffers.values():
             slots.append(history.writer)
-            slots.extend(history.readers.get(stream) for stream in range(self._n_lanes))
+            slots.extend(history.readers.get(lane) for lane in range(self._n_lanes))
         return slots
 
     def skip(self, before: list[_Done | None], n_instances: int) -> None:
@@ -237,7 +236,7 @@ class _Walker:
             if then is None or now is None:
                 return None
             clock = tuple(map(moved_index, then.clock, now.clock))
-            return _Done(moved_index(then.index, now.index), now.stream, clock)
+            return _Done(moved_index(then.index, now.index), now.lane, clock)
 
         moved = [moved_done(then, now) for then, now in zip(before, self.state(), strict=True)]
         self.index += n_instances
@@ -245,7 +244,7 @@ class _Walker:
         rest = iter(moved[self._n_lanes :])
         for name in self._buffers:
             writer = next(rest)
-            readers = {stream: done for stream in range(self._n_lanes) if (done := next(rest))}
+            readers = {lane: done for lane in range(self._n_lanes) if (done := next(rest))}
             self._buffers[name] = _History(writer, readers)
 
 
@@ -264,13 +263,13 @@ def _recurs(before: list[_Done | None], now: list[_Done | None], n_instances: in
                 return False
             continue
         moves = [at - at_then for at, at_then in zip(done.clock, then.clock, strict=True)]
-        if done.stream != then.stream or not {done.index - then.index, *moves} <= {0, n_instances}:
+        if done.lane != then.lane or not {done.index - then.index, *moves} <= {0, n_instances}:
             return False
         if done.index == then.index:
-            stays_at[done.stream] = max(stays_at[done.stream], done.index)
-        for stream, move in enumerate(moves):
+            stays_at[done.lane] = max(stays_at[done.lane], done.index)
+        for lane, move in enumerate(moves):
             if move:
-                moves_from[stream].append(then.clock[stream])
+                moves_from[lane].append(then.clock[lane])
     return all(min(clocks, default=limit) >= limit for clocks, limit in zip(moves_from, stays_at, strict=True))
 
 
@@ -278,7 +277,7 @@ def _minimal(needed: list[_Done], clock: _Clock) -> tuple[tuple[int, ...], _Cloc
     """Drop what is implied: latest first, because only a later instance can vouch for an earlier one."""
     after: list[int] = []
     for done in sorted(needed, key=lambda done: -done.index):
-        if clock[done.stream] < done.index:
+        if clock[done.lane] < done.index:
             after.append(done.index)
             clock = tuple(map(max, clock, done.clock))
     return tuple(sorted(after)), clock

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan import STREAMS, Stream, occurrences, ops, stream_of
+from simdist.plan import lane_of, occurrences, ops
 from simdist.report import palette
 from simdist.report.palette import Style
 from simdist.traces.trace import Trace
@@ -52,7 +52,7 @@ class LaneView:
     ranks: list[int]
     begin_s: float
     end_s: float
-    lanes: list[Stream]
+    lanes: list[str]
 
     @classmethod
     def of(cls, trace: Trace, steps: range, ranks: list[int]) -> "LaneView":
@@ -60,10 +60,10 @@ class LaneView:
         ends_s = step_end_s(trace)[:, ranks]
         begin_s = float(ends_s[steps[0] - 1].min()) if steps[0] else 0.0
         end_s = max(float(ends_s[steps[-1]].max()), begin_s + 1e-9)
-        used = {stream_of(op) for body in trace.plan.bodies for op in body}
-        return cls(trace, ranks, begin_s, end_s, [stream for stream in STREAMS if stream in used])
+        used = {lane_of(op).stream for body in trace.plan.bodies for op in body}
+        return cls(trace, ranks, begin_s, end_s, [stream for stream in trace.plan.streams if stream in used])
 
-    def top(self, band: int, lane: Stream) -> float:
+    def top(self, band: int, lane: str) -> float:
         """Return where the upper edge of a lane is; a band is 1 high, a tenth of it is a gap."""
         return band - 0.45 + 0.9 * self.lanes.index(lane) / len(self.lanes)
 
@@ -92,7 +92,7 @@ class _Spans:
     """Spans of one style in one lane, `[n, ranks of the view]`."""
 
     style: Style
-    lane: Stream
+    lane: str
     begin_s: Seconds
     end_s: Seconds
 
@@ -105,7 +105,7 @@ def _spans(trace: Trace, ranks: list[int]) -> Iterator[_Spans]:
         if isinstance(each.op, ops.COLLECTIVES):
             yield _Spans(WAITING_FOR_OTHERS, "comm", ready_s, start_s)
         if not isinstance(each.op, ops.Wait | ops.Enter):
-            yield _Spans(style_of(each.op), stream_of(each.op), start_s, end_s)
+            yield _Spans(style_of(each.op), lane_of(each.op).stream, start_s, end_s)
     blocked = host_waits(trace)
     yield _Spans(HOST_BLOCKED, "host", blocked.begin_s[:, ranks], blocked.end_s[:, ranks])
 

@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 from pydantic import Field
 
-from simdist.plan import Body, Buffer, Enter, Group, Plan, Result
+from simdist.plan import Body, Buffer, Enter, Group, Lane, Plan, Result
+from simdist.plan.lanes import AVERAGE, COMM
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
@@ -163,14 +164,13 @@ class AveragingSchedule(Schedule, abc.ABC):
 
     def _send(self, group: Group, fragment: int, job: Job) -> Body:
         late = self.overlap_steps > 0
-        beside = self._goes_beside(job)
         return parts.send_parameters(
-            group, late=late, beside=beside, synchronize=self.synchronize, algorithm=self.algorithm
+            group, late=late, lane=self._lane(job), synchronize=self.synchronize, algorithm=self.algorithm
         )
 
-    def _goes_beside(self, job: Job) -> bool:
-        """Tell whether averages are on their way while gradients are exchanged."""
-        return self.overlap_steps > 0 and self.local_gradients(job) is not None
+    def _lane(self, job: Job) -> Lane:
+        """Return the lane of averages: one of their own if they are on their way while gradients are exchanged."""
+        return AVERAGE if self.overlap_steps > 0 and self.local_gradients(job) is not None else COMM
 
     def _take(self, fragment: int, job: Job) -> Body:
         return parts.take_parameters(late=self.overlap_steps > 0)

@@ -175,10 +175,7 @@ class DiLoCo(AveragingSchedule):
         return (
             *(ops.Combine((f"anchor{each}", f"param{each}"), (1.0, -1.0), name) for each, name in sent.items()),
             *([ops.Wait(list(sent.values())[-1])] if self.synchronize else []),
-            *(
-                ops.AllReduce(name, group, algorithm=self.algorithm, beside=self._goes_beside(job))
-                for name in sent.values()
-            ),
+            *(ops.AllReduce(name, group, algorithm=self.algorithm, lane=self._lane(job)) for name in sent.values()),
         )
 
     def _take(self, fragment: int, job: Job) -> Body:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal, final
 
 from simdist.plan import AllGather, Broadcast, Buffer, Group, Merge, Op, Select
+from simdist.plan.lanes import COMM
 from simdist.schedules.gradient import Exchange
 from simdist.schedules.job import Job
 from simdist.schedules.sparse import SparseSchedule
@@ -69,7 +70,7 @@ class GTopK(SparseSchedule):
         while distance < job.world_size:
             ops += [
                 AllGather(top.name, pair.name, Group(2, stride=distance), algorithm=self.algorithm),
-                Merge(pair.name, top.name, residual.name, divisor=2 * distance, stream="comm"),
+                Merge(pair.name, top.name, residual.name, divisor=2 * distance, lane=COMM),
             ]
             distance *= 2
         if self.broadcast:

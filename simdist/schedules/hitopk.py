@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal, final
 
 from simdist.plan import AllGather, Body, Buffer, Densify, Op, Select
+from simdist.plan.lanes import COMM
 from simdist.plan.ops import SelectMethod
 from simdist.schedules import parts
 from simdist.schedules.gradient import Exchange
@@ -69,8 +70,8 @@ class HiTopK(SparseSchedule):
         peers = parts.node_peers(job)
         top, residual = self.selected(shard, number, job)
         gathered = replace(top, name=f"gathered.{number}", count=top.count * peers.size) if peers.size > 1 else top
-        ops: list[Op] = [Select(shard.name, top.name, residual.name, top.count, self.method, stream="comm")]
+        ops: list[Op] = [Select(shard.name, top.name, residual.name, top.count, self.method, lane=COMM)]
         if peers.size > 1:
             ops.append(AllGather(top.name, gathered.name, peers, algorithm=self.algorithm))
-        ops.append(Densify(gathered.name, shard.name, divisor=peers.size, stream="comm"))
+        ops.append(Densify(gathered.name, shard.name, divisor=peers.size, lane=COMM))
         return tuple(ops), (top, residual, gathered) if peers.size > 1 else (top, residual)

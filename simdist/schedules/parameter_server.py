@@ -5,7 +5,8 @@ from typing import ClassVar, Literal, final
 
 from pydantic import Field
 
-from simdist.plan import AllReduce, Body, Broadcast, Buffer, Group, Queue, Reduce, Servers, Wait
+from simdist.plan import AllReduce, Body, Broadcast, Buffer, Group, Reduce, Server, Servers, Wait
+from simdist.plan.lanes import pull_from, push_to
 from simdist.schedules import parts
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
@@ -90,9 +91,9 @@ class ParameterServer(GradientSchedule):
         server = server_of[number]
         world = Group(job.world_size)
         root = server % job.world_size if self.apart else server * job.world_size // self.servers
-        queue = Queue(server, self.apart)
-        push = Reduce(sent.name, world, root, algorithm="server", queue=queue)
-        pull = Broadcast(sent.name, world, root, algorithm="server", queue=queue)
+        at = Server(server, self.apart)
+        push = Reduce(sent.name, world, root, algorithm="server", server=at, lane=push_to(server))
+        pull = Broadcast(sent.name, world, root, algorithm="server", server=at, lane=pull_from(server))
         if self.pull == "tensor":
             return Exchange((push, pull))
         pushed: Body = ()

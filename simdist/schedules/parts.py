@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from simdist.plan import Body, Buffer, Group, Op, Servers, ops
+from simdist.plan import Body, Buffer, Group, Lane, Op, Servers, ops
 from simdist.plan.ops import ALONE, Algorithm, Channel
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules.job import Job, levels
@@ -288,7 +288,7 @@ def flat_buffers(job: Job, *, late: bool) -> tuple[Buffer, ...]:
     return tuple(tensor_buffer(job, name, everything) for name in ((FLAT, SENT) if late else (FLAT,)))
 
 
-def send_parameters(group: Group, *, late: bool, beside: bool, synchronize: bool, algorithm: Algorithm) -> Body:
+def send_parameters(group: Group, *, late: bool, lane: Lane, synchronize: bool, algorithm: Algorithm) -> Body:
     """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce.
 
     `take_parameters` takes the average back.
@@ -300,7 +300,7 @@ def send_parameters(group: Group, *, late: bool, beside: bool, synchronize: bool
     Args:
         group: Who averages.
         late: Keep what was sent, as the average is taken in a later step.
-        beside: The all-reduce runs beside other communication.
+        lane: Of the all-reduce.
         synchronize: The host waits for its device before the all-reduce (`torch.cuda.synchronize`).
         algorithm: Of the all-reduce.
 
@@ -309,7 +309,7 @@ def send_parameters(group: Group, *, late: bool, beside: bool, synchronize: bool
     """
     keep: Body = (ops.Copy(PARAM, SENT),) if late else ()
     wait: Body = (ops.Wait(FLAT),) if synchronize else ()
-    return (*keep, ops.Copy(PARAM, FLAT), *wait, ops.AllReduce(FLAT, group, algorithm=algorithm, beside=beside))
+    return (*keep, ops.Copy(PARAM, FLAT), *wait, ops.AllReduce(FLAT, group, algorithm=algorithm, lane=lane))
 
 
 def take_parameters(*, late: bool) -> Body:

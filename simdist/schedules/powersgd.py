@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from simdist.plan import AllReduce, Buffer, Group, LowRank, Matrix, Op
+from simdist.plan.lanes import COMM, COMPUTE
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
@@ -119,7 +120,7 @@ class PowerSGD(GradientSchedule):
         def stage(name: Literal["left", "right", "product"], seed: int | None = None) -> LowRank:
             others = rest.name if n_rest else None
             names = sent.name, residual.name, left.name, right.name
-            return LowRank(name, *names, matrices, others, seed, "compute" if name == "left" else "comm")
+            return LowRank(name, *names, matrices, others, seed, COMPUTE if name == "left" else COMM)
 
         ops: list[Op] = [stage("left", seed)]
         ops += [AllReduce(rest.name, world, algorithm=self.algorithm)] if n_rest else []

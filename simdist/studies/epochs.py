@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError
-from simdist.plan import LEVELS, Load, Plan, StageIn, occurrences, stream_of
+from simdist.plan import LEVELS, Load, Plan, StageIn, lane_of, occurrences
 from simdist.plan import reads as buffers_read
 from simdist.runs import run_directory
 from simdist.runs.run_directory import RunDirectory
@@ -195,7 +195,7 @@ def _feeds(plan: Plan) -> Iterator[_BatchUse]:
             if isinstance(op, Load):
                 loaded[op.dst] = batch, row
                 batch += 1
-            elif stream_of(op) == "compute":
+            elif lane_of(op).kind == "compute":
                 for name in buffers_read(op):
                     if name in loaded:
                         yield _BatchUse(step, *loaded.pop(name), before)

@@ -14,7 +14,7 @@ for one another. An epoch takes longer than its largest limit as far as one thin
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs, Local, Resources, Shared, Varying
 from simdist.errors import PlanError
-from simdist.plan import Load, Op, Plan, StageIn, stream_of
+from simdist.plan import Load, Op, Plan, StageIn, lane_of
 from simdist.plan.group import Group
 
 #: Names of the limits: see `EpochLimits`.
@@ -110,7 +110,7 @@ def _of_epochs(plan: Plan, costs: Costs, work_of_body: Sequence["_Work"]) -> Ite
         yield _limits(work, epoch, costs)
 
 
-_COMPUTING, _COMMUNICATION, _READING, _DECODING = range(4)
+_COMPUTING, _READING, _DECODING = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +118,31 @@ class _Work:
     """Amounts of work.
 
     Args:
-        ranks_s: Seconds of every rank, `[4, world_size]`: `_COMPUTING` of its compute stream; `_COMMUNICATION` of its
-            collectives, each alone; `_READING` latencies of first files, besides what the resource of the reading
-            threads has; `_DECODING` those, and the decoding of last samples, besides what that of the decoding threads
-            has.
+        ranks_s: Seconds of every rank, `[3, world_size]`: `_COMPUTING` of its compute lane; `_READING` latencies of
+            first files, besides what the resource of the reading threads has; `_DECODING` those, and the decoding of
+            last samples, besides what that of the decoding threads has.
         amounts: Bytes, operations or seconds on every resource, `[n_resources]`.
+        exchanges_s: Seconds of the collectives of each lane of communication, each alone, by name of the lane,
+            `[world_size]`.
     """
 
     ranks_s: NDArray[np.float64]
     amounts: NDArray[np.float64]
+    exchanges_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __add__(self, other: "_Work") -> "_Work":
-        return _Work(self.ranks_s + other.ranks_s, self.amounts + other.amounts)
+        exchanges_s = dict(self.exchanges_s)
+        for name, seconds in other.exchanges_s.items():
+            exchanges_s[name] = exchanges_s[name] + seconds if name in exchanges_s else seconds
+        return _Work(self.ranks_s + other.ranks_s, self.amounts + other.amounts, exchanges_s)
 
     def __mul__(self, times: int) -> "_Work":
-        return _Work(self.ranks_s * times, self.amounts * times)
+        exchanges_s = {name: seconds * times for name, seconds in self.exchanges_s.items()}
+        return _Work(self.ranks_s * times, self.amounts * times, exchanges_s)
 
 
 def _nothing(resources: Resources) -> _Work:
-    return _Work(np.zeros((4, resources.world_size)), np.zeros(resources.n_resources))
+    return _Work(np.zeros((3, resources.world_size)), np.zeros(resources.n_resources))
 
 
 def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
@@ -145,10 +151,10 @@ def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
     for op in ops:
         match costs.of[op]:
             case Local(seconds):
-                work = work + _on_stream(op, seconds, costs.resources)
+                work = work + _on_lane(op, seconds, costs.resources)
             case Shared(group, _, alone_s):
                 on_ranks_s = _on_ranks(group, alone_s, costs.resources.world_size)
-                work = work + _on_stream(op, on_ranks_s, costs.resources) + _of_transfers(op, costs)
+                work = work + _on_lane(op, on_ranks_s, costs.resources) + _of_transfers(op, costs)
             case Varying():
                 raise AssertionError("only loads vary")
             case never:
@@ -156,12 +162,14 @@ def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
     return work
 
 
-def _on_stream(op: Op, seconds: float | NDArray[np.float64], resources: Resources) -> _Work:
-    """Return seconds of every rank as work of the stream of an operation, if that is computing or communication."""
+def _on_lane(op: Op, seconds: float | NDArray[np.float64], resources: Resources) -> _Work:
+    """Return seconds of every rank as work of the lane of an operation, if that is computing or communication."""
     work = _nothing(resources)
-    stream = stream_of(op)
-    if stream in ("compute", "comm"):
-        work.ranks_s[_COMPUTING if stream == "compute" else _COMMUNICATION] = seconds
+    lane = lane_of(op)
+    if lane.kind == "compute":
+        work.ranks_s[_COMPUTING] = seconds
+    elif lane.kind == "comm":
+        work.exchanges_s[lane.name] = np.zeros(resources.world_size) + seconds
     return work
 
 
@@ -196,7 +204,7 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
     nodes, machines, ranks = (np.arange(n) for n in (resources.n_nodes, resources.n_machines, resources.world_size))
     busy_s = work.amounts / costs.capacity_Bps
 
-    computing_s, communication_s, reading_s, decoding_s = work.ranks_s
+    computing_s, reading_s, decoding_s = work.ranks_s
     decodes = decoding_s > 0  # what does not, is done with its files as they come
     cores_s = busy_s[resources.cores(resources.node(ranks))]
     decoding_s = np.maximum(decoding_s + busy_s[resources.decoders(ranks)], cores_s)
@@ -206,7 +214,7 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
 
     seconds = {
         "computing": float(computing_s.max()),
-        "communication": float(communication_s.max()),
+        "communication": max((float(each_s.max()) for each_s in work.exchanges_s.values()), default=0.0),
         "server": float(busy_s[resources.storage_server]),
         "operations": float(busy_s[resources.storage_operations]),
         "clients": busiest_s(resources.storage_client(nodes)),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs
 from simdist.errors import ScenarioError, TraceError
-from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Enter, Save, Stream, Wait, occurrences, stream_of
+from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Enter, Save, Wait, lane_of, occurrences
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.runs import run_directory
@@ -69,7 +69,7 @@ class OperationKind:
     """
 
     op: str
-    stream: Stream
+    stream: str
     group: str
     count: int
     simulated_s: float
@@ -266,16 +266,16 @@ def finished_steps(trace: Trace) -> int:
     """Return how many steps, from the first, every rank finished; loads and saves do not count."""
     finished = np.ones(trace.plan.n_steps, dtype=np.bool_)
     for each in occurrences(trace.plan):
-        if stream_of(each.op) not in ("io", "save"):
+        if lane_of(each.op).kind not in ("io", "save"):
             finished[each.steps] &= np.isfinite(trace.end_s[each.rows]).all(axis=1)
     return int(np.logical_and.accumulate(finished).sum())
 
 
 def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
     """Compare every kind of operation but delays, which are compared with what was drawn."""
-    rows: dict[tuple[str, Stream, str], list[NDArray[np.int64]]] = {}
-    groups: dict[tuple[str, Stream, str], Group] = {}
-    absent: dict[tuple[str, Stream, str], list[int]] = {}  # ranks that write no checkpoint
+    rows: dict[tuple[str, str, str], list[NDArray[np.int64]]] = {}
+    groups: dict[tuple[str, str, str], Group] = {}
+    absent: dict[tuple[str, str, str], list[int]] = {}  # ranks that write no checkpoint
     for each in occurrences(real.plan):
         if not isinstance(each.op, Delay | Wait):
             rows.setdefault(operation_kind(each.op), []).append(each.rows)
@@ -319,7 +319,7 @@ def _spans(trace: Trace, rows: NDArray[np.int64]) -> Seconds:
     return np.asarray(trace.end_s[rows] - trace.start_s[rows])
 
 
-def _kind(op: str, stream: Stream, group: str, simulated_s: Seconds, measured_s: Seconds) -> OperationKind:
+def _kind(op: str, stream: str, group: str, simulated_s: Seconds, measured_s: Seconds) -> OperationKind:
     ran = np.isfinite(simulated_s) & np.isfinite(measured_s)
     simulated_s = simulated_s[ran]
     measured_s = measured_s[ran]

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError
-from simdist.plan import STREAMS, Stream
+from simdist.plan.lanes import COMM, Kind
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace, late_shares
@@ -40,8 +40,6 @@ HeldUp: TypeAlias = Callable[[int, Template], Iterable[tuple[str, Times]]]
 #: The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`.
 STATES = ("compute", "comm", "wait", "io", "host")
 
-_COMM = STREAMS.index("comm")
-_COMMUNICATION = ("comm", "average")
 _SMALL = 512  # values of ranks and seeds, up to which numpy takes longer to begin than to compute
 _BATCH_VALUES = 16_384  # of gaps that are cut at once then; a core's cache holds them
 _MANY = 8  # open collectives after which it pays to look which are over
@@ -112,7 +110,7 @@ class _Open:
     collectives: list[_Collective] = field(default_factory=list)
     loads: list[tuple[Times, Times]] = field(default_factory=list)
     saves: list[tuple[Times, Times]] = field(default_factory=list)
-    held: list[tuple[str, Stream, Times, Times]] = field(default_factory=list)
+    held: list[tuple[str, Kind, Times, Times]] = field(default_factory=list)
 
 
 class Attribution:
@@ -130,8 +128,8 @@ class Attribution:
         self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
         self._compute_end_s: Times = np.zeros(shape)
         self._queued_s: Times = np.zeros(shape)
-        self._has_lanes = False
-        self._last_end_s: dict[int, Times] = {}
+        self._has_several = False
+        self._last_end_s: dict[str, Times] = {}  # by name of the lane
         self._open = _Open()
         n_values = world_size * n_seeds
         self._batch = _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
@@ -140,28 +138,28 @@ class Attribution:
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance, each `[world_size, n_seeds]`."""
-        stream = template.stream
-        self._last_end_s[template.lane] = end_s
-        if stream == "compute":
+        lane = template.lane
+        self._last_end_s[lane.name] = end_s
+        if lane.kind == "compute":
             if template.after or not self._on_time:
                 self._cut(start_s)
                 if self._open.collectives or self._open.loads or self._open.saves or self._open.held:
                     self._close({index - back for back in template.after}, start_s)
             self._compute_end_s = end_s
-        elif stream in _COMMUNICATION:
-            self._has_lanes |= template.lane != _COMM
-            if self._has_lanes:  # beside others: what goes beyond them
+        elif lane.kind == "comm":
+            self._has_several = self._has_several or lane.name != COMM.name
+            if self._has_several:  # beside others: what goes beyond them
                 beyond_s = self._queued_s
                 self._queued_s = np.maximum(beyond_s, end_s)
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
             self._open.collectives.append(_Collective(index, ready_s, start_s, end_s))
-        elif stream == "io":
+        elif lane.kind == "io":
             self._open.loads.append((start_s, end_s))
-        elif stream == "save":
+        elif lane.kind == "save":
             self._open.saves.append((start_s, end_s))
-        if self._held and stream not in ("host", "compute"):
+        if self._held and lane.kind not in ("host", "compute"):
             for name, seconds in self._held(index, template):
-                self._open.held.append((name, stream, np.maximum(end_s - seconds, start_s), end_s))
+                self._open.held.append((name, lane.kind, np.maximum(end_s - seconds, start_s), end_s))
 
     def finish(self, n_steps: int) -> Breakdown:
         """Return the totals, after the last instance."""
@@ -203,13 +201,13 @@ class Attribution:
             self._cut_transfer(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
         for start_s, end_s in self._open.saves:
             self._cut_save(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
-        for name, stream, start_s, end_s in self._open.held:
+        for name, kind, start_s, end_s in self._open.held:
             total_s = self._links_s.setdefault(name, np.zeros_like(self._gap_s))
             start_s = _clip(start_s, begin_s, next_s)
             end_s = _clip(end_s, begin_s, next_s)
-            if stream in _COMMUNICATION:
+            if kind == "comm":
                 total_s += end_s - start_s
-            elif stream == "io":
+            elif kind == "io":
                 self._cut_transfer(start_s, end_s, total_s)
             else:
                 self._cut_save(start_s, end_s, total_s)
@@ -246,9 +244,9 @@ class Attribution:
     def _close(self, after: set[int], start_s: Times) -> None:
         """Forget what is over when the compute operation that waited for `after` starts."""
         awaited = max((each.index for each in self._open.collectives if each.index in after), default=-1)
-        if not self._has_lanes:
+        if not self._has_several:
             self._open.collectives = [each for each in self._open.collectives if each.index > awaited]
-        if self._has_lanes or len(self._open.collectives) > _MANY:
+        if self._has_several or len(self._open.collectives) > _MANY:
             self._open.collectives = [each for each in self._open.collectives if (each.end_s > start_s).any()]
         self._open.loads = [each for each in self._open.loads if (each[1] > start_s).any()]
         self._open.saves = [each for each in self._open.saves if (each[1] > start_s).any()]

@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import RunError, TraceError
-from simdist.plan import LEVELS, STREAMS, Op, Plan, op_text, ops
+from simdist.plan import LEVELS, Op, Plan, op_text, ops
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
 from simdist.traces.links import link_in_words
@@ -51,7 +51,8 @@ from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, step_end_s
 
-_THREADS = ("steps", *STREAMS)
+_STEPS = "steps"  # a thread of every rank, beside its streams
+_THREADS_PER_RANK = 10
 _NEVER = -(2**62)
 _LINKS_PID = 10**8  # above all ranks and their threads
 _PAUSES = ops.Enter | ops.Delay | ops.Tick | ops.Wait
@@ -120,17 +121,30 @@ def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
 def _lines(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None) -> Iterator[str]:
     about = {"plan": trace.plan.name, "digest": trace.plan.digest(), "source": trace.source}
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(about)},"traceEvents":[\n'
-    used = {ops.stream_of(op) for body in trace.plan.bodies for op in body}
-    yield ",\n".join(_metadata(ranks, [thread for thread in _THREADS if thread in ("steps", *used)]))
-    for event in chain(_events(trace, steps, ranks, reads), _link_events(trace, steps) if trace.links else ()):
+    threads = _Threads(trace.plan)
+    yield ",\n".join(_metadata(ranks, threads))
+    for event in chain(_events(trace, steps, ranks, reads, threads), _link_events(trace, steps) if trace.links else ()):
         yield f",\n{event}"
     yield "\n]}\n"
 
 
-def _metadata(ranks: list[int], threads: list[str]) -> Iterator[str]:
+class _Threads:
+    """The threads of every rank: its steps, then its streams."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._names = (_STEPS, *plan.streams)
+        used = {ops.lane_of(op).stream for body in plan.bodies for op in body}
+        self.used = [name for name in self._names if name == _STEPS or name in used]
+
+    def tid(self, rank: int, name: str) -> int:
+        """Return a number that no other thread has, neither 0 nor its process's own: viewers treat those specially."""
+        return max(_THREADS_PER_RANK, len(self._names)) * (rank + 1) + self._names.index(name)
+
+
+def _metadata(ranks: list[int], threads: _Threads) -> Iterator[str]:
     """Name processes and threads, and put them in order: ranks, then links."""
     for rank in ranks:
-        yield from _process(rank, f"rank {rank}", rank, {name: _tid(rank, name) for name in threads})
+        yield from _process(rank, f"rank {rank}", rank, {name: threads.tid(rank, name) for name in threads.used})
 
 
 def _process(pid: int, name: str, sort_index: int, threads: Mapping[str, int]) -> Iterator[str]:
@@ -140,11 +154,6 @@ def _process(pid: int, name: str, sort_index: int, threads: Mapping[str, int]) -
         where = {"pid": pid, "tid": tid}
         yield _json({"ph": "M", "name": "thread_name", **where, "args": {"name": thread}})
         yield _json({"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": number}})
-
-
-def _tid(rank: int, thread: str) -> int:
-    """Return a number that no other thread has, neither 0 nor its process's own: viewers treat those specially."""
-    return 10 * (rank + 1) + _THREADS.index(thread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,7 @@ def _label(plan: Plan, op: Op) -> _Label:
         args["bytes"] = max(sum(plan.buffer(name).nbytes for name in names) for names in touched)
     if isinstance(op, ops.COLLECTIVES):
         args["group"] = str(op.group)
-    return _Label(ops.stream_of(op), _name(op), args, isinstance(op, ops.COLLECTIVES), isinstance(op, _PAUSES))
+    return _Label(ops.lane_of(op).stream, _name(op), args, isinstance(op, ops.COLLECTIVES), isinstance(op, _PAUSES))
 
 
 def _name(op: Op) -> str:
@@ -180,7 +189,7 @@ def _name(op: Op) -> str:
     return f"{op_name(op)} {buffers[0]}" if len(buffers) == 1 else op_name(op)
 
 
-def _events(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None) -> Iterator[str]:
+def _events(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None, threads: _Threads) -> Iterator[str]:
     plan = trace.plan
     first = plan.first_instances().tolist()
     bodies = list(plan.body_of_steps())
@@ -189,7 +198,7 @@ def _events(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | Non
     waits_begin_s = dict(zip(waits.rows.tolist(), waits.begin_s, strict=True))
     samples = _samples(plan, reads) if reads else {}
     ends_s = np.vstack([np.zeros(plan.world_size), step_end_s(trace)])
-    pens = [_Pen(rank) for rank in ranks]
+    pens = [_Pen(rank, threads) for rank in ranks]
     for step in steps:
         for row, (op, label) in enumerate(labels[bodies[step]], start=first[step]):
             start_s = trace.start_s[row]
@@ -218,9 +227,10 @@ def _samples(plan: Plan, reads: Reads) -> dict[int, NDArray[np.int64]]:
 class _Pen:
     """Writes the spans of one rank so that those of a thread follow one another."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, threads: _Threads) -> None:
         self.rank = rank
-        self._free_ns = dict.fromkeys(_THREADS, 0)
+        self._threads = threads
+        self._free_ns = dict.fromkeys(threads.used, 0)
 
     def operation(
         self, label: _Label, moments_ns: Sequence[int], args: dict[str, object], last: int | None
@@ -229,7 +239,7 @@ class _Pen:
         begin_ns, start_ns, end_ns = self._after_the_last(label.thread, moments_ns)
         if label.is_pause and begin_ns == end_ns:
             return
-        tid = _tid(self.rank, label.thread)
+        tid = self._threads.tid(self.rank, label.thread)
         step = {"step": args["step"]}
         yield _span(label.name, label.thread, (self.rank, tid), (begin_ns, end_ns), args)
         if label.is_collective and begin_ns < start_ns:
@@ -240,9 +250,9 @@ class _Pen:
 
     def step(self, step: int, begin_ns: int, end_ns: int) -> Iterator[str]:
         """Write a step."""
-        begin_ns, _, end_ns = self._after_the_last("steps", (begin_ns, begin_ns, end_ns))
+        begin_ns, _, end_ns = self._after_the_last(_STEPS, (begin_ns, begin_ns, end_ns))
         if begin_ns < end_ns:
-            where = self.rank, _tid(self.rank, "steps")
+            where = self.rank, self._threads.tid(self.rank, _STEPS)
             yield _span(f"step {step}", "step", where, (begin_ns, end_ns), {"step": step})
 
     def _after_the_last(self, thread: str, moments_ns: Sequence[int]) -> tuple[int, int, int]:

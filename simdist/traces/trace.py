@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, TraceError
 from simdist.files import MAX_FILE_NBYTES
-from simdist.plan import STREAMS, Plan, stream_of
+from simdist.plan import Plan, lane_of
 from simdist.plan.walk import drops_late
 from simdist.traces.links import LinkTable, read_links
 
@@ -151,7 +151,7 @@ class Trace:
 
         step, position, body = self._places()
         names = [[op_name(op) for op in ops] for ops in self.plan.bodies]
-        streams = [[stream_of(op) for op in ops] for ops in self.plan.bodies]
+        streams = [[lane_of(op).stream for op in ops] for ops in self.plan.bodies]
         ranks = self.plan.world_size
         op = [names[b][p] for b, p in zip(body, position, strict=True)]
         stream = [streams[b][p] for b, p in zip(body, position, strict=True)]
@@ -161,7 +161,7 @@ class Trace:
                 "position": np.repeat(position, ranks),
                 "rank": np.tile(np.arange(ranks), len(step)),
                 "op": pd.Categorical(np.repeat(op, ranks)),
-                "stream": pd.Categorical(np.repeat(stream, ranks), categories=list(STREAMS)),
+                "stream": pd.Categorical(np.repeat(stream, ranks), categories=list(self.plan.streams)),
                 **{name: getattr(self, name).ravel() for name in _ARRAYS},
             }
         )

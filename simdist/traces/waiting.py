@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan import COLLECTIVES, Channel, Delay, Enter, Op, Plan, Stream, Wait, occurrences, stream_of
+from simdist.plan import COLLECTIVES, Channel, Delay, Enter, Op, Plan, Wait, lane_of, occurrences
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
@@ -45,7 +45,7 @@ def step_end_s(trace: Trace) -> Seconds:
     """
     ends_s = np.zeros((trace.plan.n_steps, trace.plan.world_size))
     for each in occurrences(trace.plan):
-        if stream_of(each.op) not in ("io", "save"):
+        if lane_of(each.op).kind not in ("io", "save"):
             ends_s[each.steps] = np.fmax(ends_s[each.steps], trace.end_s[each.rows])
     return np.asarray(np.maximum.accumulate(ends_s, axis=0))
 
@@ -228,7 +228,7 @@ class HostWaits:
 
 def host_waits(trace: Trace) -> HostWaits:
     """Return when hosts were blocked."""
-    on_host = [each for each in occurrences(trace.plan) if stream_of(each.op) == "host"]
+    on_host = [each for each in occurrences(trace.plan) if lane_of(each.op).kind == "host"]
     if not on_host:
         nothing = np.zeros((0, trace.plan.world_size))
         return HostWaits(np.zeros(0, dtype=np.int64), nothing, nothing)
@@ -242,9 +242,9 @@ def host_waits(trace: Trace) -> HostWaits:
     return HostWaits(rows[is_wait], begin_s[is_wait], end_s[is_wait])
 
 
-def operation_kind(op: Op) -> tuple[str, Stream, str]:
+def operation_kind(op: Op) -> tuple[str, str, str]:
     """Return name, stream and group of an operation, by which operations are counted; no group but of collectives."""
-    return op_name(op), stream_of(op), str(op.group) if isinstance(op, COLLECTIVES) else ""
+    return op_name(op), lane_of(op).stream, str(op.group) if isinstance(op, COLLECTIVES) else ""
 
 
 def rank_table(trace: Trace) -> "pd.DataFrame":

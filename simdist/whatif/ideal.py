@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.engines.replay import Timing
-from simdist.plan import Copy, Op, Plan, Save, occurrences, stream_of
+from simdist.plan import Copy, Op, Plan, Save, lane_of, occurrences
 from simdist.plan.text import op_name
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -147,13 +147,13 @@ def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Contributor, ...]:
 
 
 def _kind(op: Op) -> Contributor:
-    match stream_of(op):
-        case "comm" | "average":
+    match lane_of(op).kind:
+        case "comm":
             return Contributor(op_name(op), "communication")
         case "save":
             return Contributor(op_name(op), "io")
-        case stream:
-            return Contributor(op_name(op), stream)
+        case kind:
+            return Contributor(op_name(op), kind)
 
 
 @dataclass(frozen=True, slots=True)

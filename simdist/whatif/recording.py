@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simdist.cost import Costs, Local, Shared, Varying
 from simdist.engines.replay import Timing
 from simdist.errors import naming_file
-from simdist.plan import Channel, Delay, Load, Op, Plan, occurrences, stream_of
+from simdist.plan import Channel, Delay, Load, Op, Plan, lane_of, occurrences
 from simdist.plan.delays import Delays
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
@@ -52,15 +52,10 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
 
 def _channel(op: Op) -> Channel | None:
     """Return the channel on which what delays an operation would be injected; None if it is no delay of a rank."""
-    stream = stream_of(op)
-    if (
-        stream == "comm"
-        or stream == "average"
-        or stream == "save"
-        or (stream == "io" and not isinstance(op, Load | Delay))
-    ):
+    kind = lane_of(op).kind
+    if kind == "comm" or kind == "save" or (kind == "io" and not isinstance(op, Load | Delay)):
         return None
-    return stream
+    return kind
 
 
 def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:

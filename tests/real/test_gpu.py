@@ -110,9 +110,9 @@ def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, pla
         ready, end = ready_s[instance.index], end_s[instance.index]
         for before in instance.after:
             assert ready >= end_s[before] - MARK_S, f"{instance} began before {before} was done"
-        assert ready >= last_of.get(instance.stream, ready) - MARK_S, f"{instance} overtook its own stream"
+        assert ready >= last_of.get(instance.lane.stream, ready) - MARK_S, f"{instance} overtook its own stream"
         assert end >= ready - MARK_S
-        last_of[instance.stream] = end
+        last_of[instance.lane.stream] = end
 
 
 @pytest.mark.alone
@@ -214,7 +214,7 @@ def train(plan: Plan, training: Training, backend: str, folder: str) -> None:
             rank=rank,
         )
         transforms.warm_up(plan, memory)
-        world = ProcessWorld(groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=60.0)
+        world = ProcessWorld(groups_of(plan), timeout_s=60.0)
         world.warm_up(plan, device)
         recorder = Recorder(plan)
         Executor(
@@ -386,7 +386,7 @@ def reduce_on_and_on() -> None:
             plan,
             rank=connection.place.rank,
             delays={"host": np.full((1, plan.n_steps, 2), 1e-3)},
-            world=ProcessWorld(groups_of(plan), beside=groups_of(plan, beside=True), timeout_s=30.0),
+            world=ProcessWorld(groups_of(plan), timeout_s=30.0),
             program=Spinning(),
             memory=memory,
             lanes=Lanes(connection.device, collectives_block=True),

@@ -211,7 +211,7 @@ def kept(path: Path) -> Trace:
     assert 10 <= finished_steps(trace) < trace.plan.n_steps
     ran = np.isfinite([trace.ready_s, trace.start_s, trace.end_s])
     assert (ran == ran[0]).all()
-    streams = np.array([instance.stream for instance in walk(trace.plan)])
+    streams = np.array([instance.lane.stream for instance in walk(trace.plan)])
     for stream in np.unique(streams):
         assert (np.diff(ran[0, streams == stream].astype(int), axis=0) <= 0).all()
     assert (np.diff([trace.ready_s, trace.start_s, trace.end_s], axis=0)[:, ran[0]] >= 0).all()
@@ -269,10 +269,10 @@ def test_every_instance_ran_and_in_order(trace: Trace) -> None:
     assert (trace.start_s <= trace.end_s).all()
     last: dict[str, int] = {}
     for instance in walk(trace.plan):
-        before = [*instance.after, *([last[instance.stream]] if instance.stream in last else [])]
+        before = [*instance.after, *([last[instance.lane.stream]] if instance.lane.stream in last else [])]
         for index in before:
             assert (trace.ready_s[instance.index] >= trace.end_s[index]).all(), (instance, index)
-        last[instance.stream] = instance.index
+        last[instance.lane.stream] = instance.index
 
 
 def test_members_of_a_group_begin_a_collective_together(trace: Trace) -> None:

@@ -26,17 +26,17 @@ from numpy.typing import NDArray
 
 from simdist.cost.topology import Call, Messages
 from simdist.errors import PlanError
-from simdist.plan import AllReduce, Broadcast, Queue, Reduce, Servers, op_text
+from simdist.plan import AllReduce, Broadcast, Reduce, Server, Servers, op_text
 
 
 def server(call: Call) -> Iterator[Messages]:
-    """Yield the push and the pull, or the one of them that a queue takes.
+    """Yield the push and the pull, or the one of them that an operation is.
 
     Raises:
         PlanError: The collective does not say what its servers hold.
     """
-    if isinstance(call.op, Reduce | Broadcast) and call.op.queue:
-        yield from _queued(call, call.op, call.op.queue)
+    if isinstance(call.op, Reduce | Broadcast) and call.op.server:
+        yield from _one_way(call, call.op, call.op.server)
         return
     if not isinstance(call.op, AllReduce) or call.op.servers is None:
         raise PlanError(f"{op_text(call.op)}: server is an algorithm of an all_reduce with `servers`; use ring")
@@ -57,8 +57,8 @@ def server(call: Call) -> Iterator[Messages]:
         yield Messages(holder, member, nbytes)
 
 
-def _queued(call: Call, op: Reduce | Broadcast, queue: Queue) -> Iterator[Messages]:
-    root = call.topology.server(np.array(queue.server)) if queue.apart else call.members[op.root]
+def _one_way(call: Call, op: Reduce | Broadcast, at: Server) -> Iterator[Messages]:
+    root = call.topology.server(np.array(at.number)) if at.apart else call.members[op.root]
     members = call.members[call.members != root]
     if members.size:
         src = members

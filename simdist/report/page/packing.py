@@ -7,8 +7,8 @@ stands in which row of a trace. A packed trace (`pack`) is its times, base64 of 
 longest time: between 0.93e-9 and 9.3e-9 of the makespan. Every instant is rounded once, to half a tick, and lengths are
 differences of instants; so a time in the page is right to 1e-8 of the makespan, and a length to 2e-8.
 
-**Layout.** Three tables of `[row, rank]`. Rows are those of the trace, stream by stream in the order of `STREAMS`; a
-*lane* is a stream of a rank.
+**Layout.** Three tables of `[row, rank]`. Rows are those of the trace, stream by stream in the order of `Plan.streams`;
+a *lane* is a stream of a rank.
 
     gap     ready - end of the operation before in the lane; of the first one: ready
     wait    start - ready
@@ -34,16 +34,14 @@ from numpy.typing import NDArray
 
 from simdist.plan import (
     COLLECTIVES,
-    STREAMS,
     Enter,
     Op,
     Plan,
-    Stream,
     Wait,
+    lane_of,
     occurrences,
     op_text,
     reads,
-    stream_of,
     writes,
 )
 from simdist.report.lanes import HOST_BLOCKED, LEGEND, WAITING_FOR_OTHERS, style_of
@@ -99,12 +97,13 @@ def pack(trace: Trace, steps: range | None = None) -> PackedTrace:
     return PackedTrace(tick_s, base64.b64encode(zlib.compress(planes, 6)).decode(), begin)
 
 
-def rows_of_streams(plan: Plan) -> dict[Stream, NDArray[np.int64]]:
+def rows_of_streams(plan: Plan) -> dict[str, NDArray[np.int64]]:
     """Return the rows of a trace that each stream in use runs, in the order in which it runs them."""
-    stream_of_rows = np.zeros(plan.n_instances, dtype=np.int8)
+    streams = plan.streams
+    stream_of_rows = np.zeros(plan.n_instances, dtype=np.int16)
     for each in occurrences(plan):
-        stream_of_rows[each.rows] = STREAMS.index(stream_of(each.op))
-    rows = {stream: np.flatnonzero(stream_of_rows == number) for number, stream in enumerate(STREAMS)}
+        stream_of_rows[each.rows] = streams.index(lane_of(each.op).stream)
+    rows = {stream: np.flatnonzero(stream_of_rows == number) for number, stream in enumerate(streams)}
     return {stream: found for stream, found in rows.items() if len(found)}
 
 
@@ -184,9 +183,9 @@ def _waiting_style(op: Op) -> Style | None:
     return HOST_BLOCKED if isinstance(op, Wait | Enter) else None
 
 
-def _op_record(op: Op, streams: list[Stream], styles: list[Style], nbytes: dict[str, int]) -> Record:
+def _op_record(op: Op, streams: list[str], styles: list[Style], nbytes: dict[str, int]) -> Record:
     waiting = _waiting_style(op)
-    stream = stream_of(op)
+    stream = lane_of(op).stream
     record: Record = {
         "text": op_text(op),
         # a body that never runs has operations of no stream

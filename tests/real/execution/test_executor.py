@@ -19,7 +19,6 @@ from real.recording.recorder import Recorder
 from real.recording.timing import now_s
 from simdist.errors import RunError
 from simdist.plan import (
-    STREAMS,
     AllReduce,
     Backward,
     Copy,
@@ -37,6 +36,7 @@ from simdist.plan import (
     Unpack,
 )
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM, COMPUTE, LANES, Lane
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import walk
 from simdist.schedules import InputPath, Job, Sync
@@ -51,13 +51,13 @@ both_modes = pytest.mark.parametrize("lanes", [IN_THREAD, IN_CALLER], ids=["comp
 def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, plan: Plan) -> None:
     (ready_s, _, end_s), _ = execute(plan, Pretended(), lanes)
     assert not np.isnan(end_s).any()
-    last_of = dict.fromkeys(STREAMS, -np.inf)
+    last_of = {lane.stream: -np.inf for lane in LANES}
     for instance in walk(plan):
         for before in instance.after:
             assert ready_s[instance.index] >= end_s[before], f"{instance} began before {before} was done"
-        assert ready_s[instance.index] >= last_of[instance.stream], f"{instance} overtook its own stream"
+        assert ready_s[instance.index] >= last_of[instance.lane.stream], f"{instance} overtook its own stream"
         assert end_s[instance.index] >= ready_s[instance.index]
-        last_of[instance.stream] = end_s[instance.index]
+        last_of[instance.lane.stream] = end_s[instance.index]
 
 
 @settings(max_examples=30, deadline=None)
@@ -127,16 +127,16 @@ def test_a_tick_ends_early_when_the_run_has_failed() -> None:
     assert time.monotonic() - begin_s < 40
 
 
-@pytest.mark.parametrize("stream", ["compute", "comm"])
-def test_kernels_run_in_the_stream_that_the_plan_says(stream: str) -> None:
+@pytest.mark.parametrize("lane", [COMPUTE, COMM])
+def test_kernels_run_in_the_lane_that_the_plan_says(lane: Lane) -> None:
     ops = (
-        Select("grad.0", "top", "residual", 1, stream=stream),
-        Merge("top", "top.1", "residual", stream=stream),
-        Densify("top.1", "grad.0", stream=stream),
+        Select("grad.0", "top", "residual", 1, lane=lane),
+        Merge("top", "top.1", "residual", lane=lane),
+        Densify("top.1", "grad.0", lane=lane),
     )
     program = Pretended()
     execute(plan_of((STEP[0], STEP[3], *ops), world_size=2), program)
-    assert {program.threads[op] for op in ops} == {stream}
+    assert {program.threads[op] for op in ops} == {lane.name}
 
 
 def test_fusion_runs_in_the_comm_stream() -> None:
@@ -150,8 +150,8 @@ def test_an_emulated_program_holds_up_the_stream_of_an_operation() -> None:
     held: list[tuple[str, float]] = []
     ops = (
         Select("grad", "top", "residual", 1),
-        Merge("top", "top.1", "residual", stream="comm"),
-        Densify("top.1", "grad", stream="comm"),
+        Merge("top", "top.1", "residual", lane=COMM),
+        Densify("top.1", "grad", lane=COMM),
         Pack(("grad",), "fused"),
         Unpack("fused", ("grad",)),
     )

@@ -37,12 +37,12 @@ def all_due_s(plan: Plan, ended_s: Collection[float], start_s: float = START_S) 
     for instance, at_s in zip(instances, ended_s, strict=True):
         if isinstance(instance.op, Tick):
             ticks.submitted(instance)
-        elif instance.stream == "host":
+        elif instance.lane.kind == "host":
             ticks.ended(instance, lambda at_s=at_s: at_s)
     for instance, at_s in zip(instances, ended_s, strict=True):
         if isinstance(instance.op, Tick):
             yield instance, ticks.due_s(instance)
-        elif instance.stream != "host":
+        elif instance.lane.kind != "host":
             ticks.ended(instance, lambda at_s=at_s: at_s)
 
 

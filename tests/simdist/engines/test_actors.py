@@ -415,7 +415,7 @@ def test_observers_hear_what_the_trace_says_in_order_of_time(run):
     for instance in walk(plan):
         for rank in range(plan.world_size):
             for state, table in (("ready", trace.ready_s), ("started", trace.start_s), ("ended", trace.end_s)):
-                who = f"rank {rank} {instance.stream}"
+                who = f"rank {rank} {instance.lane.stream}"
                 told_s = heard[who, instance.index, state]
                 if trace.late:  # then the trace ends with its last result, and who is late goes on
                     told_s = min(told_s, trace.makespan_s)

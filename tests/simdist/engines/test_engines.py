@@ -32,7 +32,7 @@ from simdist.plan import (
     Tick,
     TrustRatios,
     Wait,
-    stream_of,
+    lane_of,
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
@@ -486,6 +486,6 @@ def test_streams_run_in_order_and_concurrently():
     trace = des.simulate(plan, costs, {"host": np.random.default_rng(0).random((1, 3, 4))})
     by_stream = {}
     for instance in walk(plan):
-        by_stream.setdefault(stream_of(instance.op), []).append(instance.index)
+        by_stream.setdefault(lane_of(instance.op).stream, []).append(instance.index)
     for rows in by_stream.values():
         assert (trace.start_s[rows[1:]] >= trace.end_s[rows[:-1]]).all()

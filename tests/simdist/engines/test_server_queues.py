@@ -6,7 +6,7 @@ import pytest
 from simdist.cost import price
 from simdist.engines import des, fast
 from simdist.errors import UnsupportedError
-from simdist.plan import AllReduce, Broadcast, Buffer, Group, Plan, Queue, Reduce
+from simdist.plan import AllReduce, Broadcast, Buffer, Group, Plan, Reduce, Server
 from simdist.scenario import Cluster, Link, Tensor, Workload
 from simdist.schedules.job import Job
 from simdist.schedules.parameter_server import ParameterServer
@@ -65,7 +65,7 @@ def test_a_receiving_end_that_is_slower_than_the_sending_one(op: type[Reduce | B
     """4 B take a receiver 0.5 s and 1.5 s, a sender 1 s; the server receives from two, or sends to two."""
     link = Link(table=((0, 0.5), (4, 2.0)), send_Bps=4.0)
     buffer = Buffer("grad", 1, tensors=(0, 1), initialized=True)
-    push = op("grad", Group(2), algorithm="server", queue=Queue(0, apart=True))
+    push = op("grad", Group(2), algorithm="server", server=Server(0, apart=True))
     plan = Plan.from_steps("one", world_size=2, buffers=(buffer,), steps=[(push,)])
     costs = price(plan, CLUSTER.model_copy(update={"network": link}), WORKLOAD)
     assert costs.of[push].alone_s == pytest.approx(0.5 + busiest_s)

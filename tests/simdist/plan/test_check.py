@@ -12,6 +12,7 @@ from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, Run, op_text, ops
 from simdist.plan.check import check
 from simdist.plan.group import MAX_WORLD_SIZE, Group
+from simdist.plan.lanes import COMM
 
 BUFFERS = (
     Buffer("param", 12, tensors=(0, 2), initialized=True),
@@ -197,7 +198,7 @@ def test_illegal_operation_is_reported_with_its_place_and_what_would_be_right(wh
     assert body == [
         "body 1:",
         "    host     wait(param)",
-        f"--> {ops.stream_of(op):8s} {op_text(op)}",
+        f"--> {ops.lane_of(op).stream:8s} {op_text(op)}",
         "    host     wait(param)",
     ]
     assert_message(f"illegal operation: {what}", first)
@@ -261,7 +262,7 @@ LEGAL: dict[str, ops.Op] = {
     "trust ratios in shares": ops.TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(2, 2)),
     "more members than tensors": ops.TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(8)),
     "one trust ratio for one tensor": ops.Optimize(("momentum.0",), ("momentum.0",), "one_ratio"),
-    "merge to fewer": ops.Merge("top", "few", "residual", divisor=8, stream="comm"),
+    "merge to fewer": ops.Merge("top", "few", "residual", divisor=8, lane=COMM),
     "merge to as many": ops.Merge("few", "few", "residual"),
     "select from half precision with a residual of more bits": ops.Select("half_residual", "half_few", "residual", 2),
     "select into half precision": ops.Select("whole", "half_few", "residual", 2),

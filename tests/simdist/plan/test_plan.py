@@ -13,6 +13,7 @@ from plans import ALGORITHMS, legal_plans, schedule_plans
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Plan, Run, dumps, load, loads, op_text, ops, plan_text, save
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM
 from simdist.plan.text import body_text, order_text
 
 STEP: Body = (
@@ -70,7 +71,7 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
         ("s", "r"),
     ),
     (
-        ops.Select("g", "s", "r", 3, stream="comm"),
+        ops.Select("g", "s", "r", 3, lane=COMM),
         "select(g -> s, 3 of it by exact, rest to r)",
         "comm",
         ("g", "r"),
@@ -95,7 +96,7 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
         ("r", "p", "q"),
     ),
     (
-        ops.LowRank("right", "g", "r", "p", "q", (ops.Matrix(0, 4, 6, 2),), stream="comm"),
+        ops.LowRank("right", "g", "r", "p", "q", (ops.Matrix(0, 4, 6, 2),), lane=COMM),
         "low_rank(right: p -> p, q, 1 matrix of rank 2, rest in r)",
         "comm",
         ("r", "p"),
@@ -182,13 +183,13 @@ def test_the_table_of_operations_below_covers_every_operation() -> None:
 def test_operation_states_its_text_stream_and_buffers(
     op: ops.Op, text: str, stream: str, read: tuple[str, ...], written: tuple[str, ...]
 ) -> None:
-    assert (op_text(op), ops.stream_of(op), ops.reads(op), ops.writes(op)) == (text, stream, read, written)
+    assert (op_text(op), ops.lane_of(op).stream, ops.reads(op), ops.writes(op)) == (text, stream, read, written)
 
 
 @settings(max_examples=100, deadline=None)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_every_operation_runs_on_a_known_stream(plan: Plan) -> None:
-    assert {ops.stream_of(op) for body in plan.bodies for op in body} <= set(ops.STREAMS)
+    assert {ops.lane_of(op) for body in plan.bodies for op in body} <= set(plan.lanes)
 
 
 # ---------------------------------------------------------------- from_steps
@@ -330,15 +331,19 @@ DIGEST_OF_OLD = "aca3f2c2ab1218cd3fbe26a0fbff81b1569c2cdcf67149dd6405186c3f3de5c
 
 def test_later_fields_at_their_defaults_are_not_written_and_leave_older_digests_as_they_were() -> None:
     assert OF_OLD.digest() == DIGEST_OF_OLD
-    for field in ("padding", "servers", "ratios", "stream", "divisor", "adds"):
+    for field in ("padding", "servers", "ratios", "lane", "divisor", "adds"):
         assert f'"{field}"' not in dumps(OF_OLD)
 
 
+ON_COMM = '"lane": {"name": "comm", "kind": "comm", "communicator": "comm"}'
 LATER_FIELDS: list[tuple[Buffer | ops.Op, str]] = [
     (Buffer("x", 10, padding=3), '"padding": 3'),
     (ops.Densify("top", "grad", divisor=2), '"divisor": 2'),
-    (ops.Densify("top", "grad", stream="comm"), '"stream": "comm"'),
-    (ops.Select("grad", "top", "residual", 2, stream="comm"), '"stream": "comm"'),
+    (ops.Densify("top", "grad", lane=COMM), '"lane": {"name": "comm", "kind": "comm", "communicator": "comm"}'),
+    (
+        ops.Select("grad", "top", "residual", 2, lane=COMM),
+        '"lane": {"name": "comm", "kind": "comm", "communicator": "comm"}',
+    ),
     (ops.Merge("top", "top", "residual", divisor=2), '"divisor": 2'),
     (ops.Optimize(("param",), ("grad",), "residual"), '"ratios": "residual"'),
     (ops.Backward(("loss", "param"), "grad", adds=True), '"adds": true'),

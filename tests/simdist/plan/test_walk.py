@@ -121,7 +121,7 @@ def test_prefetch_depth_is_the_number_of_batch_buffers() -> None:
 def test_instances_are_numbered_in_program_order() -> None:
     step, last = (Delay("host"), Delay("io")), (Delay("compute"),)
     plan = Plan.from_steps("count", world_size=1, buffers=(), steps=[step, step, last])
-    assert [(each.index, each.step, each.position, each.op, each.stream) for each in walk(plan)] == [
+    assert [(each.index, each.step, each.position, each.op, each.lane.stream) for each in walk(plan)] == [
         (0, 0, 0, Delay("host"), "host"),
         (1, 0, 1, Delay("io"), "io"),
         (2, 1, 0, Delay("host"), "host"),

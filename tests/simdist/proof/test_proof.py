@@ -14,6 +14,7 @@ from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Plan, Result, Run, op_text, ops
 from simdist.plan.check import check
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM
 from simdist.proof import prove
 from simdist.schedules import InputPath, Job, Schedule, kinds
 
@@ -832,7 +833,7 @@ TOP_BUFFERS = (
     Buffer("shard_residual", 16, initialized=True),
 )
 SELECT = ops.Select("grad", "top", "residual", K)
-SHARD_SELECT = ops.Select("slice.4", "top", "shard_residual", K, stream="comm")
+SHARD_SELECT = ops.Select("slice.4", "top", "shard_residual", K, lane=COMM)
 SCATTER, GATHER = ops.ReduceScatter("grad", "slice.4", Group(4)), ops.AllGather("slice.4", "grad", Group(4))
 
 MERGED: Body = (

@@ -357,7 +357,7 @@ def test_selection_does_not_hold_up_the_backward_pass(schedule: GradientSchedule
     last_pass = max(at for at, op in enumerate(body) if isinstance(op, Backward))
     received = {op.dst for op in body if isinstance(op, ReduceScatter | AllGather)}
     waiting = [op for op in body[:last_pass] if isinstance(op, Select | Densify) and op.src in received]
-    assert all(op.stream == "comm" for op in waiting)
+    assert all(op.lane.kind == "comm" for op in waiting)
 
 
 # ---------------------------------------------------------------- labels

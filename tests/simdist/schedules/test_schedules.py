@@ -43,7 +43,7 @@ from simdist.plan import (
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
-from simdist.plan.ops import Algorithm, stream_of
+from simdist.plan.ops import Algorithm, lane_of
 from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import GradientSchedule, InputPath, Job, Schedule, kinds
@@ -400,7 +400,7 @@ def test_delays_of_the_backward_pass_stand_before_its_last_bucket(schedule: Sche
     for step in steps_of(plan):
         first, *_, last = [at for at, op in enumerate(step) if isinstance(op, Backward)] * 2
         is_fused = getattr(schedule, "fusion", None)  # afterwards: what was to run beside buckets may run behind them
-        is_beside = bool(is_fused) or any(stream_of(op) == "comm" for op in step[first:last])
+        is_beside = bool(is_fused) or any(lane_of(op).kind == "comm" for op in step[first:last])
         assert [op for op in step if isinstance(op, Delay)] == [Delay("backward"), Delay("overlap")][: 1 + is_beside]
         assert isinstance(step[last - 1], Delay)
 

@@ -27,7 +27,7 @@ STATES = ("compute_s", "comm_s", "wait_s", "io_s", "host_s")
 def counted(trace):
     """Return seconds per state and rank `[5, world_size]`, by asking in every elementary interval what a rank does."""
     totals = np.zeros((len(STATES), trace.plan.world_size))
-    streams = np.array([instance.stream for instance in walk(trace.plan)])
+    streams = np.array([instance.lane.stream for instance in walk(trace.plan)])
     for rank in range(trace.plan.world_size):
         ready_s, start_s, end_s = (array[:, rank] for array in (trace.ready_s, trace.start_s, trace.end_s))
         borders = np.unique(np.concatenate([[0.0, trace.makespan_s], ready_s, start_s, end_s]))

@@ -150,7 +150,7 @@ def test_frame_has_a_row_per_instance_and_rank():
     assert list(frame.columns) == ["step", "position", "rank", "op", "stream", "ready_s", "start_s", "end_s"]
     assert len(frame) == trace.plan.n_instances * 4
     expected = [
-        (instance.step, instance.position, rank, op_name(instance.op), instance.stream)
+        (instance.step, instance.position, rank, op_name(instance.op), instance.lane.stream)
         for instance in walk(trace.plan)
         for rank in range(4)
     ]

@@ -1,0 +1,71 @@
+"""Lanes: where the operations of a plan run.
+
+A rank has several lanes. The operations of one lane run in program order. Operations of different lanes run
+concurrently. On a GPU a lane is a CUDA stream, on a CPU it is a thread.
+
+An operation names its lane (`simdist.plan.ops.lane_of`). Code that interprets a plan asks for the `kind` of a lane,
+never for its name. So a plan may use lanes of its own: make a `Lane` with a new name and give it to operations. Other
+code does not change.
+
+>>> prefetch = Lane("prefetch", "comm", "prefetch")
+>>> prefetch.stream
+'prefetch'
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+Kind: TypeAlias = Literal["host", "compute", "comm", "io", "save"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A queue of operations, the same on every rank.
+
+    Args:
+        name: Unique in a plan.
+        kind: What its operations do. `host`: the host's program; `compute`: kernels of the model; `comm`: collectives
+            and the kernels around them; `io`: input; `save`: checkpoints. A plan has one lane of the kind `host` and
+            one of the kind `compute`.
+        communicator: Of a lane of the kind `comm`: name of the process groups that its collectives use. Lanes that
+            share a communicator issue their collectives in the same order on all ranks.
+    """
+
+    name: str
+    kind: Kind
+    communicator: str = ""
+
+    @property
+    def stream(self) -> str:
+        """Name of the stream in tables and pictures: lanes that share a communicator share a stream."""
+        return self.communicator or self.name
+
+
+HOST = Lane("host", "host")
+COMPUTE = Lane("compute", "compute")
+COMM = Lane("comm", "comm", "comm")
+IO = Lane("io", "io")
+SAVE = Lane("save", "save")
+#: All-reduces that run beside other communication, such as averages whose result is used later.
+AVERAGE = Lane("average", "comm", "average")
+
+#: The lanes that every rank has, in the order in which tables list them.
+LANES = (HOST, COMPUTE, COMM, IO, SAVE, AVERAGE)
+
+
+def push_to(server: int) -> Lane:
+    """Return the lane of pushes to a parameter server: it takes them in order, beside other servers."""
+    return Lane(f"push {server}", "comm", COMM.communicator)
+
+
+def pull_from(server: int) -> Lane:
+    """Return the lane of pulls from a parameter server: they run in order, beside pushes and other servers."""
+    return Lane(f"pull {server}", "comm", COMM.communicator)
+
+
+def all_lanes(used: Iterable[Lane]) -> tuple[Lane, ...]:
+    """Return `LANES`, and then others that are used, each once."""
+    return tuple(dict.fromkeys((*LANES, *used)))
