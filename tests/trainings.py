@@ -421,7 +421,8 @@ def _world_of_all_groups() -> ProcessWorld:
     """Make every group once, because that takes longer than most plans."""
     numbers = range(1, dist.get_world_size() + 1)
     groups = [Group(size, stride) for size in numbers for stride in numbers]
-    return ProcessWorld([group for group in groups if group.divides(numbers[-1])], timeout_s=30.0)
+    possible = [group for group in groups if group.divides(numbers[-1])]
+    return ProcessWorld(dict.fromkeys(("comm", "average", "side"), possible), timeout_s=30.0)
 
 
 def _idle(plan: Plan, memory: Memory, rank: int) -> ModuleProgram:
@@ -517,7 +518,7 @@ def by_arrival(
 
 def comes_alone(ranks: Collection[int], n_first: int, timeout_s: float, servers: Servers) -> str:
     """Let some ranks come to an exchange of more; return what they are told."""
-    world = ProcessWorld([Group(dist.get_world_size())], timeout_s=timeout_s)
+    world = ProcessWorld({"comm": [Group(dist.get_world_size())]}, timeout_s=timeout_s)
     arrivals = world.meet(servers.members)
     try:
         if dist.get_rank() in ranks:

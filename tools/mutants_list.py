@@ -600,8 +600,8 @@ _SCHEDULES = (
         "schedules",
         "an anchor moves without the average of the outer gradients",
         _SCHEDULES_AT + "diloco.py",
-        "for name in sent.values()\n",
-        "for name in [*sent.values()][1:]\n",
+        "for name in sent.values()),\n",
+        "for name in [*sent.values()][1:]),\n",
         _TEST_SCHEDULES,
     ),
     Mutant(

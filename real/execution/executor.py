@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
 from real.execution.gpu import GpuClock, Spin
-from real.execution.lanes import CudaLane, DirectLane, Lane, ThreadLane
+from real.execution.lanes import CudaLane, DirectLane, Performer, ThreadLane
 from real.execution.ticks import Ended, Ticks
 from real.programs.base import Program
 from real.recording.recorder import Recorder
@@ -236,7 +236,7 @@ class Executor:
         for lane in self._lanes.values():
             lane.join(timeout_s)
 
-    def _make_lanes(self, lanes: Lanes) -> dict[str, Lane]:
+    def _make_lanes(self, lanes: Lanes) -> dict[str, Performer]:
         """Make what performs each stream: lanes that share a communicator take turns in program order."""
         performed = self._execute, self._recorder, self._on_end
         device = self._device
@@ -245,7 +245,7 @@ class Executor:
         def thread(stream: str) -> ThreadLane:
             return ThreadLane(*performed, name=stream, device=device, failed=failed, on_error=self._errors.append)
 
-        compute: Lane
+        compute: Performer
         in_thread = not self._on_gpu or lanes.collectives_block or bool(self._ticks)
         used = {COMM, IO, *(ops.lane_of(op) for body in self._plan.bodies for op in body)}
         if self._on_gpu:
@@ -253,7 +253,7 @@ class Executor:
             compute = enqueued(torch.cuda.current_stream(device))
         else:
             compute = DirectLane(*performed) if lanes.compute_in_caller else thread("compute")
-        made: dict[str, Lane] = {HOST.stream: DirectLane(*performed), COMPUTE.stream: compute}
+        made: dict[str, Performer] = {HOST.stream: DirectLane(*performed), COMPUTE.stream: compute}
         for each in self._plan.lanes:
             if each in used and each.stream not in made:
                 enqueues = each.kind == "comm" and not in_thread
@@ -277,7 +277,7 @@ class Executor:
         lane = self._lanes[COMPUTE.stream]
         return lane.instances() if isinstance(lane, ThreadLane) else self._order
 
-    def _lane(self, instance: Instance) -> Lane:
+    def _lane(self, instance: Instance) -> Performer:
         return self._lanes[instance.lane.stream]
 
     def _submit(self, instance: Instance) -> None:

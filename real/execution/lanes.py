@@ -5,7 +5,7 @@ A *thread lane* hands them to a thread of its own; that is a stream on a CPU, an
 that only enqueues kernels on a CUDA stream, and events say when they run; on a CPU it is the host itself, and the
 compute stream of a user's own training loop.
 
-The plan tells the predecessors of an instance. `Lane.order` puts it in order: a CUDA stream waits for an event,
+The plan tells the predecessors of an instance. `Performer.order` puts it in order: a CUDA stream waits for an event,
 without holding up the host; in all other cases the caller waits.
 
 **Threads on a GPU.** Collectives of gloo take CUDA tensors, and copy them to the host and back on streams of their own;
@@ -37,7 +37,7 @@ OnEnd = Callable[[Instance, Ended], None]
 _LOOK_S = 0.25  # how often a blocked thread looks whether the run has failed
 
 
-class Lane(abc.ABC):
+class Performer(abc.ABC):
     """One stream of one rank.
 
     Args:
@@ -93,13 +93,13 @@ class Lane(abc.ABC):
 
 
 @final
-class ThreadLane(Lane):
+class ThreadLane(Performer):
     """A stream that is a thread.
 
     Args:
-        perform: Runs in the thread; see `Lane`.
-        recorder: See `Lane`.
-        on_end: See `Lane`.
+        perform: Runs in the thread; see `Performer`.
+        recorder: See `Performer`.
+        on_end: See `Performer`.
         name: Of the thread.
         device: Of the tensors that it works on.
         failed: Raises when the run has failed; no wait goes on then.
@@ -181,7 +181,7 @@ class ThreadLane(Lane):
 
 
 @final
-class DirectLane(Lane):
+class DirectLane(Performer):
     """A stream whose operations the submitting thread performs at once."""
 
     def submit(self, instance: Instance) -> None:
@@ -193,13 +193,13 @@ class DirectLane(Lane):
 
 
 @final
-class CudaLane(Lane):
+class CudaLane(Performer):
     """A stream that is a CUDA stream: what is submitted is enqueued at once, and runs when the GPU gets there.
 
     Args:
-        perform: See `Lane`.
+        perform: See `Performer`.
         recorder: Takes the times that events bring.
-        on_end: See `Lane`.
+        on_end: See `Performer`.
         stream: The CUDA stream.
         clock: Knows when events happened.
         failed: Raises when the run has failed; no wait goes on then.

@@ -36,7 +36,7 @@ from simdist.plan import (
     Unpack,
 )
 from simdist.plan.group import Group
-from simdist.plan.lanes import COMM, COMPUTE, LANES, Lane
+from simdist.plan.lanes import COMM, COMPUTE, Lane
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import walk
 from simdist.schedules import InputPath, Job, Sync
@@ -51,7 +51,7 @@ both_modes = pytest.mark.parametrize("lanes", [IN_THREAD, IN_CALLER], ids=["comp
 def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, plan: Plan) -> None:
     (ready_s, _, end_s), _ = execute(plan, Pretended(), lanes)
     assert not np.isnan(end_s).any()
-    last_of = {lane.stream: -np.inf for lane in LANES}
+    last_of = dict.fromkeys(plan.streams, -np.inf)
     for instance in walk(plan):
         for before in instance.after:
             assert ready_s[instance.index] >= end_s[before], f"{instance} began before {before} was done"

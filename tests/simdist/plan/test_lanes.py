@@ -6,17 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pretended import Pretended, execute
 from traces import plan_of
 
-from real.collectives.worlds import groups_of
 from simdist import engines
 from simdist.chakra.export import Export
 from simdist.cost import price
 from simdist.engines import replay
 from simdist.engines.live import LiveCluster
 from simdist.errors import PlanError
-from simdist.plan import AllReduce, Copy, Dataset, Forward, Group, Lane, Op, Plan, dumps, lane_of, loads
+from simdist.plan import AllReduce, Copy, Dataset, Group, Lane, Op, Plan, dumps, lane_of, loads
 from simdist.plan.check import check
 from simdist.plan.lanes import AVERAGE, IO, LANES, pull_from, push_to
 from simdist.plan.text import body_text
@@ -219,26 +217,6 @@ def test_a_lane_that_is_not_in_the_plan_cannot_be_held(known):
     plan, costs, delays, _ = known
     with pytest.raises(Exception, match="lane 'eighth': there are host, compute, comm, io, save, average"):
         engines.simulate(plan, costs, delays, engine="des", actors=[actor])
-
-
-def test_executor_performs_it_in_a_thread_of_its_own():
-    plan = plan_of((Forward(("param",), ("loss",)), AllReduce("param", Group(2), lane=EIGHTH)), world_size=2)
-    program = Pretended()
-    execute(plan, program)
-    assert program.threads[plan.bodies[0][1]] == "eighth"
-
-
-def test_lanes_of_one_communicator_take_turns_in_one_thread():
-    pushes = [AllReduce(f"param.{n}", Group(2), lane=push_to(n)) for n in range(2)]
-    plan = plan_of((Forward(("param.0",), ("loss",)), *pushes), world_size=2)
-    program = Pretended()
-    execute(plan, program)
-    assert {program.threads[push] for push in pushes} == {"comm"}
-
-
-def test_its_communicator_has_process_groups_of_its_own(known, other):
-    assert groups_of(known[0]).keys() == {"comm", "average"}
-    assert groups_of(other[0]) == {"comm": [Group(2)], "eighth": [Group(4)]}
 
 
 def test_pushes_and_pulls_are_shown_as_communication():
