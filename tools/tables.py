@@ -372,7 +372,10 @@ class Facts:
     imported: str
     imported_speedups: str
     imported_stragglers: str
+    n_imported: int
     computing: str
+    computing_speedups: str
+    slow_networks: str
     read: str
     targets: str
     on_gpus: str | None
@@ -397,9 +400,11 @@ def facts() -> Facts:
         return f"{sum(int(each[0]) for each in counted)} of {sum(int(each[1]) for each in counted)}"
 
     sleeping, _, found, computing = overview("profile_round_trip", "summary")
-    ((step, speedups),) = said([sleeping], r"predicted (\S+ to \S+) off, .* `sync` (\S+ to \S+),")
+    ((step, speedups, n_sleeping),) = said([sleeping], r"predicted (\S+ to \S+) off, .* `sync` (\S+ to \S+), in (\d+)")
     ((injected, seen, size),) = said([found], r"Of (\d+) injected stragglers, (\d+) were .* at most (\S+) off")
-    ((busy_step, busy_speedups),) = said([computing], r"predicted (\S+ to \S+) off, .* `sync` (\S+ to \S+),")
+    ((busy_step, busy_speedups, n_busy),) = said(
+        [computing], r"predicted (\S+ to \S+) off, .* `sync` (\S+ to \S+), in (\d+)"
+    )
     traces = overview("public_traces", "times")[2:]
     times = [pair for line in traces for pair in re.findall(r"([\d.]+) / ([\d.]+)", line)[:-1]]  # but for the host's
     most_ms = max(abs(float(told) - float(shown)) for told, shown in times)
@@ -432,6 +437,9 @@ def facts() -> Facts:
         imported=step,
         imported_speedups=speedups,
         imported_stragglers=f"{seen} of {injected} found by rank and step, sizes within {size.lstrip('+')}",
+        n_imported=int(n_sleeping) + int(n_busy),
+        computing_speedups=busy_speedups,
+        slow_networks=slow_networks(),
         computing=f"step {busy_step}, speed-ups {busy_speedups}; few are recommended",
         read=f"times of a step within {max(most_ms, 0.1):.1f} ms of a second reader's, in {len(traces)} public traces",
         targets=f"time to the target: median {to_target[0]}, worst {to_target[1]}; {right} of {pairs} pairs in order; "
@@ -440,48 +448,80 @@ def facts() -> Facts:
     )
 
 
+def slow_networks() -> str:
+    """Return by how much dense training is predicted too fast over networks that carry less than their kind."""
+
+    def times(experiment: str, table: str, column: str | int, where: Callable[[list[str]], bool]) -> str:
+        return f"{1 + max(numbers(experiment, table, column, where)) / 100:.0f} times"
+
+    ethernet = times("gtopk_1gbe", "published", 5, lambda row: row[1] == "dense")
+    cloud = times("hitopk_communication", "measured", "error", lambda row: "Horovod" in row[0])
+    return f"dense training up to {ethernet} too fast over 1 Gbit/s, {cloud} over a cloud's TCP"
+
+
 def on_gpus() -> str | None:
     """Return what the newest results of a GPU say of plans, as the page of the experiment has it; None without any."""
     (line,) = overview("gpu", "summary")
     return None if line.startswith("No GPU") else line.rstrip(".")
 
 
-def trust_overview(_: Path, __: str) -> list[str]:
-    """Return the answers of the front page."""
+def trust_overview(page: Path, _: str) -> list[str]:
+    """Return the comparisons that the front page names: what, with what, how many rows, how near, and where to read."""
     known = facts()
+    training = all_rows(collectives=False)
+    reductions = all_rows(collectives=True)
+    speedups = [*numbers("hsgd_stragglers", "published", 3), *numbers("hsgd_stragglers", "published", 4)]
+
+    def near(every: Found) -> str:
+        median_error = f"median {median(map(abs, every.errors)):.1f} %"
+        return f"{median_error}; {every.n_met} within 10 % or in the stated interval; all {percent(every.errors)}"
+
     rows = [
         (
-            "which schedule is fastest, links calibrated",
-            "yes, among sync, local and hierarchical SGD",
-            f"{known.order} pairs in the right order; with torus, servers, top-k {known.other_order}",
-        ),
-        ("step times, links calibrated", "yes, among these", f"{known.steps}; of the others {known.other_steps}"),
-        (
-            "what stragglers cost, and who they are",
-            "yes",
-            f"published speed-ups {known.speedups}; {known.stragglers} injected ones named",
+            "step times of sync, local and hierarchical SGD, links calibrated",
+            "the same plans run on CPUs, three emulated clusters",
+            f"{known.order.partition(' of ')[2]} pairs",
+            f"{known.steps}; {known.order} in the right order",
+            link("emulated_cluster", where=page),
         ),
         (
-            "how training scales, from data sheets",
-            "where computing dominates",
-            f"images/s {known.scaling}; networks below their kind: many times too fast",
+            "what stragglers cost: speed-ups over sync",
+            "a paper, 64 to 256 GPUs",
+            str(len(speedups)),
+            known.speedups,
+            link("hsgd_stragglers", where=page),
         ),
-        ("the same, from the rates of one GPU and one machine", "yes, with an interval", known.machines),
-        ("all GPUs of a machine, from the rate of one", "an interval", known.one_machine),
         (
-            "your job under another schedule, from its traces (gloo, CPUs)",
-            "if cores are not shared",
-            f"step {known.imported}, speed-ups {known.imported_speedups}; on shared cores {known.computing}",
+            "training rates, storage, from data sheets and rates of one GPU or machine",
+            "papers, benchmarks and logs, up to 512 GPUs",
+            str(len(training.errors)),
+            near(training),
+            "[every row](docs/background/validity.md#how-near-to-published-numbers)",
         ),
-        ("where a step of your job on GPUs goes, from its traces", "yes", known.read),
-        ("when a small task reaches a target, links calibrated", "yes", known.targets),
-        ("plans of four ranks that share one GPU (gloo)", "see the errors", known.on_gpus)
-        if known.on_gpus
-        else ("any schedule performed on GPUs", "untested", "no run on GPUs was compared yet"),
+        (
+            "single all-reduces of NCCL, 8 B to 16 GiB",
+            "published tables, A100 to B200",
+            str(len(reductions.errors)),
+            near(reductions),
+            link("nccl_tables", where=page),
+        ),
+        (
+            "speed-up of an imported job under another schedule (gloo, CPUs)",
+            "the job trained again with it",
+            f"{known.n_imported} runs",
+            f"{known.imported_speedups}; where computing shares cores with communication {known.computing_speedups}",
+            link("profile_round_trip", where=page),
+        ),
+        (
+            ("plans of four ranks that share one GPU (gloo)", "the same plans run", "", known.on_gpus)
+            if known.on_gpus
+            else ("any schedule on GPUs", "the same plan run", "0", "not compared yet")
+        )
+        + (link("gpu", where=page),),
     ]
     return [
-        "| you want to know | trust it? | errors measured |",
-        "|---|---|---|",
+        "| predicted | compared with | rows | error | read more |",
+        "|---|---|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in rows),
     ]
 
@@ -504,6 +544,7 @@ def trust(_: Path, old: str) -> list[str]:
         "what all GPUs of a machine do, from the rate of one": known.one_machine,
         "what more machines do, from the rates of one GPU and one machine": known.machines,
         "how training scales where communication does not dominate": f"images/s {known.scaling}",
+        "how it scales where communication dominates": known.slow_networks,
         "when a model reaches a target, tasks that ship": known.targets,
         "times of epochs with caches, calibrated": known.epochs,
         "which level of storage samples come from": f"exact in {known.levels} runs",

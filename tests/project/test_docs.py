@@ -101,6 +101,31 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert set(PAGES) - {ROOT / "README.md"} <= reached
 
 
+# ---------------------------------------------------------------- the map of the tree
+
+CONTRIBUTING = ROOT / "docs" / "contributing.md"
+
+
+def mapped(package: str) -> set[str]:
+    """Return the names that the map of the tree gives to what lies in a package."""
+    block = CONTRIBUTING.read_text(encoding="utf-8").split("```text\n")[2].partition("```")[0]
+    of_package = re.search(rf"^{package}/ .*\n((?:  .*\n)*)", block, re.M)
+    assert of_package
+    names = (line.strip().split("  ")[0] for line in of_package[1].splitlines())  # what follows says what it is
+    return {name.strip("/") for line in names for name in line.split()}
+
+
+@pytest.mark.parametrize("package", ["simdist", "real"])
+def test_the_map_of_the_tree_names_every_package_and_module(package: str) -> None:
+    inside = [path for path in (ROOT / package).iterdir() if (path / "__init__.py").exists() or path.suffix == ".py"]
+    assert mapped(package) == {path.stem for path in inside if not path.stem.startswith("_")}
+
+
+def test_files_that_the_page_for_contributors_names_exist() -> None:
+    named = set(re.findall(r"`((?:simdist|real|tests|tools|docs)/[\w./-]+)`", CONTRIBUTING.read_text(encoding="utf-8")))
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 # ---------------------------------------------------------------- blocks
 
 

@@ -27,13 +27,14 @@ first chunk of LL128 and Simple goes up and down the tree over one channel, 2 (n
 leaves that out, so it has no part in the choice, and halves chunks (32 to 576 kB) until there are enough of them.
 
 NVSwitches since Hopper reduce (NVLS): every GPU sends and receives S (1 + 1/n) bytes, at 0.85 (Blackwell 0.74) of the
-bandwidth of its links. Chunks of c bytes go round by round, c n channels of them in each, through three steps: into
-the buffers, through the switch, out of them. So with k = ceil(S / (c n channels)) rounds of r seconds
+bandwidth of its links. A round carries a chunk of c bytes for each GPU and channel, so S fills b = S / (c n channels)
+rounds. Each round passes s = 3 steps: into the buffers, through the switch, out of them. With r seconds for the bytes
+of a full round, and b of at least 1:
 
-    8.4 us + (k + 2) (3.4 us + r)
+    8.4 us + (ceil(b) + s - 1) 3.4 us + (b + s - 1) r
 
 c is 16 to 128 KiB, more for larger buffers: that is why NVLS needs hundreds of MB to come near its plateau. Over
-several nodes (NVLS tree) the reduced parts go up and down a double tree, two steps and its hops more.
+several nodes (NVLS tree) s is 5: the reduced parts also go up and down a double tree, with its hops.
 
 Waiting uses no link: what a protocol lacks is time before the bytes flow, in which others may send; but flags flow.
 
