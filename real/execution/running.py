@@ -39,21 +39,20 @@ class RunReport:
     """Describes a run beside its trace.
 
     Args:
-        run: What no other run has; the trace has it, too.
-        digest: Of the plan.
-        program: The program that computed.
-        backend: Of collectives.
-        device: Of computation.
-        hosts: Of every rank.
-        versions: Of what took part.
-        makespan_s: Seconds from the common start to the end of the last operation.
-        clock_ahead_s: How far the clock of each rank was ahead of rank 0's, at the start and at the end.
-        clock_uncertainty_s: Give or take; 0 for ranks on the machine of rank 0.
-        tracing_s: Seconds that a rank spent on noting times.
+        run: Unique name of the run, also in the header of `trace.real.npz`.
+        digest: Digest of the plan.
+        program: Program that computed.
+        backend: Backend of collectives: `gloo` or `nccl`.
+        device: Device of computation.
+        hosts: Machine (str) of each rank.
+        versions: Versions (str) of the software.
+        makespan_s: From the common start to the end of the last operation.
+        clock_ahead_s: How far the clock of each rank was ahead of rank 0's: a list at the start, another at the end.
+        clock_uncertainty_s: Its uncertainty, in the same form. 0 for ranks on the machine of rank 0.
+        tracing_s: Time that a rank spent on recording times.
         tracing_share: The same as a share of the makespan.
-        reads: Of a run with data: samples and bytes from each level of storage, of all ranks, and how many samples came
-            from another one than planned, or were not kept.
-        links: Of a scenario whose links are disturbed: what performed that, or `none`.
+        reads: Only with a data set: "Sums of what was read".
+        links: Only with misbehaving links: what performed that, as given by `--links`.
     """
 
     run: str

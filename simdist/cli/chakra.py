@@ -60,6 +60,18 @@ def _export(
 
 
 def _export_document(label: str, export: Export, folder: Path, nbytes: int) -> dict[str, object]:
+    """Return an export as JSON.
+
+    Columns:
+        schedule (str): Label.
+        digest (str): Digest of the plan.
+        world_size (int): Ranks, and files.
+        steps (int): Steps written.
+        traces (str): Pattern of the files.
+        groups (str): File with the ranks of each process group.
+        size (int): Bytes of all traces.
+        cautions (list): What consumers of the traces do not see, a text each.
+    """
     return {
         "schedule": label,
         "digest": export.plan.digest(),
@@ -115,6 +127,23 @@ def _import(
 
 
 def _imported_document(imported: ChakraJob, output: Path) -> dict[str, Any]:
+    """Return imported traces as JSON.
+
+    Columns:
+        scenario (str): File written.
+        traces (int): Files read.
+        world_size (int): Ranks of the job.
+        steps (int): Steps.
+        forward_s (float): Time of a step, median over ranks and steps.
+        backward_s, optimize_s (float): Time of a step.
+        buckets (list): "A bucket of imported traces", in the order of the all-reduces.
+        notes (list): What the traces do not show, and what was left out, a text each.
+
+    Columns of buckets:
+        tensor (str): Name of its tensor.
+        count (int): Elements.
+        backward_s (float): Backward pass from the previous bucket to this one, median.
+    """
     workload = imported.workload
     return {
         "scenario": str(output),

@@ -141,6 +141,20 @@ def _simulated(source: inputs.PlannedSchedule, progress: Callable[[int], None]) 
 def _document(
     source: inputs.PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None
 ) -> _Record:
+    """Return how a schedule loads its data as JSON.
+
+    Columns:
+        schedule (str): Label.
+        run (str or null): Its directory.
+        digest (str): Digest of the plan.
+        traces (list): The simulated and the measured trace, where present: "The loading of a trace".
+        errors (list): Of a measured run: "The error of an epoch".
+        hits_identical (bool or null): Every load on every rank read as many samples and bytes from each level as the
+            plan says. `null` without `real-reads.npz`.
+        hits_differences (list or null): A sentence (str) for each level that differs. `null` without `real-reads.npz`.
+        limits (list): For staging, if any, and for every epoch: "Lower bounds of an epoch".
+        knobs (object or null): With `--knobs`: "Knobs".
+    """
     traces = {"simulated": loading.simulated, "measured": loading.measured}
     return {
         "schedule": source.schedule.name,
@@ -156,16 +170,47 @@ def _document(
 
 
 def _knobs_document(turned: KnobEffects) -> _Record:
+    """Return knobs as JSON.
+
+    Columns:
+        seconds (float): Staging and epochs of the schedule as it is.
+        waiting_s (float): Staging and stalls in that time.
+        effects (list): "Effect of a knob", for each knob.
+        missing (object): Knob -> the part of the scenario (str) that it needs.
+    """
     effects = [asdict(effect) for effect in turned.effects]
     return common.picked(turned.baseline, "seconds", "waiting_s") | {"effects": effects, "missing": turned.missing}
 
 
 def _trace_document(which: str, found: Epochs) -> _Record:
+    """Return the loading of a trace as JSON.
+
+    Columns:
+        which (str): `simulated` or `measured`.
+        source (str): Program that wrote the trace.
+        staging_s (float): Time before the first epoch in which files are staged in.
+        epochs (list): "An epoch of a trace".
+    """
     epochs = [_epoch_record(epoch) for epoch in found.epochs]
     return {"which": which, **common.picked(found, "source", "staging_s"), "epochs": epochs}
 
 
 def _epoch_record(epoch: Epoch) -> _Record:
+    """Return an epoch of a trace as JSON.
+
+    Columns:
+        epoch (int): Number.
+        steps (int): Number of its steps.
+        seconds (float): From the end of the previous epoch, or of staging, until the last rank ended its last step.
+        stall_s (float): Stalls of the slowest rank of each step.
+        stall_share (float): `stall_s` as a share of the epoch.
+        mean_stall_s (float): Stalls averaged over ranks.
+        hidden (bool): Compute hides the loading: less than 1 % of the epoch is stalled.
+        hits (object): Share of the samples (float) from `memory`, `peer` (another node's memory), `disk` and `storage`.
+        samples (object): Samples (int) from each level, over all ranks.
+        nbytes (object): Bytes (int) from each level: of files for disk and storage, of decoded samples for memory and
+            peers.
+    """
     times = ("seconds", "stall_s", "stall_share", "mean_stall_s", "hits")
     return common.picked(epoch, *times, epoch="number", steps="n_steps", hidden="is_hidden") | {
         "samples": dict(zip(LEVELS, epoch.n_samples, strict=True)),
@@ -174,6 +219,20 @@ def _epoch_record(epoch: Epoch) -> _Record:
 
 
 def _limits_record(each: EpochLimits) -> _Record:
+    """Return lower bounds of an epoch as JSON.
+
+    Columns:
+        epoch (int or null): Number. `null`: staging.
+        least_s (float): The largest of its limits.
+        limit (str): Name of that limit.
+        least_s_by_limit (object): Seconds (float) by limit. `computing` and `communication`: each collective alone.
+            `server`, `operations`: storage bandwidth and operations. `clients`: their bandwidth from storage.
+            `network`: NICs and switch, gradients included. `disk`, `memory`. `decoding`: workers, cores. `reading`:
+            threads of a rank.
+        storage_nbytes (float): Bytes read from storage.
+        needed_Bps (float or null): Rate that storage must deliver to read within the time of computing or
+            communicating. `null` where nothing is read from it or nothing is computed.
+    """
     own = ("epoch", "least_s", "storage_nbytes", "needed_Bps")
     return common.picked(each, *own, limit="name", least_s_by_limit="seconds")
 

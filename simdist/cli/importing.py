@@ -166,7 +166,46 @@ def _tensors(name: str) -> tuple[Tensor, ...]:
 
 
 def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, object]:
-    """Return what was found as JSON has it."""
+    """Return what was found as JSON has it.
+
+    Columns:
+        scenario (str): Its name.
+        world_size (int): Ranks of the job.
+        ranks (list): Ranks with a trace (int).
+        missing_ranks (list): Ranks without a trace (int).
+        nodes (int): Machines.
+        gpus_per_node (int): Ranks of a machine.
+        steps (list): Steps (int) that all traces have, as the profiler numbers them.
+        step (object): "A measured step and its prediction".
+        base (object): "An undisturbed step".
+        tensors (int): Tensors of the model, or gradient buckets if the traces do not show tensors.
+        parameters_nbytes (int): Their size.
+        where (object): "Where a step goes".
+        job (object): What the scenario leaves out: "The kind of job".
+        collectives (list): "Collectives in the traces".
+        stragglers (list): "A straggler in the traces".
+        noise (object): Delays that are noticeable but within the noise of all: `count` (int) of ranks and steps,
+            `seconds` (float) in sum.
+        straggling_share (float): Share of the predicted step that is lost to stragglers.
+        clock_skew_s (float): Largest difference between the clocks of ranks. It is corrected.
+        clock_residual_s (float): Difference between ranks in the end of a collective after that correction, median.
+        notes (list): What the traces do not show, and what was assumed, a text each.
+        files (list): Files written (str).
+
+    Columns of step:
+        measured_s (float): Mean over steps and traced ranks.
+        predicted_s (float): Synchronous SGD of the scenario, with the delays as they happened.
+        without_stragglers_s (float): The same, with stragglers as late as typical ranks.
+        error (float): Error of the prediction.
+
+    Columns of base:
+        input_s (float): Until the batch is there.
+        forward_s (float): Forward pass and loss.
+        host_s (float): The device is idle, and not for communication.
+        backward_s (float): Backward passes: the sum of `buckets_s` times the passes of a step.
+        buckets_s (list): Seconds (float) of one pass up to each gradient bucket, from the previous one.
+        optimize_s (float): Update.
+    """
     proof = imported.proof
     of_base = ("input_s", "forward_s", "host_s", "backward_s", "buckets_s", "optimize_s")
     return {
@@ -218,7 +257,29 @@ def _head(imported: ImportedJob) -> str:
 
 
 def _where_record(budget: StepBudget) -> dict[str, object]:
-    """Return where steps went, in all and by rank."""
+    """Return where steps went, in all and by rank.
+
+    Columns:
+        step_s (float): A step.
+        compute_s (float): A kernel computes. On a CPU, an operator runs.
+        all_reduce_s, reduce_scatter_s, all_gather_s, all_to_all_s, broadcast_s, reduce_s (float): Exposed
+            communication: this collective is in progress, and nothing computes.
+        point_to_point_s (float): The same of sends and receives.
+        other_s (float): The same of collectives of unknown kind.
+        copy_s (float): Only a copy runs.
+        input_s (float): The device waits for its batch.
+        queued_s (float): Idle although the next kernel was launched: it waits for an event, or for something that the
+            traces do not show.
+        short_gap_s (float): Idle until the host launches the next kernel, in gaps of 0.5 ms or less. On a CPU, between
+            operators.
+        long_gap_s (float): The same, in longer gaps.
+        host_pause_s (float): The same, while no thread of the host runs an operator.
+        fixed_s (float): Time that no schedule of communication changes.
+        removable_s (object): What the job is bound by -> seconds (float) that it costs, the largest first.
+        verdict (str): The largest of these, in words.
+        ranks (list): The same parts by rank, with `rank` (int) and `ahead_s` (float): how far its host was ahead of its
+            device at the start of a step, median.
+    """
     columns = [f"{part.name.lower()}_s" for part in StepPart]
     return {
         **common.picked(budget, "step_s", "fixed_s", "removable_s", "verdict"),
@@ -231,6 +292,17 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
 
 
 def _kind_record(kind: JobKind) -> dict[str, object]:
+    """Return the kind of job as JSON.
+
+    Columns:
+        is_modelled (bool): The scenario leaves out 2 % of a step or less. If not, `tune` and `whatif` compare no
+            schedules.
+        names (list): How the model is spread over ranks besides data parallelism (str).
+        left_out (object): Kind of collective that is left out -> calls `per_step` (float) and their `share` (float) of
+            a step.
+        unseen_share (float): Share of a step in which devices are idle for reasons that the traces do not show.
+        share (float): Share of a step that is left out in all.
+    """
     left_out = {each: {"per_step": calls, "share": share} for each, (calls, share) in kind.left_out.items()}
     return common.picked(kind, "is_modelled", "names", "unseen_share", "share") | {"left_out": left_out}
 
@@ -295,6 +367,20 @@ def _percent(imported: ImportedJob, straggler: Straggler) -> str:
 
 
 def _straggler(imported: ImportedJob, straggler: Straggler) -> dict[str, object]:
+    """Return a straggler in the traces as JSON.
+
+    Columns:
+        kind (str): `persistent` (in most steps) or `transient`.
+        ranks (list): The rank, or the ranks of a node (int).
+        node (int or null): The node, if all of its traced ranks are late together.
+        is_traced (bool): The ranks have a trace. Without one, the waiting of others shows the delay, and `seconds` is a
+            lower bound.
+        channel (str): Channel of the delay: `host`, `compute` or `io`.
+        steps (list): Steps with the delay (int).
+        seconds (float): Delay in each of these steps, compared with a typical rank.
+        factor (float or null): 1 + `seconds` as a share of the undisturbed computing (`compute`) or of the measured
+            step. `null` if that is 0.
+    """
     base_s = imported.base.compute_s if straggler.channel == "compute" else imported.proof.measured_s
     return asdict(straggler) | {
         "is_traced": set(straggler.ranks) <= set(imported.job.ranks),
@@ -343,5 +429,19 @@ def _predicted_s(imported: ImportedJob, each: CollectiveTimes) -> float | None:
 
 
 def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, object]:
+    """Return collectives in the traces as JSON.
+
+    Columns:
+        kind (str): Kind, such as `all_reduce`.
+        nbytes (int or null): Size of the whole. `null` if the traces do not show it.
+        n_ranks (int): Members of a group.
+        between_nodes (bool): Members are on several machines.
+        calls (int): Number of calls.
+        seconds (float): From the arrival of the last member to the end, median over calls. A low quantile if members
+            have no trace.
+        wait_share (float): Share of waiting for the last member in all the time that members spent in these calls.
+        predicted_s (float or null): Time on the links of the scenario. `null` for collectives other than all_reduce,
+            unknown sizes, and unevenly spaced ranks.
+    """
     found = common.picked(each, "kind", "nbytes", "between_nodes", "calls", "seconds", "wait_share")
     return found | {"n_ranks": len(each.group), "predicted_s": _predicted_s(imported, each)}

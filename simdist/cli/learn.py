@@ -181,6 +181,20 @@ def show(
     """Print the table of `learned_row`s, what its columns mean, and what a reader of it must know.
 
     What is printed as JSON is written into the folder, if there is one, for `simdist report`.
+
+    Columns:
+        scenario (str): Its name.
+        baseline (str): Label.
+        task (str): Name, or path of the file.
+        target (str or null): In words.
+        evaluate_every (int): Steps between evaluations.
+        title (str): Title of the table.
+        meaning (str): Meaning of its columns.
+        metric (str): Metric of the target, or the training loss, in words.
+        target_value (float or null): Value of the target.
+        rows (list): "A schedule that learns".
+        sentences (list): What the rows do not show (str).
+        curves (list): "A curve of a schedule that learns".
     """
     every = task.evaluate_every
     looked = f"Target: {target}, looked at every {every:,} steps. " if target else ""

@@ -63,6 +63,19 @@ def _results(scenario: Scenario, built: Built) -> Results:
 
 
 def _document(built: Built, results: Results, path: Path | None) -> dict[str, object]:
+    """Return a plan as JSON.
+
+    Columns:
+        schedule (str): Label.
+        digest (str): SHA-256 of the plan's operations, hexadecimal.
+        world_size (int): Ranks.
+        steps (int): Steps.
+        operations (int): Operation instances of a rank.
+        bodies (int): Distinct steps.
+        proved_ranks (int): Ranks whose contributions the proof followed. All, up to 256.
+        proved (list): Results of the proof: "Proof".
+        run (str or null): Directory written.
+    """
     plan = built.plan
     return {
         "schedule": built.schedule.name,
@@ -78,7 +91,24 @@ def _document(built: Built, results: Results, path: Path | None) -> dict[str, ob
 
 
 def _record(result: Result, applied: str | None) -> dict[str, object]:
-    """Return what was proved; besides gradients and parameters, what is not as in most schedules."""
+    """Return what was proved; besides gradients and parameters, what is not as in most schedules.
+
+    Columns:
+        steps (int): Number of steps with this result.
+        micro_batches (int): Passes whose gradients are summed. Absent for one pass per step.
+        gradients (object or null): The group over which gradients are averaged: `size` (int, ranks) and `stride` (int,
+            distance between members).
+        parameters (object or null): The group over which parameters are then averaged, in the same form.
+        late_steps (int): The average was sent this many steps earlier. Absent for an average of the same step.
+        tensors (list): Ranges of tensors that are averaged, each `[first, stop]`. Absent if all are.
+        mixing (float): Share of its own parameters that a rank keeps; the anchors make up the rest. Only with an outer
+            optimizer.
+        drop (int): Number of ranks, the last to arrive, that the mean gradient leaves out. Absent if it leaves out
+            none.
+        absent (list): Ranks that sit the step out. Absent if none do.
+        applied (str): What is applied instead of the mean gradient (top-k, PowerSGD). The rest is kept for the next
+            gradient. Absent otherwise.
+    """
     always = ("gradients", "parameters")
     plain = asdict(Result(result.gradients, result.parameters))
     found = {name: value for name, value in asdict(result).items() if name in always or value != plain[name]}

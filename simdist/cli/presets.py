@@ -1,4 +1,11 @@
-"""`simdist presets`."""
+"""`simdist presets`.
+
+Columns:
+    kind (str): `clusters`, `workloads` or `scenarios`.
+    name (str): Its name.
+    path (str): Its file.
+    settings (object): Contents of the file, with the keys of a scenario.
+"""
 
 from collections.abc import Callable
 from textwrap import shorten
@@ -72,6 +79,17 @@ def command(session: common.Session, *, kind: Kind | None, name: str | None) -> 
 
 
 def _cluster(name: str) -> _Facts:
+    """Return a cluster that ships as JSON.
+
+    Columns:
+        name (str): What a scenario calls it.
+        ranks (int): Nodes x GPUs per node.
+        nodes (int): Machines.
+        gpus_per_node (int): Ranks of a machine.
+        device (str): Name of the GPU.
+        network_Bps (float or null): Line rate of one NIC. `null`: unlimited.
+        source (str): Where its numbers are from.
+    """
     cluster = load_cluster(presets.path("clusters", name))
     return {
         **common.picked(cluster, "nodes", "gpus_per_node", "source", ranks="world_size"),
@@ -81,6 +99,16 @@ def _cluster(name: str) -> _Facts:
 
 
 def _workload(name: str) -> _Facts:
+    """Return a workload that ships as JSON.
+
+    Columns:
+        name (str): What a scenario calls it.
+        parameters (int): Elements of all tensors.
+        nbytes (int): Their size.
+        tensors (int): Number of tensors.
+        batch_size (int): Samples per GPU and pass.
+        source (str): Where its numbers are from.
+    """
     workload = load_workload(presets.path("workloads", name))
     return {
         **common.picked(workload, "nbytes", "batch_size", "source"),
@@ -90,6 +118,16 @@ def _workload(name: str) -> _Facts:
 
 
 def _scenario(name: str) -> _Facts:
+    """Return a scenario that ships as JSON.
+
+    Columns:
+        name (str): What commands call it.
+        ranks (int): World size.
+        steps (int): Steps of a run.
+        cluster (str): Its cluster.
+        workload (str): Its workload.
+        schedules (list): Labels.
+    """
     scenario = load(presets.path("scenarios", name))
     return {
         "ranks": scenario.cluster.world_size,

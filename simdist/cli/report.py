@@ -107,6 +107,18 @@ def _report_learned(session: common.Session, path: Path, output: Path) -> None:
 
 
 def _sweep_document(found: SweepReport, output: Path, nbytes: int) -> dict[str, object]:
+    """Return a report of a sweep as JSON.
+
+    Columns:
+        report (str): File written.
+        nbytes (int): Its size.
+        baseline (str): Label or kind.
+        sweep (str): Name.
+        points (int): Points of the sweep.
+        rows (int): Rows of the sweep.
+        failed (int): Rows that failed.
+        missing (int): Rows that are not computed yet.
+    """
     return {
         "report": str(output),
         "nbytes": nbytes,
@@ -138,6 +150,16 @@ def _check(name: str, output: Path) -> None:
 
 
 def _document(found: RunsReport, shown: list[Shown], output: Path, nbytes: int) -> dict[str, object]:
+    """Return a report as JSON.
+
+    Columns:
+        report (str): File written.
+        nbytes (int): Its size.
+        baseline (str): Label.
+        cluster (str or null): Cluster file of `--cluster`.
+        spans (int): Spans in its timelines.
+        runs (list): "A run in a report".
+    """
     return {
         "report": str(output),
         "nbytes": nbytes,
@@ -149,6 +171,22 @@ def _document(found: RunsReport, shown: list[Shown], output: Path, nbytes: int) 
 
 
 def _run_document(found: RunsReport, each: Shown) -> dict[str, object]:
+    """Return a run in a report as JSON.
+
+    Columns:
+        schedule (str): Label.
+        label (str): Unique name of the run on the page.
+        run (str): Its directory.
+        digest (str): Digest of the plan.
+        sources (object): `simulated` or `real` -> program that wrote that trace (str).
+        step_s (object): The same -> seconds per step (float).
+        speedup (object): The same -> step time of the baseline of the same folder / step time (float). `null` without a
+            baseline.
+        simulated_now (bool): It was simulated for the report, because of `--cluster` or because there was no trace.
+        steps (int): Steps of the run that are shown.
+        timeline_steps (list): `[first, stop]`, the steps in the timeline.
+        spans (int): Spans in its timeline.
+    """
     run = each.run
     rows = {origin: found.rows(origin).get(run.label) for origin in run.executions}
     return {

@@ -90,6 +90,15 @@ def command(
 
 
 def _document(folders: Sequence[Path], table: Table, found: Columns) -> dict[str, object]:
+    """Return results as JSON.
+
+    Columns:
+        folders (list): Folders read (str).
+        baseline (str or null): Baseline of speed-ups. `null` if there are several.
+        missing (int): Rows of sweeps that are not computed yet, and runs without a trace.
+        failed (int): Rows that failed.
+        rows (list): "A result".
+    """
     return {
         "folders": [str(folder) for folder in folders],
         "baseline": table.baseline or None,

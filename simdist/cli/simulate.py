@@ -120,6 +120,27 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
 
 
 def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, Any]:
+    """Return a simulated schedule as JSON.
+
+    Columns:
+        schedule (str): Label.
+        step_s (float): Makespan / steps.
+        compute_s (float): The compute stream works.
+        comm_s (float): Exposed communication.
+        wait_s (float): Waiting for other ranks.
+        io_s (float): Loading, staging, saving.
+        host_s (float): The host is late or asleep.
+        makespan_s (float): Until the last rank is done.
+        steps (int): Steps.
+        engine (str): `fast` or `des`.
+        digest (str): Digest of the plan.
+        trace (str or null): File written.
+        links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s` and
+            `io_s`.
+        gradients_used (float): Only below 1: share of the batches whose gradients updates use. Ranks that sit out or
+            arrive too late lose the others.
+        late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
+    """
     used = planned.plan.gradients_used
     some = {
         "links_s": done.where.links_per_step_s(),

@@ -1,4 +1,14 @@
-"""`simdist sweep`."""
+"""`simdist sweep`.
+
+Columns:
+    sweep (str): Its name.
+    points (int): Scenarios: combinations of the varied values.
+    rows (int): Points x schedules.
+    new (int): Rows that this command computed.
+    failed (int): Rows that failed.
+    path (str): Folder of the rows.
+    runs (int): Only with `--plans`: run directories written.
+"""
 
 import logging
 from collections.abc import Iterator

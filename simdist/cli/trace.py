@@ -1,4 +1,16 @@
-"""`simdist trace`."""
+"""`simdist trace`.
+
+Columns:
+    trace (str): File read.
+    chrome (str): File written, in the Trace Event Format: times in us, a rank is a process.
+    plan (str): Name of the plan.
+    digest (str): Digest of the plan.
+    source (str): Program that wrote the trace.
+    steps (int): Steps.
+    world_size (int): Ranks.
+    makespan_s (float): Until the last operation is done.
+    late_steps (object): Only of schedules that drop late ranks: rank -> number of steps in which it was too late.
+"""
 
 import sys
 from collections import Counter

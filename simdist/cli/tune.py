@@ -151,7 +151,21 @@ def _counts(option: str, what: str, text: str | None) -> tuple[int, ...]:
 def _to_target(
     session: common.Session, scenario: Scenario, wanted: TuneOptions, asked: learn.TrainingOptions, rates: str | None
 ) -> None:
-    """Search by time to a target, and print what it finds."""
+    """Search by time to a target, and print what it finds.
+
+    Columns:
+        verdict (str): What to do, in a sentence.
+        outcome (str): `change`, `stay` or `unsure`.
+        n_entrants (int): Candidates with their learning rates, without those that learn the same as a faster one.
+        n_steps (int): Steps that the search trained, in all rungs.
+        entries (str or null): Schedule to change to, and other changes, as in a scenario. `null`: stay.
+        n_fell (int): Candidates that were eliminated before another one had reached the target.
+        n_exhaustive_steps (int): Steps of training all candidates to the end.
+
+    Columns of rows:
+        front (str): `*` if no finalist beats it in time to the target and in the final metric.
+        entry (str): The line for `schedules` of a scenario.
+    """
     from simdist.tune.racing import tune_to_target
 
     words = ["1"] if rates is None else rates.split(",")
@@ -272,6 +286,26 @@ def _title(tuned: Tuned) -> str:
 
 
 def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Record:
+    """Return a search for a schedule as JSON.
+
+    Columns:
+        scenario (str): Its name.
+        steps (int): Steps of each run, and a few more to complete a period.
+        recorded_steps (int or null): Steps of the recording, if any.
+        block_steps (int or null): Recorded steps that stay together.
+        baseline (str): Label.
+        constraints (object): "The constraints of a search".
+        candidates (int): Legal schedules that exchange as often as required.
+        evaluated (int): Different plans that the search simulated.
+        excluded (object): Option -> candidates (int) that broke this constraint.
+        illegal (int): Candidates that do not fit the cluster.
+        change (bool): A change from the baseline is proposed.
+        outcome (str): `change`. `stay`: nothing gains. `unsure`: something may gain.
+        best (str): Label of the best finalist, worth a change or not. The baseline if there is no other.
+        verdict (str): What to do, in a sentence.
+        reasons (list): Why, a sentence (str) each.
+        rows (list): The finalists and the baseline, the fastest first: "A finalist".
+    """
     verdict = tuned.verdict
     recording = tuned.runs.recording
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
@@ -293,6 +327,20 @@ def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Re
 
 
 def _record(finalist: Finalist, tuned: Tuned) -> _Record:
+    """Return a finalist as JSON.
+
+    Columns:
+        search_step_s (float): Step time with the seeds of the search.
+        micro_batches (int): Micro-batches of a step, with `--micro-batches`. All times are then per micro-batch.
+        checkpoint (object): Only of a scenario with checkpoints: the simulated checkpoint, as in the scenario.
+        global_every_steps (float or null): Longest time, in steps, between exchanges of all ranks. `null`: never.
+        sent_nbytes (float): Bytes that the busiest node sends per step, on average. On one node, the busiest GPU.
+        device_nbytes (int): Buffers of a rank on its device.
+        host_nbytes (int): Buffers of a rank in host memory.
+        on_front (bool): No finalist that exchanges as often over all ranks is faster.
+        problem (str or null): Why a recording cannot show how certain its speed-up is.
+        entry (str): The line for `schedules` of a scenario.
+    """
     of_plan = common.picked(
         finalist.facts, "sent_nbytes", "device_nbytes", "host_nbytes", global_every_steps="global_gap"
     )

@@ -65,7 +65,51 @@ def _records(**columns: NDArray[Any]) -> list[_Record]:
 
 
 def _document(path: Path, found: JobSlowdown, compute: IdealCompute) -> _Record:
-    """Return all that was found; seconds are per step unless they are of one step."""
+    """Return all that was found; seconds are per step unless they are of one step.
+
+    Columns:
+        job (str): TABLE, as on the command line.
+        world_size (int): Workers.
+        data_parallel (int): Data-parallel ranks.
+        pipeline_parallel (int): Stages.
+        steps (int): Replayed steps.
+        ideal_compute (str): Duration of computing that is ideal: `mean` or `median`.
+        slowdown (float): `explained_s` / `ideal_s`.
+        lost_share (float): Share of the time that stragglers cost.
+        traced_s (float): As in the table.
+        replayed_s (float): Replayed with everything in the table.
+        explained_s (float): Replayed without the time between operations.
+        ideal_s (float): The same, with ideal durations.
+        kinds (list): "Cost of a kind of operation", most first. Both ends of transfers count together, as
+            `forward-pp-comm` and `backward-pp-comm`.
+        stages (list): Cost of each stage: `stage`, `slowdown`, `lost_s`.
+        dp_ranks (list): Cost of each data-parallel rank: `dp_rank`, `slowdown`, `lost_s`.
+        ranks (list): "Cost of a worker".
+        by_step (list): "A step of a table", for every step.
+        slowest_ranks (list): The 3 % of the workers (int) with the largest slowdown, at least one.
+        fixed_by_ranks (float or null): Share of the loss that vanishes if these workers are ideal. `null` if nothing is
+            lost.
+        fixed_by_last_stage (float or null): Share of the loss that vanishes if the last stage is ideal. It may exceed
+            1.
+        notes (list): What was left out or assumed (str).
+
+    Columns of ranks:
+        rank (int): Rank.
+        dp_rank (int): Its data-parallel rank.
+        stage (int): Its stage.
+        slowdown (float): The lower of the slowdowns of its data-parallel rank and its stage.
+        alone (float): Slowdown if only this worker is as traced and all others are ideal.
+        lost_s (float): What it alone adds to the ideal.
+
+    Columns of by_step:
+        step (int): Its number in the table.
+        traced_s (float): Its time.
+        replayed_s (float): Replayed.
+        step_s (float): Replayed without the time between operations.
+        ideal_s (float): Its ideal time.
+        slowdown (float): `step_s` / `ideal_s`.
+        slowest_rank (int): The worker that alone costs this step most.
+    """
     table = found.table
     ideal_s = float(found.ideal_s.mean())
     ranks = found.table.ranks.ravel()

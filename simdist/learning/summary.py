@@ -96,19 +96,34 @@ def learn(found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer) -
 
 @np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str, Any]:
-    """Return the line of a schedule in the table, as JSON has it: means over seeds and their 95 % intervals, `_ci95`.
+    """Return the row of a schedule as JSON: means over seeds, and their 95 % intervals `_ci95`.
 
-        schedule, lr_factor      label; times the task's learning rate
-        runs, reached            one run for each seed; those that reach the target
-        step_s, speedup          seconds per step; over the baseline
-        steps_to_target          of the evaluation that finds it reached; None if a run does not reach it
-        target_s                 simulated seconds until then; likewise
-        target_speedup           in time to the target, over the baseline; likewise
-        final                    metric of the target, or else the training loss, at the last evaluation
-        final_ranks              lowest and highest of the ranks' own models then; not of the training loss
-        drift                    of the ranks' parameters, the largest of all evaluations
-        curvature                of the loss along the drift, where that was largest; None if ranks did not drift
-        noise_scale              gradient noise scale in samples at the last evaluation that tells it; median of seeds
+    Columns:
+        schedule (str): Label, and the factor of the learning rate if it is not 1.
+        lr_factor (float): Factor of the task's learning rate.
+        runs (int): Runs, one for each seed.
+        reached (int): Runs that reach the target.
+        step_s (float): Simulated seconds per step.
+        step_s_ci95 (list or null): Its interval.
+        speedup (float): Per step, over the baseline.
+        speedup_ci95 (list or null): Its interval.
+        steps_to_target (float or null): Steps until the evaluation that finds the target reached. `null` if a run does
+            not reach it.
+        steps_to_target_ci95 (list or null): Its interval.
+        target_s (float or null): Simulated seconds until then.
+        target_s_ci95 (list or null): Its interval.
+        target_speedup (float or null): Speed-up in time to the target, paired by seeds.
+        target_speedup_ci95 (list or null): Its interval.
+        final (float or null): Metric of the target, or training loss, at the last evaluation.
+        final_ci95 (list or null): Its interval.
+        final_ranks (list or null): Lowest and highest metric of the ranks' own models at the last evaluation, means
+            over seeds. Not of the training loss.
+        drift (float or null): Distance of ranks' parameters from their average, as a share of its norm. The largest of
+            all evaluations.
+        curvature (float or null): Curvature of the loss along the largest drift: averaging lowered the loss by
+            curvature x drift^2 / 2. `null` without drift.
+        noise_scale (float or null): Gradient noise scale in samples, at the last evaluation that shows it, median of
+            seeds.
 
     Args:
         one: The schedule.
@@ -145,13 +160,7 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
 
 
 def curves_record(found: Iterable[Learned], target: Target | None, *, title: str) -> dict[str, Any]:
-    """Return curves as JSON has them, and as `simdist.report.learning` draws them.
-
-        title, metric, target_value    metric: that of the target, or else the training loss, in words
-        curves                         of each schedule:
-            schedule                   label
-            steps, seconds             of each evaluation; seconds are means over seeds
-            mean, lowest, highest      of the metric, over seeds; None where a run has no value
+    """Return curves as JSON, which `simdist.report.learning` draws.
 
     Args:
         found: Schedules with the same seeds.
@@ -165,6 +174,14 @@ def curves_record(found: Iterable[Learned], target: Target | None, *, title: str
 
 
 def _curve(one: Learned, metric: Target) -> dict[str, Any]:
+    """Return a curve of a schedule that learns as JSON.
+
+    Columns:
+        schedule (str): Label, as in its row.
+        steps (list): Steps before each evaluation (int).
+        seconds (list): Simulated seconds until then, means over seeds (float).
+        mean, lowest, highest (list): Metric over seeds. `null` where a run has no value (float or null).
+    """
     values = one.values(metric)
     rows = {"mean": values.mean(axis=0), "lowest": values.min(axis=0), "highest": values.max(axis=0)}
     found = {name: [None if np.isnan(value) else float(value) for value in row] for name, row in rows.items()}

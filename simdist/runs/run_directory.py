@@ -159,6 +159,11 @@ def read(path: Path) -> RunDirectory:
 def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
     """Read delays: channel -> float64 `[1, plan.n_steps, plan.world_size]`, finite and not negative.
 
+    Columns:
+        host (float64 [steps, world_size]): Seconds by which the host is delayed.
+        compute (float64 [steps, world_size]): Seconds by which the compute stream is delayed.
+        io (float64 [steps, world_size]): Seconds by which loading is delayed.
+
     Raises:
         PlanError: The file is damaged or holds something else.
     """

@@ -151,7 +151,36 @@ class Row:
         return dict(zip(STATES, seconds, strict=True))
 
     def document(self) -> dict[str, object]:
-        """Return the line as JSON has it: a key per attribute; of epochs, links and the like only if there are."""
+        """Return the line as JSON has it: a key per attribute; of epochs, links and the like only if there are.
+
+        Columns:
+            schedule (str): Label.
+            step_s (float): Seconds per step.
+            step_s_ci95 (list or null): `[low, high]`, the 95 % confidence interval over seeds. `null` with one seed.
+            speedup (float): Step time of the baseline / step time of this schedule.
+            speedup_ci95 (list or null): `[low, high]`, its 95 % confidence interval.
+            compute_s (float): The compute stream works.
+            comm_s (float): Exposed communication.
+            wait_s (float): Waiting for other ranks.
+            io_s (float): Loading, staging, saving.
+            host_s (float): The host is late or asleep.
+            engine (str): `fast` or `des`.
+            seeds (int): Number of seeds.
+            epochs (list): Only with a data set: "An epoch of a schedule".
+            staging_s (float): Only with a data set: time before the first epoch in which files are staged in.
+            added_s (object): Only with `checkpoints` or disturbed `links`: what they add to `step_s`, compared with the
+                same seeds without them.
+            links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s`
+                and `io_s`.
+            gradients_used (float): Only below 1: share of the batches whose gradients updates use. Ranks that sit out
+                or arrive too late lose the others.
+            late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
+            shares (object): Only where something is `uncertain`: its path, or `seeds`, -> the share (float) of the
+                variance of `speedup` that it causes alone. For the baseline, of `step_s`.
+            step_s_lo, step_s_hi (float): Only where something is `uncertain`: ends of the 95 % interval from seeds and
+                uncertain values together.
+            speedup_lo, speedup_hi (float): The same of `speedup`.
+        """
         left_out = {*(() if self.epochs else _OF_EPOCHS), *(key for key in _OF_SOME if not getattr(self, key))}
         found = {key: value for key, value in asdict(self).items() if key not in left_out}
         if self.gradients_used == 1:

@@ -46,10 +46,11 @@ class KnobEffect:
 
     Args:
         knob: Its name.
-        seconds: Of staging and all epochs, with it.
-        staging_s: Seconds of staging, with it.
-        stall_s: Seconds of stalls of each epoch, with it.
-        removed: Share of what was waited for that it removes; NaN if nothing was.
+        seconds: Staging and epochs, with it.
+        staging_s: Staging, with it.
+        stall_s: Stalls of each epoch (float), with it.
+        removed (float or null): Share of the waiting that it removes, below 0 if it adds waiting. `null` without
+            waiting.
         removed_by_epoch: The same of the stalls of each epoch.
     """
 

@@ -116,9 +116,19 @@ class Epochs:
         """Return one row per epoch.
 
         Columns:
-            epoch, steps, seconds, stall_s, mean_stall_s, stall_share: As in `Epoch`.
-            memory, peer, disk, storage: Samples from each level.
-            memory_nbytes, peer_nbytes, disk_nbytes, storage_nbytes: Their bytes.
+            epoch (int64): Number.
+            steps (int64): Number of its steps.
+            seconds (float64): From the end of the previous epoch, or of staging, until the last rank ended its last
+                step.
+            stall_s (float64): Stalls of the slowest rank of each step.
+            mean_stall_s (float64): Stalls averaged over ranks.
+            stall_share (float64): `stall_s` as a share of the epoch.
+            memory (int64): Samples from the memory of the own node, over all ranks.
+            peer (int64): Samples from the memory of another node.
+            disk (int64): Samples from the disk of the node.
+            storage (int64): Samples from the storage.
+            memory_nbytes, peer_nbytes (int64): Bytes of decoded samples.
+            disk_nbytes, storage_nbytes (int64): Bytes of files.
         """
         import pandas as pd
 
@@ -240,7 +250,13 @@ def _epoch(number: int, seconds: float, stall_s: NDArray[np.float64], reads: Rea
 
 @dataclass(frozen=True, slots=True)
 class EpochError:
-    """An epoch as simulated and as measured; the error is (simulated - measured) / measured."""
+    """An epoch as simulated and as measured; the error is (simulated - measured) / measured.
+
+    Args:
+        epoch: Number.
+        simulated_s, measured_s: Time of the epoch.
+        error: Error of that time.
+    """
 
     epoch: int
     simulated_s: float

@@ -117,12 +117,10 @@ class SummaryRow:
     """A schedule among others.
 
     Args:
-        schedule: Its label.
-        simulated_s: Makespan.
-        measured_s: Makespan.
-        error: Of the makespan.
-        simulated_speedup: Step time of the baseline / that of this schedule.
-        measured_speedup: Likewise.
+        schedule: Label.
+        simulated_s, measured_s: Makespan.
+        error: Error of the makespan.
+        simulated_speedup, measured_speedup: Step time of the baseline / step time of this schedule.
     """
 
     schedule: str

@@ -54,18 +54,16 @@ class OperationKind:
     and jumps from one to another by chance. So medians have no error here: sums are compared, and instances.
 
     Args:
-        op: Such as `all_reduce`.
-        stream: Where it runs.
-        group: Who takes part; empty but for collectives.
-        count: Instances that ran in both, over all ranks.
-        simulated_s: Median.
-        measured_s: Median.
-        simulated_total_s: Sum.
-        measured_total_s: Sum.
-        error: Of the sum, so of the mean, too, hiccups included; NaN where the measured one is 0.
-        signed_instance_error: Median over instances of (simulated - measured) / measured, without those measured as 0:
-            what is typical.
-        instance_error: The same of |simulated - measured| / measured.
+        op: Name, such as `all_reduce`.
+        stream (str): `host`, `compute`, `comm`, `average`, `io` or `save`.
+        group: The group of a collective. Empty for other operations.
+        count: Instances that ran in both traces, over all ranks.
+        simulated_s, measured_s: Median. Between two instances, a value at one of them or between.
+        simulated_total_s, measured_total_s: Sum.
+        error (float or null): Error of the sums, and so of the means; outliers count. `null` where 0 was measured.
+        signed_instance_error (float or null): Median over instances of (simulated - measured) / measured, without those
+            measured as 0: the typical error.
+        instance_error (float or null): The same of abs(simulated - measured) / measured.
     """
 
     op: str
@@ -96,13 +94,13 @@ class Injection:
     """How long injected delays were, against those that were drawn.
 
     Args:
-        channel: The channel that they delay.
+        channel (str): What they delay: `host`, `compute`, `io`, `backward` or `overlap`.
         count: Delays above 0.
-        drawn_s: Sum of the drawn.
-        measured_s: Sum of the measured.
-        difference_s: The largest difference, measured - drawn.
-        step: Where that is.
-        rank: On which rank.
+        drawn_s: Sum of the delays, as drawn.
+        measured_s: Sum of the delays, as measured.
+        difference_s: Largest difference, measured - drawn.
+        step: Step of that difference.
+        rank: Rank of that difference.
     """
 
     channel: Channel
@@ -116,7 +114,12 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Seconds that others waited for a rank in collectives (see `simdist.traces.waiting`)."""
+    """Seconds that others waited for a rank in collectives (see `simdist.traces.waiting`).
+
+    Args:
+        rank: Rank.
+        simulated_s, measured_s: Time for which others waited for it in collectives.
+    """
 
     rank: int
     simulated_s: float
@@ -125,7 +128,12 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class HeldUp:
-    """Seconds for which a link held operations up, of all ranks together (see `simdist.studies.held`)."""
+    """Seconds for which a link held operations up, of all ranks together (see `simdist.studies.held`).
+
+    Args:
+        link: Link, such as `nic_out[3]`.
+        simulated_s, measured_s: Time over all operations and ranks.
+    """
 
     link: str
     simulated_s: float

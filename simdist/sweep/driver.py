@@ -7,6 +7,16 @@ A row that raises, or takes too long, is recorded by the worker (see `simdist.sw
 worker, or hangs where nothing interrupts it, takes its batch with it, perhaps others, too. When all others are back,
 the rows of batches that were lost go out once more, each with nothing else under way, so that it is certain which one
 did it; that one is recorded as failed.
+
+Columns:
+    point (int): Number of the point, from 0.
+    case (str): Its case, or empty.
+    values (list): Varied values, in SI units.
+    written (list): The same, as written in the sweep.
+    position (int): Place of the schedule in the scenario, from 0.
+    schedule (str): Label.
+    kind (str): Kind of the schedule.
+    key (str): Hash of everything that determines the row's numbers, hexadecimal.
 """
 
 import itertools
@@ -342,7 +352,20 @@ class _Driver:
 
 
 def _header(sweep: Sweep) -> dict[str, Any]:
-    """Return the first line of a design: what all rows have in common."""
+    """Return the first line of a design: what all rows have in common.
+
+    Columns:
+        simdist (str): Version.
+        sweep (str): Name of the sweep.
+        scenario (str): Name of its scenario.
+        columns (list): Names of `values` in the other lines (str): the varied fields.
+        has_cases (bool): The sweep has cases.
+        baseline (str): Label or kind of the baseline of speed-ups.
+        seeds (int): Seeds of each row.
+        engine (str): `auto`, `fast` or `des`.
+        sampling (str): How points were taken: `grid`, `random` or `sobol`.
+        n_points (int): Points of the sweep.
+    """
     return {
         "simdist": __version__,
         "sweep": sweep.name,

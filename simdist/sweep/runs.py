@@ -56,7 +56,13 @@ class PlannedPoint:
     choices: dict[str, Choice]
 
     def dumps(self) -> str:
-        """Return the file of the point."""
+        """Return the file of the point.
+
+        Columns:
+            point (int): Number of the point, from 0.
+            case (str): Its case, or empty.
+            sets (object): Column -> `written`, the value as in the sweep, and `value`, the same in SI units.
+        """
         choices = {name: {"written": each.written, "value": each.number} for name, each in self.choices.items()}
         return json.dumps({"point": self.number, "case": self.case, "sets": choices}, indent=1) + "\n"
 

@@ -207,6 +207,14 @@ def _fastest(of_point: Sequence[tuple[float, ResultRow, ScheduleTimes]]) -> Fast
 def fastest_columns(table: Table, found: Sequence[Fastest]) -> Columns:
     """Return a table of the fastest schedules, a row per point and source.
 
+    Columns:
+        schedules (int): Schedules at the point.
+        next (str): Label of the second.
+        lead (float or null): Step time of the second / step time of the fastest.
+        lead_low, lead_high (float or null): Ends of its 95 % confidence interval, over the same seeds.
+        clear (bool or null): The intervals of its leads over all other schedules of the point are above 1. By chance,
+            this holds for about one in twenty of equal schedules.
+
     Args:
         table: The table of the rows.
         found: Results of `fastest` in it, in any order.

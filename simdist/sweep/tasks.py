@@ -143,6 +143,19 @@ def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -
 def record(measured: ScheduleTimes) -> dict[str, object]:
     """Return what is kept of a measured row: seconds per step with every seed, and the means of its parts.
 
+    Columns:
+        key (str): As in the design.
+        schedule (str): Label.
+        engine (str): `fast` or `des`.
+        step_s (list): Step time (float) with each seed.
+        compute_s, comm_s, wait_s, io_s, host_s (float): Time per step in each state, averaged over ranks and seeds.
+        gradients_used (float): Only below 1: share of the batches whose gradients updates use.
+        staging_s (float): Only with a data set: time before the first epoch.
+        epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
+        failed (str): Kind of the error.
+        error (str): Its message.
+        crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
+
     Raises:
         ScenarioError: A step takes no time, or for ever.
     """

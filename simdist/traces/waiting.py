@@ -124,7 +124,14 @@ class Waiting:
         return np.asarray(self.suffered_s.sum(axis=0))
 
     def frame(self) -> "pd.DataFrame":
-        """Return one row per step and rank: step, rank, caused_s, suffered_s."""
+        """Return one row per step and rank: step, rank, caused_s, suffered_s.
+
+        Columns:
+            step (int64): Step.
+            rank (int64): Rank.
+            caused_s (float64): Others waited for it in this step.
+            suffered_s (float64): It waited for others.
+        """
         import pandas as pd
 
         n_steps, world_size = self.caused_s.shape
@@ -251,10 +258,14 @@ def rank_table(trace: Trace) -> "pd.DataFrame":
     """Return one row per rank: where its time went, and the waiting it caused and suffered, seconds of the whole run.
 
     Columns:
-        compute_s, comm_s, wait_s, io_s, host_s: The states of `simdist.traces.breakdown`; they add up to the makespan.
-        hidden_comm_s: Seconds in which its collectives moved bytes behind computing.
-        caused_s, suffered_s: See `waiting`. `suffered_s` is all waiting in collectives, behind computing too, while
-            `wait_s` is only what is exposed, and the waiting for the last rank at the end of the run.
+        compute_s (float64): The compute stream works.
+        comm_s (float64): Exposed communication.
+        wait_s (float64): Exposed waiting for other ranks, and for the last one at the end of the run.
+        io_s (float64): Loading, staging, saving.
+        host_s (float64): The host is late or asleep.
+        hidden_comm_s (float64): Its collectives moved bytes behind computing.
+        caused_s (float64): Others waited for it.
+        suffered_s (float64): It waited for others in collectives, behind computing too.
     """
     import pandas as pd
 

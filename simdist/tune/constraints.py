@@ -27,11 +27,11 @@ class Constraints:
     """Limits that a schedule must keep to.
 
     Args:
-        global_every: All ranks exchange at least once in so many steps.
-        group_every: Pairs (ranks, steps): groups of so many ranks or more exchange at least once in so many steps.
-        max_nbytes: Most bytes that the busiest node sends per step; see `sent_nbytes`.
-        memory_nbytes: Most bytes of the buffers of a rank on its device.
-        host_memory_nbytes: Most bytes of those in host memory.
+        global_every: All ranks exchange at least once in this many steps.
+        group_every: Pairs `[ranks, steps]` (int): groups of at least `ranks` exchange at least once in `steps`.
+        max_nbytes (int or null): Limit of bytes that the busiest node sends per step. `null`: unlimited.
+        memory_nbytes (int or null): Limit of a rank's buffers on its device. `null`: unlimited.
+        host_memory_nbytes (int or null): Limit of a rank's buffers in host memory. `null`: unlimited.
     """
 
     global_every: int

@@ -47,10 +47,10 @@ class Loss:
     """Cost of one kind of operation, or of one channel.
 
     Args:
-        name: Of the kind or channel.
-        channel: The channel that it keeps busy.
-        slowdown: With only these operations as traced, against the ideal.
-        lost_s: Seconds per step that they alone add to the ideal.
+        name: Name of the operation. `between operations`: time that the plan does not explain.
+        channel (str): `host`, `compute`, `io` or `communication`.
+        slowdown: Slowdown if only these are as traced and everything else is ideal.
+        lost_s: What they alone add to the ideal.
     """
 
     name: str

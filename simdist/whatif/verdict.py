@@ -32,12 +32,11 @@ class Pattern:
     """How the loss is spread over ranks and steps.
 
     Args:
-        shape: `even`: hardly anything is lost. `persistent`: mostly by the same ranks in every step. `transient`:
-            mostly by some ranks in some steps. `simultaneous`: mostly by all ranks in the same steps. `unknown`: one
-            step or one rank cannot tell.
-        persistent: Share of the loss; NaN if there is none, or it is unknown.
-        transient: Likewise.
-        simultaneous: Likewise.
+        shape (str): The largest part: `persistent`, `transient` or `simultaneous`. `even` if hardly anything is lost,
+            `unknown` with one step or one rank.
+        persistent (float or null): Share of the loss by the same ranks in every step. `null` if `even` or `unknown`.
+        transient (float or null): The same by single ranks in single steps.
+        simultaneous (float or null): The same by all ranks in the same steps.
     """
 
     shape: Shape

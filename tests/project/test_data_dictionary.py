@@ -1,8 +1,10 @@
-"""docs/reference/data-dictionary.md names every column and key that is written, with its unit and type, and no other.
+"""docs/reference/data-dictionary.md names every column and key that is written, with its type, and no other.
 
-A small study is planned, simulated, compared, converted and, by a copy of its traces, validated; every table of the
-page is held against what is found there. A new column gets a section in the page, and a line in one of the
-functions `of_...` below: the section's heading, and what was found there, by `keys`, `columns` or `arrays`.
+The page is made from docstrings by tools/dictionary.py. A small study is planned, simulated, compared, converted and,
+by a copy of its traces, validated; every list of the page is compared with the columns found there. A new column gets a
+line in the `Columns:` of the docstring of the function that makes it. A new table also gets a heading and a marker in
+the page, and a line in one of the functions `of_...` below: the heading, and the columns found by `keys`, `columns` or
+`arrays`.
 """
 
 import contextlib
@@ -20,6 +22,7 @@ import pandas as pd
 import pytest
 from commandline import write
 from data_sets import DATA_CLUSTER
+from scripts import ROOT, load_script
 
 from real.calibration.data import DataRates
 from real.calibration.output import raw_results
@@ -38,8 +41,9 @@ from simdist.traces import waiting
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "data-dictionary.md"
-PROFILES = Path(__file__).resolve().parents[2] / "tests" / "data" / "profiles"
+dictionary = load_script(ROOT / "tools" / "dictionary.py")
+PAGE = dictionary.PAGE
+PROFILES = ROOT / "tests" / "data" / "profiles"
 
 STUDY = f"""{DATA_CLUSTER}\
 workload:
@@ -94,33 +98,26 @@ Found = dict[str, set[str]]
 """Column or key -> the types of its values."""
 
 
-@dataclass(frozen=True)
-class Documented:
-    """A line of a table: unit and types of a column or key."""
-
-    unit: str
-    types: frozenset[str]
-
-
-def documented() -> dict[str, dict[str, Documented]]:
-    """Return the tables of the page, by heading."""
+def documented() -> dict[str, dict[str, frozenset[str]]]:
+    """Return the types of the columns of the page, by heading."""
     parts = re.split(r"^##+ (.*)\n", PAGE.read_text(encoding="utf-8"), flags=re.M)
-    line = re.compile(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| [^|]* \|$", re.M)
+    line = re.compile(r"^\* (`\w+`(?:, `\w+`)*) \(([^)]*)\): .", re.M)
     found = {}
     for heading, text in zip(parts[1::2], parts[2::2], strict=True):
-        if rows := line.findall(text.replace("| |", "|  |")):
-            table = {name: Documented(unit.strip(), type_names(kind)) for name, unit, kind in rows}
+        rows = [(name, kind) for names, kind in line.findall(text) for name in names.replace("`", "").split(", ")]
+        if "<!-- columns" in text:
+            table = {name: type_names(kind) for name, kind in rows}
             assert len(table) == len(rows), f"{heading}: a name stands there twice"
             found[heading.replace("`", "")] = table
     return found
 
 
 def type_names(text: str) -> frozenset[str]:
-    """Return the types that a cell allows; of an array `int64 [loads, 4]`, dtype and number of dimensions."""
-    array = re.fullmatch(r"(\w+) `\[(.*)\]`", text.strip())
+    """Return the types of a column; of an array `int64 [loads, 4]`, dtype and number of dimensions."""
+    array = re.fullmatch(r"(\w+) \[(.*)\]", text)
     if array:
         return frozenset({f"{array[1]} {array[2].count(',') + 1}"})
-    return frozenset(text.strip().split(" or "))
+    return frozenset(text.split(" or "))
 
 
 # ---------------------------------------------------------------- what is found
@@ -478,15 +475,28 @@ def test_a_table_names_what_is_written_with_its_types_and_nothing_else(heading: 
     table = documented()[heading]
     assert table.keys() == found[heading].keys(), f"{heading}: {sorted(table.keys() ^ found[heading].keys())}"
     for name, types in found[heading].items():
-        assert types <= table[name].types, f"{heading}: {name} is {types}"
+        assert types <= table[name], f"{heading}: {name} is {types}"
 
 
-@pytest.mark.parametrize("heading", documented())
-def test_units_are_those_that_names_end_in(heading: str) -> None:
-    endings = {"_s": "s", "_s_ci95": "s", "seconds": "s", "_Bps": "B/s", "nbytes": "B"}
-    for name, each in documented()[heading].items():
-        for ending, unit in endings.items():
-            assert not name.endswith(ending) or each.unit == unit, f"{heading}: {name} is in {unit}"
+def test_the_page_is_that_of_the_docstrings() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert dictionary.updated(text) == text, "run python tools/dictionary.py"
+
+
+def test_docstrings_give_columns_their_types_meanings_and_links() -> None:
+    (first, *_) = dictionary.columns("simdist.cli.comms._document", "traces")
+    assert first == dictionary.Columns(("which",), "str", "`simulated` or `measured`.")
+    shared = dictionary.columns("simdist.studies.ranking.SummaryRow")[1]
+    assert shared == dictionary.Columns(("simulated_s", "measured_s"), "float", "Makespan.")
+    marker = "<!-- columns simdist.cli.comms._document -->\n<!-- end -->"
+    assert "[The collectives of a trace](#the-collectives-of-a-trace)" in dictionary.updated(
+        f"### The collectives of a trace\n\n{marker}"
+    )
+
+
+def test_a_marker_without_such_a_docstring_is_an_error() -> None:
+    with pytest.raises(LookupError, match="no section Columns of rows:"):
+        dictionary.updated("<!-- columns simdist.cli.comms._document rows -->\n<!-- end -->")
 
 
 def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study) -> None:
