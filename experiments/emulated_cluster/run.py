@@ -165,19 +165,11 @@ def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
     }
 
 
-def front_lines(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
-    """Return what the page on trust says of another study."""
-    lines = (f"* {study.summary(shape, rows)}." for shape, rows in results.items())
-    return {f"emulated {chosen.name.replace('-', ' ')}": "\n".join(lines)}
-
-
 def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
     """Write the tables into the pages that show them."""
-    front = front_page(results) if chosen is SYNCHRONIZATION else front_lines(chosen, results)
-    trust = HERE.parents[1] / "docs" / "background" / "validity.md"
-    pages = {HERE / "README.md": tables(chosen, results), trust: front}
-    for page, found in pages.items():
-        write_tables(page, found)
+    write_tables(HERE / "README.md", tables(chosen, results))
+    if chosen is SYNCHRONIZATION:
+        write_tables(HERE.parents[1] / "docs" / "background" / "validity.md", front_page(results))
 
 
 def study_storage(arguments: argparse.Namespace) -> int:

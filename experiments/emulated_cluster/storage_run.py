@@ -96,10 +96,8 @@ def tables(results: dict[Shape, list[Result]], outage: Outage) -> dict[str, str]
 
 
 def write_page(found: dict[str, str]) -> None:
-    """Write the tables into the README, and the overview into the page on trust."""
+    """Write the tables into the README."""
     write_tables(HERE / "README.md", found)
-    trust = HERE.parents[1] / "docs" / "background" / "validity.md"
-    write_tables(trust, {"storage overview": found["storage overview"]})
 
 
 @contextmanager

@@ -40,7 +40,6 @@ from simdist.whatif.gains import find_gains  # noqa: E402
 
 RESULTS = HERE / "results"
 PAGE = HERE / "README.md"
-TRUST_PAGE = HERE.parents[1] / "docs" / "background" / "validity.md"
 
 
 def import_traces(case: Case, folder: Path) -> tuple[list[dict], Path]:
@@ -175,11 +174,6 @@ def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, st
     }
 
 
-def front_page(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, str]:
-    """Return what the page on trust says, by its name there."""
-    return {"round trip": "\n".join(kept.summary(asleep, convnets))}
-
-
 def run_tiny(folder: Path) -> Result:
     """Run one short job on this machine's loopback."""
     measure(TINY, folder, None)
@@ -220,7 +214,6 @@ def main() -> int:
     asleep, convnets = found[: len(CASES)], found[len(CASES) :]
     if arguments.write:
         write_tables(PAGE, tables(asleep, convnets))
-        write_tables(TRUST_PAGE, front_page(asleep, convnets))
     print_tables(tables(asleep, convnets))
     return 0
 

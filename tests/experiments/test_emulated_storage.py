@@ -140,9 +140,6 @@ def test_page_shows_what_was_recorded():
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     tables = storage_run.recorded_tables()
     assert insert_tables(page, tables) == page
-    front = (FOLDER.parent.parent / "docs" / "background" / "validity.md").read_text(encoding="utf-8")
-    overview = {name: table for name, table in tables.items() if name == "storage overview"}
-    assert insert_tables(front, overview) == front
 
 
 def test_where_there_is_no_nfs_server_it_says_why(capsys, monkeypatch):

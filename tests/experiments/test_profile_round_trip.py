@@ -142,12 +142,6 @@ def test_page_shows_the_recorded_results() -> None:
     assert insert_tables(page, RUN.tables(found[: len(RUN.CASES)], found[len(RUN.CASES) :])) == page
 
 
-def test_page_on_trust_shows_the_recorded_results() -> None:
-    found = RUN.recorded(CASES)
-    page = RUN.TRUST_PAGE.read_text(encoding="utf-8")
-    assert insert_tables(page, RUN.front_page(found[: len(RUN.CASES)], found[len(RUN.CASES) :])) == page
-
-
 def test_summary_names_the_worst_error_of_every_kind_of_job() -> None:
     asleep, convnets = RUN.recorded(RUN.CASES), RUN.recorded(RUN.CONVNETS)
     emulated, inside, _, earnest = RUN.kept.summary(asleep, convnets)

@@ -9,15 +9,7 @@ from scripts import ROOT, load_script
 tables = load_script(ROOT / "tools" / "tables.py")
 ELSEWHERE = {  # table -> the test that holds it to what was recorded
     "emulated": "tests/experiments/test_emulated_cluster.py",
-    "emulated checkpoints": "tests/experiments/test_emulated_cluster.py",
-    "emulated communication": "tests/experiments/test_emulated_cluster.py",
-    "emulated rivals": "tests/experiments/test_emulated_cluster.py",
-    "emulated synchronization ordinary": "tests/experiments/test_emulated_cluster.py",
-    "emulated communication ordinary": "tests/experiments/test_emulated_cluster.py",
-    "emulated links": "tests/experiments/test_emulated_cluster.py",
     "published": "tests/project/test_docs.py",
-    "round trip": "tests/experiments/test_profile_round_trip.py",
-    "storage overview": "tests/experiments/test_emulated_storage.py",
 }
 
 
