@@ -74,8 +74,8 @@ class ScheduleTimes:
         staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
         added_s: Of `checkpoints` and disturbed `links`, where there are some, the seconds per step that they add,
             `[n_seeds]`, if that was measured.
-        links_s: Of links that misbehave, the seconds per step for which each held ranks up, averaged over ranks and
-            seeds; they are part of `comm` and `io`.
+        links_s: Seconds per step for which each misbehaving link delayed ranks, averaged over ranks and seeds; they are
+            part of `comm` and `io`.
         gradients_used: Of the plan: share of the batches whose gradients updates use.
         late: Of ranks that come too late for nearly all updates, the share of these.
         drawn: If something is uncertain, and that was measured, of each draw, `[n_draws]`: `step`, its seconds per
@@ -111,15 +111,15 @@ class Row:
     `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.traces.breakdown` for their meaning. The
     intervals are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first. Of
     `checkpoints` and disturbed `links`, where there are some, `added_s` are the seconds of `step_s` that they add.
-    `links_s` are the seconds of `comm_s` and `io_s` for which each link that misbehaved held ranks up; that others then
-    wait for these ranks is not in them.
+    `links_s` are the seconds of `comm_s` and `io_s` that each misbehaving link added, without the waiting of other
+    ranks.
 
-    `gradients_used` is the share of the batches whose gradients updates use, in JSON if it is not 1; `late` has those
-    ranks that come too late for nearly all updates, and for which share of them.
+    `gradients_used` is the share of batches with gradients that updates use. `late` maps ranks that are too late for
+    nearly all updates to that share of updates.
 
-    Only where something is `uncertain` there are ranges, in which the truth lies with 95 %: what the seeds and what the
-    uncertain quantities leave open together; in JSON their ends are `step_s_lo` and so on. `shares` is the share of the
-    variance of the speed-up, or of the baseline's step time, that each makes alone: see `simdist.studies.uncertainty`.
+    Only where something is `uncertain` there are ranges, the 95 % intervals from seeds and uncertain quantities
+    together. In JSON their ends are `step_s_lo` and so on. `shares` is the share of the variance of the speed-up, or of
+    the baseline's step time, that each makes alone: see `simdist.studies.uncertainty`.
     """
 
     schedule: str
@@ -227,7 +227,7 @@ def compare(
 def used_sentence(
     label: str, gradients_used: float, late: Mapping[int, float], *, most: float | None = None
 ) -> list[str]:
-    """Say of a schedule that updates do not use all gradients, at `most` so many, and whose they hardly ever use."""
+    """Return a sentence if updates omit gradients, with up to `most` ranks that are nearly always omitted."""
     if gradients_used == 1:
         return []
     used = " to ".join(dict.fromkeys(map(format_share, (gradients_used, most or gradients_used))))
@@ -333,7 +333,7 @@ def measure_with_additions(
     progress: Progress | None = None,
     draw: Draw | None = None,
 ) -> ScheduleTimes:
-    """Simulate a schedule as `measure` does; once more without checkpoints, and without what links do; and drawn."""
+    """Simulate a schedule as `measure` does, without checkpoints, without disturbed links, and under draws."""
     draw = draw or shared_delays(scenario)
     measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
     added_s = {}
@@ -352,7 +352,7 @@ def with_draws(
     progress: Progress | None = None,
     draw: Draw | None = None,
 ) -> ScheduleTimes:
-    """Simulate a schedule also under draws of what is uncertain, if something is.
+    """Simulate a schedule also under draws of uncertain quantities, if any.
 
     Args:
         scenario: The schedule's.
@@ -494,7 +494,7 @@ def _measure_des(
 
 
 def _means(of_seeds: "Sequence[Epochs]") -> tuple[EpochMeans, ...]:
-    """Average epochs over seeds; what comes from where is the same with all."""
+    """Average epochs over seeds; storage levels are the same for all seeds."""
     return tuple(
         EpochMeans(
             same[0].number,
@@ -587,7 +587,7 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
 
 
 def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
-    """Return a line with the intervals that its own, of the seeds, and draws of what is uncertain make together."""
+    """Return a row with intervals that combine seeds and draws of uncertain quantities."""
     if not (measured.drawn and baseline.drawn):
         return found
     from simdist.studies.uncertainty import spread

@@ -1,8 +1,8 @@
 """Changes that would shorten the waiting for data: a scenario is simulated again with one thing changed at a time.
 
-Waiting is staging, and the stalls of `simdist.studies.epochs`. A knob removes
-1 - (waiting with it) / (waiting as it is): 1 is all of it; below 0, more is waited for than before. Knobs are not
-additive: what two remove together may be less than the sum, if either suffices, or more, if each needs the other.
+Waiting is staging, and the stalls of `simdist.studies.epochs`. A knob removes 1 - (waiting with it) / (waiting as it
+is): 1 is all of it; below 0, more is waited for than before. Knobs are not additive: two together may remove less than
+the sum, if either suffices, or more, if each needs the other.
 """
 
 import math
@@ -78,7 +78,7 @@ class KnobEffects:
 
 
 def knobs(scenario: Scenario, schedule: Schedule) -> tuple[Knob, ...]:
-    """Return what could be changed about the way in which a schedule reads its data.
+    """Return the possible changes to the data loading of a schedule.
 
     Raises:
         ScenarioError: The scenario has no data set.
@@ -89,7 +89,7 @@ def knobs(scenario: Scenario, schedule: Schedule) -> tuple[Knob, ...]:
 
 
 def what_to_write(scenario: Scenario) -> str:
-    """Tell what a scenario lacks to read a data set."""
+    """Return the missing parts of a scenario that reads no data set."""
     lacks = [] if scenario.data else ["data: {samples: ..., file_size: ...}"]
     lacks += [] if scenario.input.source == "storage" else ["input: {source: storage}"]
     return f"write {' and '.join(lacks)}"
@@ -108,7 +108,7 @@ def _of_cluster(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
 
 
 def _of_storage(storage: Storage) -> dict[str, Storage]:
-    """Return what a server could be that is twice as good in one respect."""
+    """Return variants of a server, each twice as good in one respect."""
     factors = {
         "storage bandwidth x 2": {"bandwidth_Bps": 2.0},
         "storage client bandwidth x 2": {"client_bandwidth_Bps": 2.0},

@@ -1,20 +1,20 @@
 """The cost of reading data, epoch by epoch: its time, data stalls, and which level of storage samples came from.
 
-A batch is *late* by what its load ends after the compute stream was done with what stands before it:
+A batch is *late* by the time between the end of the previous compute operation and the end of its load:
 
     stall = max(0, end of the load - end of the compute operation before the one that reads the batch)
 
-so that time in which others were slower, computing or communicating, does not count. With a compute time c per step
-and loads that take l one after the other, read far enough ahead, a steady step takes max(c, l) and stalls
-max(0, l - c); a GPU is used 1 - stall / step = min(1, c / l) of the time.
+Time in which computing or communicating was slower does not count. With compute time c per step and consecutive loads
+of time l, read far enough ahead, a steady step takes max(c, l) and stalls max(0, l - c). GPU utilisation is 1 - stall /
+step = min(1, c / l).
 
-Stalls of an epoch are those of the rank that stalls longest in each step, because others wait for it where they
-meet. That is exact if they meet in every step, and at most that much if they meet less often. The mean over ranks may
-be many times less: a server that serves 15 of 16 ranks in time holds up all of them.
+The stalls of an epoch are those of the rank that stalls longest in each step, because others wait for it when they
+synchronise. This is exact for synchronisation in every step, and an upper bound otherwise. The mean over ranks may be
+many times less: a server that serves 15 of 16 ranks in time delays all of them.
 
-An epoch begins when the last rank has ended the one before, and the first of all when files are staged in on all nodes.
-Everything here reads a trace and counts of reads; whether a simulator or a cluster wrote them makes no difference. Of a
-trace that ended early, the steps count that all ranks finished; there is no epoch if there is no such step.
+An epoch begins when the last rank has ended the previous one; the first begins when files are staged in on all nodes.
+Everything here reads traces and counts of reads, simulated or measured. In a trace that ended early, only steps that
+all ranks finished count; without such a step there is no epoch.
 """
 
 import math
@@ -90,7 +90,7 @@ class Epochs:
 
     Args:
         schedule: Name of the plan.
-        source: Who wrote the trace.
+        source: Writer of the trace.
         staging_s: Seconds until files were staged in on all nodes, before the first epoch; 0 if none are.
         step_stall_s: Seconds of data stalls of each rank, `[n_steps, world_size]`.
         epochs: In order; none if no step was finished.
@@ -152,8 +152,8 @@ def find_epochs(trace: Trace, reads: Reads | None = None, *, n_steps: int | None
 
     Args:
         trace: Of a plan with a data set.
-        reads: Which level samples came from; what the plan expects if None.
-        n_steps: Only so many steps; all that every rank finished if None.
+        reads: Storage levels of samples; the planned ones if None.
+        n_steps: Number of steps; all that every rank finished if None.
 
     Raises:
         TraceError: The plan has no data set, or the reads are of another plan.
@@ -265,7 +265,7 @@ class EpochError:
 
 
 def epoch_errors(simulated: Epochs, measured: Epochs) -> tuple[EpochError, ...]:
-    """Compare the epochs of two traces of one plan, those that both have."""
+    """Compare the epochs that two traces of one plan have in common."""
     return tuple(
         EpochError(theirs.number, ours.seconds, theirs.seconds, relative_error(ours.seconds, theirs.seconds))
         for ours, theirs in zip(simulated.epochs, measured.epochs, strict=False)
@@ -277,7 +277,7 @@ class Loading:
     """How a plan reads its data, simulated and, if it was, measured.
 
     Args:
-        simulated: The epochs of the simulation; those that were measured too, if any were.
+        simulated: The simulated epochs; if there is a measurement, only epochs that were measured, too.
         measured: The epochs of the measurement.
         errors: Of the simulated epochs.
         differences: In what the counts of the run differ from those of the plan, a sentence for each level; None if
@@ -314,7 +314,7 @@ def compare_loading(run: RunDirectory, simulated: Trace, real: Trace) -> Loading
     """Compare how a plan with a data set read its data in a simulation and in a real run.
 
     Args:
-        run: Whose counts of what was read are taken, if it has any; else those of the plan.
+        run: Its counts of reads are used, if it has any; else those of the plan.
         simulated: A trace of its plan.
         real: Another.
     """

@@ -1,17 +1,17 @@
-"""Which link held up which operation, and for how long: the same for simulated and measured traces.
+"""Delays of operations by misbehaving links, for simulated and measured traces alike.
 
 Alone on undisturbed links, a stage of an operation takes its latency plus its bytes / capacity on the busiest resource;
-groups of one operation that share a link put their bytes on it together. What a link that misbehaves explains is how
-much longer the stages take if only this link is as it was, from the operation's start on or back from its end,
-whichever is more: of its rate, its share is left, and of that what flows of other jobs leave,
+groups of one operation that share a link put their bytes on it together. A misbehaving link explains the additional
+time of the stages with only this link as it was, from the operation's start on or back from its end, whichever is
+longer. Its share of the rate is reduced by flows of other jobs to
 
     share * n / (n + n_flows)        n groups of the operation on the link
 
-A real operation that is a little slower than alone may still be under way when a link fails, after it would have ended
-alone; seen from its end it was held up all the same.
+A real operation that is a little slower than alone may still be in progress when a link fails, after it would have
+ended alone. The view from its end detects this.
 
-An operation is held up for what it took longer than alone, at most for what a link explains, and that is booked on the
-link that explains most. So neither meeting other operations of the job nor an overhead counts.
+The delay of an operation is its time beyond that alone, at most the time that a link explains. It is charged to the
+link that explains most. Sharing links with other operations of the job and overhead therefore do not count.
 """
 
 import math
@@ -46,10 +46,10 @@ class _Stage:
 
 
 def find_held(trace: Trace, costs: Costs) -> Held:
-    """Book what operations took longer than alone on the links that held them up.
+    """Charge the additional time of operations to the links that delayed them.
 
     Args:
-        trace: Of real machines or of a simulator, with what its links did.
+        trace: Measured or simulated, with the changes of its links.
         costs: Prices of its plan.
     """
     plan = trace.plan
@@ -80,7 +80,7 @@ def find_held(trace: Trace, costs: Costs) -> Held:
 
 
 def steady_held(plan: Plan, costs: Costs) -> HeldUp | None:
-    """Return what links that are slow throughout, and nothing else, hold up in every instance; None if none is."""
+    """Return the delays by links that are slow throughout, for every instance; None without such links."""
     states = {resource: ((0.0, share, 0),) for resource, share in costs.shares.items()}
     if not states:
         return None
@@ -101,7 +101,7 @@ def steady_held(plan: Plan, costs: Costs) -> HeldUp | None:
 def without_links(trace: Trace, held: Held) -> tuple[float, dict[str, float]]:
     """Return when the steps of a trace end, seconds: as it was, and by link, as if it had held nothing up.
 
-    Both are replays; that without a link takes the seconds away for which it held operations up.
+    Both are replays; the replay without a link subtracts its delays.
 
     Raises:
         TraceError: An operation did not run.
@@ -116,7 +116,7 @@ def without_links(trace: Trace, held: Held) -> tuple[float, dict[str, float]]:
 
 
 def with_links(run: RunDirectory, trace: Trace, costs: Costs) -> Trace:
-    """Return a measured trace with what its links were told to do, if they were and the trace does not say itself.
+    """Return a measured trace with the planned changes of its links, if it has none of its own.
 
     A transfer of another job counts for as long as it takes alone.
 
@@ -139,7 +139,7 @@ def with_links(run: RunDirectory, trace: Trace, costs: Costs) -> Trace:
 
 
 def _told(run: RunDirectory, costs: Costs, until_s: float) -> Iterator[tuple[float, int, float | None, int]]:
-    """Yield what links were told to do: when, which, their share if it changes, and how many flows more."""
+    """Yield the planned changes of links: when, which, their share if it changes, and how many flows more."""
     found = traffic(run.scenario, costs, run.scenario.seed)
     changes = [
         (at_s, resource, number, share)
@@ -191,7 +191,7 @@ def _stages(transfers: Sequence[Transfer], costs: Costs, states: _States) -> lis
 
 
 def _longest(stages: Sequence[_Stage], start_s: float, end_s: float, states: _States) -> tuple[int, float] | None:
-    """Return the link that explains most of what a group took longer than alone, and how many seconds."""
+    """Return the link that explains most of a group's additional time, and its seconds."""
     if not stages or not end_s > start_s:
         return None
     alone_s = math.fsum(stage.latency_s + stage.flow_s for stage in stages)
@@ -222,7 +222,7 @@ def _explained_s(
 
 
 def _played_s(stages: Sequence[_Stage], link: int, start_s: float, states: Sequence[LinkState]) -> float:
-    """Return what stages take from a start on if one link is as it was, and all others undisturbed."""
+    """Return the time of stages from a start on with one link as it was and all others undisturbed."""
     now_s = start_s
     at = max(bisect_right(states, start_s, key=lambda state: state[0]) - 1, 0)
     for stage in stages:

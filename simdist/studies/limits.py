@@ -1,14 +1,13 @@
-"""Lower bounds of the time of an epoch: of each thing that limits it, how much there is to do over how fast it is.
+"""Lower bounds of the time of an epoch: the work on each resource over its speed.
 
-Each limit is that of one thing if all else were free and never late: of a resource that ranks share, all that the
-epoch puts on it over its capacity; of a rank, what its compute stream does, what its collectives take alone, or what
-its threads read and decode, load after load. Injected delays are left out. Of several of a kind (nodes, ranks) the
-busiest counts.
+Each limit assumes that everything else is free and never late. For a shared resource, it is the load of the epoch over
+the capacity. For a rank, it is the time of its compute stream, of its collectives alone, or of its reading and
+decoding, load after load. Injected delays do not count. The busiest of several nodes or ranks counts.
 
     simulated epoch >= the largest limit
 
-but for the batches that are read ahead: the first of an epoch are read during the one before it, as far as ranks wait
-for one another. An epoch takes longer than its largest limit as far as one thing waits for another.
+except for batches that are read ahead: the first of an epoch are read during the previous one. An epoch exceeds its
+largest limit if its parts wait for each other.
 """
 
 import math
@@ -183,7 +182,7 @@ def _on_ranks(group: Group, of_groups: float | NDArray[np.float64], world_size: 
 
 
 def _of_transfers(op: Op, costs: Costs, number: int = 0) -> _Work:
-    """Return what the transfers of an operation put on resources; of a load, of which number, also its latencies."""
+    """Return the load of an operation's transfers on resources; for a load of a given number, also its latencies."""
     cost = costs.of[op]
     assert isinstance(cost, Shared | Varying)
     transfers = cost.transfers if isinstance(cost, Shared) else cost.transfers(number)

@@ -60,7 +60,7 @@ def traced_schedules(
     """Return the schedule of a traced job, and local and hierarchical SGD by several periods.
 
     Hierarchical SGD averages over a node first; on several nodes also with gradients averaged within each node in every
-    step, as PyTorch's hook does. A schedule that would never average over all ranks in so many steps is left out.
+    step, as PyTorch's hook does. Schedules that would never average over all ranks in the run are omitted.
 
     Args:
         traced: Synchronous SGD, with the buckets that were seen.
@@ -117,7 +117,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def chains(last: int, values: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
-    """Yield the growing chains of so many values that end with `last`, in which each divides the next.
+    """Yield the growing chains of a given length that end with `last`, in which each value divides the next.
 
     >>> list(chains(8, (1, 2, 4, 8), 3))
     [(1, 2, 8), (1, 4, 8), (2, 4, 8)]

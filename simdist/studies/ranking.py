@@ -53,12 +53,12 @@ class Order:
 
     @property
     def counts(self) -> str:
-        """How many are right, and what is wrong with the others, in words."""
+        """Number of right pairs, and the errors of the others, in words."""
         return "; ".join(self._parts(("", "")))
 
     @property
     def verdict(self) -> str:
-        """The same, with the names of those that are not right."""
+        """The same, with the names of pairs that are not right."""
         wrong = ", ".join(f"{faster} is faster than {slower}" for faster, slower in self.wrong)
         unmeasured = ", ".join(f"{faster} against {slower}" for faster, slower in self.unmeasured)
         return "; ".join(self._parts((f" (measured, {wrong})", f" ({unmeasured})")))
@@ -136,7 +136,7 @@ class Summary:
     """Several schedules: does the simulation rank them as they were measured?
 
     Args:
-        baseline: Label of the schedule to which speed-ups are relative.
+        baseline: Label of the baseline of speed-ups.
         rows: A row per schedule.
         order: Which pairs of them are in the right order.
         median_error: Of the absolute errors of the makespans.

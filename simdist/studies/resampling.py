@@ -1,25 +1,26 @@
-"""Runs of schedules that are compared: their length, what every seed draws, and how sure that makes.
+"""Runs of compared schedules: their length, the draws of every seed, and the confidence of the result.
 
-**Whole periods.** In 20 steps, a schedule that averages every 8 does so twice, and one that averages every 7 as well,
-though it has to more often. So every schedule runs for a whole number of its own periods: after a warm-up of W steps,
-with periods of P, for W + ceil((L - W) / P) P steps. L is at least ten times the longest period compared, and a
-multiple of it, so that periods that divide it run equally long. A period of checkpoints counts with it: the file at the
-end of a run, which nothing hides, is one of ten or more. Delays are drawn by step and rank
-(`simdist.scenario.sampling`): runs of different length meet the same ones as long as both last. With a data set the
-steps of the scenario stand: its epochs are what is asked about.
+**Whole periods.** In 20 steps, schedules with periods 8 and 7 both average twice, although the latter averages more
+often. Every schedule therefore runs for a whole number of its own periods: after a warm-up of W steps, with periods of
+P, for W + ceil((L - W) / P) P steps. L is at least ten times the longest period compared, and a multiple of it, so that
+periods that divide it run equally long. The interval of checkpoints counts as a period: the last file, which nothing
+hides, is then one of at least ten. Delays are drawn by step and rank (`simdist.scenario.sampling`): runs of different
+length have the same delays in common steps. With a data set, the number of steps is that of the scenario, because the
+question is about its epochs.
 
-**Recordings** are resampled block by block. A block is as long as the scenario says or else as the longest period,
-because that is what a schedule averages over, and at least n^(1/3) of n recorded steps, the best rate for estimating a
-variance; but a fifth of the recording at most, or draws would hardly differ.
+**Recordings** are resampled block by block. The scenario states the length of a block. Otherwise it is the longest
+period, which a schedule averages over, at least n^(1/3) of n recorded steps, the best rate for estimating a variance,
+and at most a fifth of the recording, because draws would hardly differ.
 
-**How sure.** What the run of a seed deviates by tells how much depends on which steps were recorded, but for three
-factors, which `Runs.widening` has:
+**Confidence.** The deviation of single runs shows the dependence on the recorded steps, up to three factors, which
+`Runs.widening` combines:
 
     sqrt(L / n)            runs have L steps, the recording n: the m-out-of-n bootstrap
-    1 / sqrt(1 - block/n)  blocks are drawn around the mean of the recording, which varies with them
-    t(n/block - 1) / 1.96  few blocks tell their own spread only roughly: Student's quantile instead of the normal one
+    1 / sqrt(1 - block/n) blocks are drawn around the recording's mean, which varies, too t(n/block - 1) / 1.96 few
+    blocks estimate their spread roughly: Student's quantile replaces the normal
 
-An imported scenario misses the traced steps by an error (`Scenario.imported`): speed-ups are as uncertain, at least.
+An imported scenario reproduces the traced steps with an error (`Scenario.imported`). Speed-ups are at least as
+uncertain.
 
 On delays of Bernoulli, exponential and autoregressive kind, intervals from 20 recorded steps then hold the speed-up of
 local SGD in endless runs in 96 % of the cases or more.
@@ -108,10 +109,10 @@ class Runs:
         return f"{self.recording.n_steps} recorded steps are too few to be sure with {what}: record {needed} or more"
 
     def widening(self, *schedules: Schedule) -> float:
-        """Return what deviations of single runs are multiplied with to be those of recordings; 1 without one.
+        """Return the factor from deviations of single runs to those of recordings; 1 without a recording.
 
         Args:
-            schedules: Those that are compared; none has a `problem`.
+            schedules: Compared schedules without a `problem`.
         """
         if self.recording is None:
             return 1.0
@@ -125,7 +126,7 @@ class Runs:
         )
 
     def with_error(self, speedup: float, interval: Interval | None) -> Interval | None:
-        """Return an interval wider by the share by which an imported scenario may miss the traced steps."""
+        """Return an interval widened by the error of an imported scenario."""
         if not self.scenario.imported or not self.scenario.imported.uncertainty:
             return interval
         error = self.scenario.imported.uncertainty
@@ -159,7 +160,7 @@ def runs_of(
         scenario: The scenario to simulate.
         longest_period: Of the schedules that are compared, in steps.
         block_steps: Steps of a block; as the scenario states if None, and if it does not, chosen (see the module).
-        checkpoint_every: Most steps between checkpoints, if some are further apart than those of the scenario.
+        checkpoint_every: Longest distance of checkpoints, if longer than that of the scenario.
 
     Raises:
         ScenarioError: A block is longer than the recording.
@@ -193,7 +194,7 @@ def _recording(scenario: Scenario, longest_period: int, wanted: int | None) -> R
 def in_blocks(
     disturbances: Sequence[Disturbance | LinkDisturbance], block_steps: int | None
 ) -> tuple[Disturbance | LinkDisturbance, ...]:
-    """Return disturbances whose recordings are resampled in blocks of so many steps; None: played as they happened."""
+    """Return disturbances with recordings resampled in blocks of this many steps; None: played as they happened."""
     return tuple(
         each.model_copy(update={"resample_steps": block_steps}) if isinstance(each, Recorded) else each
         for each in disturbances

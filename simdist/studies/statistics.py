@@ -96,7 +96,7 @@ def resampled_interval(center: float, resamples: Samples, *, widening: float) ->
 
 
 def widened(center: float, interval: Interval | None, factor: float) -> Interval | None:
-    """Return an interval around `center` whose ends are `factor` times as far from it; None of None.
+    """Return an interval with ends `factor` times as far from `center`; None for None.
 
     >>> widened(2.0, (1.5, 3.0), 2.0)
     (1.0, 4.0)

@@ -1,15 +1,15 @@
-"""Intervals of results that depend on what nobody measured, and which measurement would narrow them.
+"""Intervals of results from uncertain inputs, and the measurement that would narrow them.
 
 A quantity is uniform in its range, and independent of the others. A draw is a place in every range, from 0 to 1. The
 places of n draws are the middles of n equal parts, each once, in an order that follows from seed and path by
-counter-based random numbers (Latin hypercube): whoever asks, for whichever schedule, meets the same draws.
+counter-based random numbers (Latin hypercube): all schedules get the same draws.
 
-Schedules are simulated once more for each draw, in turn with the seeds that they were simulated with as stated. A draw
-minus the same seed as stated is what the draw changes; that of a speed-up is far less than those of its step times. The
-interval of 95 % holds the middle 95 % of these changes, plus the chance of the seeds, around the result as stated.
+Schedules are simulated once more for each draw, with the seeds of the stated values in turn. The change of a draw is
+its result minus that of the stated values with the same seed. Speed-ups change far less than step times. The 95 %
+interval contains the middle 95 % of these changes, combined with the variance over seeds, around the stated result.
 
-The 20 draws of a single quantity are evenly spaced: the outermost are its quantiles. Of several quantities, the ends
-are those between which a further draw lies with 95 %: next to the outermost of 40.
+The 20 draws of a single quantity are evenly spaced: the outermost are its quantiles. For several quantities, the ends
+are next to the outermost of 40: a further draw lies between them with 95 %.
 
 Source:
     McKay, Beckman & Conover, A Comparison of Three Methods for Selecting Values of Input Variables in the Analysis of
@@ -60,14 +60,14 @@ class Quantity:
 
     @property
     def in_words(self) -> str:
-        """Its path, its range with the source, and what to measure."""
+        """Its path, its range with the source, and its measurement."""
         source = f", {self.written.source}" if self.written.source else ""
         ends = f"{self.written.from_} to {self.written.to}{source}"
         return f"{self.name} ({ends}): measure {self.written.measure or 'it'}"
 
 
 def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
-    """Return what is uncertain in a scenario; its own range of a quantity takes the place of its cluster's."""
+    """Return the uncertain quantities of a scenario; its own ranges override those of its cluster."""
     ranges = {("cluster", *parse_path(text)): each for text, each in scenario.cluster.uncertain.items()}
     ranges |= {parse_path(text): each for text, each in scenario.uncertain.items()}
     found = []
@@ -79,7 +79,7 @@ def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
 
 
 def n_draws(n_quantities: int) -> int:
-    """Return how many draws an interval of so many quantities needs, see above."""
+    """Return the number of draws for an interval over this many quantities."""
     return 20 if n_quantities == 1 else 40
 
 
@@ -91,7 +91,7 @@ def places(name: str, *, seed: int, n: int) -> Samples:
 
 
 def drawn(scenario: Scenario, at: Mapping[Quantity, float]) -> Scenario:
-    """Return a scenario whose uncertain quantities lie at some places of their ranges, 0 the lower end, 1 the upper."""
+    """Return a scenario with uncertain quantities at places in their ranges, from 0 (lower end) to 1 (upper)."""
     for quantity, place in at.items():
         low, high = quantity.ends
         scenario = with_value(scenario, quantity.path, low + place * (high - low))
@@ -108,7 +108,7 @@ def spread(
 
     Args:
         center: The result as stated.
-        changes: What each draw adds to it, `[n_draws]`.
+        changes: Change by each draw, `[n_draws]`.
         chance: Its 95 % interval over seeds, if there is one.
         places: Where each draw lies in the range of a quantity, from 0 to 1: name -> `[n_draws]`.
     """
@@ -133,7 +133,7 @@ def _normal() -> Samples:
 
 
 def _parts(changes: Samples, places: Mapping[str, Samples]) -> dict[str, float]:
-    """Return the variance of what each quantity adds, a parabola over its places, and under "" of what is left."""
+    """Return the variance that each quantity explains by a parabola over its places; "" has the rest."""
     columns = np.concatenate([[at - at.mean(), (at - at.mean()) ** 2 - at.var()] for at in places.values()])
     parts = np.linalg.lstsq(columns.T, changes - changes.mean())[0][:, None] * columns
     found = {name: float((parts[2 * i] + parts[2 * i + 1]).var()) for i, name in enumerate(places)}
@@ -157,7 +157,7 @@ def causes(scenario: Scenario, shares_of: Mapping[str, Mapping[str, float]]) -> 
 
 
 def main_cause(scenario: Scenario, shares: Mapping[str, float]) -> str:
-    """Return the uncertain quantity that makes most of a variance, and what to measure, in words."""
+    """Return the quantity that causes most of a variance, and its measurement, in words."""
     return max(quantities(scenario), key=lambda each: shares.get(each.name, 0.0)).in_words
 
 

@@ -3,7 +3,7 @@
 An error is (simulated - measured) / measured: above 0 the simulation is slower than reality. Errors are compared on
 four levels, because a total can be right by accident:
 
-    makespan      what a user wants to know
+    makespan      the answer for a user
     operations    what each kind of operation takes, in all and instance by instance
     injection     whether the delays that were drawn are the delays that happened
     waiting       whether the simulation blames the same ranks for the waiting of others
@@ -46,12 +46,11 @@ _MOST_OVERHEAD_S = 1.0
 class OperationKind:
     """Times of a kind of operation: seconds from start to end, of `wait` the seconds that the host was blocked.
 
-    A collective lasts until its last member is done. The simulator lets all members end together, but for rings of a
-    cluster that is `chunkwise`; in a real ring they end one after the other. How much earlier than the last one tells
-    which of the two is true: see `Validation.lead_s`.
+    A collective lasts until its last member is done. In the simulator all members end together, except in rings of a
+    `chunkwise` cluster; in a real ring they end one after the other. `Validation.lead_s` shows the difference.
 
-    A kind may have instances of several sizes, or some that are disturbed. Its median then lies at or between sizes,
-    and jumps from one to another by chance. So medians have no error here: sums are compared, and instances.
+    A kind may have instances of several sizes, and disturbed ones. Its median may then jump between sizes by chance.
+    Medians therefore have no error here; sums and instances are compared.
 
     Args:
         op: Name, such as `all_reduce`.
@@ -91,7 +90,7 @@ class OperationKind:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """How long injected delays were, against those that were drawn.
+    """Measured lengths of injected delays, compared with the drawn ones.
 
     Args:
         channel (str): What they delay: `host`, `compute`, `io`, `backward` or `overlap`.
@@ -128,7 +127,7 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class HeldUp:
-    """Seconds for which a link held operations up, of all ranks together (see `simdist.studies.held`).
+    """Seconds for which a link delayed operations, over all ranks (see `simdist.studies.held`).
 
     Args:
         link: Link, such as `nic_out[3]`.
@@ -146,7 +145,7 @@ class Validation:
 
     Args:
         schedule: Name of the plan.
-        source: Who measured.
+        source: Program that measured.
         n_steps: Steps compared: those that every rank finished.
         simulated_s: Makespan.
         measured_s: Makespan.
@@ -179,7 +178,7 @@ class Validation:
 
     @property
     def verdict(self) -> str:
-        """Who is blamed most for the waiting of others, in a sentence."""
+        """The rank that is blamed most for the waiting of others, in a sentence."""
         return _verdict(self.blames)
 
     def frame(self) -> "pd.DataFrame":
@@ -226,11 +225,10 @@ def validate(real: Trace, simulated: Trace, delays: Delays, costs: Costs | None 
 
 
 def corrected(run: RunDirectory, machines: Calibrated | None, real: Trace) -> tuple[Cluster, str]:
-    """Return the cluster with another overhead, by which a run takes as long as it was measured to, and what was done.
+    """Return the cluster with an overhead that reproduces a measured run, and a description of the change.
 
-    The overhead is `host.handover` where the cluster states what communication takes of its cores, else
-    `collective_overhead`; nothing else changes. The run is no test of that cluster any more; other schedules, models
-    and shapes are.
+    The overhead is `host.handover` where the cluster states `host`, else `collective_overhead`; nothing else changes.
+    The run is no test of that cluster any more; other schedules, models and shapes are.
 
     Args:
         run: The run that was measured.
@@ -280,7 +278,7 @@ def finished_steps(trace: Trace) -> int:
 
 
 def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
-    """Compare every kind of operation but delays, which are compared with what was drawn."""
+    """Compare every kind of operation except delays, which are compared with the drawn ones."""
     rows: dict[tuple[str, str, str], list[NDArray[np.int64]]] = {}
     groups: dict[tuple[str, str, str], Group] = {}
     absent: dict[tuple[str, str, str], list[int]] = {}  # ranks that write no checkpoint
@@ -349,7 +347,7 @@ def _kind(op: str, stream: str, group: str, simulated_s: Seconds, measured_s: Se
 
 
 def _injections(real: Trace, delays: Delays) -> tuple[Injection, ...]:
-    """Compare the delays of each channel with those that were drawn; a plan has at most one of a channel per step."""
+    """Compare measured and drawn delays by channel; a plan has at most one of a channel per step."""
     drawn_s = injected_s(real.plan, delays)
     measured_s = {channel: np.full_like(seconds, np.nan) for channel, seconds in drawn_s.items()}
     out = _sat_out(real)

@@ -64,9 +64,9 @@ class Breakdown:
         comm_s: Seconds of exposed communication, likewise.
         wait_s: Seconds of waiting for other ranks, likewise.
         io_s: Seconds of exposed loads and saves, likewise.
-        host_s: Seconds in which the host had given the device nothing to do, likewise.
-        links_s: Of communication and loads, the seconds for which a link that misbehaved held them up, by its name.
-        late: Rank -> share of the updates for which it came too late, averaged over seeds.
+        host_s: Seconds in which the device had no work from the host, likewise.
+        links_s: Seconds of communication and loads that a misbehaving link added, by its name.
+        late: Rank -> share of the updates for which it was too late, averaged over seeds.
     """
 
     n_steps: int
@@ -213,21 +213,21 @@ class Attribution:
                 self._cut_save(start_s, end_s, total_s)
 
     def _cut_save(self, free_s: Times, end_s: Times, total_s: Times) -> None:
-        """Add what of the span of a save neither loads nor collectives take."""
+        """Add the part of a save that neither loads nor collectives cover."""
         for load_start_s, load_end_s in self._open.loads:
             self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), total_s)
             free_s = _clip(load_end_s, free_s, end_s)
         self._cut_transfer(free_s, end_s, total_s)
 
     def _cut_transfer(self, free_s: Times, end_s: Times, total_s: Times) -> None:
-        """Add what of a span no collective takes, piece by piece: a difference of sums can be below 0."""
+        """Add the part of a span that no collective covers, piece by piece: a difference of sums can be below 0."""
         for each in self._open.collectives:
             total_s += _clip(each.ready_s, free_s, end_s) - free_s
             free_s = _clip(each.end_s, free_s, end_s)
         total_s += end_s - free_s
 
     def _add_up(self) -> None:
-        """Add the gaps of a batch, and what of them collectives take, to the totals, in their order."""
+        """Add the gaps of a batch, and the parts that collectives cover, to the totals, in their order."""
         if not self._gaps:
             return
         begin_s, next_s = map(_stacked, zip(*self._gaps, strict=True))
@@ -242,7 +242,7 @@ class Attribution:
         self._overlaps = []
 
     def _close(self, after: set[int], start_s: Times) -> None:
-        """Forget what is over when the compute operation that waited for `after` starts."""
+        """Drop operations that ended before the compute operation that waited for `after` starts."""
         awaited = max((each.index for each in self._open.collectives if each.index in after), default=-1)
         if not self._has_several:
             self._open.collectives = [each for each in self._open.collectives if each.index > awaited]
@@ -265,7 +265,7 @@ def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:
 
 
 def mean_late(parts: Sequence[Breakdown]) -> dict[int, float]:
-    """Return the shares of updates for which ranks came too late, averaged over the seeds of all parts."""
+    """Return, by rank, the share of updates for which it was too late, averaged over the seeds of all parts."""
     n_seeds = sum(len(each.makespan_s) for each in parts)
     total = Counter[int]()
     for each in parts:
@@ -278,7 +278,7 @@ def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
 
 
 def _cut_out(begin_s: Times, next_s: Times, ready_s: Times, start_s: Times, end_s: Times) -> tuple[Times, Times]:
-    """Return what of a gap passes while a collective waits, and while it moves bytes."""
+    """Return the parts of a gap in which a collective waits and in which it moves bytes."""
     ready_s, start_s, end_s = (_clip(at_s, begin_s, next_s) for at_s in (ready_s, start_s, end_s))
     return start_s - ready_s, end_s - start_s
 
@@ -295,7 +295,7 @@ def _add_in_order(total_s: Times, seconds: Times) -> None:
 
 
 def break_down(trace: Trace, held: Held | None = None) -> Breakdown:
-    """Return where the time of every rank of a trace went, and what of it links that misbehaved took.
+    """Return the time of every rank of a trace by state, and the part that misbehaving links added.
 
     Raises:
         TraceError: An operation did not run on some rank.

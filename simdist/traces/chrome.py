@@ -11,8 +11,8 @@
 The spans of a thread must nest: Perfetto drops one that overlaps another in part, be it by a nanosecond. Four rules
 see to that.
 
-* Times are whole nanoseconds, rounded once per instant; lengths are differences of them, so what touches in the trace
-  touches in the file, and what lies inside stays inside.
+* Times are whole nanoseconds, rounded once per instant; lengths are their differences. Adjacent spans stay adjacent,
+  and nested spans stay nested.
 * The format wants microseconds. Perfetto multiplies them by 1000 and cuts off what is behind the point, but in floating
   point 1.001 * 1000 is 1000.999...; where that would lose a nanosecond, the next larger number is written.
 * Spans of one thread, in the order of the plan, begin no earlier than at 0, nor than the one before ended. Simulated
@@ -91,7 +91,7 @@ def chrome_trace(
         trace: The trace to write.
         steps: Only these, such as `range(100, 110)`; all if None.
         ranks: Only these; all if None.
-        reads: Which level samples came from; what the plan expects if None.
+        reads: Storage levels of samples; the planned ones if None.
 
     Returns:
         Pieces of text, one line each, that joined are one JSON object; nothing is held in memory but the trace.
@@ -225,7 +225,7 @@ def _samples(plan: Plan, reads: Reads) -> dict[int, NDArray[np.int64]]:
 
 
 class _Pen:
-    """Writes the spans of one rank so that those of a thread follow one another."""
+    """Writes the spans of one rank so that spans of a thread do not overlap."""
 
     def __init__(self, rank: int, threads: _Threads) -> None:
         self.rank = rank
@@ -235,7 +235,7 @@ class _Pen:
     def operation(
         self, label: _Label, moments_ns: Sequence[int], args: dict[str, object], last: int | None
     ) -> Iterator[str]:
-        """Write an operation; for a collective, also what it consists of, and which rank was ready last."""
+        """Write an operation; for a collective, also its parts and the rank that was ready last."""
         begin_ns, start_ns, end_ns = self._after_the_last(label.thread, moments_ns)
         if label.is_pause and begin_ns == end_ns:
             return
@@ -299,7 +299,7 @@ def _last_ready(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.int64]
 
 
 def _ns(seconds: NDArray[np.float64]) -> list[int]:
-    """Return whole nanoseconds, `_NEVER` for what did not run."""
+    """Return whole nanoseconds, `_NEVER` for operations that did not run."""
     return [int(ns) for ns in np.where(np.isnan(seconds), _NEVER, np.rint(seconds * 1e9)).tolist()]
 
 

@@ -1,16 +1,17 @@
-"""Bandwidths of collectives, in the columns of nccl-tests, and how long their members waited for the last one.
+"""Bandwidths of collectives, in the columns of nccl-tests, and the waiting for their last members.
 
-A *call* is one instance of a collective in one group. It takes from when its last member is ready until its last member
-is done; what earlier members wait before that is counted apart, because it is no matter of the network.
+A *call* is one instance of a collective in one group. It lasts from the time its last member is ready until its last
+member is done. Earlier members wait before that, which is counted separately, because it does not depend on the
+network.
 
     algbw = size / time            busbw = algbw x factor
     factor                         2 (n - 1) / n   all_reduce
                                      (n - 1) / n   reduce_scatter, all_gather
                                                1   reduce, broadcast
 
-`size` is that of the whole: what an all_gather leaves on every rank, what a reduce_scatter takes from every rank. Of
-these two, `count` is what each rank gives or gets, as nccl-tests print it. The size of sparse data includes the
-indices. busbw compares collectives with the bandwidth of a link, whatever their kind and the number of ranks.
+`size` is that of the whole: the result of an all_gather on every rank, the input of a reduce_scatter from every rank.
+For these two, `count` is the contribution or result of one rank, as in nccl-tests. The size of sparse data includes the
+indices. busbw is comparable to the bandwidth of a link, for all kinds and numbers of ranks.
 
 Source:
     nccl-tests, https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md and the functions GetCollByteCount and GetBw of
@@ -43,7 +44,7 @@ class CollectiveKind:
         group: Who takes part.
         algorithm: As the plan asks for; `auto` leaves it to the cluster's library.
         nbytes: Size of the whole, the indices of sparse data included.
-        count: Elements; of an all_gather or a reduce_scatter, those of one rank.
+        count: Elements; for all_gather and reduce_scatter, of one rank.
         dtype: Of the elements.
         sparse: As many indices come with them.
     """
@@ -63,7 +64,7 @@ class CollectiveRow:
 
     Args:
         kind: Of which kind.
-        calls: How many, over all groups; those that some member did not finish do not count.
+        calls: Calls in all groups; a call that some member did not finish does not count.
         time_s: Median over calls.
         algbw_Bps: Size over that time; NaN if it is 0.
         busbw_Bps: Likewise, times the factor.
@@ -90,7 +91,7 @@ class CollectiveRow:
 
 
 def collective_rows(trace: Trace) -> tuple[CollectiveRow, ...]:
-    """Return a row for each kind of collective of which there were calls, by name, group and size."""
+    """Return a row for each kind of collective that was called, by name, group and size."""
     kinds: dict[CollectiveKind, list[NDArray[np.int64]]] = {}
     for each in occurrences(trace.plan):
         if isinstance(each.op, ops.COLLECTIVES):
@@ -107,7 +108,7 @@ def waiting_share(rows: Sequence[CollectiveRow]) -> float:
 
 
 def bus_factor(op: str, n: int) -> float:
-    """Return what nccl-tests multiply algbw with to get busbw, of a collective over `n` ranks.
+    """Return busbw / algbw of a collective over `n` ranks, as nccl-tests define it.
 
     >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
     (1.75, 0.875, 1.0)

@@ -1,4 +1,4 @@
-"""What links did during a run, and which operations they held up.
+"""Changes of links during a run, and the operations that they delayed.
 
 A trace of a run whose links misbehaved has a small table of that; others have none. `Held` says, for every instance and
 rank, how long a link held it up; `simdist.studies.held` computes it.
@@ -21,7 +21,7 @@ _WORDS = {"nic": "NIC of node", "fabric": "fabric of rank", "bridge": "host brid
 
 
 def link_in_words(name: str) -> str:
-    """Return what people call a link.
+    """Return the name of a link in words.
 
     >>> link_in_words("nic_out[3]"), link_in_words("storage_server")
     ('NIC of node 3, out', 'storage server')
@@ -34,10 +34,10 @@ def link_in_words(name: str) -> str:
 
 @dataclass
 class LinkRecorder:
-    """Takes down what links do, in the order of time.
+    """Records changes of links, in the order of time.
 
     Args:
-        shares: What is left of links from the start, by name.
+        shares: Share of the rate of links from the start, by name.
     """
 
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class LinkRecorder:
         self._states: dict[str, list[LinkState]] = {name: [(0.0, share, 0)] for name, share in self.shares.items()}
 
     def set_share(self, at_s: float, name: str, share: float) -> None:
-        """Take down what is left of a link from now on, apart from its share from the start."""
+        """Record the share of a link's rate from now on, relative to its share from the start."""
         self._add(at_s, name, share * self.shares.get(name, 1.0), self._last(name)[2])
 
     def add_flows(self, at_s: float, name: str, n_more: int) -> None:
@@ -56,7 +56,7 @@ class LinkRecorder:
         self._add(at_s, name, share, n_flows + n_more)
 
     def table(self) -> LinkTable:
-        """Return what was taken down."""
+        """Return the recorded changes."""
         return {name: tuple(states) for name, states in sorted(self._states.items())}
 
     def _last(self, name: str) -> LinkState:

@@ -112,7 +112,7 @@ def _check_declared(header: dict[str, object], declared: Mapping[str, Declared])
 
 
 def expected(plan: Plan) -> Reads:
-    """Return what the loads of a plan read, if nothing fails.
+    """Return the reads of a plan's loads without failures.
 
     Raises:
         TraceError: The plan has no data set, or may read more bytes than can be counted.
@@ -141,7 +141,7 @@ def expected(plan: Plan) -> Reads:
 
 
 def differences(found: Reads, wanted: Reads) -> tuple[str, ...]:
-    """Say in what reads differ, a sentence for each level that does; nothing if they are identical.
+    """Return a sentence for each level whose reads differ; none if all are equal.
 
     Raises:
         TraceError: They are of different plans.

@@ -1,8 +1,8 @@
 """Traces, simulated or measured: the times of every operation instance on every rank.
 
-A trace is three arrays over `[operation instance, rank]`, in seconds from the start, and the plan they belong to. Row
-i is instance i of `simdist.plan.walk`, so two traces of one plan are compared by subtraction; traces of different
-plans are refused. NaN means that it did not run. A reader need not know what wrote it.
+A trace is three arrays over `[operation instance, rank]`, in seconds from the start, and the plan they belong to. Row i
+is instance i of `simdist.plan.walk`, so two traces of one plan are compared by subtraction; traces of different plans
+are refused. NaN means that it did not run. Readers need not know the writer.
 
     ready_s   the host has reached it, its stream is free and the buffers it needs are there
     start_s   it began; a collective begins when its last member is ready, so start - ready is waiting for others
@@ -47,9 +47,9 @@ class Trace:
         ready_s: float64 `[plan.n_instances, plan.world_size]`.
         start_s: Likewise.
         end_s: Likewise.
-        source: Who wrote it, such as `simulated by des`.
-        run: Of a measured one, what no other run has; else empty.
-        links: What links did that misbehaved; empty if none did.
+        source: Writer, such as `simulated by des`.
+        run: Unique name of a measured run; else empty.
+        links: Changes of misbehaving links; empty without any.
         late: By row: of an all-reduce that drops the late, the ranks that were; of an `Enter`, those that sat the step
             out because the others had completed it. Such a trace ends with the last result.
     """
@@ -197,7 +197,7 @@ class Trace:
 
 
 def ended_with_its_last_result(trace: Trace) -> Trace:
-    """Cut off what ranks still do that came too late for the last result, once who did not is through."""
+    """Cut off the work of ranks that were too late for the last result, after the others have finished."""
     if not trace.late:
         return trace
     end_s = np.delete(trace.end_s, trace.late[max(trace.late)], axis=1).max()
@@ -213,7 +213,7 @@ def late_shares(trace: Trace) -> dict[int, float]:
 
 
 def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Read who was late.
+    """Read the late ranks.
 
     Raises:
         TraceError: It names no rows of the plan, or no ranks.
@@ -231,7 +231,7 @@ def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:
 def write_with_header(
     path: Path | str, header: Mapping[str, object], arrays: Mapping[str, NDArray[np.generic]]
 ) -> None:
-    """Write arrays, and what they are, to an .npz file; equal contents give equal bytes."""
+    """Write arrays and a header to an .npz file; equal contents give equal bytes."""
     write_npz(path, {"header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8), **arrays})
 
 
@@ -253,7 +253,7 @@ def read_with_header(
     what: str,
     hint: str,
 ) -> tuple[_CheckedT, list[NDArray[Any]]]:
-    """Read what `write_with_header` wrote.
+    """Read a file of `write_with_header`.
 
     Args:
         path: The file.

@@ -1,14 +1,12 @@
-"""Tables of a trace: when steps end, which ranks waited for which, what every kind of operation took.
+"""Tables of a trace: ends of steps, waiting between ranks, times by kind of operation.
 
-Everything here reads a trace and its plan; whether a simulator or a cluster wrote them makes no difference. Operations
-that did not run (NaN) count for nothing. Where a rank's time went is computed in `simdist.traces.breakdown`;
-`rank_table` puts that beside the waiting that is attributed here.
+Everything here reads a trace and its plan, simulated or measured. Operations that did not run (NaN) do not count.
+`simdist.traces.breakdown` computes the time of a rank by state; `rank_table` shows it beside the waiting.
 
-**Who is to blame.** In every instance of a collective, and in every group of it, each member waits `start - ready`
-seconds. The sum is charged to the member that was ready last; if several are last at the very same time, they share it
-equally. So what is caused and what is suffered add up to the same number. The blame is the direct one: a rank that
-comes late because an earlier collective held it up is charged for coming late, and charges others in that earlier
-collective. Ties mostly mean this: a node comes late as a whole because one of its ranks held up the others.
+**Blame.** In every group of a collective, each member waits `start - ready` seconds. The sum is charged to the member
+that was ready last; several that are last at the same time share it equally. Caused and suffered waiting therefore have
+the same sum. Blame is direct: a rank that an earlier collective delayed is charged for its own lateness, and charges
+others in that earlier collective. Ties mostly mean that a whole node is late because of one of its ranks.
 """
 
 from collections.abc import Mapping
@@ -96,7 +94,7 @@ def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Who waited in collectives, and for whom.
+    """Waiting in collectives, by the rank that waited and the rank that caused it.
 
     Args:
         caused_s: Seconds that others waited for this rank, float64 `[n_steps, world_size]`.
@@ -110,7 +108,7 @@ class Waiting:
 
     @property
     def total_s(self) -> float:
-        """Seconds of waiting of all ranks in all steps; what ranks and links cause adds up to the same."""
+        """Seconds of waiting of all ranks in all steps, equal to the sum caused by ranks and links."""
         return float(self.suffered_s.sum())
 
     @property
@@ -146,10 +144,10 @@ class Waiting:
 
 
 def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
-    """Attribute all waiting in collectives to the ranks that were waited for, or to the links that had held those up.
+    """Attribute all waiting in collectives to the last ranks, or to the links that delayed these.
 
-    A rank that is ready last is followed back, from what it waited for to what that waited for, to the last operation
-    in which it waited itself. Of the waiting for it, as much as links held up meanwhile is the last such link's.
+    The dependencies of a rank that is ready last are followed back to the last operation in which it waited itself.
+    Delays by links since then are charged to the last such link, up to the waiting.
     """
     shape = (trace.plan.n_steps, trace.plan.world_size)
     caused_s = np.zeros(shape)
@@ -175,7 +173,7 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
 
 
 def _share_within(wait_s: Seconds, late_s: Seconds, group: Group) -> Seconds:
-    """Return how much of each group's waiting is no longer than what held up those waited for, `[n, world_size]`."""
+    """Return each group's waiting, at most as long as the delay of its last rank, `[n, world_size]`."""
     shape = (len(wait_s), *group.shape(wait_s.shape[1]))
     each_s = wait_s.reshape(shape)
     within_s = np.minimum(each_s, late_s.reshape(shape).max(axis=2, keepdims=True)).sum(axis=2, keepdims=True)
@@ -187,7 +185,7 @@ def _share_within(wait_s: Seconds, late_s: Seconds, group: Group) -> Seconds:
 def _held_before(trace: Trace, held: Held) -> tuple[Seconds, NDArray[np.int64]]:
     """Return how late every instance is ready for links, and the last such link, or -1, both like `held.seconds`.
 
-    An instance is as late as what it came after: as that was ready late, and as that was held up.
+    An instance is as late as its predecessor: as that was ready late, and as that was held up.
     """
     late_s = np.zeros_like(held.seconds)
     link = np.full_like(held.link, -1)
@@ -225,7 +223,7 @@ class HostWaits:
     Args:
         rows: Rows of the waits in the trace, int64 `[n]`, increasing.
         begin_s: When the host arrived there, float64 `[n, world_size]`.
-        end_s: When it went on, likewise.
+        end_s: When it continued, likewise.
     """
 
     rows: NDArray[np.int64]
@@ -250,7 +248,7 @@ def host_waits(trace: Trace) -> HostWaits:
 
 
 def operation_kind(op: Op) -> tuple[str, str, str]:
-    """Return name, stream and group of an operation, by which operations are counted; no group but of collectives."""
+    """Return name, stream and group of an operation, to count by; only collectives have a group."""
     return op_name(op), lane_of(op).stream, str(op.group) if isinstance(op, COLLECTIVES) else ""
 
 

@@ -1,4 +1,4 @@
-"""What if there were no stragglers, and what if the schedule were another?
+"""Cost of stragglers, and gains of other schedules.
 
 `find_slowdown` replays a trace with some durations made ideal; `find_gains` simulates other schedules under the
 disturbances that a job has had. `simdist.whatif.table` and `simdist.whatif.job_slowdown` do the first for a job with a

@@ -1,13 +1,13 @@
-"""How much faster would this job be under another schedule, and how sure is that?
+"""The speed-up of a job under other schedules, and its confidence.
 
-Every schedule is simulated under the same disturbances as the baseline, many times over; the speed-up of each time is
-one sample, and what the middle 95 % of them deviate by is the interval.
+Every schedule is simulated many times under the disturbances of the baseline. Each simulation gives one sample of the
+speed-up. The deviations of the middle 95 % of the samples give the interval.
 
-    recorded   each run is put together from blocks of consecutive recorded steps, all ranks and channels of a step
-               together: a moving block bootstrap. The interval says how much the speed-up depends on which steps were
-               recorded, whatever the number and length of runs: see `simdist.studies.resampling`.
-    random     each run draws its own disturbances. The interval says how much such runs differ.
-    fixed      nothing is random: one run says it all, and there is no interval.
+    recorded   each run is assembled from blocks of consecutive recorded steps, all ranks and channels of a step
+               together: a moving block bootstrap. The interval shows the dependence on the recorded steps, regardless
+               of the number and length of runs: see `simdist.studies.resampling`.
+    random     each run draws its own disturbances. The interval shows the spread of such runs.
+    fixed      nothing is random: one run suffices, and there is no interval.
 
 Runs last for whole periods of each schedule; see `simdist.studies.resampling`.
 
@@ -45,7 +45,7 @@ class Gain:
         speedup: Over the baseline, of these averages.
         interval: 95 %, see the module; None if it is unknown, or nothing is random.
         engine: `fast` or `des`.
-        problem: Why there is no interval, if chance plays a part.
+        problem: Why there is no interval, if something is random.
         gradients_used: Of the plan.
     """
 
@@ -156,7 +156,7 @@ def _measure(scenario: Scenario, schedule: Schedule, n_seeds: int, progress: Pro
 
 
 def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tuple[Schedule, Schedule]) -> Gain:
-    """Compare a schedule with the baseline, of which the schedules are given in the other order."""
+    """Compare a schedule with the baseline."""
     if not measured.step_s.all():
         raise ScenarioError(f"{measured.label}: a step takes no time, so there is no speed-up")
     speedup = float(base.step_s.mean() / measured.step_s.mean())

@@ -125,9 +125,9 @@ def _levelled(plan: Plan, traced: Timing, first_step: int, level: Callable[[Floa
 
 
 def _same_operations(plan: Plan, first_step: int) -> Iterator[tuple[NDArray[np.int64], Op]]:
-    """Yield each operation with all of its rows from a step on, whatever bodies they stand in.
+    """Yield each operation with all of its rows from a step on, across bodies.
 
-    What some ranks alone do, such as to write a checkpoint, has nothing typical, and is left out.
+    Operations of some ranks only, such as writing a checkpoint, have no typical duration and are omitted.
     """
     rows_of: dict[Op, list[NDArray[np.int64]]] = {}
     for each in occurrences(plan):

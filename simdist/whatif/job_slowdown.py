@@ -1,4 +1,4 @@
-"""How much slower than without stragglers a job with data and pipeline parallelism has been, and by whose fault.
+"""Slowdown of a job with data and pipeline parallelism by stragglers, and their shares of it.
 
 The equations are those of `simdist.whatif.slowdown`, replayed from a table of operations. T is replayed without the
 gaps that the table leaves unexplained, as Lin et al. do. The ideal duration is one number for each kind of operation:

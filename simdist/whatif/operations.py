@@ -1,4 +1,4 @@
-"""Which operations of a table wait for which, and their replay with other durations.
+"""Dependencies between the operations of a table, and their replay with other durations.
 
 Time is a vector over variants. Operations that start together form a meeting, of most operations only one:
 
@@ -50,10 +50,10 @@ _REDUCE = "grads-reduce-scatter"
 
 @dataclass(frozen=True)
 class OperationGraph:
-    """What waits for what in a table.
+    """Dependencies in a table.
 
     Args:
-        table: The operations, those that take part.
+        table: The operations that take part.
         meeting: Of each operation, numbered so that each comes after all that it waits for, `[n]`.
         levels: Meetings and edges that can be replayed at once: first and last meeting, first and last edge.
         sources: Operation whose end each edge waits for, by the meeting that waits, `[n_edges]`.
@@ -74,7 +74,7 @@ class OperationGraph:
 
 
 def operation_graph(table: OperationTable) -> OperationGraph:
-    """Find out what waits for what; operations that nothing can be said of are left out, with a note.
+    """Find the dependencies; operations without known dependencies are omitted, with a note.
 
     Raises:
         TraceError: No step is complete, or operations wait for each other in a circle.
@@ -113,7 +113,7 @@ def replay(graph: OperationGraph, work_s: Floats, gap_s: Floats | None = None) -
 
 @final
 class _Dependencies:
-    """Finds the edges and meetings of a table, and what has to be left out of it."""
+    """Finds the edges and meetings of a table, and the operations to omit."""
 
     def __init__(self, table: OperationTable) -> None:
         self._table = table
@@ -135,7 +135,7 @@ class _Dependencies:
         self._add_collectives()
 
     def edges(self) -> tuple[Ints, Ints]:
-        """Return the operations that are waited for, and those that wait for them."""
+        """Return both ends of edges: operations, and the operations that wait for them."""
         sources, targets = zip(*self._edges, strict=True)
         return np.concatenate(sources), np.concatenate(targets)
 
@@ -151,7 +151,7 @@ class _Dependencies:
         return found
 
     def notes(self) -> Iterator[str]:
-        """Yield remarks on what is left out."""
+        """Yield notes about omitted operations."""
         if bad := sorted(self._bad_steps):
             first = self._table.step_numbers[bad[0]]
             numbers = f"{first}, ..." if len(bad) > 1 else f"{first}"
@@ -164,7 +164,7 @@ class _Dependencies:
         return np.flatnonzero(self._table.of_kind(*kinds))
 
     def _refuse(self, places: Ints, what: str) -> None:
-        """Leave out the steps of some workers; what was wrong first is told."""
+        """Omit the steps of some workers; report the first reason."""
         for place in places.tolist():
             step, worker = divmod(place, self._table.n_workers)
             dp_rank, stage = divmod(worker, self._n_stages)
@@ -344,7 +344,7 @@ class _Dependencies:
 
 
 def _consecutive(rows: Ints, key: Ints) -> tuple[Ints, Ints]:
-    """Return operations and those that follow them, of the same key."""
+    """Return operations and their successors of the same key."""
     same = key[rows[1:]] == key[rows[:-1]]
     return rows[:-1][same], rows[1:][same]
 

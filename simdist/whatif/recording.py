@@ -2,7 +2,7 @@
 
 Of a simulated run, these are the delays that were injected. Of a measured one, what each step took longer than its
 scenario says: delays as measured, computing and input beyond their price, and gaps between operations of the host and
-of the compute stream. Simulating the scenario with them gives back about what was measured.
+of the compute stream. Simulating the scenario with them approximately reproduces the measurement.
 """
 
 from pathlib import Path
@@ -51,7 +51,7 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
 
 
 def _channel(op: Op) -> Channel | None:
-    """Return the channel on which what delays an operation would be injected; None if it is no delay of a rank."""
+    """Return the channel of a delay of an operation; None if it is no delay of a rank."""
     kind = lane_of(op).kind
     if kind == "comm" or kind == "save" or (kind == "io" and not isinstance(op, Load | Delay)):
         return None
@@ -59,7 +59,7 @@ def _channel(op: Op) -> Channel | None:
 
 
 def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:
-    """Return what an operation costs on each rank by itself, `[world_size]`; nothing if it is an injected delay."""
+    """Return the price of an operation on each rank alone, `[world_size]`; 0 for an injected delay."""
     match costs.of.get(op):
         case None:
             seconds: float | Floats = 0.0
@@ -90,10 +90,10 @@ def only_steps(delays: Delays, steps: range) -> dict[Channel, Floats]:
 
 
 def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario:
-    """Return a scenario whose ranks are disturbed by recorded delays and by nothing else; its links stay as they are.
+    """Return a scenario with recorded delays as its only disturbances of ranks; links do not change.
 
     Args:
-        scenario: Its steps become those of the recording.
+        scenario: It gets the steps of the recording.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         folder: Where the recording is written; it must stay as long as the scenario is used.
 

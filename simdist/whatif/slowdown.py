@@ -1,4 +1,4 @@
-"""How much slower than without stragglers a job has been, and by whose fault.
+"""Slowdown of a job by stragglers, and the share of each rank, node, step and operation.
 
 T is the time of the job, replayed with the durations of its trace; T_ideal with every operation's ideal duration (see
 `simdist.whatif.ideal`).
@@ -11,7 +11,7 @@ T is the time of the job, replayed with the durations of its trace; T_ideal with
     fixed by the slowest ranks   M_W = (T - T(all as traced but those of W, ideal)) / (T - T_ideal)
 
 W are the 3 % of the ranks with the largest S_w, at least one. Shares by kind or rank do not add up to the whole: two
-ranks that are late in the same step cost what one of them costs.
+ranks that are late in the same step cost as much as one of them.
 
 Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
@@ -71,7 +71,7 @@ class Slowdown:
         explained_s: Replayed without the gaps between operations.
         ideal_s: T_ideal.
         persistent_s: If every rank repeated its median step.
-        simultaneous_s: If all ranks did in every step what the median rank does.
+        simultaneous_s: Slowdown if all ranks repeated the median rank in every step.
         kinds: Costs of each kind of operation, most first.
         channels: Costs of each channel, most first.
         rank_slowdowns: S_w, `[world_size]`.
@@ -276,7 +276,7 @@ class _Analysis:
 
 
 def _durations_s(ends_s: Floats, steps: range) -> Floats:
-    """Return what the steps took, from when they ended, both `[n_steps, n_variants]`."""
+    """Return the durations of steps from their ends, both `[n_steps, n_variants]`."""
     return np.diff(ends_s, axis=0, prepend=0.0)[steps.start : steps.stop]
 
 
@@ -292,7 +292,7 @@ def slowest(costs: Floats, *, numbers: NDArray[np.int64] | None = None) -> list[
 
 
 def losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
-    """Return what each kind of operation costs, most first.
+    """Return the cost of each kind of operation, most first.
 
     Args:
         kinds: Of operation.

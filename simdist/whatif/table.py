@@ -1,7 +1,7 @@
 """Tables of the operations of a job with data and pipeline parallelism, a row each, from CSV or Parquet.
 
 The columns are those of the traces that Lin et al. have published with their analyzer
-(github.com/ByteDance-Seed/StragglerAnalysis, Apache-2.0), which also say which operations wait for whom.
+(github.com/ByteDance-Seed/StragglerAnalysis, Apache-2.0), which also define the dependencies.
 """
 
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ class OperationKind:
 
     Args:
         channel: The part of the machine that it keeps busy.
-        members: Who starts it together.
+        members: The workers that start it together.
     """
 
     channel: Cause
@@ -92,7 +92,7 @@ class OperationTable:
         model_chunk: Its number in the whole model, likewise.
         micro_batch: Likewise.
         resolution_s: How far rounding of the file may have moved times.
-        notes: Remarks on what was left out or assumed.
+        notes: Notes on omissions and assumptions.
     """
 
     path: Path
@@ -218,7 +218,7 @@ def _read_parquet(path: Path) -> "pd.DataFrame":
 
 
 def _checked(path: Path, frame: "pd.DataFrame") -> "pd.DataFrame":
-    """Return the columns as numbers, kinds as categories; what an optional one leaves empty is unknown."""
+    """Return the columns as numbers, kinds as categories; empty optional values are unknown."""
     known = f"one of {', '.join(KINDS)}"
     kinds = frame["optype"].astype("category").cat.remove_unused_categories()
     _refuse_row(path, frame, "optype", kinds.isna(), known)
