@@ -1,4 +1,4 @@
-"""Prices: what engines read of the cost of an operation.
+"""Prices: the costs of operations, as engines read them.
 
 An operation takes seconds of its own rank (`Local`), or its groups move bytes (`Shared`, `Varying`).
 A transfer is a sequence of *stages*. A stage has a latency and puts bytes on resources, such as the fabric ports of
@@ -58,7 +58,7 @@ class Resources:
         return rank // self.ranks_per_node
 
     def server(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rank by which a server that is a machine of its own sends and receives."""
+        """Return the pseudo-rank of a server on a machine of its own."""
         return (self.n_nodes + number) * self.ranks_per_node
 
     def fabric_out(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -134,7 +134,7 @@ class Resources:
         return self.storage_operations + 1 + 4 * self.n_nodes + 2 * self.world_size
 
     def name(self, index: int) -> str:
-        """Return what a resource is called: its function and its rank, machine or node, such as `nic_out[3]`.
+        """Return the name of a resource: its function and its rank, machine or node, such as `nic_out[3]`.
 
         Raises:
             IndexError: There is no such resource.
@@ -147,7 +147,7 @@ class Resources:
         raise IndexError(f"resource {index} of {self.n_resources}")
 
     def _kinds(self) -> tuple[tuple[str, int | None], ...]:
-        """Return names and numbers of resources in order; None for those of which there is one."""
+        """Return names and numbers of resources in order; no number for single resources."""
         of_ranks = self.world_size
         of_machines = self.n_machines
         of_nodes = self.n_nodes
@@ -204,7 +204,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A ring whose members begin when they come, and end when their own segments are through.
+    """A ring with members that begin when they arrive and end when their own segments are done.
 
     Each member receives a segment from the next member and sends one to the one before, over and over. It posts the
     next pair when the last but one is through, and a segment flows when both its ends have posted it. Phases follow one
@@ -247,10 +247,10 @@ class Shared:
     """Transfers over resources that others may use too.
 
     Args:
-        group: Who moves bytes together.
+        group: Groups that move bytes together.
         transfers: One per group, in the groups' order.
         alone_s: Duration of each when it shares its resources with no other, `[n_groups]`, or one number.
-        segments: How members begin and end on their own, where that is modelled and nobody shares the resources.
+        segments: Separate starts and ends of members, where modelled and without sharing of resources.
         drop: Members that are left out, the last to come.
         late_s: What it takes one of those to get the result.
     """
@@ -291,7 +291,7 @@ class Varying:
 
 
 def alone_s(cost: Local | Shared, rank: int) -> float:
-    """Return what an operation takes on a rank when it shares its resources with no other."""
+    """Return the time of an operation on a rank without sharing of resources."""
     seconds, place = (cost.seconds, rank) if isinstance(cost, Local) else (cost.alone_s, cost.group.number(rank))
     return float(seconds) if isinstance(seconds, float | int) else float(seconds[place])
 
@@ -324,7 +324,7 @@ class Costs:
 
     @property
     def slow(self) -> dict[str, float]:
-        """What is left of links that are slow throughout, by name."""
+        """Share of the rate of links that are slow throughout, by name."""
         return {self.resources.name(resource): share for resource, share in self.shares.items()}
 
     @property

@@ -64,7 +64,7 @@ class LoadCosts:
     Args:
         plan: A legal plan.
         cluster: With storage, and with the disk and memory that the loads use.
-        workload: Says what decoding takes.
+        workload: Costs of decoding.
         topology: Of the cluster.
         capacity_Bps: Of every resource.
 
@@ -158,7 +158,7 @@ class LoadCosts:
         ]
 
     def _amounts(self, reads: BatchReads) -> "_Amounts":
-        """Sum up what the ranks do for a load."""
+        """Sum the work of the ranks for a load."""
         files = self._files
         dataset = self._dataset
         disk = self._disk
@@ -244,7 +244,7 @@ class LoadCosts:
             yield Transfer((stage, pause) if last_s else (stage,))
 
     def _used(self, amounts: "_Amounts") -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return rank by rank what limits it: ranks, resources, and what is on each."""
+        """Return the limiting resources of each rank: ranks, resources, and what is on each."""
         topology = self._topology
         ranks, columns = np.nonzero((amounts.shared > 0) & self._limits[self._resources])
         peers, owners = np.divmod(amounts.peers.pairs, topology.n_nodes)

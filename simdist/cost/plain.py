@@ -1,4 +1,4 @@
-"""Two formulas of a line each: what people reckon without a simulator, beside which pages show what one adds."""
+"""Two one-line formulas, linear scaling and a plain ring, for comparison with the simulator."""
 
 import math
 

@@ -40,17 +40,18 @@ def price(
     disturbed: Mapping[int, str] | None = None,
     shares: Mapping[int, float] | None = None,
 ) -> Costs:
-    """Return what every operation of `plan` costs.
+    """Return the cost of every operation of `plan`.
 
     Args:
         plan: A legal plan.
         cluster: For as many ranks.
         workload: With as many tensors.
         disturbed: Resources whose rate changes, or that other jobs use too, and the cause: see `Traffic.causes`.
-        shares: What is left of the rate of resources throughout; 1 of the others. Algorithms are chosen as without.
+        shares: Share of the rate of resources that are slow throughout; 1 for the others. Algorithms are chosen as
+            without.
 
     Raises:
-        PlanError: The plan is for another number of ranks or tensors, or asks for what the cluster lacks.
+        PlanError: The plan is for another number of ranks or tensors, or needs something that the cluster lacks.
         ScenarioError: Compute times are neither given nor derivable.
     """
     if plan.world_size != cluster.world_size:
@@ -118,7 +119,7 @@ class _Pricing:
         return LoadCosts(self._plan, self._cluster, workload, self.topology, self.capacity_Bps)
 
     def loads_together(self, costs: Mapping[ops.Op, OpCost]) -> dict[ops.Op, Shared]:
-        """Return what the operations that vary use in all their occurrences together."""
+        """Return the total resource use of the varying operations over all occurrences."""
         varying = [op for op, cost in costs.items() if isinstance(cost, Varying)]
         if self._loads is None or not varying:
             return {}
@@ -233,7 +234,7 @@ class _Pricing:
         return replace(shared, segments=segments(calls, shared.alone_s))
 
     def _first_come(self, op: ops.AllReduce, nbytes: int) -> Shared:
-        """Price the exchange of the first where those that are late are spread evenly, and what the last of these does.
+        """Price the exchange of the first ranks and that of the last late rank, for evenly spread late ranks.
 
         The first ask, are answered, push and pull; who is late asks, is answered and pulls.
         """
@@ -250,7 +251,7 @@ class _Pricing:
         return replace(shared, drop=op.drop, late_s=Transfer((ask, answer, pull)).alone_s(self.capacity_Bps))
 
     def _with_copies(self, transfer: Transfer, op: ops.Collective, nbytes: int) -> Transfer:
-        """Add what it takes to copy a buffer to the host, or back, or both for what is replaced everywhere."""
+        """Add the copies of a buffer to the host, back, or both if it is replaced everywhere."""
         if not transfer.stages:
             return transfer
         copies_s = (1 + isinstance(op, ops.AllReduce)) * nbytes / self._cluster.device.host_bandwidth_Bps
@@ -291,7 +292,7 @@ class _Pricing:
 
 
 def _fabric_cost(cluster: Cluster) -> LinkCost:
-    """Return the link inside a node; where CPU cores move its bytes, ranks get what they have of the cores."""
+    """Return the link inside a node; where CPU cores move bytes, ranks share the cores."""
     link = LinkCost.of(cluster.fabric)
     if cluster.host is None or link.table is not None:
         return link

@@ -1,4 +1,4 @@
-"""Where ranks sit, which links join them, what messages put on these links, and who calls a collective.
+"""Placement of ranks, their links, the load of messages on links, and calls of collectives.
 
 A message inside a node uses the fabric ports of both GPUs. One between nodes uses the NICs of both nodes, and the
 switch if it is oversubscribed. Where the GPUs of a node hang below one PCIe host bridge, all that they send crosses it
@@ -43,7 +43,7 @@ class LinkCost:
 
     @classmethod
     def of(cls, link: Link, *, n_parallel: int = 1) -> "LinkCost":
-        """Return the cost of a scenario's link, `n_parallel` of which work side by side."""
+        """Return the cost of `n_parallel` links of a scenario in parallel."""
         if link.table is None:
             return cls(link.latency_s, link.bandwidth_Bps * link.efficiency * n_parallel, n_parallel)
         table = tuple((float(point.nbytes), point.time_s) for point in link.table)
@@ -114,7 +114,7 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """What a collective takes of CPU cores. Where more ranks than cores work, they take turns.
+    """CPU work of a collective. Where more ranks than cores work, they take turns.
 
     Args:
         settings: Of one core.
@@ -129,7 +129,7 @@ class HostCost:
     shared: bool
 
     def seconds(self, call: "Call", n_passes: float, n_rounds: int = 1) -> float:
-        """Return what the members of a group take, with so many passes of each over the whole.
+        """Return the CPU seconds of a group's members, with this many passes of each over the whole.
 
         Inside a node, all ranks of the machine do the same. Groups between nodes share links, so that one works while
         another sends: then the members of a group share the cores among themselves.
@@ -147,11 +147,11 @@ class Topology(Resources):
     Args:
         fabric: Link of a GPU to the others of its node.
         network: Link of all NICs of a machine to the switch.
-        switched: Whether the switch limits what the NICs could send.
-        bridged: Whether a host bridge limits what the GPUs of a node could send.
-        overhead_s: Seconds of a collective besides its messages.
+        switched: Whether the switch limits the NICs.
+        bridged: Whether a host bridge limits the GPUs of a node.
+        overhead_s: Seconds of a collective in addition to its messages.
         host_Bps: Bytes per second that the process of a rank moves, where GPUs do not: then all messages use the ports.
-        host: What collectives take of CPU cores; None if nothing.
+        host: CPU work of collectives; None without.
     """
 
     fabric: LinkCost
@@ -167,7 +167,7 @@ class Topology(Resources):
         return Transfer(tuple(self._stage(each, 0.0 if n else self.overhead_s) for n, each in enumerate(messages)))
 
     def latency_s(self, messages: Messages) -> float:
-        """Return the seconds before the first byte of messages, those besides the messages among them."""
+        """Return the seconds before the first byte of messages, including the overhead."""
         return self._latency_s(messages, self.node(messages.src) != self.node(messages.dst)) + self.overhead_s
 
     def hops_s(self, src: NDArray[np.int64], dst: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:

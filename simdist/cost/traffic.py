@@ -1,8 +1,8 @@
-"""Traffic of one seed: what links do besides carrying the plan's transfers.
+"""Traffic of one seed: changes of links, and flows of other jobs.
 
-Time counts in seconds from the start of the run. A *share* is what is left of the capacity of a link: 1 undisturbed,
-0.5 half the rate, 0 an outage, in which nothing passes; what was in flight goes on where it stopped. Latencies stay as
-they are. A share that is the same for the whole run is no traffic: it is part of `Costs.capacity_Bps`.
+Time counts in seconds from the start of the run. A *share* is the remaining part of a link's capacity: 1 undisturbed,
+0.5 half the rate, 0 an outage, in which nothing passes; transfers in flight continue afterwards. Latencies stay as they
+are. A share that is the same for the whole run is no traffic: it is part of `Costs.capacity_Bps`.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class Background:
     Args:
         stage: The resources, with one byte on each and without latency.
         flights: Begins anew with every call; yields the flows in the order of their beginnings, endless or not.
-        cause: Whose flows they are, for messages, such as `background[0] (periodic)`.
+        cause: Their origin, for messages, such as `background[0] (periodic)`.
     """
 
     stage: Stage
@@ -64,7 +64,7 @@ class Traffic:
     """All that links do in a run.
 
     Args:
-        shares: Of links whose share changes.
+        shares: Links with changing shares.
         background: Flows of other jobs; each shares fairly with the plan's transfers and the others.
     """
 
@@ -73,7 +73,7 @@ class Traffic:
 
     @property
     def causes(self) -> dict[int, str]:
-        """Resources that are disturbed, and by what first."""
+        """Disturbed resources, and the first cause of each."""
         flows = ((int(resource), each.cause) for each in self.background for resource in each.stage.resources)
         changes = ((resource, each.cause) for each in self.shares for resource in each.resources)
         return dict(reversed([*changes, *flows]))

@@ -19,7 +19,7 @@ _TARGET = re.compile(r"\s*(?:(rank0|average)\.)?([^\s<>=]+)\s*([<>]=)\s*(\S+)\s*
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What one training run tells.
+    """Results of one training run.
 
     Args:
         steps: After which it was evaluated, from 0.
@@ -75,7 +75,7 @@ class Target:
         return np.array(found[self.model][self.metric])
 
     def check(self, metrics: Collection[str]) -> None:
-        """Refuse a metric that is not among those of a task.
+        """Refuse a metric that the task does not have.
 
         Raises:
             ScenarioError: It is not.

@@ -1,9 +1,9 @@
-"""What training runs and simulated times say together: steps and time to a target, and how sure that is.
+"""Training runs combined with simulated times: steps and time to a target, and how sure that is.
 
 Learning seed i runs with delay seed i. A schedule is compared with the baseline in pairs of seeds: intervals of
-speed-ups are those of ratios of paired samples, and where one holds 1 nothing is told apart. A run that does not reach
-the target is *censored*: its time is longer than the run, nobody knows how much, so a schedule with such runs has no
-mean time to the target, and no speed-up.
+intervals of speed-ups are those of ratios of paired samples; one that contains 1 shows no difference. A run that does
+not reach the target is *censored*: its time is longer than the run by an unknown amount, so a schedule with such runs
+has no mean time to the target, and no speed-up.
 
 A run that is there at an evaluation may have been there since the step after the one before. Where seeds arrive at the
 same evaluation, their differences do not show that. So intervals are as wide as if a run had arrived at any moment
@@ -205,7 +205,7 @@ def _ratio(
 
 
 def sentences(found: Sequence[Learned], base: Learned, target: Target | None) -> Iterator[str]:
-    """Yield what a reader of the table must know: runs that never got there, differences that are chance, easy tasks.
+    """Yield notes for readers of the table: runs that never got there, differences that are chance, easy tasks.
 
     Args:
         found: Schedules with the same seeds.
@@ -268,7 +268,7 @@ def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> It
 
 
 def _same_rates_and_curves(found: Sequence[Learned], base: Learned, target: Target) -> bool:
-    """Tell whether means over evaluations are the baseline's but for chance, paired by seeds, with other plans."""
+    """Return whether means over evaluations equal the baseline's up to chance, paired by seeds, with other plans."""
     factors = {each.timed.lr_factor for each in found}
     digests = {each.timed.plan.digest() for each in found}
     means = [(each.values(target) - base.values(target))[:, 1:].mean(axis=1) for each in found if each is not base]

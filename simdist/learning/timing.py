@@ -33,8 +33,8 @@ class TimedSchedule:
         schedule: The schedule.
         ends_s: Simulated seconds from the start until all ranks have ended a step, `[n_seeds, n_steps]`.
         plan: With the task's tensors.
-        late: By seed, who was late, by the plan's operation instances; None if the plan drops nobody.
-        lr_factor: It is trained with so many times the task's learning rate.
+        late: Late ranks by seed and operation instance; None if the plan drops no ranks.
+        lr_factor: Factor of the task's learning rate.
     """
 
     scenario: Scenario
@@ -85,7 +85,7 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
 def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> Plan:
     """Return the plan of a schedule for a task on the scenario's cluster, checked and proved.
 
-    It computes, exchanges and updates; what only takes time is not in it: delays, reads and checkpoints.
+    It computes, exchanges and updates, without operations that only take time: delays, reads and checkpoints.
 
     Args:
         scenario: With its cluster, steps, micro-batches and optimizer.

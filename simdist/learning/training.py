@@ -1,7 +1,7 @@
 """Training of plans in other processes: `python -m real.learn`, which reads a request and writes lines of JSON.
 
-simdist knows that program only by what it reads and writes. Runs are found again by a hash of what they follow from:
-plan, task, seed and settings. What a task imports besides its own file is not part of that.
+simdist knows only the input and output of that program. Runs are identified by a hash of their inputs: plan, task, seed
+and settings. Other files that a task imports are not part of it.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _FIELDS = [each.name for each in fields(Curve)]
 
 @dataclass(frozen=True, slots=True)
 class TaskSetting:
-    """What is learnt, and how runs are trained.
+    """A task and its training settings.
 
     Args:
         name: Of the task, or the path of its file.
@@ -47,7 +47,7 @@ class TaskSetting:
         evaluate_every: Steps.
         device: To train on, `cpu` or `cuda`.
         time_limit_s: Seconds after which a run is ended.
-        metrics: Names of what it is evaluated by.
+        metrics: Names of its metrics.
         process_nbytes: Memory of a process that trains, without ranks.
         rank_nbytes: Of each rank, beside the buffers of the plan.
     """
@@ -73,7 +73,7 @@ class Training:
         task: The task, and how it is trained.
         seed: Of the parameters at the start and the order of samples.
         lr_factor: Times the task's learning rate.
-        late: Who is late where, if the plan drops the late.
+        late: Late ranks by operation instance, if the plan drops late ranks.
     """
 
     label: str
@@ -96,12 +96,12 @@ class Training:
 
     @property
     def key(self) -> str:
-        """Hash of what its curve follows from."""
+        """Hash of all inputs of its curve."""
         told = (__version__, self.plan.digest(), self.task.digest, *self.request().values())
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def request(self) -> dict[str, Any]:
-        """Return what the program reads besides the plan."""
+        """Return the program's input besides the plan."""
         return {
             "task": self.task.name,
             "seed": self.seed,
@@ -211,7 +211,7 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
 
 
 def _lines(text: bytes) -> list[dict[str, Any]]:
-    """Return what lines say, without a last one that was cut, and what a task prints itself."""
+    """Return the parsed lines, without an incomplete last line and output of the task."""
     return [json.loads(line) for line in text.split(b"\n")[:-1] if line.startswith(b"{")]
 
 
@@ -219,8 +219,7 @@ def _lines(text: bytes) -> list[dict[str, Any]]:
 class Trainer:
     """Trains runs, equal ones once, and keeps their curves in a folder if there is one.
 
-    Attributes:
-        curves: By the key of their run, those that were there included.
+    Attributes: curves: By the key of their run, including reused ones.
     """
 
     def __init__(
@@ -265,7 +264,7 @@ class Trainer:
 
     @property
     def n_steps(self) -> int:
-        """Steps of all different runs that were asked for, those that were there already included."""
+        """Steps of all distinct requested runs, including reused ones."""
         return sum(run.plan.n_steps for run in self._wanted.values())
 
     def train(self, runs: Sequence[Training]) -> list[Curve]:
@@ -302,7 +301,7 @@ class Trainer:
         self.progress("training runs", sum(key in self.curves for key in wanted), len(wanted))
 
     def _n_fit(self, runs: Sequence[Training]) -> int:
-        """Return how many runs fit into memory at a time, and say what they take."""
+        """Return how many runs fit into memory at once, and report their memory."""
         largest = max(runs, key=lambda run: run.nbytes, default=None)
         if largest is None:
             return 0

@@ -61,9 +61,9 @@ class ImportOptions:
     Args:
         nodes: Machines.
         gpus_per_node: Ranks of each.
-        cluster: Links and devices, instead of those of the traces; its numbers of nodes and GPUs do not count.
+        cluster: Links and devices to use instead of the traces'; its numbers of nodes and GPUs are ignored.
         fabric: The links inside nodes; those between nodes are still from the traces.
-        tensors: Of the model, in forward order, instead of those of the traces.
+        tensors: Tensors of the model in forward order, instead of those of the traces.
         steps: Only steps with these numbers; all if None.
     """
 
@@ -77,7 +77,7 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True)
 class ImportedJob:
-    """A traced job as a scenario, and what was found on the way.
+    """A traced job as a scenario, with intermediate results.
 
     Args:
         job: The traced ranks and steps.
@@ -94,7 +94,7 @@ class ImportedJob:
         noise: Noticeable delays that are no straggler's.
         proof: The step as predicted and as measured.
         budget: Where steps went.
-        kind: What kind of job it is.
+        kind: The kind of job.
         notes: Assumptions and omissions, a sentence each.
     """
 
@@ -118,7 +118,7 @@ class ImportedJob:
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """The first stage: the ranks as one job, and what its steps and collectives took.
+    """The first stage: the ranks as one job, and the times of its steps and collectives.
 
     Args:
         job: The traced ranks and steps.
@@ -128,7 +128,7 @@ class _Timed:
         host: How the simulated host behaves.
         model: Tensors and buckets.
         clocks: Of the ranks.
-        untraced: What collectives tell of ranks without a trace.
+        untraced: Delays of untraced ranks, from collectives.
         times: Times that collectives took.
         notes: Assumptions and omissions.
     """
@@ -152,11 +152,11 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """The second stage: who was late, and the delays that the simulator plays for it.
+    """The second stage: the stragglers, and the delays that the simulator plays for them.
 
     Args:
         stragglers: Who was late.
-        loading: Who loads more slowly than the others, while loaders run ahead: that is no straggler.
+        loading: The rank with the slowest loader, while loaders run ahead: that is no straggler.
         slow: Devices that are slow throughout. The cluster has them, not the delays.
         delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
         calm: The same without all stragglers.
@@ -231,7 +231,7 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
 
 
 def _time(profiles: Sequence[RankProfile], options: ImportOptions) -> _Timed:
-    """Put the ranks together and find what steps and collectives took."""
+    """Combine the ranks and find the times of steps and collectives."""
     job = assemble(profiles, steps=options.steps)
     layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
     seconds = parts(job)
@@ -250,7 +250,7 @@ def _time(profiles: Sequence[RankProfile], options: ImportOptions) -> _Timed:
 
 
 def _find_late(timed: _Timed) -> _Late:
-    """Find who was late, and record it as delays."""
+    """Find the stragglers, and record their delays."""
     job = timed.job
     host = timed.host
     traced, clipped_s = excess_times(timed.seconds, timed.base)
@@ -328,14 +328,14 @@ def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
 
 
 def _unsure(job: TracedJob, links: Links | None) -> str:
-    """Say why the traces do not tell what another schedule would gain, if so."""
+    """Return why the traces cannot show the gain of another schedule, if so."""
     if not job.missing or links is None:
         return ""
     return f"{job.untraced}, and waiting for late ones among them looks like slow links: trace all ranks"
 
 
 def _facts(job: TracedJob, proof: Proof, budget: StepBudget, kind: JobKind, unsure: str) -> Imported:
-    """Return what the scenario says of the job that it was imported from."""
+    """Return the facts about the imported job for the scenario."""
     parts = {part.name.lower(): round(float(budget.of_all_s[part]), 9) for part in StepPart if budget.of_all_s[part]}
     left_out = "" if kind.is_modelled else kind.sentence
     step_s = round(proof.measured_s, 9)
@@ -374,14 +374,14 @@ def _cluster(
 
 
 def _computing_s(scenario: Scenario) -> float:
-    """Return what a slow device is slower at: all that an undisturbed step computes, in the words of the scenario."""
+    """Return the time in which a slow device is slower: the computing of an undisturbed step of the scenario."""
     workload = scenario.workload
     backward_s = math.fsum(tensor.backward_s or 0.0 for tensor in workload.tensors)
     return workload.micro_batches * ((workload.forward_s or 0.0) + backward_s) + (workload.optimize_s or 0.0)
 
 
 def _caveats(job: TracedJob, links: Links | None, proof: Proof, kind: JobKind) -> tuple[str, ...]:
-    """Return what those who use the scenario must know."""
+    """Return caveats for users of the scenario."""
     caveats = []
     if not kind.is_modelled:
         caveats.append(f"the scenario leaves out what the job does besides averaging gradients: {kind.sentence}")

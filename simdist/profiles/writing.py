@@ -106,7 +106,7 @@ def scenario_text(imported: ImportedJob, *, delays: str, workload: str) -> str:
 
 
 def _changed(settings: Settings) -> dict[str, Any]:
-    """Return those of some settings that are not the default ones, as files have them."""
+    """Return settings that differ from their defaults, in the form of files."""
     changed = {}
     written = settings.model_dump(mode="json")
     for name, field in type(settings).model_fields.items():
@@ -143,7 +143,7 @@ def _wrapped(comments: Iterable[str]) -> Iterator[str]:
 
 
 def _comments(imported: ImportedJob) -> dict[str, list[str]]:
-    """Return what is said of the keys of the scenario, before each: where numbers are from."""
+    """Return the comment before each key of the scenario: where numbers are from."""
     scenario = imported.scenario
     base = imported.base
     late = imported.stragglers

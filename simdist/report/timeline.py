@@ -1,4 +1,4 @@
-"""Timelines: what every stream of some ranks did, in one execution or in several above each other."""
+"""Timelines: the operations of all streams of some ranks, for one execution or several above each other."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ _LEGEND_IN = 0.6
 
 
 def timeline_figure(*traces: Trace, first_step: int = 0, n_steps: int = 4) -> "Figure":
-    """Draw what every stream of some ranks did in a few steps.
+    """Draw the operations of all streams of some ranks in a few steps.
 
     Each rank is a band with a lane per stream; the end of a step on a rank is a black mark. Waiting for others is pale
     and hatched, moving bytes solid, an injected delay crossed. Of several traces of a plan, such as a simulation and a
@@ -61,10 +61,10 @@ def timeline_figure(*traces: Trace, first_step: int = 0, n_steps: int = 4) -> "F
 def schedules_figure(
     traces: Mapping[str, Trace], *, ranks: Sequence[int], first_step: int = 0, n_steps: int = 4
 ) -> "Figure":
-    """Draw the same steps of several schedules above each other; what takes longer reaches further to the right.
+    """Draw the same steps of several schedules above each other, on one scale of time.
 
     Args:
-        traces: Title -> what happened, from top to bottom.
+        traces: Title -> trace, from top to bottom.
         ranks: The ranks of each.
         first_step: First step drawn.
         n_steps: Steps drawn.

@@ -1,4 +1,4 @@
-"""The algorithms of collectives, one family in each file; here, which one a collective takes.
+"""The algorithms of collectives, one family in each file, and the choice between them.
 
 It is the one that the collective names, or the one that the cluster's library would choose.
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64]) -> Transfer:
-    """Return what a group moves.
+    """Return the transfer of a group.
 
     Args:
         call: The collective of one group.
-        cluster: Whose library decides the meaning of `auto`, and whose rings and double trees they are.
+        cluster: Its library decides the meaning of `auto` and the kind of rings and double trees.
         capacity_Bps: Of every resource of the topology.
 
     Raises:

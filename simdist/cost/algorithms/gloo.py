@@ -53,12 +53,12 @@ def gloo(call: Call) -> Iterator[Messages]:
 
 
 def host_s(call: Call) -> float:
-    """Return what a collective takes of its members' CPU cores, seconds.
+    """Return the CPU seconds of a collective on its members' cores.
 
-    An all_reduce scales what each member has, and adds up what comes. A reduce_scatter is that of a copy, from which
-    every member then copies its slice. An all_gather comes to new memory, which the kernel finds and clears, and is
-    copied from there; of two members each copies its own half only, see `real.collectives.worlds`. Servers are talked
-    to one after the other, in messages that each time are launched and waited for like a collective.
+    An all_reduce scales each member's data and adds received data. A reduce_scatter is that of a copy, from which every
+    member then copies its slice. An all_gather comes to new memory, which the kernel finds and clears, and is copied
+    from there; of two members each copies its own half only, see `real.collectives.worlds`. Servers are talked to one
+    after the other, in messages that each time are launched and waited for like a collective.
     """
     assert call.topology.host is not None
     gathered = (3.0 if call.n > 2 else 0.5) + (1 + 1 / call.n) * call.sparse
@@ -69,7 +69,7 @@ def host_s(call: Call) -> float:
 
 
 def two_at_a_time(call: Call, transfer: Transfer, capacity_Bps: NDArray[np.float64]) -> Transfer:
-    """Return a transfer whose ring has two segments of each slice under way: latency shows where no link is busy.
+    """Return a ring's transfer with two segments of each slice in flight: latency shows where no link is busy.
 
     A segment waits for the last but one to arrive. So the ring takes what the busiest link takes, or the longest chain
     of segments that hand one on, whichever is longer.
@@ -92,7 +92,7 @@ def segments(calls: Sequence[Call], alone_s: float | NDArray[np.float64]) -> Seg
 
     Args:
         calls: Of all groups.
-        alone_s: What their rings take, seconds.
+        alone_s: Seconds of their rings.
     """
     first = calls[0]
     overhead_s = first.topology.overhead_s + (host_s(first) if first.topology.host and first.n > 1 else 0.0)

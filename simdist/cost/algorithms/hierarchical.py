@@ -6,7 +6,7 @@ of the NIC:
     2(n-1) alpha_f + 2(n-1)/n S beta_f + 2(m-1) alpha_n + 2(m-1)/m S beta_n
 
 The j-th members of all nodes form a ring that reduces the j-th slice; the n rings share the NIC of each node. This is
-the 2-D torus, and what Horovod calls hierarchical all-reduce.
+the 2-D torus, called hierarchical all-reduce in Horovod.
 
 Source:
     Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, arXiv 1811.05233; Horovod,
@@ -24,7 +24,7 @@ from simdist.plan import AllReduce, op_text
 
 
 def hierarchical(call: Call) -> Iterator[Messages]:
-    """Yield the messages of the three steps; those of a single node, or of single members, leave out what is empty.
+    """Yield the messages of the three steps; empty ones, of a single node or member, are omitted.
 
     Raises:
         PlanError: The collective is no all_reduce, or nodes have unequal numbers of members.

@@ -1,4 +1,4 @@
-"""NCCL's protocols and algorithms: what they take, and which one is taken.
+"""NCCL's protocols and algorithms: their times, and the choice between them.
 
 NCCL sends by three protocols. LL sends 4 bytes of data with 4 of flags, LL128 120 bytes with 8; receivers poll the
 flags. Simple sends plain bytes and then says so, which takes a fence for every slice. When a communicator is made, NCCL
@@ -11,9 +11,9 @@ times here:
     ring    of B            1/4, Hopper 1/2   0.92               1
     tree    of B            0.9/3.8 d(S)      0.82 d(S)          0.9 d(S)
 
-LL has an upper limit besides, by generation and number of nodes, in trees d(S) of it. Hops between nodes are
-InfiniBand's: where the cluster's network takes longer, it counts, in trees by the ratio of NCCL's constants; so do
-rings of one GPU per node.
+LL also has an upper limit, by generation and number of nodes, in trees d(S) of it. Hops between nodes are InfiniBand's:
+where the cluster's network takes longer, it counts, in trees by the ratio of NCCL's constants; so do rings of one GPU
+per node.
 
 NCCL takes a channel of LL for each line of 8 B for each of its 512 threads, in rings for each rank. In a node a hop
 takes 0.6 us for each line or as long as its bytes: the estimate, which adds up both, serves to choose. Between nodes
@@ -36,7 +36,7 @@ of a full round, and b of at least 1:
 c is 16 to 128 KiB, more for larger buffers: that is why NVLS needs hundreds of MB to come near its plateau. Over
 several nodes (NVLS tree) s is 5: the reduced parts also go up and down a double tree, with its hops.
 
-Waiting uses no link: what a protocol lacks is time before the bytes flow, in which others may send; but flags flow.
+The loss of a protocol is waiting before the bytes flow, in which others may send. Only flags use the link.
 
 A cluster that does not state its compute capability has the double tree only, with hops of its links:
 
@@ -142,11 +142,11 @@ _NVLS_TREE_CHUNKS = ((4, 2**16), (1, 2**15))
 def nccl_transfer(
     call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
 ) -> Transfer:
-    """Return what a group moves by NCCL: by the fastest of its protocols and, with `auto`, of its algorithms.
+    """Return the transfer of a group by NCCL: by the fastest of its protocols and, with `auto`, of its algorithms.
 
     Args:
         call: The collective of one group.
-        cluster: What is known of the machines.
+        cluster: The machines.
         library: Which protocols there are.
         algorithm: Which algorithms there are.
         capacity_Bps: Of every resource of the topology.

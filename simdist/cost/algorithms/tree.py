@@ -1,4 +1,4 @@
-"""Binomial trees that are not pipelined: in each round, everybody who has everything sends it to one more.
+"""Binomial trees that are not pipelined: in each round, every member with the data sends it to one more.
 
 With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
 

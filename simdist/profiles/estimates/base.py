@@ -1,4 +1,4 @@
-"""Seconds of an undisturbed step, and what every step of every rank took beyond it.
+"""Seconds of an undisturbed step, and the excess of every step of every rank.
 
 An undisturbed part is a low quantile over all ranks and steps: delays are what a step took beyond that, and are 0 or
 more. It is not the minimum, which would be the luckiest moment of all.
@@ -98,7 +98,7 @@ def parts(job: TracedJob) -> Parts:
 
 
 def base_times(job: TracedJob, of: Parts) -> BaseTimes:
-    """Return what an undisturbed step takes."""
+    """Return the times of an undisturbed step."""
     step_s = float(np.median(of.step_s))
     input_s = _low_s(of.input_s)
     buckets_s, nbytes, notes = _buckets(job, of)
@@ -165,7 +165,7 @@ _CHANNELS: tuple[Channel, ...] = ("host", "compute", "io")
 
 @dataclass(frozen=True, slots=True)
 class HostModel:
-    """How the simulated host behaves, so that input and pauses cost what they cost.
+    """Behaviour of the simulated host that reproduces the cost of input and pauses.
 
     Args:
         waits: For its device, in every step.
@@ -184,7 +184,7 @@ class HostModel:
 
 
 def host_model(job: TracedJob, base: BaseTimes, of: Parts) -> HostModel:
-    """Return what the host of the scenario does.
+    """Return the behaviour of the scenario's host.
 
     Processes that load ahead make a step wait only if they take as long as a whole step for its batch. If they make
     some steps wait, but not an undisturbed one, how long loading takes is not seen, and waiting counts as the host's.
@@ -235,7 +235,7 @@ def recorded(
 
 
 def shares_cores(job: TracedJob, of: Parts) -> bool:
-    """Tell whether so much of what ranks compute runs beside collectives that it matters who has the cores."""
+    """Return whether enough computing runs beside collectives for them to compete for cores."""
     beside_s = [step.beside_s for profile in job.profiles for step in profile.steps]
     return float(np.mean(beside_s)) > _SHARED * float(of.compute_s.mean())
 
@@ -260,11 +260,11 @@ def late_backward_s(job: TracedJob, of: Parts, base: BaseTimes) -> tuple[Floats,
 def with_late_backward(
     delays: dict[Channel, Floats], calm: dict[Channel, Floats], late_s: tuple[Floats, Floats], ranks: Sequence[int]
 ) -> dict[Channel, Floats]:
-    """Move what backward passes took longer to where it was, and what is due to exchanges to steps that have some.
+    """Move the excess of backward passes into them, and the part due to exchanges into steps with exchanges.
 
     Args:
         delays: As `recorded` returns them, `[n_steps, world_size]`.
-        calm: Likewise, without stragglers, whose delays stay.
+        calm: The same without stragglers, which keep their delays.
         late_s: See `late_backward_s`.
         ranks: Of its columns.
     """
@@ -282,7 +282,7 @@ def with_late_backward(
 
 
 def typical_s(seconds: Floats) -> Floats:
-    """Return what a rank without a trace is taken to have: a low quartile, so that it is late for no other's reason.
+    """Return the assumed delays of a rank without a trace: a low quartile, so that it is late for no other's reason.
 
     Args:
         seconds: Of ranks that were traced, `[n_steps, n_traced_ranks]`.

@@ -1,4 +1,4 @@
-"""How long collectives took without waiting for late ranks, and what waiting tells of ranks without a trace.
+"""Times of collectives without waiting for late ranks, and delays of untraced ranks from that waiting.
 
 A collective ends when its last member has come and the links have done their work. If that member left no trace, both
 look alike. They are told apart because collectives of one size take the links equally long, whatever their place in
@@ -114,7 +114,7 @@ def _overlapping(rows: NDArray[np.intp], step: Ints, start_s: Floats, end_s: Flo
 
 
 def _waited_s(seconds: Floats, alone_s: Floats, factor: float) -> Floats:
-    """Return what the collectives of one place took beyond the base; nothing where noise explains it.
+    """Return the time of one place's collectives beyond the base; 0 where noise explains it.
 
     Args:
         seconds: That they took, `[n_steps]`.
@@ -146,7 +146,7 @@ def with_untraced_rank(delays: DelayTable, untraced: UntracedWaits, job: TracedJ
 
 
 def untraced_note(untraced: UntracedWaits, job: TracedJob, *, step_s: float) -> str:
-    """Say what is known about ranks without a trace that were members of collectives."""
+    """Return the known facts about untraced members of collectives, in a sentence."""
     is_one = len(job.missing) == 1
     who = f"rank{'' if is_one else 's'} {listed(job.missing)}, without a trace"
     bound = "times of collectives, and so of links, are upper bounds"
@@ -245,7 +245,7 @@ def collective_times(
 def on_shared_cores(
     times: tuple[CollectiveTimes, ...], matched: Matched, clocks: RankClocks
 ) -> tuple[CollectiveTimes, ...]:
-    """Return the times of a job whose collectives share cores with what is computed, and go on several at once.
+    """Return the times of collectives that share cores with computing and overlap each other.
 
     Some wait for a core while others have the links. Equal shares of the time in which several go on leave that out, as
     medians do: so all together take as long as at least one of them went on. Nor do those that go on at once have equal

@@ -109,13 +109,13 @@ class _Point:
 def derive_links(
     times: Sequence[CollectiveTimes], cluster: Cluster, *, given: Fabric | None = None, usual: Fabric | None = None
 ) -> Links:
-    """Return the links that explain what all_reduces took.
+    """Return the links that explain the times of all_reduces.
 
     Args:
         times: Measured.
         cluster: Its nodes, GPUs and library; its links do not count.
-        given: The links inside nodes, whatever was measured; those between nodes are then fitted around them.
-        usual: Likewise, where nothing was measured inside nodes.
+        given: Links inside nodes to use instead of measured ones; links between nodes are then fitted.
+        usual: The same, if nothing was measured inside nodes.
 
     Raises:
         TraceError: There is no all_reduce that tells anything.
@@ -271,7 +271,7 @@ def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tup
 
 
 def _growing(points: Sequence[_Point], hops_s: Sequence[float]) -> list[float]:
-    """Give neighbours whose times shrink, though their sizes grow, their common mean, until no time shrinks.
+    """Replace decreasing times of growing sizes by their common mean, until no time decreases.
 
     Points whose hops are of one size have one time.
 
@@ -288,7 +288,7 @@ def _growing(points: Sequence[_Point], hops_s: Sequence[float]) -> list[float]:
 
 
 def fitted_line(start: Link, ratios: Callable[[Link], list[float]]) -> Link:
-    """Return the line whose times are nearest to those measured, in the sum of the squared logarithms of the ratios.
+    """Return the line nearest to the measured times, by the sum of squared logarithms of the ratios.
 
     Args:
         start: A line that is not too far off.

@@ -41,7 +41,7 @@ def lower_median_s(seconds: Floats, *, axis: int = 0) -> Floats:
 
 
 def beyond_others_s(delay_s: Floats) -> Floats:
-    """Return what ranks take beyond the median of the other ranks in the same step, `[n_steps, n_ranks]`."""
+    """Return the excess of ranks over the median of the others in the same step, `[n_steps, n_ranks]`."""
     others = [np.median(np.delete(delay_s, rank, axis=1), axis=1) for rank in range(delay_s.shape[1])]
     return delay_s - np.stack(others, axis=1)
 
@@ -82,7 +82,7 @@ def by_chance_once_s(delay_s: Floats) -> float:
 
 
 def _tail_end_s(noise_s: Floats, count: int) -> float:
-    """Return what none of so many delays is above, if the tail of this noise goes on as its upper half begins."""
+    """Return a bound that no delay of this many exceeds, if the tail continues like the upper half."""
     middle_s, third_s = np.quantile(noise_s, [0.5, 0.75])
     halvings = math.log2(count / (2 * _ALARM))
     stretch = 1 + 3 / math.sqrt(len(noise_s))
@@ -95,7 +95,7 @@ def _shape(beyond_s: Floats) -> float:
     """Return xi of a generalized Pareto distribution, 0 of an exponential one.
 
     Args:
-        beyond_s: What is above a threshold, less that, in ascending order.
+        beyond_s: Excesses over a threshold, in ascending order.
     """
     if not len(beyond_s):
         return 0.0

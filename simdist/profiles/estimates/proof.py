@@ -42,7 +42,7 @@ class Proof:
 
     @property
     def error(self) -> float:
-        """Share of the measured step by which the reproduced one is longer."""
+        """(reproduced - measured) / measured step."""
         return self.predicted_s / self.measured_s - 1 if self.measured_s else 0.0
 
     @property
@@ -78,7 +78,7 @@ def prove_step(
     """Simulate synchronous SGD with the delays as they happened, and without stragglers.
 
     Args:
-        scenario: Its first schedule is synchronous SGD; channels are those of the delays.
+        scenario: Its first schedule is synchronous SGD.
         delays: As recorded, `[n_steps, world_size]`.
         of: Name of the measured quantity.
         job: The traced job.

@@ -1,4 +1,4 @@
-"""Stragglers in recorded delays: who was late, when, on what, and by how much.
+"""Stragglers in recorded delays: the rank, its steps, its channel, and its delay.
 
 With d[s, r] the delay of rank r in step s, and all medians lower ones:
 
@@ -46,14 +46,14 @@ _NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this s
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """Who is late.
+    """The late rank or node.
 
     Args:
         kind: In most steps, or in some.
         ranks: The rank, or those of the node, in ascending order.
         node: If all of its traced ranks are late.
         channel: On what.
-        steps: Their numbers, in ascending order; those of a burst follow one another.
+        steps: Steps in ascending order; the steps of a burst are consecutive.
         seconds: In each of these steps, more than a typical rank: of a persistent one the difference of medians, of a
             burst the mean.
     """
@@ -120,7 +120,7 @@ class Noise:
 
 
 def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, ...]:
-    """Return who is late: those in every step first, both kinds by size; of the same size, longer bursts first.
+    """Return the stragglers: those in every step first, both kinds by size; of the same size, longer bursts first.
 
     Args:
         delays: Of the traced ranks.
@@ -187,7 +187,7 @@ def _persistent(delays: DelayTable, channel: Channel) -> list[Straggler]:
 
 
 def _more_s(delay_s: Floats, persistent: Sequence[int]) -> Floats:
-    """Return what ranks took beyond their usual delay, and of that, what they took beyond the typical other rank.
+    """Return the excess of ranks over their usual delay, and its part beyond the typical other rank.
 
     Args:
         delay_s: Delays `[n_steps, n_ranks]`.
@@ -218,7 +218,7 @@ def _transient(delays: DelayTable, channel: Channel, more_s: Floats) -> list[Str
 
 
 def _bursts(late: Sequence[int], beyond_s: Floats) -> Iterator[list[int]]:
-    """Yield late steps that follow one another, those apart that are late by less than half as much as the latest."""
+    """Yield runs of consecutive late steps, without steps less than half as late as the latest."""
     for _, run in groupby(enumerate(late), key=lambda item: item[1] - item[0]):
         rows = [row for _, row in run]
         half_s = beyond_s[rows].max() / 2
@@ -235,7 +235,7 @@ def _of_others_s(own_s: Floats) -> Floats:
 
 
 def _by_node(found: list[Straggler], ranks: Sequence[int], layout: RankLayout) -> list[Straggler]:
-    """Put together what all traced ranks of a node have in common: the same steps, and sizes alike."""
+    """Combine the delays that all traced ranks of a node have in common: the same steps, and sizes alike."""
     traced: dict[int, set[int]] = defaultdict(set)
     for rank in ranks:
         traced[layout.node(rank)].add(rank)
@@ -259,7 +259,7 @@ _NEARLY = 0.9  # of the steps
 
 
 def slow_throughout(stragglers: Sequence[Straggler], n_steps: int) -> tuple[Straggler, ...]:
-    """Return those whose computing takes longer in nearly every step."""
+    """Return the stragglers with longer computing in nearly every step."""
     return tuple(
         each
         for each in stragglers
@@ -268,10 +268,10 @@ def slow_throughout(stragglers: Sequence[Straggler], n_steps: int) -> tuple[Stra
 
 
 def slow_devices(slow: Sequence[Straggler], computing_s: float) -> tuple[DeviceOverride, ...]:
-    """Return the devices of ranks whose computing takes longer by as much as they are late.
+    """Return slow devices, for stragglers that are late by their longer computing.
 
     Args:
-        slow: Who is slow throughout.
+        slow: Stragglers that are slow throughout.
         computing_s: Computation of an undisturbed step, including the delay that the host always causes.
     """
     if computing_s <= 0:

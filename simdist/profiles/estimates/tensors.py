@@ -63,11 +63,11 @@ def find_model(job: TracedJob, base: BaseTimes, given: Sequence[Tensor] = ()) ->
     Args:
         job: The job.
         base: Undisturbed times.
-        given: Its tensors in forward order, if the user knows them; instead of those of the traces.
+        given: Tensors in forward order given by the user, instead of those of the traces.
 
     Raises:
         TraceError: No trace tells how large the model is.
-        ScenarioError: The tensors given are not those of the traces.
+        ScenarioError: The given tensors do not match the traces.
     """
     dtype, notes = _dtype(job)
     item = ITEM_NBYTES[dtype]
@@ -129,13 +129,13 @@ def _of_traces(job: TracedJob) -> list[Tensor]:
 def _real(
     tensors: Sequence[Tensor], buckets: Sequence[int], base: BaseTimes, is_given: bool
 ) -> tuple[list[Tensor], list[str]]:
-    """Return the tensors with backward seconds that add up to those of each bucket; nothing if they do not fit them.
+    """Return the tensors with backward seconds that add up to each bucket's; None if they do not fit.
 
     Args:
         tensors: In forward order.
         buckets: Elements of each, in the order in which they become ready; empty if there are none.
         base: Undisturbed times.
-        is_given: By the user, who is told if they do not fit.
+        is_given: Given by the user, who gets an error if they do not fit.
     """
     total = sum(tensor.count for tensor in tensors)
     seen = sum(buckets)
@@ -167,7 +167,7 @@ def _weights(ready: Sequence[Tensor]) -> Floats:
 
 
 def _in_buckets(weights: Floats, borders: Sequence[int], buckets_s: Sequence[float]) -> Floats:
-    """Return seconds of tensors that add up to those of their buckets, shared by weights, else evenly."""
+    """Return seconds of tensors that add up to their buckets', shared by weights, else evenly."""
     seconds = np.zeros_like(weights)
     for (first, stop), bucket_s in zip(pairwise(borders), buckets_s, strict=True):
         part = weights[first:stop]

@@ -32,7 +32,7 @@ _ONE_RUN_S = 1.0  # by which clocks of hosts that share a name may differ
 
 
 def shifted(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
-    """Renumber the steps of ranks to match the others', and say of whom that was not to be expected.
+    """Renumber the steps of ranks to match the others', with notes on unexpected cases.
 
     Those that all count from 0, because their traces have no marks, come to count from the first step of any rank.
     """
@@ -47,7 +47,7 @@ def shifted(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[st
 
 
 def _corrected(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
-    """Renumber the steps of ranks whose numbers are not those of most ranks."""
+    """Renumber the steps of ranks that differ from most ranks."""
     ends_s = [dict(zip((step.number for step in each.steps), _ends_s(each).tolist(), strict=True)) for each in profiles]
     shifts = [_error(each, ends_s[0]) for each in ends_s]
     hosts = [each.hostname or str(at) for at, each in enumerate(profiles)]
@@ -69,7 +69,7 @@ def _corrected(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list
 def _by_clock(
     ends_s: Mapping[int, float], theirs_s: Mapping[int, float], shift: int, of: tuple[RankProfile, RankProfile]
 ) -> int:
-    """Return what must be added to a rank's numbers of steps, by the clock that it shares with another one of its host.
+    """Return the offset of a rank's step numbers, by the clock that it shares with a rank of its host.
 
     Where steps are all alike, nothing else tells which are the same. Hosts that share a name only may be a bit apart.
 
@@ -97,7 +97,7 @@ def _by_clock(
 
 
 def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int:
-    """Return what must be added to a rank's numbers of steps; 0 unless another number agrees much better.
+    """Return the offset of a rank's step numbers; 0 unless another offset agrees much better.
 
     The mean deviation decides: with the right pairing even the ends of unusual steps agree.
 

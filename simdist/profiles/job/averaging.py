@@ -1,4 +1,4 @@
-"""Whose gradients the traced job averages, and when: those of all its ranks, in every step, as schedules here do.
+"""The traced job must average the gradients of all its ranks in every step, as schedules here do.
 
 A job with tensor or pipeline parallelism averages over groups of ranks. Traces of the ranks of one such group are a
 data-parallel job of their own; those of several are not. Steps that only add to gradients are passes of the next one
@@ -32,7 +32,7 @@ def one_group(profiles: Sequence[RankProfile], world_size: int) -> tuple[list[Ra
         world_size: Ranks of the whole job.
 
     Returns:
-        The profiles, the number of ranks, and what was assumed.
+        The profiles, the number of ranks, and the assumptions.
 
     Raises:
         TraceError: The ranks belong to several groups.
@@ -56,13 +56,13 @@ def one_group(profiles: Sequence[RankProfile], world_size: int) -> tuple[list[Ra
 
 
 def join_passes(profiles: Sequence[RankProfile]) -> tuple[tuple[RankProfile, ...], list[str]]:
-    """Join steps that the profiler counted for every pass, and leave out those of another number of passes than most.
+    """Join steps that were counted per pass, and omit steps with an unusual number of passes.
 
     Args:
         profiles: Of all ranks, with the same steps.
 
     Returns:
-        The profiles, and what was done. Steps that update, or come at irregular distances, stay as they are.
+        The profiles, and notes on the changes. Steps that update, or come at irregular distances, stay as they are.
     """
     steps = profiles[0].steps
     every = _distance(profiles[0])
@@ -120,7 +120,7 @@ def _as_one(passes: Sequence[RankStep]) -> RankStep:
 
 
 def check_every_step(profile: RankProfile) -> None:
-    """Refuse a rank that exchanges gradients only now and then, because it adds up those of several batches.
+    """Refuse a rank that accumulates gradients of several batches between irregular exchanges.
 
     Raises:
         TraceError: It does so at regular distances, or in no more than half of its steps.
@@ -141,7 +141,7 @@ def check_every_step(profile: RankProfile) -> None:
 
 
 def _groups(profiles: Sequence[RankProfile], world_size: int) -> tuple[set[_Group], set[int]]:
-    """Return the groups over which gradients are averaged, and the sizes of those whose members no trace names."""
+    """Return the groups that average gradients, and the sizes of groups without named members."""
     calls = [call for profile in profiles for step in profile.steps for call in step.gradient_calls]
     members = {(call.members(world_size), call.n_ranks) for call in calls}
     unnamed = {n_ranks for group, n_ranks in members if group is None and n_ranks}
@@ -172,7 +172,7 @@ def _inside(profile: RankProfile, group: _Group, world_size: int) -> RankProfile
 
 
 def _step_inside(step: RankStep, group: _Group, world_size: int) -> RankStep:
-    """Return a step without what goes beyond the group; the backward pass up to it counts for the next bucket."""
+    """Return a step without collectives beyond the group; backward time up to them counts for the next bucket."""
     calls = []
     buckets_s = list[float]()
     since_s = 0.0

@@ -1,4 +1,4 @@
-"""Profiles of single ranks put together: who took part, whether they are of one job, and the steps that all saw."""
+"""Profiles of single ranks put together: the ranks, whether they are of one job, and their common steps."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ from simdist.settings.base import plural
 
 @dataclass(frozen=True, slots=True)
 class TracedJob:
-    """A job of which some ranks were traced, over the steps that all of them saw.
+    """A job with traces of some ranks, over their common steps.
 
     Args:
         world_size: Ranks of the job.
@@ -59,7 +59,7 @@ _MANY = 10  # steps, of which a few are worth less than a rank without a trace c
 
 
 def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> TracedJob:
-    """Put the profiles of a job together, in whatever order they come.
+    """Combine the profiles of a job, in any order.
 
     Args:
         profiles: One per file, of the same run.
@@ -94,7 +94,7 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
 
 
 def _of_ranks(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
-    """Return one profile per rank, in their order; number those that do not tell, in the order of their files."""
+    """Return one profile per rank, in their order; unnumbered ones are numbered in the order of their files."""
     known = {each.rank for each in profiles if each.rank is not None}
     free = iter(sorted(set(range(len(profiles) + len(known))) - known))
     numbered = [each if each.rank is not None else replace(each, rank=next(free)) for each in profiles]
@@ -124,7 +124,7 @@ def _joined(windows: Sequence[RankProfile]) -> RankProfile:
 
 
 def _world_size(profiles: Sequence[RankProfile]) -> int:
-    """Return what the traces state or, failing that, the least number that explains them."""
+    """Return the stated world size or else the least number that explains the traces."""
     stated = [each for each in profiles if each.world_size is not None]
     for each in stated:
         if each.world_size != stated[0].world_size:
@@ -248,7 +248,7 @@ def _signature(step: RankStep) -> _Signature:
 
 
 def _agree(first: _Signature, second: _Signature) -> bool:
-    """Tell whether two ranks may have issued the same collectives; what a trace does not tell agrees with anything."""
+    """Return whether two ranks may have issued the same collectives; unknown values match anything."""
     return len(first) == len(second) and all(
         one is None or other is None or one == other
         for call, like in zip(first, second, strict=True)
@@ -265,7 +265,7 @@ def _shown(step: RankStep) -> str:
 
 
 def grouped(notes: Iterable[tuple[int | None, str]]) -> list[str]:
-    """Say what several ranks say once, in the order in which it comes first.
+    """Merge equal notes of several ranks, in the order of first occurrence.
 
     >>> grouped([(0, "no input"), (1, "no input"), (1, "no marks")])
     ['ranks 0-1: no input', 'rank 1: no marks']

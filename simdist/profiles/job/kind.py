@@ -1,4 +1,4 @@
-"""What kind of job was traced: which of its communication a scenario of data-parallel training does not have.
+"""The kind of the traced job: which of its communication a scenario of data-parallel training does not have.
 
 The scenario averages the gradients of all ranks in all_reduces. All else that ranks exchange is left out of it, and
 tells how the model is spread over them.
@@ -24,10 +24,10 @@ class JobKind:
     """Communication that the scenario leaves out.
 
     Args:
-        names: How the model is spread over ranks, besides data parallelism; empty if nothing tells.
+        names: Parallelism besides data parallelism; empty if unknown.
         left_out: Kind of collective -> calls per step, and share of a step that they take, of those that the scenario
             does not have.
-        unseen_share: Share of a step in which the device is idle for what the traces do not show.
+        unseen_share: Share of a step in which the device is idle for unknown reasons.
     """
 
     names: tuple[str, ...]
@@ -41,12 +41,12 @@ class JobKind:
 
     @property
     def is_modelled(self) -> bool:
-        """Whether the scenario has all but a little of what a step does."""
+        """Whether the scenario has nearly everything in a step."""
         return self.share <= MOST_LEFT_OUT
 
     @property
     def sentence(self) -> str:
-        """Say what is left out."""
+        """Describe the omissions."""
         told = [
             f"{calls:.3g} {kind} a step ({format_share(share)} of it)"
             for kind, (calls, share) in sorted(self.left_out.items(), key=lambda item: -item[1][1])
@@ -58,13 +58,13 @@ class JobKind:
 
 
 def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float) -> JobKind:
-    """Return what kind of job the collectives of its ranks show.
+    """Return the kind of job that the collectives of its ranks show.
 
     A rank is in a collective while it waits for others, so of each kind the rank that spends least in it counts.
 
     Args:
         profiles: One per traced rank.
-        waiting_s: Seconds of a step in which devices are idle for what the traces do not show.
+        waiting_s: Seconds of a step in which devices are idle for unknown reasons.
     """
     step_s = float(np.mean([step.end_s - step.start_s for each in profiles for step in each.steps]))
     kinds = {call.kind for each in profiles for step in each.steps for call in _left_out(step)}
@@ -100,7 +100,7 @@ def _union_s(calls: Sequence[TracedCollective]) -> float:
 
 
 def _names(kinds: set[CollectiveKind], hints: frozenset[Hint], *, averages: bool) -> Iterator[str]:
-    """Name what the collectives are of, with the help of names in the traces."""
+    """Return the kinds of parallelism that collectives and names in the traces show."""
     if "all_to_all" in kinds:
         of_all_to_all = {"embeddings": "sharded embeddings", "experts": "expert parallelism"}
         named = [name for hint, name in of_all_to_all.items() if hint in hints]

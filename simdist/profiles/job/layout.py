@@ -43,10 +43,10 @@ class RankLayout:
 
 
 def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int | None = None) -> RankLayout:
-    """Return where ranks are, by what was asked for, else by the evidence of the traces.
+    """Return the nodes of ranks, as requested or else by evidence in the traces.
 
     The strongest evidence comes first: hosts in the traces, GPUs that ranks cannot share, GPUs as launchers number
-    them, hosts in the names of files. Each leaves fewer sizes of a machine possible; what leaves none is noted.
+    them, hosts in the names of files. Each narrows the possible sizes of a machine; one that leaves none is noted.
 
     Raises:
         ScenarioError: The layout that was asked for does not divide the ranks.
@@ -79,7 +79,7 @@ _Evidence = tuple[str, Callable[[int], bool], bool]  # what, whether so many ran
 
 
 def _evidence(job: TracedJob) -> Iterator[_Evidence]:
-    """Yield what tells where ranks are, the strongest first."""
+    """Yield evidence for the nodes of ranks, the strongest first."""
     hosts, names = (_told(job, attrgetter(of)) for of in ("hostname", "file_host"))
     gpus = _told_gpus(job)
     if hosts:
@@ -97,7 +97,7 @@ def _evidence(job: TracedJob) -> Iterator[_Evidence]:
 
 
 def _told(job: TracedJob, fact: Callable[[RankProfile], _T | None]) -> dict[int, _T]:
-    """Return what the traces of ranks tell."""
+    """Return the evidence in the traces of ranks."""
     told = ((rank, fact(each)) for rank, each in zip(job.ranks, job.profiles, strict=True))
     return {rank: value for rank, value in told if value is not None}
 
@@ -114,7 +114,7 @@ def _n_gpus(job: TracedJob) -> int:
 
 
 def _question(job: TracedJob, left: Sequence[int]) -> str:
-    """Ask which ranks share a machine, and say what is known."""
+    """Return the error that asks which ranks share a machine, with the known facts."""
     gpus = _told_gpus(job)
     n_gpus = _n_gpus(job)
     hosts, names = (len(set(_told(job, attrgetter(of)).values())) for of in ("hostname", "file_host"))
@@ -147,6 +147,6 @@ def _fits_hosts(hosts: dict[int, str], size: int) -> bool:
 
 
 def _have_own_gpus(job: TracedJob, gpus: dict[int, int], size: int) -> bool:
-    """Tell whether so many ranks of a machine have a GPU each, and no two the same."""
+    """Return whether this many ranks of a machine have distinct GPUs."""
     places = {(rank // size, gpu) for rank, gpu in gpus.items()}
     return len(places) == len(gpus) and size <= (_n_gpus(job) or size)

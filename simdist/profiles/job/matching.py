@@ -55,7 +55,7 @@ class Matched:
         step: Index of the step in which it was issued, `[n_calls]`.
         arrival_s: When the rank was ready for it: so long before the end as it took, less what the rank did for others
             of the group meanwhile, `[n_calls, n_traced_ranks]`.
-        end_s: When it was done there, likewise.
+        end_s: Its end on each rank, likewise.
         start_s: When the rank was in it, likewise.
         notes: Calls that could not be matched.
     """
@@ -138,7 +138,7 @@ _LEAST_DRIFT_S = 100e-6  # over the whole trace; less is none
 
 @dataclass(frozen=True, slots=True)
 class RankClocks:
-    """The clocks of ranks against that of the first rank: what must be taken off their times.
+    """The clocks of ranks against that of the first rank: the offset to subtract from their times.
 
     Args:
         offset_s: At time `zero_s`, `[n_traced_ranks]`.
@@ -245,7 +245,7 @@ _WRONG = 3  # steps that wrong pairings are off by, at most
 
 
 def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None:
-    """Refuse a rank whose collectives are not those of the others.
+    """Refuse a rank with other collectives than the others.
 
     Raises:
         TraceError: The ends on a rank are further from those on the others, in the median, than the collectives take,

@@ -43,7 +43,7 @@ class StepBudget:
     """Where the steps of a job go.
 
     Args:
-        ranks: Those that were traced.
+        ranks: Traced ranks.
         parts_s: Mean seconds of each `StepPart`, `[n_traced_ranks, n_parts]`; the parts of a rank add up to its step.
         ahead_s: How far the host of each rank was ahead of its device when it began a step, in the median.
         straggling_s: Seconds of a step that the job loses to stragglers, waiting of the others included.
@@ -72,7 +72,7 @@ class StepBudget:
 
     @property
     def removable_s(self) -> dict[str, float]:
-        """What the job is bound by -> seconds of a step that it costs, the largest first."""
+        """Bound -> seconds of a step that it costs, the largest first."""
         of_all_s = self.of_all_s
         straggling_s = min(self.straggling_s, self.step_s)
         exposed_s = float(of_all_s[list(EXPOSED.values())].sum())
@@ -95,7 +95,7 @@ class StepBudget:
 
     @property
     def verdict(self) -> str:
-        """Say in a sentence what the job is bound by, and what no schedule changes."""
+        """Return a sentence on the job's bound and on the part that no schedule changes."""
         (bound, seconds), *_ = self.removable_s.items()
         fixed = f"no schedule of communication changes {self._of_step(self.fixed_s)}"
         if seconds < _NOTABLE * self.step_s:

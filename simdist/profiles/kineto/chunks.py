@@ -66,7 +66,7 @@ class Chunks:
             yield chunk
 
     def _read(self, file: BufferedIOBase, nbytes: int) -> bytes:
-        """Read a chunk; of damaged data what comes before the damage, as far as the decompressor gives it out."""
+        """Read a chunk; of damaged data, the part before the damage that the decompressor returns."""
         if self.damage:
             return b""
         parts: list[bytes] = []
@@ -82,7 +82,7 @@ class Chunks:
 
 
 def _check_start(path: Path, start: bytes) -> None:
-    """Refuse what cannot be JSON, and say what it looks like."""
+    """Refuse a file that cannot be JSON, with its apparent format."""
     if start.startswith((b"{", b"[")):
         return
     raise TraceError(
@@ -219,7 +219,7 @@ def _is_cut_short(error: json.JSONDecodeError | RecursionError, source: str) -> 
 
 
 def repaired(text: bytes) -> bytes:
-    """Undo what profilers are known to do wrong; of text that is right it changes white space only."""
+    """Repair known errors of profilers; correct text changes only in white space."""
     text = text.decode(errors="replace").encode().translate(_SPACES)
     text = _BACKSLASH.sub(lambda found: found[1] or rb"\\", text)
     return _NO_NUMBER.sub(rb"\1null", _NO_VALUE.sub(rb"\1null", text))

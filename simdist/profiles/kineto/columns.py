@@ -24,7 +24,7 @@ NOTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class EventColumns:
-    """Events in the order in which they began, an enclosing one before those that it encloses.
+    """Events in the order of their start, an enclosing event before its inner ones.
 
     Args:
         start_s: On the trace's clock, `[n]`.
@@ -62,7 +62,7 @@ class EventColumns:
 
 @dataclass(frozen=True, slots=True)
 class RankEvents:
-    """The events of one rank, and what they tell of its collectives.
+    """The events of one rank, with information about its collectives.
 
     Args:
         host: Events of its threads.
@@ -86,7 +86,7 @@ class RankEvents:
 
 
 def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
-    """Read all events once and keep what matters of them.
+    """Read all events once and keep the relevant parts.
 
     Args:
         batches: Events in any order.
@@ -147,7 +147,7 @@ class _Reading:
         self._meanings: dict[str, dict[str, int]] = {}
 
     def read(self, batch: Sequence[Event]) -> None:
-        """Keep what matters of some events; whole columns at a time, because there are millions."""
+        """Keep the relevant parts of some events, whole columns at a time, because there are millions."""
         kinds = np.array(self._kinds(batch), np.int8)
         kept = np.flatnonzero(kinds != NOTHING)
         events = [batch[i] for i in kept.tolist()]

@@ -2,8 +2,8 @@
 
 Only what every event has is decoded at once: a trace holds hundreds of thousands of events, and few of their arguments
 are ever looked at. Those stay text until `args_of` is called. The meaning is decided once per category and name, then
-looked up. Names are those that PyTorch gives to its own operators and annotations; what users annotate themselves only
-wraps other events and means nothing here.
+looked up. Names are those of PyTorch's own operators and annotations; annotations of users only wraps other events and
+means nothing here.
 
 Source: torch/optim/optimizer.py, torch/utils/data/dataloader.py, torch/nn/parallel/distributed.py,
     torch/csrc/autograd/engine.cpp and torch/csrc/distributed/c10d of https://github.com/pytorch/pytorch.
@@ -32,7 +32,7 @@ class Event(Struct, frozen=True, gc=False):
         ph: Phase: `X` lasts, `i` is a moment, `M` names a process or thread, `s`, `t` and `f` are ends of arrows.
         cat: Category, such as `cpu_op`, `kernel` or `user_annotation`; older names are translated to these.
         name: Such as `aten::mm` or `ProfilerStep#3`.
-        ts_us: Start, on the trace's clock; of what has no time, metadata, it may be NaN.
+        ts_us: Start, on the trace's clock; may be NaN for metadata.
         dur_us: Duration.
         pid: Process, or the GPU's number where the device did the work.
         tid: Thread, or the stream where the device did the work.
@@ -59,7 +59,7 @@ class Args(Struct, frozen=True, gc=False):
 
     Args:
         input_dims: Shapes of the inputs, if the profiler recorded shapes.
-        input_types: Their types, such as `float` or `c10::BFloat16`; empty for what is no tensor.
+        input_types: Their types, such as `float` or `c10::BFloat16`; empty if not a tensor.
         correlation: Number that a kernel and the call that launched it share.
         collective: Such as `allreduce` or `_allgather_base`.
         in_nelems: Elements that a rank puts in.
@@ -92,7 +92,7 @@ _OLDER_NAMES = {"Input dims": "Input Dims", "In msg size": "In msg nelems", "Out
 
 
 def args_of(event: Event) -> Args:
-    """Decode the arguments of an event; what is of an unexpected type keeps its default.
+    """Decode the arguments of an event; values of unexpected types keep their defaults.
 
     Example:
         >>> from simdist.profiles.kineto.events import Event, args_of
@@ -156,7 +156,7 @@ class EventKind(IntEnum):
 
 
 def meaning_of(category: str, name: str) -> EventKind | None:
-    """Return what an event means; None if it says nothing about training.
+    """Return the meaning of an event; None if it is irrelevant to training.
 
     Example:
         >>> meaning_of("user_annotation", "Optimizer.step#SGD.step")
@@ -195,7 +195,7 @@ _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = (
 
 
 def hints_of(name: str) -> list[Hint]:
-    """Return what a name of an event tells besides its own meaning.
+    """Return further hints in the name of an event.
 
     Example:
         >>> hints_of("FSDP::all_gather"), hints_of("## all2all_data:kjt values ##"), hints_of("aten::mm")

@@ -20,7 +20,7 @@ class Message:
         kind: Kind of communication.
         count: Elements of the largest of its buffers on this rank; None if the trace does not tell.
         dtype: Such as `float32`; empty if the trace does not tell.
-        ranks: Who takes part, in ascending order; None if the trace does not tell.
+        ranks: Members in ascending order; None if unknown.
         n_ranks: How many take part; None if the trace does not tell.
     """
 
@@ -36,7 +36,7 @@ class Message:
         return None if self.count is None or self.dtype not in _TYPES else self.count * _TYPES[self.dtype][0]
 
     def filled_from(self, other: "Message") -> "Message":
-        """Return this message with what another event of the same collective adds to it."""
+        """Return this message completed by another event of the same collective."""
         return Message(
             other.kind if self.kind == "other" else self.kind,
             other.count if self.count is None else self.count,
@@ -47,7 +47,7 @@ class Message:
 
 
 def message_of(name: str, args: Args) -> Message:
-    """Return what an event of a collective tells, from its arguments and, failing those, its name.
+    """Return the message of a collective's event, from its arguments or else its name.
 
     Args:
         name: Of the event: an operator, an annotation or a kernel.
@@ -117,7 +117,7 @@ _POINT_TO_POINT = re.compile(r"(?<![a-z])i?(?:send|recv)(?![a-z])")
 
 
 def _kind_of(name: str) -> CollectiveKind:
-    """Find the collective in a name such as `c10d::_allgather_base_`, whatever its underscores."""
+    """Find the collective in a name such as `c10d::_allgather_base_`, ignoring underscores."""
     plain = name.lower().replace("_", "")
     if "barrier" in plain:
         return "other"

@@ -29,7 +29,7 @@ from simdist.profiles.kineto.events import Event, lenient
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The rest of a trace besides its events.
+    """A trace without its events.
 
     Args:
         path: The file.
@@ -109,7 +109,7 @@ class _ProcessGroup(Struct):
 
 
 def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: list[str], is_cut: bool) -> Header:
-    """Make a header from what stands beside the events; what is of an unexpected type counts as not told."""
+    """Make a header from the keys beside the events; values of unexpected types count as missing."""
     told = lenient(metadata, _Metadata)
     job = lenient(told.job, _Job)
     named = rank_in_name(path)
@@ -205,7 +205,7 @@ class TraceFile:
         self._finish(text, chunks, is_end=is_end)
 
     def header(self) -> Header:
-        """Return what the trace tells besides its events, and what was left out of it.
+        """Return the trace's information besides its events, and the omissions.
 
         Raises:
             TraceError: The events were not read to the end.
@@ -217,7 +217,7 @@ class TraceFile:
         return header_of(self.path, self._metadata, n_events=n_events, notes=notes, is_cut=self._is_cut)
 
     def _start(self, chunks: Iterator[bytes]) -> bytes:
-        """Read what stands before the events; return what was read of the events with it."""
+        """Read the part before the events; return the events that were read with it."""
         text = b""
         for chunk in chunks:
             text += chunk
@@ -245,7 +245,7 @@ class TraceFile:
         return text[starts[0].end() :]
 
     def _chosen(self, events: list[Event]) -> list[Event]:
-        """Count events, translate older categories and leave out those that say nothing about steps."""
+        """Count events, translate older categories, and omit events irrelevant to steps."""
         self._n_events += len(events)
         self._cats |= {event.cat for event in events}
         if self._cats & _OLDER_CATS.keys():
@@ -257,7 +257,7 @@ class TraceFile:
         return timed
 
     def _finish(self, text: bytes, chunks: Iterator[bytes], *, is_end: bool) -> None:
-        """Read what stands behind the events, and judge what was found."""
+        """Read the part behind the events, and check the result."""
         for chunk in chunks:
             text += chunk
             if len(text) > self._event_nbytes:

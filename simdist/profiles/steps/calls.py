@@ -1,4 +1,4 @@
-"""The collectives of one rank: when each was issued, began and ended, and what it sent."""
+"""The collectives of one rank: issue, start, end and message of each."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -88,7 +88,7 @@ def _enclosing_s(issues: EventColumns, starts_s: Floats) -> Floats:
 
 
 def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[TracedCollective, ...]:
-    """Return the collectives as calls, with what the trace's header adds to their messages."""
+    """Return the collectives as calls, with messages completed from the trace's header."""
     in_backward = passes.containing(transfers.issued_s).tolist()
     all_ranks = _all_ranks(header)
     columns = (transfers.issued_s.tolist(), transfers.start_s.tolist(), transfers.end_s.tolist())
@@ -143,6 +143,6 @@ def _all_ranks(header: Header) -> tuple[int, ...] | None:
 
 
 def _may_be_gradients(message: Message) -> bool:
-    """Leave out what only spreads something, and integers: DDP reduces a bitmap of unused parameters, too."""
+    """Omit broadcasts and gathers, and integers: DDP reduces a bitmap of unused parameters, too."""
     is_reduced = message.kind in ("all_reduce", "reduce_scatter", "reduce")
     return is_reduced and not message.dtype.startswith(("int", "uint", "bool"))

@@ -1,4 +1,4 @@
-"""Phases of a rank that computes on its CPU: what its main thread did, and what it waited for.
+"""Phases of a rank that computes on its CPU: the work of its main thread, and its waits.
 
 The main thread idles where no operator goes on. It waited for a collective
 
@@ -27,7 +27,7 @@ LATE_S = 0.2e-3  # by which a thread of the backend may report the beginning or 
 
 
 def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
-    """Return what a CPU did in its steps."""
+    """Return the work of a CPU in its steps."""
     edges_s = (windows[0].start_s, windows[-1].end_s)
     pauses = _Pauses.of(host.own, host.passes, edges_s)
     transfers = backend_transfers(host.trace)
@@ -61,7 +61,7 @@ def _phases(host: HostRun, waits: list[PhaseSpan], edges_s: tuple[float, float])
 
 @dataclass(frozen=True, slots=True)
 class _Pauses:
-    """When no operator went on, outside of what backward passes compute.
+    """Times without an operator, outside of backward passes.
 
     Args:
         start_s: When each began, `[n]`.

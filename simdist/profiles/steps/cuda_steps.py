@@ -1,4 +1,4 @@
-"""Phases of a rank that computes on a GPU: what its compute streams did, and what they waited for.
+"""Phases of a rank that computes on a GPU: the work of its compute streams, and their waits.
 
 A kernel belongs to the phase in which the host launched it. Where no kernel runs, the GPU waited for
 
@@ -32,7 +32,7 @@ NEARLY = 0.9  # a share that leaves room for a step that differs
 
 
 def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
-    """Return what a GPU did in those steps of which nothing is missing, if any."""
+    """Return the work of a GPU in its complete steps, if any."""
     kernels = _kernels(host.trace)
     transfers = _collectives(host.trace)
     woken_s = CLOCKS_S
@@ -82,7 +82,7 @@ class _Kernels:
 
 
 def _kernels(trace: RankEvents) -> _Kernels:
-    """Return what the compute streams did."""
+    """Return the work of the compute streams."""
     device = trace.device
     is_kernel = device.kind == EventKind.KERNEL
     busy_s = np.bincount(device.thread[is_kernel], weights=(device.end_s - device.start_s)[is_kernel])
@@ -122,7 +122,7 @@ def _launches(trace: RankEvents, events: EventColumns) -> tuple[Floats, NDArray[
 
 
 def _collectives(trace: RankEvents) -> Transfers:
-    """Return the collectives that the GPU executed; what their kernels do not tell, the host's operators may."""
+    """Return the collectives of the GPU, from its kernels and the host's operators."""
     done = trace.device.of(EventKind.COLLECTIVE)
     issued_s, threads = _launches(trace, done)
     issues = trace.host.of(EventKind.ISSUE)
@@ -140,7 +140,7 @@ def _collectives(trace: RankEvents) -> Transfers:
 def _launch_in_order(
     trace: RankEvents, issues: EventColumns, done: EventColumns, issued_s: Floats, threads: NDArray[np.int32]
 ) -> None:
-    """Take kernels of which no launch is known for those that collectives launched, in their order.
+    """Assign kernels without a known launch to collectives, in their order.
 
     ROCm up to 6.2 does not tell what launched kernels of RCCL: https://github.com/ROCm/roctracer/issues/100. Others do
     not record the calls that launch them; there, every collective launches one.
@@ -169,7 +169,7 @@ NESTED = 6  # operators of one collective within each other, at most: c10d, the 
 def _filled(
     message: Message, told: Sequence[Message], issues: EventColumns, between_s: tuple[float, float], thread: int
 ) -> Message:
-    """Add what operators around the launch tell; of a group of sends launched at once, operators since the last one."""
+    """Add information from operators around the launch; for a group of sends, since the last one."""
     before_s, at_s = between_s
     last = int(np.searchsorted(issues.start_s, at_s, side="right"))
     for i in range(last - 1, max(last - 1 - NESTED, -1), -1):
@@ -187,7 +187,7 @@ def _spans(windows: Sequence[Window], kernels: _Kernels) -> list[StepSpan]:
 
 
 def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
-    """Tell of which steps the trace has what they launched: of a damaged one, the device's part may be missing.
+    """Return which steps have all that they launched: of a damaged one, the device's part may be missing.
 
     Some calls launch nothing that the profiler sees; of those, every step has its share. Work launched after the
     last thing that is seen is missing at the end of the trace, so a step that reaches beyond that is not whole.
@@ -278,7 +278,7 @@ def _idle(start_s: float, end_s: float, launch_s: float, loads: EventColumns) ->
 def _host_waits(own: EventColumns, windows: Sequence[Window], kernels: _Kernels) -> bool:
     """Tell whether the host waits for its device in nearly every step; of a few steps, one may differ.
 
-    It does where it calls what waits, and all that it launched before was done when that returned.
+    It waits in a synchronising call if all earlier launches were done when that returned.
     """
     blocks = own.of(EventKind.SYNC, EventKind.BLOCKING)
     done_s = kernels.computed(blocks.start_s)

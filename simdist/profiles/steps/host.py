@@ -95,7 +95,7 @@ def _backward_passes(host: EventColumns, main: int) -> Passes:
 
 
 def _nodes(host: EventColumns) -> EventColumns:
-    """Return the nodes of the backward graph with what belongs to them.
+    """Return the nodes of the backward graph with their operators.
 
     Older profilers do not wrap a node and its hooks: there, a collective right behind a node belongs to it.
     """

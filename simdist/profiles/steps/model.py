@@ -17,7 +17,7 @@ class TracedCollective:
         kind: Kind of work.
         nbytes: Bytes of the whole buffer (of an all-gather its result, of a reduce-scatter its input); None if the
             trace does not tell.
-        ranks: Who takes part, in ascending order; None if the trace does not tell.
+        ranks: Members in ascending order; None if unknown.
         n_ranks: How many take part; None if the trace does not tell.
         issued_s: When the host handed it over, on the rank's own clock.
         start_s: When the rank was in it: its kernel began or, on a CPU, a thread of the backend had it.
@@ -35,7 +35,7 @@ class TracedCollective:
     of_gradients: bool
 
     def members(self, world_size: int) -> tuple[int, ...] | None:
-        """Return who takes part, None if unknown; a trace that tells neither this nor their number means all ranks."""
+        """Return the members, None if unknown; a trace with neither members nor their number means all ranks."""
         if self.ranks is None and self.n_ranks in (None, world_size):
             return tuple(range(world_size))
         return (0,) if self.ranks is None and self.n_ranks == 1 else self.ranks
@@ -66,7 +66,7 @@ class RankStep:
         calls: The collectives that were issued in this step, in the order in which they were issued.
         beside_s: Time in which operators ran on a CPU beside a collective.
         reducing_s: Time in which the host copied gradients into DDP's buckets, handed these over, and copied back.
-        micro_batches: Forward and backward passes whose gradients are added up; only the last exchanges them.
+        micro_batches: Forward and backward passes of the step; only the last exchanges the summed gradients.
         earlier_s: Backward seconds of those before the last.
     """
 
@@ -135,7 +135,7 @@ class RankProfile:
             a CPU.
         notes: Facts missing from this trace, and omissions, a sentence each.
         is_cut: The end of the file is missing.
-        hints: What names in the trace tell.
+        hints: Hints in names of the trace.
         issued: Kind -> collectives that the host issued per step.
         recording_s: Seconds of a step that the profiler took of a host that is never idle, at most.
     """

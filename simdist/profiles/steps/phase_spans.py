@@ -14,7 +14,7 @@ from simdist.profiles.kineto.columns import Floats
 
 
 class StepPhase(IntEnum):
-    """A phase of a step on a rank's device; `RankStep` says what each means."""
+    """A phase of a step on a rank's device; see `RankStep`."""
 
     INPUT, FORWARD, HOST, BACKWARD, WAIT, OPTIMIZE = range(6)
 
@@ -54,7 +54,7 @@ class Phases:
 
 
 def overlaid(edges_s: Floats, base: NDArray[np.int8], spans: Iterable[PhaseSpan]) -> Phases:
-    """Lay spans over a base, the last on top; what lies outside of the base is cut off.
+    """Lay spans over a base, the last on top; parts outside of the base are cut off.
 
     Args:
         edges_s: Where pieces of the base begin and end, ascending, `[n + 1]`.

@@ -104,7 +104,7 @@ def _has_kernels(trace: RankEvents, header: Header) -> bool:
 
 
 def _damage(header: Header) -> str:
-    """Return what was left out of the trace, as the end of a message: it may be why something is missing."""
+    """Return the omitted part of the trace, as the end of a message: it may be why something is missing."""
     return f". Besides, {'; '.join(header.notes)}" if header.notes else ""
 
 
@@ -163,7 +163,7 @@ _NOTABLE = 0.02  # of a step
 
 
 def _profiling(trace: RankEvents, spans: Sequence[StepSpan]) -> tuple[float, list[str]]:
-    """Return what the profiler itself cost a step at most, and say so if that is more than 2 % of it."""
+    """Return the profiler's maximum cost of a step, and a note if it exceeds 2 %."""
     step_s = float(np.mean([span.end_s - span.start_s for span in spans]))
     borders_s = [[span.host.start_s, span.host.end_s] for span in spans]
     n_events = float(np.diff(np.searchsorted(trace.host.start_s, borders_s), axis=1).mean())
@@ -178,7 +178,7 @@ def _profiling(trace: RankEvents, spans: Sequence[StepSpan]) -> tuple[float, lis
 
 
 def _missing(own: EventColumns, steps: Sequence[RankStep]) -> list[str]:
-    """Say what the trace does not tell."""
+    """Return notes on missing information."""
     notes = []
     calls = [call for step in steps for call in step.calls]
     n_without = sum(not step.buckets_s for step in steps)

@@ -31,9 +31,9 @@ class StepPart(IntEnum):
 
     `COMPUTE` is busy computing. `ALL_REDUCE` to `OTHER` are exposed communication: a collective of this kind goes on,
     and nothing computes. `COPY` only copies. `INPUT` waits for a batch. `QUEUED` is idle though the host has launched
-    the next kernel: it waits for an event, or for what the trace does not show. Idle because the host has not, or
-    because a GPU takes some microseconds from a kernel to the next: `SHORT_GAP` at most 0.5 ms, `LONG_GAP` more, and in
-    `HOST_PAUSE` no thread of the host ran an operator either.
+    the next kernel: it waits for an event, or for an unknown reason. Idle because the host has not, or because a GPU
+    takes some microseconds from a kernel to the next: `SHORT_GAP` at most 0.5 ms, `LONG_GAP` more, and in `HOST_PAUSE`
+    no thread of the host ran an operator either.
     """
 
     COMPUTE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, POINT_TO_POINT, BROADCAST, REDUCE, OTHER = range(9)

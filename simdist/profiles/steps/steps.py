@@ -58,7 +58,7 @@ def _marked(marks: EventColumns) -> list[Window]:
 
 
 def _repeating(own: EventColumns, passes: Passes) -> list[tuple[Floats, str]]:
-    """Return what repeats once in every step, the most trustworthy first."""
+    """Return events that repeat once in every step, the most reliable first."""
     updates = own.of(EventKind.OPTIMIZER)
     return [
         (_last_updates_s(updates, passes), "from the end of one `Optimizer.step` to the end of the next"),
@@ -99,7 +99,7 @@ class DeviceRun:
         phases: Which phase each instant belongs to.
         parts: Which part, a `StepPart`.
         transfers: The collectives.
-        computed: When the device had computed what was launched before an instant.
+        computed: End of the device's work that was launched before an instant.
         host_waits: Whether the host waits for it in every step.
         notes: Missing facts, and omissions.
     """
@@ -189,7 +189,7 @@ def _passes(host: HostRun, run: DeviceRun, span: StepSpan, calls: tuple[TracedCo
 
 
 def _buckets_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: Floats) -> tuple[float, ...]:
-    """Cut the backward pass where gradients were handed over; what follows the last goes to the last."""
+    """Cut the backward pass at the hand-over of gradients; the rest belongs to the last bucket."""
     handed_over_s = np.array([call.issued_s for call in calls if call.of_gradients])
     if not len(handed_over_s):
         return ()
@@ -199,7 +199,7 @@ def _buckets_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: F
 
 
 def gradients_of(host: HostRun, run: DeviceRun, spans: Sequence[StepSpan]) -> tuple[tuple[Gradient, ...], list[str]]:
-    """Return the parameters in the order in which their gradients become ready, and notes on what is odd.
+    """Return the parameters in the order of their gradients, and notes on anomalies.
 
     Of several backward passes of a step the last counts, because it is the one that reduces gradients.
 

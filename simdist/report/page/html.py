@@ -1,4 +1,4 @@
-"""HTML from Python: elements whose text is always escaped, and the few shapes that pages repeat."""
+"""HTML from Python: elements with escaped text, and common shapes."""
 
 import html
 import math
@@ -15,7 +15,7 @@ _ROUNDING_S = 1e-12  # what is left of 0 when floating-point numbers are summed
 
 @final
 class Html(str):
-    """Text that is HTML already; all other text is escaped wherever it is put into an element."""
+    """HTML text; all other text is escaped when put into an element."""
 
     __slots__ = ()
 

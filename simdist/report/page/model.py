@@ -1,4 +1,4 @@
-"""Model of a page of runs: executions of plans, simulated and measured, and what follows from their traces."""
+"""Model of a page of runs: executions of plans, simulated and measured, and results from their traces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ ORIGINS: tuple[Origin, ...] = ("simulated", "measured")
 
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a plan, in a simulation or on machines, and what its trace says.
+    """One execution of a plan, simulated or measured, and results from its trace.
 
     Args:
         origin: Which of both.
         trace: Trace of the steps that every rank finished.
         times: Step time, and seconds per step in each state, averaged over ranks.
-        waits: Who waited for whom.
+        waits: Waiting between ranks.
     """
 
     origin: Origin
@@ -37,7 +37,7 @@ class Execution:
 
     @classmethod
     def of(cls, trace: Trace, *, origin: Origin, label: str, held: Held | None = None) -> "Execution":
-        """Analyse a complete trace, and what links `held` up in it.
+        """Analyse a complete trace, and the delays `held` by links.
 
         Raises:
             TraceError: An operation did not run on some rank, or none takes any time.
@@ -104,7 +104,7 @@ class RunsReport:
     Args:
         runs: One or more, schedules that are compared with each other; the baseline first.
         notes: Notes for the reader about all of them, in sentences.
-        calibrated: The machines that were simulated instead of those of the scenarios, if any.
+        calibrated: Simulated machines that replace those of the scenarios, if any.
     """
 
     runs: tuple[ReportedRun, ...]

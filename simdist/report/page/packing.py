@@ -1,4 +1,4 @@
-"""Traces in few bytes: what the script of a page gets to draw a timeline from.
+"""Traces in few bytes: the timeline data for the script of a page.
 
 A packed plan is a small JSON object (`plan_of_page`): texts, streams and styles of the operations, and which operation
 stands in which row of a trace. A packed trace (`pack`) is its times, base64 of a zlib stream of whole numbers.
@@ -142,7 +142,7 @@ def _folded(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def plan_record(plan: Plan, *, ranks_per_node: int | None = None) -> Record:
-    """Return what a page needs to know of a plan: names, operations, and what stands in which row of a trace.
+    """Return a plan's names, operations and trace rows for a page.
 
     Args:
         plan: The plan.
@@ -172,7 +172,7 @@ def styles_of(plan: Plan) -> list[Style]:
 
 
 def style_key(style: Style) -> str:
-    """Return what a style is called in the style sheet, such as `waiting-for-others`."""
+    """Return the name of a style in the style sheet, such as `waiting-for-others`."""
     return re.sub(r"\W+", "-", style.label)
 
 

@@ -61,10 +61,10 @@ def sweep_page(report: SweepReport) -> str:
 
 
 def learned_page(found: Mapping[str, Any], header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return the page of what was learnt.
+    """Return the page of learning results.
 
     Args:
-        found: What `simdist learn --json` prints.
+        found: Output of `simdist learn --json`.
         header: Columns of its table.
         rows: Cells.
     """

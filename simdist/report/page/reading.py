@@ -38,7 +38,7 @@ def read_report(
     calibrated: Calibrated | None = None,
     progress: Progress,
 ) -> RunsReport:
-    """Read the traces of runs, and simulate those that have none.
+    """Read the traces of runs, and simulate runs without one.
 
     Args:
         folder: Where they are.
@@ -79,7 +79,7 @@ def _place(runs: Sequence[RunDirectory], labels: Sequence[str], wanted: str) -> 
 
 
 def _labels(runs: Sequence[RunDirectory]) -> list[str]:
-    """Return what each run is called: its schedule, with its folder where others are called so, too."""
+    """Return the name of each run: its schedule, with its folder where others are called so, too."""
     times = Counter(map(_name, runs))
     places = [run.path.name for run in runs]
     labels = [
@@ -144,7 +144,7 @@ def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:
 
 
 def _machines_text(found: Mapping[str, object]) -> str:
-    """Say on which machines and with what a run was measured, as its `real.json` has it."""
+    """Return the machines and software of a measured run, from its `real.json`."""
     hosts = found.get("hosts")
     versions = found.get("versions")
     n_ranks = Counter(map(str, hosts if isinstance(hosts, list) else ()))

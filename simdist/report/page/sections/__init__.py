@@ -1,1 +1,1 @@
-"""The sections of a page of runs, a module each: what is shown, and what follows from it in a sentence."""
+"""The sections of a page of runs, a module each: a figure or table, and a conclusion in a sentence."""

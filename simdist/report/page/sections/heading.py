@@ -1,4 +1,4 @@
-"""The top of a page: what was run or swept with which versions, how much of it is there, and notes."""
+"""The top of a page: runs or sweep, versions, completeness, and notes."""
 
 import platform
 from collections.abc import Callable, Iterable, Iterator
@@ -20,13 +20,13 @@ _PAGE_BY = "page by", f"simdist {simdist.__version__}, Python {platform.python_v
 
 
 def heading(report: RunsReport) -> Html:
-    """Return the title of the page, the facts of its runs and what a reader must know of them."""
+    """Return the title of the page, facts of its runs, and notes."""
     remarks = [*_simulated_on(report), *report.notes, *_notes_of_runs(report)]
     return join([tag("h1", title(report)), tag("p", _about(report)), _facts_list(_facts(report)), notes(remarks)])
 
 
 def sweep_heading(report: SweepReport) -> Html:
-    """Return the title of the page, the facts of its sweep, its fields, and what a reader must know."""
+    """Return the title of the page, facts of its sweep, its fields, and notes."""
     top = [tag("h1", report.name), tag("p", _about_sweep(report)), _facts_list(_sweep_facts(report))]
     return join([*top, notes(_sweep_notes(report)), tag("noscript", tag("p", _SCRIPTS)), _varied(report)])
 

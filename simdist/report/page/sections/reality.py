@@ -1,4 +1,4 @@
-"""Whether the simulation says what was measured: errors, injected delays, stragglers, order of schedules."""
+"""Agreement of simulation and measurement: errors, injected delays, stragglers, order of schedules."""
 
 import math
 from dataclasses import replace

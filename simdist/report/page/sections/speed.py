@@ -158,7 +158,7 @@ def states_section(report: RunsReport) -> Section:
 
 
 def states_conclusion(run: ReportedRun, execution: Execution) -> str:
-    """Say how much of a step is computing, and what is most of the rest."""
+    """Return the share of computing in a step, and the largest other part, in a sentence."""
     shares = {state: execution.state_s(state) / execution.step_s for state in STATES}
     rest = max(STATES[1:], key=lambda state: shares[state])
     gaps = ", or their devices are idle between kernels," if run.run.scenario.imported else ""

@@ -1,4 +1,4 @@
-"""Who held up whom: a heat map by rank and step, and the ranks that others waited for most."""
+"""Waiting between ranks: a heat map by rank and step, and the ranks that others waited for most."""
 
 import base64
 import zlib
@@ -80,7 +80,7 @@ def stragglers_conclusion(execution: Execution, delays_s: NDArray[np.float64]) -
     """Say which rank the others waited for most, and whether it was delayed for longest.
 
     Args:
-        execution: Who waited for whom.
+        execution: Waiting between ranks.
         delays_s: Seconds injected into each rank, `[world_size]`.
     """
     caused_s = execution.waits.caused_by_rank_s

@@ -37,7 +37,7 @@ class Shown:
 
     Args:
         run: Which.
-        traces: Simulated, measured or both -> what happened up to the last of the steps that are shown.
+        traces: `simulated`, `measured` or both -> trace up to the last shown step.
         steps: Those steps.
         n_steps: All steps of the run that every rank finished.
         is_cut: More were asked for than fit.
