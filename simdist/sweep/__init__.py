@@ -1,4 +1,4 @@
-"""Thousands of scenarios: what is varied, how they are computed on many processes, and the table that comes of it.
+"""Thousands of scenarios: varied fields, computation on many processes, and the table of results.
 
 sweep = load("sweep.yaml")         # what is varied: points, and a row per point and schedule
 run(sweep, Path("runs/sweep"))     # compute the rows that are missing there

@@ -1,4 +1,4 @@
-"""From what a sweep file says of fields to axes and cases, with every problem."""
+"""Axes and cases from the fields of a sweep file, with every problem."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ _SHAPES = f"write a list of values; or {_LISTS}; or, in a sample, {_DISTRIBUTION
 
 @final
 class Reader:
-    """Reads what is varied, and collects what is wrong with it."""
+    """Reads the varied fields, and collects errors."""
 
     def __init__(
         self, document: Document, scenario: Scenario, tree: Mapping[str, Any], folder: FilePath, *, is_grid: bool
@@ -164,7 +164,7 @@ class Reader:
         return SweepAxis(field, distribution=rule, bounds=tuple(map(unit.count, bounds)), unit=unit)
 
     def _bounds(self, at: Path, field: ScenarioField, rule: Distribution | Spacing) -> tuple[float, ...] | None:
-        """Return what a rule is given by in SI units."""
+        """Return the bounds of a rule in SI units."""
         numbers: list[float] = []
         for each in rule.bounds():
             choice = self._choice(at, field, each)
@@ -192,7 +192,7 @@ class Reader:
             return None
 
     def _find(self, path: Path) -> ScenarioField:
-        """Find a field in the scenario or, failing that, in what it becomes by another value of the sweep."""
+        """Find a field in the scenario, or else in the scenario after another value of the sweep."""
         try:
             return _found(self._scenario, self._tree, path)
         except ValueError:

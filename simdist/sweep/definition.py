@@ -1,4 +1,4 @@
-"""A sweep: one scenario, and what is varied in it.
+"""A sweep: one scenario, and its varied fields.
 
     scenario: first.yaml                      # a file beside this one, a preset, or the scenario itself
     vary:
@@ -11,7 +11,7 @@
     baseline: sync
 
 A point is the scenario as if its file had been edited at these places. Every point is measured for every schedule: a
-row. A row is named by a hash of all that its numbers follow from, so that it is found again whatever sweep it is in.
+row. A row is named by a hash of all inputs of its numbers, so that it is found in any sweep.
 """
 
 import hashlib
@@ -142,7 +142,7 @@ class Sweep:
 
     @cached_property
     def fields(self) -> tuple[ScenarioField, ...]:
-        """The fields that differ between points: those of cases, then those that are varied."""
+        """The fields that differ between points: fields of cases, then varied fields."""
         of_cases = [field for case in self.cases for field, _ in case.choices]
         return tuple({field.path: field for field in (*of_cases, *(axis.field for axis in self.axes))}.values())
 
@@ -167,7 +167,7 @@ class Sweep:
         """Return the scenario of a point, as a file has it; without ranges, as points are computed with stated values.
 
         Raises:
-            ValueError: A path leads nowhere in it, because another value took away what it leads through.
+            ValueError: A path leads nowhere, because another value removed its parent.
         """
         tree: Any = self.tree
         for n in self._outer_first:
@@ -208,7 +208,7 @@ class Sweep:
 
     @cached_property
     def _outer_first(self) -> list[int]:
-        """Places of `fields` in the order in which they are set: a mapping before what is in it."""
+        """Places of `fields` in the order in which they are set: a mapping before its parts."""
         return sorted(range(len(self.fields)), key=lambda n: len(self.fields[n].path))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Computes the rows of a sweep that are missing, and survives whatever happens to the workers.
+"""Computes the missing rows of a sweep, and survives failures of workers.
 
 Rows go out in batches that take about `_BATCH_S`: long enough that sending them costs nothing, short enough that little
 is lost and all workers end together. Points become scenarios only then: a million of them would not fit into memory.
@@ -277,7 +277,7 @@ class _Driver:
         return began_s + sent.limit_s
 
     def _receive(self) -> None:
-        """Take what is done; end the workers of what takes too long."""
+        """Receive finished batches; end workers of batches that take too long."""
         ends_s = (self._give_up_s(future) for future in self._underway if future not in self._late)
         left_s = min(ends_s, default=math.inf) - time.monotonic()
         done, _ = wait(self._underway, min(max(left_s, 0.0), _TICK_S), FIRST_COMPLETED)
@@ -292,7 +292,7 @@ class _Driver:
                 self._workers.end(future)
 
     def _taken(self, future: Future[FinishedBatch], sent: _Underway) -> tuple[Record, ...]:
-        """Return the records of a batch, also of a row that took its worker with it; what is lost otherwise is queued.
+        """Return the records of a batch, also of a row that killed its worker; other lost rows are queued.
 
         Raises:
             RunError: The connection to the workers is lost, or they are of another version.
@@ -320,7 +320,7 @@ class _Driver:
         self._task_s = task_s if not self._task_s else 0.8 * self._task_s + 0.2 * task_s
 
     def _probe(self) -> None:
-        """See that workers work at all; what they died of is then not a row's fault.
+        """Check that workers work at all, so that their failures are not blamed on rows.
 
         Raises:
             RunError: They do not.
@@ -352,7 +352,7 @@ class _Driver:
 
 
 def _header(sweep: Sweep) -> dict[str, Any]:
-    """Return the first line of a design: what all rows have in common.
+    """Return the first line of a design, common to all rows.
 
     Columns:
         simdist (str): Version.

@@ -43,7 +43,7 @@ class Choice:
 
 
 def replaced(tree: object, path: Path, value: object) -> Any:
-    """Return a scenario, as a file has it, with another value at a path; what the path does not touch is shared.
+    """Return a scenario, in the form of a file, with another value at a path; other parts are shared.
 
     Raises:
         ValueError: The path leads nowhere.
@@ -92,7 +92,7 @@ def schedule_fields_of(schedule: Schedule) -> dict[str, Choice]:
 
 
 def differing(scenarios: Sequence[Mapping[str, Choice]]) -> tuple[str, ...]:
-    """Return the columns in which scenarios differ, in their order; what some do not have differs."""
+    """Return the columns in which scenarios differ, in their order; a missing value differs."""
     numbers: dict[str, set[object]] = {}
     for fields in scenarios:
         for column, choice in fields.items():
@@ -106,7 +106,7 @@ def differing(scenarios: Sequence[Mapping[str, Choice]]) -> tuple[str, ...]:
 
 
 def _leaves(value: object, written: object, above: Path, name: str, field: FieldInfo) -> Iterator[tuple[str, Choice]]:
-    """Yield what stands in an attribute of settings."""
+    """Yield the values in an attribute of settings."""
     if name == "source" and field.annotation is str:  # where numbers are from changes nothing
         return
     here = (*above, _key(name, field))

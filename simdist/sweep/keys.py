@@ -1,7 +1,7 @@
-"""Hashes of what the numbers of a row follow from: the scenario as written, the files that it names, and simdist.
+"""Hashes of all inputs of a row's numbers: the scenario as written, the files that it names, and simdist.
 
-Scenarios that are written alike share rows, whatever sweep they are in. Not all that mean the same are written alike
-(`1 s` and `1000 ms`): then a row is computed twice, and is right both times.
+Equally written scenarios share rows across sweeps. Not all that mean the same are written alike (`1 s` and `1000 ms`):
+then a row is computed twice, and is right both times.
 """
 
 import functools
@@ -31,7 +31,7 @@ def canonical(value: object, *, digest: Callable[[str], str] | None = None, know
 
     Args:
         value: Of a scenario, as a file has it.
-        digest: Called with the names of files; what it returns is written behind them.
+        digest: Called with names of files; its result is appended to them.
         known: Earlier results of this function for mappings and lists, by their ids.
 
     >>> canonical({"b": [1.0, 2.5], "a": {4: "x", 2: "y"}})
@@ -61,7 +61,7 @@ class Content:
     """Writes scenarios that differ from one in a few places, with the contents of the files that they name."""
 
     def __init__(self, tree: Mapping[str, object], folder: Path) -> None:
-        """Remember what `tree` is written like; names of files are relative to `folder`."""
+        """Store the text of `tree`; names of files are relative to `folder`."""
         self._folder = folder
         self._tree = tree  # as long as it lives, nothing else has the ids of its parts
         self._digests: dict[str, str] = {}
@@ -74,7 +74,7 @@ class Content:
         return canonical(value, digest=self._digest, known=self._known)
 
     def digests(self, trees: Iterable[object]) -> dict[str, str]:
-        """Return what each file that scenarios name is like in their text, by its name."""
+        """Return the digest of each file that scenarios name, by its name."""
         if not self._digests:
             return {}
         return {name: self._digest(name) for tree in trees for name in _file_names(tree)}
@@ -123,7 +123,7 @@ def _file_names(tree: object) -> Iterator[str]:
 
 
 def file_digest(path: Path) -> str:
-    """Hash a file; of one in YAML, also those that it names itself."""
+    """Hash a file; for YAML, also the files that it names."""
     try:
         if not path.is_file():  # to open a pipe would wait for a writer
             return _UNREADABLE

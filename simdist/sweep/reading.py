@@ -98,7 +98,7 @@ def _sweep(document: Document, file: SweepFile, name: str, folder: Path) -> Swee
 
 
 def _check(reader: Reader, sweep: Sweep) -> None:
-    """Note what is wrong with a sweep as a whole."""
+    """Collect errors of the sweep as a whole."""
     if not sweep.axes and not sweep.cases:
         reader.fault((), f"nothing is varied: {_SHAPE}")
     if sweep.sampling.kind != "grid" and not sweep.axes:

@@ -43,7 +43,7 @@ _TRACES: tuple[tuple[Source, str], ...] = (("simulated", run_directory.SIMULATED
 
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
-    """A point of a sweep whose schedules are run directories.
+    """A point of a sweep with run directories for its schedules.
 
     Args:
         number: Of the point.
@@ -99,8 +99,8 @@ class WrittenRuns:
 def write_plans(sweep: Sweep, folder: Path, *, progress: Progress | None = None) -> WrittenRuns:
     """Write a run directory for every row of a sweep: FOLDER/runs/POINT/LABEL.
 
-    They have the delays of the scenario's seed, the first of those that the sweep averages over. The settings of a
-    point stand beside its runs, so that tables show them. Schedules that fail are left out.
+    They have the delays of the scenario's seed, the first of the sweep's seeds. The settings of a point stand beside
+    its runs, so that tables show them. Schedules that fail are left out.
 
     Args:
         sweep: The sweep to plan.
@@ -152,7 +152,7 @@ def _write(scenario: Scenario, path: Path, *, name: str) -> None:
 
 
 def _write_point(sweep: Sweep, point: Point, path: Path) -> None:
-    """Write what a point sets."""
+    """Write the settings of a point."""
     chosen = zip(sweep.fields, point.choices, strict=True)
     planned = PlannedPoint(point.number, point.case, {of_sweep.column: each for of_sweep, each in chosen if each})
     with replacing(path) as part:
@@ -209,7 +209,7 @@ def with_links_note(table: Table) -> Table:
 
 
 def _read(folder: Path, path: Path) -> _RunRows:
-    """Read a run directory; what is wrong with it becomes a row that failed."""
+    """Read a run directory; an error becomes a failed row."""
     name = path.relative_to(folder).as_posix()
     above = path.parent.relative_to(folder).as_posix() if path != folder else name
     row = ResultRow(above, "", {}, "simulated", path.name, "", 1, run=name)

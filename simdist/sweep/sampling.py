@@ -4,7 +4,7 @@ A distribution is given by its quantile function, so that it serves random numbe
 are in the unit that their bounds are written in, and rounded to six digits: a table of them can be read, and a value
 typed from it gives the same scenario.
 
-A longer sample begins with the shorter one: more points never make those that are computed already worthless.
+A longer sample begins with the shorter one: more points never invalidate computed ones.
 """
 
 import math
@@ -56,7 +56,7 @@ class _Rule(Settings):
         return first[:2] if isinstance(first, tuple) else (first,)
 
     def problem(self, bounds: tuple[float, ...]) -> str | None:
-        """Say what is wrong with the values that it is given by, if anything."""
+        """Return an error of its parameters, if any."""
         if self.is_logarithmic and bounds[0] <= 0:
             return "0 has no logarithm: write a lower value above 0"
         if bounds[0] < bounds[1]:
@@ -153,7 +153,7 @@ class Sampling(Settings):
         kind: `grid`: all combinations of listed values. `random`: independent points. `sobol`: points that fill the
             space evenly (a Sobol sequence, shifted by random numbers of the seed); best with a power of two.
         points: How many, for `random` and `sobol`.
-        seed: Of the random numbers that choose points; those of the simulated delays are the scenario's.
+        seed: Seed of the points; simulated delays use the scenario's.
 
     Source:
         Sobol (1967), directions of Joe and Kuo (2008), as in scipy; the shift modulo 1 is that of Cranley and Patterson
@@ -214,7 +214,7 @@ def _sequence(engine: "qmc.Sobol") -> UnitPoints:
 
 
 def _check_strata(first: UnitPoints) -> None:
-    """Refuse a sequence whose first points do not lie in equal intervals, one in each: scipy makes it of a table.
+    """Refuse a sequence without exactly one of its first points in each equal interval: scipy makes it of a table.
 
     Raises:
         RunError: It does not; an error of the table's file is printed by scipy, and not raised.

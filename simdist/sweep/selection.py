@@ -104,7 +104,7 @@ def _number(column: str, text: str) -> float | None:
 
 
 def _texts(result: ResultRow, column: str, value: object) -> list[str]:
-    """Return all that a value may be called; last what a screen shows."""
+    """Return all names of a value, the one on screen last."""
     texts = ["" if value is None else str(value)]
     if column in result.choices:
         texts += [written_text(result.choices[column]), shown_text(result.choices[column])]
@@ -136,7 +136,7 @@ def _short_name(column: str, others: Sequence[str]) -> str:
 
 
 def find_column(names: Sequence[str], wanted: str) -> str:
-    """Return the column of that name, or the only one whose last parts it is, with its unit or without.
+    """Return the column of that name, or the only one that ends with it, with or without unit.
 
     Raises:
         ScenarioError: There is none, or there are several.
@@ -167,7 +167,7 @@ class Fastest:
 
     Args:
         result: Its row.
-        n_schedules: Schedules that were compared; those that failed are not.
+        n_schedules: Number of compared schedules, without failed ones.
         next_one: The second fastest; empty if there is no other.
         lead: Step time of the second / that of the fastest; None if there is no other.
         lead_ci95: 95 % confidence interval of that, over seeds; None with one seed.

@@ -74,7 +74,7 @@ class ResultRow:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Key that all rows of a point have in common, those of a sweep and those of the runs in its folder."""
+        """Key of a point, common to rows of a sweep and of runs in its folder."""
         return self.folder, self.point, f"/{self.run}".rpartition(f"/{RUNS}/")[0]
 
     @property
@@ -85,7 +85,7 @@ class ResultRow:
 
 @dataclass(frozen=True)
 class Table:
-    """Results and what they have in common.
+    """Results and their common properties.
 
     Args:
         varied: Columns of fields that differ between points, in their order.
@@ -123,7 +123,7 @@ def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
 
 
 def used_notes(results: Sequence[ResultRow]) -> list[str]:
-    """Say of which schedules updates do not use all gradients."""
+    """Return notes on schedules with updates that omit gradients."""
     shares: dict[str, list[float]] = {}
     for each in results:
         shares.setdefault(each.schedule, []).append(each.measured.gradients_used if each.measured else 1.0)
@@ -147,7 +147,7 @@ def compared(results: Sequence[ResultRow], baseline: str) -> list[ResultRow]:
     """Compare the schedules of one point with the baseline among them.
 
     Args:
-        results: Rows of a point and source, each with what was measured.
+        results: Rows of a point and source, with their measurements.
         baseline: Label or, failing that, kind.
     """
     found = find_label([(each.schedule, each.kind) for each in results], baseline)
@@ -243,7 +243,7 @@ def written_text(choice: Choice) -> str:
 
 
 def shown_text(choice: Choice) -> str:
-    """Return a value for people: as written, what a sample has drawn with four digits.
+    """Return a value for people: as written; drawn values with four digits.
 
     >>> shown_text(Choice("1.4589213 GB/s", 1458921300.0)), shown_text(Choice(0.00257267, 0.00257267))
     ('1.459 GB/s', '0.002573')
@@ -252,5 +252,5 @@ def shown_text(choice: Choice) -> str:
 
 
 def source_text(source: Source) -> str:
-    """Return what people call a source."""
+    """Return the name of a source."""
     return "measured" if source == "real" else "simulated"

@@ -1,4 +1,4 @@
-"""Work of a worker: measuring rows. It needs nothing but this package and its arguments, wherever it runs.
+"""Work of a worker: measuring rows. It needs only this package and its arguments.
 
 A row that cannot be measured becomes a record of its error; others are not touched. The same row gives the same bytes
 on every machine, so it does not say when or where it was computed.
@@ -141,7 +141,7 @@ def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -
 
 
 def record(measured: ScheduleTimes) -> dict[str, object]:
-    """Return what is kept of a measured row: seconds per step with every seed, and the means of its parts.
+    """Return the stored record of a measured row: seconds per step with every seed, and the means of its parts.
 
     Columns:
         key (str): As in the design.
@@ -182,7 +182,7 @@ def written(key: str, found: dict[str, object]) -> Record:
 
 
 def failure(kind: str, message: str) -> dict[str, object]:
-    """Return what is kept of a row that failed."""
+    """Return the stored record of a failed row."""
     return {"failed": kind, "error": message}
 
 
@@ -225,7 +225,7 @@ def late(limit_s: float) -> RunError:
 
 @contextmanager
 def _limited(limit_s: float) -> Iterator[None]:
-    """Interrupt what takes longer: by a signal where there are any, in threads as Python can."""
+    """Interrupt longer work: by a signal where there are any, in threads as Python can."""
     in_main = threading.current_thread() is threading.main_thread()
     with _alarm(limit_s) if in_main and hasattr(signal, "setitimer") else _interrupted(limit_s):
         yield
