@@ -160,9 +160,7 @@ def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
         "",
         *study.front_table(shown, "2 MB", "4 % late by 100 ms"),
     ]
-    return {
-        "emulated": "\n".join([*rows, "", *(f"* {study.summary(shape, each)}." for shape, each in results.items())])
-    }
+    return {"emulated": "\n".join(rows)}
 
 
 def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
