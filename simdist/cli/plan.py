@@ -72,7 +72,7 @@ def _document(built: Built, results: Results, path: Path | None) -> dict[str, ob
         steps (int): Steps.
         operations (int): Operation instances of a rank.
         bodies (int): Distinct steps.
-        proved_ranks (int): Ranks whose contributions the proof followed. All, up to 256.
+        proved_ranks (int): Ranks that the proof followed. All, up to 256.
         proved (list): Results of the proof: "Proof".
         run (str or null): Directory written.
     """

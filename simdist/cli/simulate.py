@@ -137,8 +137,8 @@ def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None
         trace (str or null): File written.
         links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s` and
             `io_s`.
-        gradients_used (float): Only below 1: share of the batches whose gradients updates use. Ranks that sit out or
-            arrive too late lose the others.
+        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
+            arrive too late lose the rest.
         late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
     """
     used = planned.plan.gradients_used

@@ -272,8 +272,8 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         gains (object or null): "Gains of other schedules". `null` if none are compared.
         verdict (str or null): The fastest schedule, or why there is none. `null` if none are compared.
         links (list): Only where links misbehaved: "What repairing a link would gain", most first.
-        gradients_used (float): Only below 1: share of the batches whose gradients updates use. Ranks that sit out or
-            arrive too late lose the others.
+        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
+            arrive too late lose the rest.
         imported (object or null): Of an imported scenario: `step_s` (float) and `error` (float) of the traced step and
             its reproduction, `parts_s` (object) of the step, `left_out` (str) of the scenario, `verdict` (str).
 
@@ -350,8 +350,8 @@ def _gains_document(compared: Gains) -> _Record:
         is_sure (bool): The whole interval is above 1.
         problem (str or null): Why there is no interval, if something is random.
         engine (str): `fast` or `des`.
-        gradients_used (float): Only below 1: share of the batches whose gradients updates use. Ranks that sit out or
-            arrive too late lose the others.
+        gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
+            arrive too late lose the rest.
     """
     best = compared.best
     fastest = compared.fastest

@@ -76,7 +76,7 @@ class ScheduleTimes:
             `[n_seeds]`, if that was measured.
         links_s: Seconds per step for which each misbehaving link delayed ranks, averaged over ranks and seeds; they are
             part of `comm` and `io`.
-        gradients_used: Of the plan: share of the batches whose gradients updates use.
+        gradients_used: Of the plan: share of the batches that contribute to updates.
         late: Of ranks that come too late for nearly all updates, the share of these.
         drawn: If something is uncertain, and that was measured, of each draw, `[n_draws]`: `step`, its seconds per
             step; `stated`, those of the same seed as stated; and by path its place in the range of a quantity, 0 to 1.
@@ -114,8 +114,8 @@ class Row:
     `links_s` are the seconds of `comm_s` and `io_s` that each misbehaving link added, without the waiting of other
     ranks.
 
-    `gradients_used` is the share of batches with gradients that updates use. `late` maps ranks that are too late for
-    nearly all updates to that share of updates.
+    `gradients_used` is the share of batches that contribute to updates. `late` maps ranks that are too late for nearly
+    all updates to that share of updates.
 
     Only where something is `uncertain` there are ranges, the 95 % intervals from seeds and uncertain quantities
     together. In JSON their ends are `step_s_lo` and so on. `shares` is the share of the variance of the speed-up, or of
@@ -172,8 +172,8 @@ class Row:
                 same seeds without them.
             links_s (object): Only where links held ranks up: link, such as `nic_out[3]`, -> seconds (float) of `comm_s`
                 and `io_s`.
-            gradients_used (float): Only below 1: share of the batches whose gradients updates use. Ranks that sit out
-                or arrive too late lose the others.
+            gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
+                arrive too late lose the rest.
             late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
             shares (object): Only where something is `uncertain`: its path, or `seeds`, -> the share (float) of the
                 variance of `speedup` that it causes alone. For the baseline, of `step_s`.

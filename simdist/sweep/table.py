@@ -196,7 +196,7 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
             seeds.
         staging_s (float or null): With a data set: time before the first epoch in which files are staged in.
         epoch_first_s, epoch_last_s (float or null): With a data set: the first and the last epoch.
-        gradients_used (float or null): Where some row is below 1: share of the batches whose gradients updates use.
+        gradients_used (float or null): Where some row is below 1: share of the batches that contribute to updates.
         engine (str): `fast` or `des`. Of runs, the program that wrote the trace.
         seeds (int): Number of seeds.
         error_ratio (float or null): Of a measured run with a simulation of its own or of its sweep: (simulated - real)

@@ -149,7 +149,7 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
         engine (str): `fast` or `des`.
         step_s (list): Step time (float) with each seed.
         compute_s, comm_s, wait_s, io_s, host_s (float): Time per step in each state, averaged over ranks and seeds.
-        gradients_used (float): Only below 1: share of the batches whose gradients updates use.
+        gradients_used (float): Only below 1: share of the batches that contribute to updates.
         staging_s (float): Only with a data set: time before the first epoch.
         epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
         failed (str): Kind of the error.
