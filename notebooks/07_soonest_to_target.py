@@ -28,7 +28,7 @@ import torch
 
 from real.execution import virtual
 from real.models.tasks import CURVATURES, TaskFunctions
-from simdist.cli.tables import Column, factor_with_interval, seconds_with_interval, table_text
+from simdist.cli.tables import table_text
 from simdist.files import read_jsonl
 from simdist.learning.curves import Curve, parse_target
 from simdist.learning.summary import Learned, curves_record, learned_row
@@ -38,6 +38,7 @@ from simdist.report.figures import panels
 from simdist.report.learning import learning_figure
 from simdist.report.palette import BLACK, BLUE, GREEN, VERMILLION
 from simdist.scenario import load
+from simdist.studies.columns import Column, factor_with_interval, seconds_with_interval
 
 torch.set_num_threads(1)
 scenario = load("data/learning.yaml")

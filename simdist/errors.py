@@ -47,3 +47,18 @@ def naming_file(path: Path, verb: str = "written", error_class: type[SimdistErro
         yield
     except OSError as error:
         raise error_class(f"{path}: cannot be {verb}: {error.strerror or error}") from None
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Say where a plan, a trace or an engine was when it refused.
+
+    Raises:
+        PlanError: As raised inside.
+        TraceError: As raised inside.
+        UnsupportedError: As raised inside.
+    """
+    try:
+        yield
+    except (PlanError, TraceError, UnsupportedError) as error:
+        raise type(error)(f"{where}: {error}") from error

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import Column, count, seconds, table_text
+from simdist.cli.tables import table_text
 from simdist.runs import run_directory
 from simdist.settings.units import format_share
+from simdist.studies.columns import Column, count, seconds
 from simdist.traces.collectives import CollectiveRow, collective_rows, waiting_share
 
 

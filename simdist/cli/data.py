@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import Column, seconds, shown_epochs, table_text
+from simdist.cli.tables import table_text
 from simdist.engines import simulate
+from simdist.errors import naming
 from simdist.plan import LEVELS
 from simdist.profiles.steps.model import listed
 from simdist.progress import ProgressBar
@@ -17,6 +18,7 @@ from simdist.runs import run_directory
 from simdist.scenario.cluster import Storage
 from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_error, format_nbytes, format_share
+from simdist.studies.columns import Column, seconds, shown_epochs
 from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, Loading, compare_loading, find_epochs
 from simdist.studies.limits import LIMITS, EpochLimits, epoch_limits
@@ -95,7 +97,7 @@ def command(session: common.Session, name: str, *, knobs: bool, schedule: str | 
             loading = _loading(session, source, None if knobs else progress)
             turned = None
             if knobs:
-                with inputs.naming(f"{name}: {source.schedule.name}"):
+                with naming(f"{name}: {source.schedule.name}"):
                     turned = knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
             least = epoch_limits(source.plan, source.costs)
             rows.append(_document(source, loading, least, turned))
@@ -134,7 +136,7 @@ def _simulated(source: inputs.PlannedSchedule, progress: Callable[[int], None]) 
     path = source.run.path / run_directory.SIMULATED if source.run else None
     if path and path.exists():
         return run_directory.read_trace(path, plan=source.plan)
-    with inputs.naming(str(source.run.path) if source.run else source.schedule.name):
+    with naming(str(source.run.path) if source.run else source.schedule.name):
         return simulate(source.plan, source.costs, source.drawn_delays(), traffic=source.traffic(), progress=progress)
 
 

@@ -9,7 +9,7 @@ import click
 from pydantic import ValidationError
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import Column, table_text
+from simdist.cli.tables import table_text
 from simdist.cli.where import where_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.estimates.collectives import CollectiveTimes
@@ -28,6 +28,7 @@ from simdist.profiles.writing import check_free, write_scenario
 from simdist.scenario import Link, Tensor, load_workload
 from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
+from simdist.studies.columns import Column
 from simdist.traces.collectives import bus_factor
 
 _TOLD = 10  # stragglers

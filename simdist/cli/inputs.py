@@ -1,7 +1,6 @@
 """Inputs of commands: scenarios, runs and clusters by file or name; and the places for results."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from simdist import scenario as scenarios
 from simdist.cli import common
 from simdist.cost import Costs
-from simdist.errors import PlanError, ScenarioError, TraceError, UnsupportedError
+from simdist.errors import PlanError, ScenarioError, naming
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
 from simdist.runs.building import build, delays, lost_share, price_of, traffic
@@ -265,21 +264,6 @@ def targets(output: Path | None, schedules: Sequence[Schedule]) -> Sequence[Path
                 f"label {shown(schedule.name)} cannot name a directory in {output}: write another label"
             )
     return [output / schedule.name for schedule in schedules]
-
-
-@contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Say where a plan, a trace or an engine was when it refused.
-
-    Raises:
-        PlanError: As raised inside.
-        TraceError: As raised inside.
-        UnsupportedError: As raised inside.
-    """
-    try:
-        yield
-    except (PlanError, TraceError, UnsupportedError) as error:
-        raise type(error)(f"{where}: {error}") from error
 
 
 def check_picture(path: Path | None) -> None:

@@ -14,7 +14,8 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.sweep import open_workers
-from simdist.cli.tables import STEP_TIME, Column, factor_with_interval, seconds_with_interval, table_text
+from simdist.cli.tables import table_text
+from simdist.errors import naming
 from simdist.jobs.store import ROWS, Store
 from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
 from simdist.learning.summary import Learned, curves_record, learn, learned_row, sentences
@@ -24,6 +25,7 @@ from simdist.machine import free_memory_nbytes
 from simdist.scenario import Scenario
 from simdist.settings.base import plural
 from simdist.settings.units import parse_seconds
+from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, factor_with_interval, seconds_with_interval
 from simdist.studies.comparison import find_baseline
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -50,7 +52,7 @@ def _value(center: float, interval: tuple[float, float] | None, *, form: str = "
 
 
 _COLUMNS = (
-    Column("schedule"),
+    SCHEDULE,
     STEP_TIME,
     Column("speed-up per step", "speedup", "speedup_ci95", form=factor_with_interval),
     Column("there", "reached", "runs", form="{} of {}".format),
@@ -154,7 +156,7 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
     with session.bar() as bar:
         for number, schedule in enumerate(scenario.schedules):
             bar.update(f"simulating {schedule.name}", number, len(scenario.schedules))
-            with inputs.naming(f"{name}: {schedule.name}"):
+            with naming(f"{name}: {schedule.name}"):
                 found.append(timed(scenario, schedule, task, n_seeds=n_seeds))
     with asked.trainer(session) as trainer:
         learned = learn(found, task, trainer)

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import click
 
 from simdist.cli import common, inputs
+from simdist.errors import naming
 from simdist.plan import LowRank, Op, Result, Select, plan_text
 from simdist.plan.group import Group
 from simdist.runs import run_directory
@@ -41,7 +42,7 @@ def command(session: common.Session, name: str, *, output: Path | None, schedule
     with session.bar() as bar:
         for number, (each, path) in enumerate(zip(schedules, paths, strict=True)):
             bar.update(f"plan {each.name}", number, len(schedules))
-            with inputs.naming(name):
+            with naming(name):
                 built = build(scenario, each)
             if path:
                 one = scenario.model_copy(update={"schedules": (each,)})

@@ -14,11 +14,12 @@ from typing import TypeAlias, get_args
 import click
 
 from simdist.cli import common
-from simdist.cli.tables import Column, count, table_text
+from simdist.cli.tables import table_text
 from simdist.scenario import load, load_cluster, load_workload, presets
 from simdist.scenario.presets import Kind
 from simdist.scenario.strict_yaml import parse
 from simdist.settings.units import format_Bps, format_nbytes
+from simdist.studies.columns import Column, count
 
 _SOURCE_LENGTH = 90
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from simdist.cli import common, inputs, tables
-from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, factor_with_interval, seconds, table_text
+from simdist.cli import common, inputs
+from simdist.cli.tables import table_text
 from simdist.errors import ScenarioError
 from simdist.settings.base import plural
-from simdist.settings.units import format_share
+from simdist.studies import facets
+from simdist.studies.columns import SCHEDULE, SPEEDUP, STATES, STEP_TIME, Column, factor_with_interval
 from simdist.sweep.results import csv_text, read_results, write_csv
 from simdist.sweep.selection import Fastest, fastest, fastest_columns, short_names, where
 from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of
@@ -27,7 +28,7 @@ _FASTEST_COLUMNS = (
     Column("lead", "lead", "lead_ci95", form=factor_with_interval),
     Column("clear", words=lambda is_clear: "yes" if is_clear else "no"),
 )
-_FAILED_COLUMNS = (Column("schedule"), Column("reason", form=str))
+_FAILED_COLUMNS = (SCHEDULE, Column("reason", form=str))
 _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format), Column("error"))
 
 
@@ -192,15 +193,13 @@ def _point_columns(table: Table) -> list[Column]:
 
 
 def _result_columns(table: Table) -> list[Column]:
-    found = [Column("schedule")]
+    found = [SCHEDULE]
     if len({each.n_seeds for each in table.results}) > 1:  # as of a sweep and of runs of it
         found.append(Column("seeds", form=str))
-    found += [STEP_TIME, SPEEDUP, *tables.STATES]
-    if "epoch_first_s" in table.extras:
-        found.append(Column("first epoch", "epoch_first_s", form=seconds))
-        found.append(Column("last epoch", "epoch_last_s", form=seconds))
-    if "gradients_used" in table.extras:
-        found.append(Column("gradients used", "gradients_used", form=format_share))
+    found += [STEP_TIME, SPEEDUP, *STATES]
+    for facet in facets.FACETS:
+        if table.extras.intersection(facet.names):
+            found += facet.brief
     if "error_ratio" in table.extras:
         found.append(Column("sim. error", "error_ratio", form="{:+.1%}".format))
     if table.n_failed:

@@ -1,23 +1,27 @@
 """`simdist simulate`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from simdist.cli import common, inputs, tables
-from simdist.cli.tables import Column, links_table, seconds, table_text
+from simdist.cli import common, inputs
+from simdist.cli.tables import facets_text, table_text
 from simdist.engines import Engine, choose_engine, fast, simulate
+from simdist.errors import naming
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
-from simdist.studies.comparison import often_late, used_sentence
+from simdist.studies import facets
+from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATES
+from simdist.studies.comparison import ScheduleTimes, times_of
+from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
-from simdist.traces.breakdown import STATES, Breakdown, break_down
+from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 
-_COLUMNS = (Column("schedule"), Column("step time", "step_s", form=seconds), *tables.STATES, Column("engine"))
+_COLUMNS = (SCHEDULE, PLAIN_STEP_TIME, *STATES, ENGINE)
 
 
 @dataclass(frozen=True)
@@ -55,25 +59,27 @@ def command(
     inputs.check_picture(plot)
     traced = output is not None or plot is not None
     rows: list[dict[str, Any]] = []
+    measured: list[ScheduleTimes] = []
     traces: list[tuple[str, Trace]] = []
     with session.bar() as bar:
         for planned in inputs.planned(session, name, schedule, output=output, draws=traced):
             label = planned.schedule.name
             path = _write(session, planned, force=force)
-            with inputs.naming(f"{name}: {label}"):
+            with naming(f"{name}: {label}"):
                 done = _simulate(planned, engine, bar)
             file = path / run_directory.SIMULATED if path else None
             if file and done.trace:
                 run_directory.save_trace(done.trace, file)
                 session.wrote(file)
-            rows.append(_record(planned, done, file))
+            times = times_of(label, done.engine, Simulated(planned.plan, (done.where,)), facets.FACETS)
+            in_order = times.facets.changed(LINKS, done.where.links_per_step_s())  # in which they held ranks up
+            times = replace(times, facets=in_order)
+            measured.append(times)
+            rows.append(_record(planned, times, float(done.where.makespan_s[0]), file))
             traces += [(label, done.trace)] if plot and done.trace else []
     tables = [table_text(f"{Path(name).name}: seconds per step, averaged over ranks", _COLUMNS, rows)]
-    if any("links_s" in each for each in rows):
-        tables.append(links_table([(each["schedule"], each.get("links_s", {}), each["step_s"]) for each in rows]))
-    for each in rows:
-        used = used_sentence(each["schedule"], each.get("gradients_used", 1.0), each.get("late", {}))
-        tables += [f"{text}." for text in used]
+    tables += facets_text(measured, measured[0])
+    tables += [f"{text}." for text in facets.sentences(measured)]
     session.result({"scenario": name, "rows": rows}, "\n\n".join(tables))
     if plot:
         from simdist.report import timeline_figure
@@ -119,7 +125,9 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
     return choose_engine(engine, by_fast=by_fast, by_des=by_des)
 
 
-def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, Any]:
+def _record(
+    planned: inputs.PlannedSchedule, times: ScheduleTimes, makespan_s: float, file: Path | None
+) -> dict[str, Any]:
     """Return a simulated schedule as JSON.
 
     Columns:
@@ -141,19 +149,14 @@ def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None
             arrive too late lose the rest.
         late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
     """
-    used = planned.plan.gradients_used
-    some = {
-        "links_s": done.where.links_per_step_s(),
-        "gradients_used": used if used < 1 else None,
-        "late": often_late(done.where.late),
-    }
     return {
-        "schedule": planned.schedule.name,
-        "step_s": float(done.where.step_s[0]),
-        **{f"{state}_s": float(done.where.per_step_s(state)[0]) for state in STATES},
-        "makespan_s": float(done.where.makespan_s[0]),
+        "schedule": times.label,
+        "step_s": float(times.step_s[0]),
+        **{f"{state}_s": float(seconds[0]) for state, seconds in times.states_s.items()},
+        "makespan_s": makespan_s,
         "steps": planned.plan.n_steps,
-        "engine": done.engine,
+        "engine": times.engine,
         "digest": planned.plan.digest(),
         "trace": str(file) if file else None,
-    } | {key: value for key, value in some.items() if value}
+        **times.facets.document(),
+    }

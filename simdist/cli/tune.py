@@ -8,9 +8,9 @@ from typing import Any, TypeAlias, get_args
 import click
 
 from simdist.cli import common, inputs, learn
-from simdist.cli.tables import IN_RANGES, STEP_TIME, Column, count, factor_with_interval, table_text
+from simdist.cli.tables import table_text
 from simdist.cli.where import facts_record, facts_text, not_compared
-from simdist.errors import ScenarioError
+from simdist.errors import ScenarioError, naming
 from simdist.learning.summary import learned_row, sentences
 from simdist.learning.timing import TimedSchedule
 from simdist.runs.building import dataset
@@ -19,6 +19,8 @@ from simdist.scenario.checkpoint import CheckpointSettings, Mode
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, shown
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
+from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, combined, count, factor_with_interval
+from simdist.studies.facets import RANGES
 from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
 from simdist.tune.candidates import Allowed
 from simdist.tune.evaluating import Finalist
@@ -44,7 +46,7 @@ def _speedup(center: float, interval: tuple[float, float] | None, problem: str |
 
 
 _COLUMNS = (
-    Column("schedule"),
+    SCHEDULE,
     Column("all exchange every", "global_every_steps", form=_gap),
     STEP_TIME,
     Column("speed-up", "speedup", "speedup_ci95", "problem", form=_speedup),
@@ -133,7 +135,7 @@ def command(
         scenario = scenario.changed(steps=asked.steps or scenario.steps)
         _to_target(session, scenario, wanted, asked, learning_rates)
         return
-    with session.bar() as bar, inputs.naming(name):
+    with session.bar() as bar, naming(name):
         tuned = tune(scenario, wanted, progress=bar.update)
     if tuned.runs.remark:
         session.say(f"warning: {name}: {tuned.runs.remark}")
@@ -243,9 +245,8 @@ def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> N
 def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
     """Return the finalists, the verdict, and the winner as a scenario has it."""
     verdict = tuned.verdict
-    in_ranges = {each.keys[0]: each for each in IN_RANGES} if verdict.best.row.shares else {}
     usual = _COLUMNS if tuned.per == "step" else _OF_PASSES
-    columns = [in_ranges.get(each.keys[0], each) for each in usual]
+    columns = combined(usual, RANGES.columns([verdict.best.row.of(RANGES)]))
     table = table_text(_title(tuned), columns, rows)
     lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
     if winner := verdict.winner:
@@ -276,7 +277,7 @@ def _title(tuned: Tuned) -> str:
     again = f"finalists again with {n_seeds} other {plural(n_seeds, 'seed')}; " if scenario.is_random else ""
     about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more"
     title = f"{about}; {tried}; {again}speed-up over {baseline.schedule.name}"
-    if tuned.verdict.best.row.shares:
+    if tuned.verdict.best.row.of(RANGES):
         return f"{title}, in brackets: 95 % intervals"
     if n_seeds == 1:
         return title

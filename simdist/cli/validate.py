@@ -8,14 +8,15 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import BOTH, Column, count, factor, table_text
-from simdist.errors import TraceError
+from simdist.cli.tables import BOTH, table_text
+from simdist.errors import TraceError, naming
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import Built, price_of
 from simdist.runs.calibrated import Calibrated, simulate_run, simulated_scenario
 from simdist.scenario import dump_cluster
 from simdist.settings.units import format_error, format_seconds, format_share
+from simdist.studies.columns import Column, count, factor
 from simdist.studies.comparison import range_of_trace
 from simdist.studies.epochs import Loading, compare_loading
 from simdist.studies.held import with_links
@@ -175,7 +176,7 @@ def _validate(
         if not (calibrated or left_out or kept.exists()):
             run_directory.save_trace(simulated, kept)
             session.wrote(kept)
-        with inputs.naming(str(path)):
+        with naming(str(path)):
             scenario = simulated_scenario(run, calibrated, real=real)
             costs = price_of(run.plan, scenario) if run.scenario.has_links else None
             real = with_links(run, real, costs) if costs else real

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias, get_args
 import click
 from click.core import ParameterSource
 
-from simdist.cli import common, inputs, losses, whatif_table
+from simdist.cli import common, losses, whatif_table
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
-from simdist.cli.tables import Column, factor, table_text
+from simdist.cli.tables import table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.cost import Costs
 from simdist.engines.replay import Timing, timing
-from simdist.errors import RunError, ScenarioError
+from simdist.errors import RunError, ScenarioError, naming
 from simdist.plan.text import ranks_named
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
@@ -26,7 +26,8 @@ from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
-from simdist.studies.comparison import often_late, used_sentence
+from simdist.studies.columns import PLAIN_SPEEDUP, PLAIN_STEP_TIME, SCHEDULE, Column
+from simdist.studies.facets import GradientsUsed
 from simdist.studies.held import find_held, with_links, without_links
 from simdist.traces.links import Held, link_in_words
 from simdist.traces.trace import Trace, late_shares
@@ -71,13 +72,13 @@ _NODE_COLUMNS = (Column("node", form=str), SLOWDOWN, LOST)
 _LINK_COLUMNS = (
     Column("link"),
     Column("held up", "held_s", form=format_seconds),
-    Column("step time", "step_s", form=format_seconds),
-    Column("speed-up", "speedup", form=factor),
+    PLAIN_STEP_TIME,
+    PLAIN_SPEEDUP,
 )
 _GAIN_COLUMNS = (
-    Column("schedule"),
-    Column("step time", "step_s", form=format_seconds),
-    Column("speed-up", "speedup", form=factor),
+    SCHEDULE,
+    PLAIN_STEP_TIME,
+    PLAIN_SPEEDUP,
     Column("95 %", "interval", form=str),
 )
 
@@ -141,7 +142,7 @@ def _refuse_options(name: str) -> None:
 def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown:
     ranks_per_node = job.scenario.cluster.gpus_per_node
     progress = partial(bar.update, "replay")
-    with inputs.naming(str(job.run.path) if job.run else job.name):
+    with naming(str(job.run.path) if job.run else job.name):
         return find_slowdown(job.trace, ranks_per_node=ranks_per_node, steps=steps, progress=progress)
 
 
@@ -188,7 +189,7 @@ def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions
         bar.update(label, labels.index(label) + done / total, n_total)
 
     try:
-        with TemporaryDirectory(prefix="simdist-") as folder, inputs.naming(job.name):
+        with TemporaryDirectory(prefix="simdist-") as folder, naming(job.name):
             return find_gains(
                 _disturbed(job, options, Path(folder)),
                 schedules,
@@ -400,8 +401,8 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
     )
     yield f"{job.baseline.name}: {found.world_size:,} ranks, {steps}; {job.trace.source}"
     yield losses.slowdown_line(found.slowdown, found.replayed_s, found.ideal_s)
-    late = often_late(late_shares(job.trace))
-    yield from (f"{text}." for text in used_sentence(job.baseline.name, job.trace.plan.gradients_used, late))
+    used = GradientsUsed.of(job.trace.plan, late_shares(job.trace))
+    yield from (f"{text}." for text in used.sentences(job.baseline.name))
     unexplained_s = found.replayed_s - found.explained_s
     if unexplained_s > losses.ROUNDING_S:
         explained = format_seconds(found.explained_s)
@@ -455,7 +456,7 @@ def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:
     yield table_text("schedules", _GAIN_COLUMNS, [base, *records])
     yield _runs_text(compared)
     for row in compared.rows:
-        yield from (f"{text}." for text in used_sentence(row.schedule, row.gradients_used, {}))
+        yield from (f"{text}." for text in GradientsUsed(row.gradients_used).sentences(row.schedule))
     yield from dict.fromkeys(f"no interval: {row.problem}" for row in compared.rows if row.problem)
 
 

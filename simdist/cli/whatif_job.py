@@ -8,7 +8,7 @@ import numpy as np
 
 from simdist.cli import common, inputs
 from simdist.engines import simulate
-from simdist.errors import PlanError, ScenarioError, TraceError
+from simdist.errors import PlanError, ScenarioError, TraceError, naming
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays, traffic
 from simdist.scenario import Scenario
@@ -139,7 +139,7 @@ def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps:
     simulated = as_recorded(scenario)
     if steps and steps.stop < simulated.steps:
         simulated = simulated.changed(steps=max(1, steps.stop))
-    with inputs.naming(name):
+    with naming(name):
         _refuse_large(simulated, baseline)
         built = build(simulated, baseline)
         links = traffic(simulated, built.costs, simulated.seed)

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from simdist.cli import common, losses
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, slowest_text
-from simdist.cli.tables import Column, factor
 from simdist.plan.text import ranks_named
 from simdist.settings.units import format_seconds, format_share
+from simdist.studies.columns import Column, factor
 from simdist.whatif.job_slowdown import IdealCompute, JobSlowdown, find_job_slowdown
 from simdist.whatif.table import read_table
 

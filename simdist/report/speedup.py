@@ -10,6 +10,7 @@ from simdist.report.figures import literal_text, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_GREEN, VERMILLION, Style, time_unit
 from simdist.settings.units import in_range
 from simdist.studies.comparison import Row
+from simdist.studies.facets import RANGES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +75,7 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row]) -> None:
         _note(axes, place, _speedup_text(row))
     label = _baseline_text(rows)
     if has_whiskers:
-        label += ", 95 % interval" if rows[0].shares else ", 95 % interval over seeds"
+        label += ", 95 % interval" if rows[0].of(RANGES) else ", 95 % interval over seeds"
     axes.set_xlabel(label)
 
 

@@ -4,8 +4,8 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
-from simdist.errors import ScenarioError, UnsupportedError
-from simdist.plan.text import ranks_named
+from simdist.errors import ScenarioError, UnsupportedError, naming
 from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.settings.units import format_share
+from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, told
 from simdist.studies.statistics import Interval, mean_interval, ratio_interval
-from simdist.traces.breakdown import STATES, Breakdown, break_down, mean_late
+from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,30 +34,10 @@ Progress = Callable[[str, int, int], None]
 #: Returns the delays of seeds, from step 0 on.
 Draw = Callable[[Sequence[int]], DelaySource]
 
-_OF_EPOCHS = ("epochs", "staging_s")
-_OF_SOME = ("added_s", "links_s", "shares", "late")
-_NEARLY_ALL = 0.9  # of the updates: a rank that is late in these trains hardly anything
 _TIMES = ("step", "stated")  # of draws
 _NETWORK = ("cluster", "network")  # no delay depends on it
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
-
-
-@dataclass(frozen=True, slots=True)
-class EpochMeans:
-    """An epoch of a schedule with a data set, averaged over seeds.
-
-    Args:
-        epoch: From 0.
-        seconds: From the end of the epoch before, or of staging, to its own.
-        stall_s: Seconds of data stalls, in each step of the rank that stalled longest.
-        hits: Share of the samples that came from each level of storage, the same with every seed.
-    """
-
-    epoch: int
-    seconds: float
-    stall_s: float
-    hits: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -70,14 +49,7 @@ class ScheduleTimes:
         engine: `fast` or `des`.
         step_s: Seconds per step of each seed, `[n_seeds]`.
         states_s: Seconds per step in each state, averaged over ranks, by seed: state -> `[n_seeds]`.
-        epochs: Of a scenario with a data set.
-        staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
-        added_s: Of `checkpoints` and disturbed `links`, where there are some, the seconds per step that they add,
-            `[n_seeds]`, if that was measured.
-        links_s: Seconds per step for which each misbehaving link delayed ranks, averaged over ranks and seeds; they are
-            part of `comm` and `io`.
-        gradients_used: Of the plan: share of the batches that contribute to updates.
-        late: Of ranks that come too late for nearly all updates, the share of these.
+        facets: Optional topics, such as epochs.
         drawn: If something is uncertain, and that was measured, of each draw, `[n_draws]`: `step`, its seconds per
             step; `stated`, those of the same seed as stated; and by path its place in the range of a quantity, 0 to 1.
     """
@@ -86,22 +58,24 @@ class ScheduleTimes:
     engine: str
     step_s: NDArray[np.float64]
     states_s: dict[str, NDArray[np.float64]]
-    epochs: tuple[EpochMeans, ...] = ()
-    staging_s: float = 0.0
-    added_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    links_s: dict[str, float] = field(default_factory=dict)
     drawn: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    gradients_used: float = 1.0
-    late: dict[int, float] = field(default_factory=dict)
+    facets: FacetValues = field(default_factory=FacetValues)
+
+    def of(self, facet: Facet[ValueT]) -> ValueT:
+        """Return the value of a facet."""
+        return self.facets.of(facet)
+
+    def line(self, facet: Facet[ValueT]) -> Line[ValueT]:
+        """Return what a facet says."""
+        return Line(self.label, float(self.step_s.mean()), self.of(facet))
 
     def divided(self, n_parts: int) -> "ScheduleTimes":
         """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
         states_s = {state: seconds / n_parts for state, seconds in self.states_s.items()}
-        added_s = {what: seconds / n_parts for what, seconds in self.added_s.items()}
-        links_s = {name: seconds / n_parts for name, seconds in self.links_s.items()}
         drawn = {name: values / (n_parts if name in _TIMES else 1) for name, values in self.drawn.items()}
         step_s = self.step_s / n_parts
-        return replace(self, step_s=step_s, states_s=states_s, added_s=added_s, links_s=links_s, drawn=drawn)
+        facets = self.facets.divided(n_parts)
+        return replace(self, step_s=step_s, states_s=states_s, drawn=drawn, facets=facets)
 
 
 @dataclass(frozen=True)
@@ -109,17 +83,10 @@ class Row:
     """A line of the speed-up table; times in seconds per step, averaged over ranks and seeds.
 
     `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.traces.breakdown` for their meaning. The
-    intervals are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first. Of
-    `checkpoints` and disturbed `links`, where there are some, `added_s` are the seconds of `step_s` that they add.
-    `links_s` are the seconds of `comm_s` and `io_s` that each misbehaving link added, without the waiting of other
-    ranks.
+    intervals are None with a single seed. `facets` has optional topics, such as epochs: `row.of(EPOCHS)`.
 
-    `gradients_used` is the share of batches that contribute to updates. `late` maps ranks that are too late for nearly
-    all updates to that share of updates.
-
-    Only where something is `uncertain` there are ranges, the 95 % intervals from seeds and uncertain quantities
-    together. In JSON their ends are `step_s_lo` and so on. `shares` is the share of the variance of the speed-up, or of
-    the baseline's step time, that each makes alone: see `simdist.studies.uncertainty`.
+    Only where something is `uncertain` there are ranges, in which the truth lies with 95 %: what the seeds and what the
+    uncertain quantities leave open together; in JSON their ends are `step_s_lo` and so on.
     """
 
     schedule: str
@@ -134,15 +101,17 @@ class Row:
     host_s: float
     engine: str
     seeds: int
-    epochs: tuple[EpochMeans, ...] = ()
-    staging_s: float = 0.0
-    added_s: dict[str, float] = field(default_factory=dict)
-    links_s: dict[str, float] = field(default_factory=dict)
     step_s_range: tuple[float, float] | None = None
     speedup_range: tuple[float, float] | None = None
-    shares: dict[str, float] = field(default_factory=dict)
-    gradients_used: float = 1.0
-    late: dict[int, float] = field(default_factory=dict)
+    facets: FacetValues = field(default_factory=FacetValues)
+
+    def of(self, facet: Facet[ValueT]) -> ValueT:
+        """Return the value of a facet."""
+        return self.facets.of(facet)
+
+    def line(self, facet: Facet[ValueT]) -> Line[ValueT]:
+        """Return what a facet says."""
+        return Line(self.schedule, self.step_s, self.of(facet))
 
     @property
     def states_s(self) -> dict[str, float]:
@@ -151,7 +120,7 @@ class Row:
         return dict(zip(STATES, seconds, strict=True))
 
     def document(self) -> dict[str, object]:
-        """Return the line as JSON has it: a key per attribute; of epochs, links and the like only if there are.
+        """Return the line as JSON has it: a key per attribute, and the keys of facets that say something.
 
         Columns:
             schedule (str): Label.
@@ -181,12 +150,28 @@ class Row:
                 uncertain values together.
             speedup_lo, speedup_hi (float): The same of `speedup`.
         """
-        left_out = {*(() if self.epochs else _OF_EPOCHS), *(key for key in _OF_SOME if not getattr(self, key))}
-        found = {key: value for key, value in asdict(self).items() if key not in left_out}
-        if self.gradients_used == 1:
-            del found["gradients_used"]
-        for key in ("step_s", "speedup"):
-            if pair := found.pop(f"{key}_range"):
+        return self._usual() | self.facets.document() | self._ranges()
+
+    def cells(self, facets: Sequence[Facet[Any]]) -> dict[str, object]:
+        """Return the line as tables have it, with the columns of some facets."""
+        return self._usual() | self.facets.cells(facets) | self._ranges()
+
+    def _usual(self) -> dict[str, object]:
+        return {
+            "schedule": self.schedule,
+            "step_s": self.step_s,
+            "step_s_ci95": self.step_s_ci95,
+            "speedup": self.speedup,
+            "speedup_ci95": self.speedup_ci95,
+            **{f"{state}_s": seconds for state, seconds in self.states_s.items()},
+            "engine": self.engine,
+            "seeds": self.seeds,
+        }
+
+    def _ranges(self) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, pair in (("step_s", self.step_s_range), ("speedup", self.speedup_range)):
+            if pair:
                 found[f"{key}_lo"], found[f"{key}_hi"] = pair
         return found
 
@@ -198,6 +183,8 @@ def compare(
     n_seeds: int = 20,
     engine: Engine = "auto",
     progress: Progress | None = None,
+    on_measured: Callable[[ScheduleTimes], None] | None = None,
+    facets: Sequence[Facet[Any]] = FACETS,
 ) -> list[Row]:
     """Return the speed-up table of a scenario, in the order of its schedules.
 
@@ -207,6 +194,8 @@ def compare(
         n_seeds: Seeds, counted up from the scenario's.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: See `Progress`.
+        on_measured: Called with the times of each schedule when they are there, before the next one.
+        facets: Optional topics, in the order of their keys.
 
     Raises:
         ScenarioError: There is no such baseline.
@@ -214,37 +203,29 @@ def compare(
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
     reference = find_baseline(scenario, baseline)
-    built = (build(scenario, schedule) for schedule in scenario.schedules)
     draw = shared_delays(scenario)
-    measured = [
-        measure_with_additions(scenario, each, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
-        for each in built
-    ]
+    measured: list[ScheduleTimes] = []
+    for schedule in scenario.schedules:
+        if progress:
+            progress(schedule.name, 0, 1)
+        with naming(schedule.name):
+            built = build(scenario, schedule)
+            times = measure_with_additions(
+                scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
+            )
+        measured.append(times)
+        if on_measured:
+            on_measured(times)
     base = measured[scenario.schedules.index(reference)]
     return [row(each, base) for each in measured]
 
 
-def used_sentence(
-    label: str, gradients_used: float, late: Mapping[int, float], *, most: float | None = None
-) -> list[str]:
-    """Return a sentence if updates omit gradients, with up to `most` ranks that are nearly always omitted."""
-    if gradients_used == 1:
-        return []
-    used = " to ".join(dict.fromkeys(map(format_share, (gradients_used, most or gradients_used))))
-    text = f"{label} uses the gradients of {used} of the batches: times are per step, not per sample"
-    if late:
-        least = min(late.values())
-        share = format_share(least) if len(late) == 1 else f"{format_share(least)} or more"
-        rarely = "all updates" if least == 1 else f"{share} of the updates"
-        text += f"; {ranks_named(tuple(late))} {'come' if len(late) > 1 else 'comes'} too late for {rarely}"
-    return [text]
-
-
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
-    """Return a speed-up table as a pandas frame, a column per key of `Row.document` that has one value."""
+    """Return a speed-up table as a pandas frame: a column per attribute, and those of facets that say something."""
     import pandas as pd
 
-    return pd.DataFrame([each.document() for each in rows]).drop(columns=[*_OF_EPOCHS, *_OF_SOME], errors="ignore")
+    facets = told(rows)
+    return pd.DataFrame([each.cells(facets) for each in rows])
 
 
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
@@ -298,6 +279,7 @@ def measure(
     engine: Engine = "auto",
     progress: Progress | None = None,
     draw: Draw | None = None,
+    facets: Sequence[Facet[Any]] = FACETS,
 ) -> ScheduleTimes:
     """Simulate one schedule for many seeds, keeping no traces.
 
@@ -308,6 +290,7 @@ def measure(
         engine: `auto` takes the fast engine wherever it is exact.
         progress: See `Progress`.
         draw: Gives the delays of seeds, as `shared_delays` does for several schedules; by default they are drawn here.
+        facets: See `compare`; those that take further simulations say nothing.
 
     Raises:
         ScenarioError: There are no seeds.
@@ -317,11 +300,17 @@ def measure(
         raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
     seeds = [scenario.seed + number for number in range(n_seeds)]
     draw = draw or partial(delay_sampler, scenario)
-    return choose_engine(
-        engine,
-        by_fast=lambda: _collect(built, "fast", _measure_fast(draw, built, seeds, progress)),
-        by_des=lambda: _collect(built, "des", _measure_des(scenario, draw, built, seeds, progress)),
-    )
+
+    def by_fast() -> ScheduleTimes:
+        parts = tuple(_measure_fast(draw, built, seeds, progress))
+        return times_of(built.schedule.name, "fast", Simulated(built.plan, parts), facets)
+
+    def by_des() -> ScheduleTimes:
+        parts, epochs = zip(*_measure_des(scenario, draw, built, seeds, progress), strict=True)
+        found = tuple(each for each in epochs if each)
+        return times_of(built.schedule.name, "des", Simulated(built.plan, parts, found), facets)
+
+    return choose_engine(engine, by_fast=by_fast, by_des=by_des)
 
 
 def measure_with_additions(
@@ -332,15 +321,20 @@ def measure_with_additions(
     engine: Engine = "auto",
     progress: Progress | None = None,
     draw: Draw | None = None,
+    facets: Sequence[Facet[Any]] = FACETS,
 ) -> ScheduleTimes:
-    """Simulate a schedule as `measure` does, without checkpoints, without disturbed links, and under draws."""
+    """Simulate a schedule as `measure` does, again for facets that ask for it, and under draws."""
     draw = draw or shared_delays(scenario)
-    measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
-    added_s = {}
-    for what, without in _without_additions(scenario):
-        plain = measure(without, build(without, built.schedule), n_seeds=n_seeds, engine=engine, draw=draw)
-        added_s[what] = measured.step_s - plain.step_s
-    measured = replace(measured, added_s=added_s)
+
+    def again(other: Scenario) -> NDArray[np.float64]:
+        plain = build(other, built.schedule)
+        return measure(other, plain, n_seeds=n_seeds, engine=engine, draw=draw, facets=()).step_s
+
+    measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets)
+    for facet in facets:
+        value = facet.measure_again(scenario, measured.step_s, again)
+        if value is not None:
+            measured = replace(measured, facets=measured.facets.changed(facet, value))
     return with_draws(scenario, built, measured, progress=progress, draw=draw)
 
 
@@ -406,7 +400,8 @@ def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval |
         built: Its schedule.
         trace: Of the simulation.
     """
-    measured = with_draws(scenario, built, _collect(built, "", [(break_down(trace), None)]))
+    simulated = Simulated(built.plan, (break_down(trace),))
+    measured = with_draws(scenario, built, times_of(built.schedule.name, "", simulated, ()))
     if not measured.drawn:
         return None
     found = row(measured, measured)
@@ -450,16 +445,7 @@ class _Chosen:
         }
 
 
-def _without_additions(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
-    if scenario.checkpoint:
-        yield "checkpoints", scenario.model_copy(update={"checkpoint": None})
-    if scenario.has_links:
-        yield "links", scenario.without_links()
-
-
-def _measure_fast(
-    draw: Draw, built: Built, seeds: list[int], progress: Progress | None
-) -> Iterator[tuple[Breakdown, None]]:
+def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
     world_size = built.plan.world_size
     batch = max(1, _BATCH_VALUES // world_size)
     held = None
@@ -470,7 +456,7 @@ def _measure_fast(
     for first in range(0, len(seeds), batch):
         some = seeds[first : first + batch]
         report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
-        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report, held=held), None
+        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report, held=held)
 
 
 def _measure_des(
@@ -493,19 +479,6 @@ def _measure_des(
         yield from [measured] * (len(seeds) // len(different))
 
 
-def _means(of_seeds: "Sequence[Epochs]") -> tuple[EpochMeans, ...]:
-    """Average epochs over seeds; storage levels are the same for all seeds."""
-    return tuple(
-        EpochMeans(
-            same[0].number,
-            seconds=float(np.mean([each.seconds for each in same])),
-            stall_s=float(np.mean([each.stall_s for each in same])),
-            hits=same[0].hits,
-        )
-        for same in zip(*(each.epochs for each in of_seeds), strict=True)
-    )
-
-
 def _reporter(
     progress: Progress | None, built: Built, *, n_seeds: int, before: int, each: int
 ) -> Callable[[int], None] | None:
@@ -521,35 +494,18 @@ def _reporter(
     return report
 
 
-def _collect(built: Built, engine: str, measured: Iterable[tuple[Breakdown, "Epochs | None"]]) -> ScheduleTimes:
-    parts, epochs = zip(*measured, strict=True)
-    found = [each for each in epochs if each is not None]
-    return ScheduleTimes(
-        label=built.schedule.name,
-        engine=engine,
-        step_s=np.concatenate([part.step_s for part in parts]),
-        states_s={state: np.concatenate([part.per_step_s(state) for part in parts]) for state in STATES},
-        epochs=_means(found),
-        staging_s=float(np.mean([each.staging_s for each in found])) if found else 0.0,
-        links_s=_mean_links_s(parts),
-        gradients_used=built.plan.gradients_used,
-        late=often_late(mean_late(parts)),
-    )
+def times_of(label: str, engine: str, simulated: Simulated, facets: Sequence[Facet[Any]] = FACETS) -> ScheduleTimes:
+    """Return the times of a schedule that was simulated, or measured on machines.
 
-
-def often_late(shares: Mapping[int, float]) -> dict[int, float]:
-    """Return the ranks that come too late for nearly all updates, of shares of updates."""
-    return {rank: share for rank, share in shares.items() if share >= _NEARLY_ALL}
-
-
-def _mean_links_s(parts: Sequence[Breakdown]) -> dict[str, float]:
-    """Average over all seeds of all parts; a link that did nothing with a seed counts as 0."""
-    totals_s: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in part.links_per_step_s().items():
-            totals_s[name] = totals_s.get(name, 0.0) + seconds * len(part.makespan_s)
-    n_seeds = sum(len(part.makespan_s) for part in parts)
-    return {name: total_s / n_seeds for name, total_s in sorted(totals_s.items())}
+    Args:
+        label: The schedule's label.
+        engine: `fast` or `des`, or the source of a trace.
+        simulated: What it did.
+        facets: Optional topics.
+    """
+    states_s = {state: np.concatenate([part.per_step_s(state) for part in simulated.parts]) for state in STATES}
+    values = FacetValues.measured(simulated, facets)
+    return ScheduleTimes(label, engine, simulated.step_s, states_s, facets=values)
 
 
 def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
@@ -575,12 +531,7 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
         speedup_ci95=ratio_interval(speedup, baseline.step_s, measured.step_s),
         engine=measured.engine,
         seeds=len(measured.step_s),
-        epochs=measured.epochs,
-        staging_s=measured.staging_s,
-        added_s={what: float(seconds.mean()) for what, seconds in measured.added_s.items()},
-        links_s=measured.links_s,
-        gradients_used=measured.gradients_used,
-        late=measured.late,
+        facets=measured.facets,
         **means,
     )
     return with_ranges(found, measured, baseline)
@@ -597,4 +548,5 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
     of_step, own = spread(found.step_s, ours - stated, found.step_s_ci95, places)
     of_speedup, shares = spread(found.speedup, theirs / ours - their_stated / stated, found.speedup_ci95, places)
     shares = own if measured is baseline else shares
-    return replace(found, step_s_range=of_step, speedup_range=of_speedup, shares=shares)
+    facets = found.facets.changed(RANGES, shares)
+    return replace(found, step_s_range=of_step, speedup_range=of_speedup, facets=facets)

@@ -15,6 +15,7 @@ from simdist.errors import RunError, naming_file
 from simdist.files import lines_of, open_regular, read_jsonl
 from simdist.jobs.store import DESIGN, ROWS, damaged_text
 from simdist.studies.comparison import ScheduleTimes
+from simdist.studies.facets import FacetValues
 from simdist.sweep.fields import Choice
 from simdist.sweep.table import ResultRow, Table, compared, extras_of, lonely, used_notes
 from simdist.traces.breakdown import STATES
@@ -127,16 +128,13 @@ def _completed(result: ResultRow, record: Mapping[str, Any], path: Path) -> Resu
             try:
                 means_s = _array([parts[f"{state}_s"] for state in STATES])
                 states_s = {state: means_s[number : number + 1] for number, state in enumerate(STATES)}
-                epochs_s = tuple(map(float, parts.get("epochs_s", ())))
-                staging_s = float(parts.get("staging_s", 0.0))
-                used = float(parts.get("gradients_used", 1.0))
-                step_s = _array(record["step_s"])
-                measured = ScheduleTimes(label, engine, step_s, states_s, staging_s=staging_s, gradients_used=used)
+                facets = FacetValues.restored(parts)
+                measured = ScheduleTimes(label, engine, _array(record["step_s"]), states_s, facets=facets)
             except (KeyError, TypeError, ValueError):
                 pass
             else:
                 n_seeds = len(measured.step_s)
-                return replace(result, schedule=label, n_seeds=n_seeds, measured=measured, epochs_s=epochs_s)
+                return replace(result, schedule=label, n_seeds=n_seeds, measured=measured)
     raise RunError(f"{path}: the record of {record['key']} is damaged: delete its line, and run `simdist sweep` again")
 
 

@@ -20,13 +20,15 @@ from simdist.plan import Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
 from simdist.scenario import Scenario
-from simdist.studies.comparison import ScheduleTimes
+from simdist.studies import facets
+from simdist.studies.comparison import ScheduleTimes, times_of
 from simdist.studies.epochs import find_epochs
+from simdist.studies.facets import Simulated
 from simdist.sweep.definition import Point, Sweep
 from simdist.sweep.fields import Choice, differing, fields_of, schedule_fields_of
 from simdist.sweep.table import RUNS, ResultRow, Source, Table, compared, extras_of, joined, lonely, used_notes
 from simdist.sweep.tasks import alone
-from simdist.traces.breakdown import STATES, break_down
+from simdist.traces.breakdown import break_down
 
 #: Beside the run directories of a point: what it sets.
 POINT = "point.json"
@@ -244,13 +246,8 @@ def _measured(row: ResultRow, path: Path, plan: Plan) -> ResultRow | None:
         found = find_epochs(trace) if plan.dataset else None
     except SimdistError as error:
         return _failed(row, error)
-    states_s = {state: times.per_step_s(state) for state in STATES}
-    staging_s = found.staging_s if found else 0.0
-    used = trace.plan.gradients_used
-    measured = ScheduleTimes(
-        row.schedule, trace.source, times.step_s, states_s, staging_s=staging_s, gradients_used=used
-    )
-    return replace(row, measured=measured, epochs_s=tuple(each.seconds for each in found.epochs) if found else ())
+    measured = times_of(row.schedule, trace.source, Simulated(plan, (times,), (found,) if found else ()), facets.FACETS)
+    return replace(row, measured=measured)
 
 
 def _with_error_ratio(results: list[ResultRow]) -> list[ResultRow]:

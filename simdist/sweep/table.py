@@ -11,7 +11,9 @@ from typing import Literal, TypeAlias
 from simdist.errors import SimdistError
 from simdist.scenario import strict_yaml
 from simdist.settings.base import plural
-from simdist.studies.comparison import Row, ScheduleTimes, find_label, row, used_sentence
+from simdist.studies import facets
+from simdist.studies.comparison import Row, ScheduleTimes, find_label, row
+from simdist.studies.facets import GRADIENTS, GradientsUsed
 from simdist.studies.statistics import Interval
 from simdist.sweep.fields import Choice
 from simdist.traces.breakdown import STATES
@@ -20,16 +22,13 @@ Source: TypeAlias = Literal["simulated", "real"]
 #: Name -> a value for each row; None where there is none.
 Columns: TypeAlias = dict[str, list[object]]
 
-#: Columns of tables with a data set.
-EPOCHS = frozenset({"staging_s", "epoch_first_s", "epoch_last_s"})
-
 #: The folder for run directories in the folder of a sweep: RUNS/POINT/LABEL.
 RUNS = "runs"
 
 _DRAWN = re.compile(r"(\d+\.\d{4,})(?=\s|%|[A-Za-z]|$)")
 
-#: Columns that stand only in tables that have something in them.
-OPTIONAL = frozenset({"folder", "case", "run", "error_ratio", "gradients_used"}) | EPOCHS
+#: Columns that stand only in tables that have something in them, as those of facets.
+OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,6 @@ class ResultRow:
         measured: Step times of every seed and so on; None if it failed.
         row: The same against the baseline; `row.speedup` means nothing if `has_baseline` is False.
         has_baseline: Whether there was a baseline to compare with.
-        epochs_s: Seconds of each epoch; empty without a data set.
         failed: Kind of the error, or empty.
         error: Its message.
         run: Run directory, relative to the folder; empty for a row of a sweep.
@@ -65,7 +63,6 @@ class ResultRow:
     measured: ScheduleTimes | None = None
     row: Row | None = None
     has_baseline: bool = False
-    epochs_s: tuple[float, ...] = ()
     failed: str = ""
     error: str = ""
     run: str = ""
@@ -91,8 +88,8 @@ class Table:
         varied: Columns of fields that differ between points, in their order.
         results: Rows.
         n_missing: Rows that are not there yet.
-        extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, `gradients_used`, and
-            those of epochs.
+        extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, and those of
+            facets.
         notes: Notes for the reader, a sentence each.
         baseline: Label or kind of the schedule that speed-ups are over; empty if there are several.
     """
@@ -116,9 +113,9 @@ def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
         "run": any(each.run for each in results),
         "case": any(each.case for each in results),
         "error_ratio": any(each.error_ratio is not None for each in results),
-        "gradients_used": any(each.measured and each.measured.gradients_used < 1 for each in results),
-        **dict.fromkeys(EPOCHS, any(each.epochs_s for each in results)),
     }
+    measured = [each.measured for each in results if each.measured]
+    found |= {name: True for facet in facets.told(measured) for name in facet.names}
     return frozenset(name for name, there in found.items() if there)
 
 
@@ -126,8 +123,10 @@ def used_notes(results: Sequence[ResultRow]) -> list[str]:
     """Return notes on schedules with updates that omit gradients."""
     shares: dict[str, list[float]] = {}
     for each in results:
-        shares.setdefault(each.schedule, []).append(each.measured.gradients_used if each.measured else 1.0)
-    return [text for label, used in shares.items() for text in used_sentence(label, min(used), {}, most=max(used))]
+        shares.setdefault(each.schedule, []).append(each.measured.of(GRADIENTS).share if each.measured else 1.0)
+    return [
+        text for label, used in shares.items() for text in GradientsUsed(min(used)).sentences(label, most=max(used))
+    ]
 
 
 def joined(tables: Sequence[Table]) -> Table:
@@ -174,7 +173,8 @@ def columns(table: Table) -> Columns:
     """Return the columns of a table, each with a value for every row."""
     nothing = ResultRow("", "", {}, "simulated", "", "", 0)  # its row has the names of all columns
     rows = [values_of(each, table.varied) for each in (nothing, *table.results)]
-    return {name: [row[name] for row in rows[1:]] for name in rows[0] if name not in OPTIONAL - table.extras}
+    left_out = OPTIONAL.union(*(facet.names for facet in facets.FACETS)) - table.extras
+    return {name: [row[name] for row in rows[1:]] for name in rows[0] if name not in left_out}
 
 
 def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
@@ -205,7 +205,7 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
         error (str): Its message.
     """
     row = result.row
-    epochs_s = result.epochs_s
+    of_facets = row.facets.cells(facets.FACETS) if row else {}
     compared = row if result.has_baseline else None
     return {
         "folder": result.folder,
@@ -219,10 +219,7 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
         **_with_interval("step_s", (row.step_s, row.step_s_ci95) if row else None),
         **_with_interval("speedup", (compared.speedup, compared.speedup_ci95) if compared else None),
         **{f"{state}_s": row and row.states_s[state] for state in STATES},
-        "staging_s": row.staging_s if row and epochs_s else None,
-        "epoch_first_s": epochs_s[0] if epochs_s else None,
-        "epoch_last_s": epochs_s[-1] if epochs_s else None,
-        "gradients_used": row.gradients_used if row else None,
+        **{name: of_facets.get(name) for facet in facets.FACETS for name in facet.names},
         "engine": row.engine if row else "",
         "seeds": result.n_seeds,
         "error_ratio": result.error_ratio,

@@ -26,6 +26,7 @@ from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
+from simdist.studies import facets
 from simdist.studies.comparison import ScheduleTimes, measure
 from simdist.sweep.definition import RowKey
 from simdist.sweep.keys import code_version, file_digest
@@ -137,7 +138,8 @@ def _records(task: Task, batch: Batch) -> Iterator[Record]:
 
 def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -> dict[str, object]:
     one, position = (scenario, row.position) if scenario else (alone(task.tree, row, batch.folder), 0)
-    return record(measure(one, build(one, one.schedules[position]), n_seeds=batch.n_seeds, engine=batch.engine))
+    built = build(one, one.schedules[position])
+    return record(measure(one, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS))
 
 
 def record(measured: ScheduleTimes) -> dict[str, object]:
@@ -162,18 +164,13 @@ def record(measured: ScheduleTimes) -> dict[str, object]:
     step_s = measured.step_s.tolist()
     if not all(0 < each < math.inf for each in step_s):
         raise ScenarioError(f"{measured.label}: a step takes {step_s[0]:g} s, so nothing can be compared with it")
-    found: dict[str, object] = {
+    return {
         "schedule": measured.label,
         "engine": measured.engine,
         "step_s": step_s,
         **{f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()},
+        **measured.facets.kept(),
     }
-    if measured.gradients_used < 1:
-        found["gradients_used"] = measured.gradients_used
-    if measured.epochs:
-        found["staging_s"] = measured.staging_s
-        found["epochs_s"] = [each.seconds for each in measured.epochs]
-    return found
 
 
 def written(key: str, found: dict[str, object]) -> Record:

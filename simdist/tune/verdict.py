@@ -1,6 +1,6 @@
 """Whether to change the schedule, in a sentence, and why not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,8 @@ from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.unused_settings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
-from simdist.studies.comparison import row, used_sentence
+from simdist.studies.comparison import row
+from simdist.studies.facets import GRADIENTS, RANGES
 from simdist.studies.resampling import WORTHWHILE, Runs
 from simdist.studies.statistics import Interval
 from simdist.traces.waiting import attribute_waiting
@@ -69,7 +70,7 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
         per_sample = " per sample" if sure.micro_batches != baseline.micro_batches else ""
         sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}{per_sample}"
         doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
-        used = used_sentence(sure.row.schedule, sure.row.gradients_used, sure.row.late)
+        used = sure.row.of(GRADIENTS).sentences(sure.row.schedule)
         reasons = (*used, *doubts, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
         return Verdict(sure, best, sentence, reasons, "change")
     if runs.scenario.imported and (problem := runs.scenario.imported.problem):
@@ -100,11 +101,11 @@ def _dependence(scenario: Scenario, one: Finalist, found: Sequence[Finalist]) ->
     from simdist.studies.uncertainty import TAIL, main_cause
 
     ours = one.row.step_s * one.measured.drawn["step"] / one.measured.drawn["stated"]
-    rivals: dict[str, dict[str, float]] = {}
+    rivals: dict[str, Mapping[str, float]] = {}
     for each in found:
         theirs = each.row.step_s * each.measured.drawn["step"] / each.measured.drawn["stated"]
         if (ours > WORTHWHILE * theirs).mean() > TAIL:
-            rivals[each.schedule.name] = row(one.measured, each.measured).shares
+            rivals[each.schedule.name] = row(one.measured, each.measured).of(RANGES)
     if not rivals:
         return None
     names = " or ".join([one.schedule.name, *rivals])
@@ -218,10 +219,10 @@ def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
     """Say what there should be more of to be sure of a gain, if there seems to be one."""
     if best.row.speedup < WORTHWHILE:
         return ()
-    if best.row.shares:
+    if shares := best.row.of(RANGES):
         from simdist.studies.uncertainty import causes
 
-        return tuple(causes(runs.scenario, {best.schedule.name: best.row.shares}))
+        return tuple(causes(runs.scenario, {best.schedule.name: shares}))
     if runs.recording is None:
         return (f"{best.row.seeds} seeds are too few to be sure of that: write more with --seeds",)
     return (best.problem or f"{runs.recording.n_steps} recorded steps are too few to be sure of that: record more",)

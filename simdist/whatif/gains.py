@@ -24,6 +24,7 @@ from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.comparison import ScheduleTimes, measure
+from simdist.studies.facets import GRADIENTS
 from simdist.studies.resampling import ResampledRecording, Runs, longest_period, runs_of
 from simdist.studies.statistics import resampled_interval
 
@@ -170,7 +171,7 @@ def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tu
     if not problem:
         interval = runs.with_error(speedup, interval)
     step_s = float(measured.step_s.mean())
-    used = measured.gradients_used
+    used = measured.of(GRADIENTS).share
     return Gain(measured.label, step_s, speedup, interval, measured.engine, problem, used)
 
 

@@ -8,9 +8,11 @@ from typing import Literal, TypeAlias
 from simdist.errors import TraceError
 from simdist.runs.calibrated import Calibrated
 from simdist.runs.run_directory import RunDirectory
-from simdist.studies.comparison import Row, ScheduleTimes, often_late, row
+from simdist.studies import facets
+from simdist.studies.comparison import Row, ScheduleTimes, row, times_of
+from simdist.studies.facets import Simulated
 from simdist.studies.validation import Validation
-from simdist.traces.breakdown import STATES, break_down
+from simdist.traces.breakdown import break_down
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting, attribute_waiting
@@ -45,13 +47,7 @@ class Execution:
         where = break_down(trace, held)
         if not where.makespan_s[0]:
             raise TraceError(f"{label}, {origin}: no operation takes any time; give e.g. forward: 20 ms")
-        states_s = {state: where.per_step_s(state) for state in STATES}
-        links_s = where.links_per_step_s()
-        used = trace.plan.gradients_used
-        late = often_late(where.late)
-        times = ScheduleTimes(
-            label, trace.source, where.step_s, states_s, links_s=links_s, gradients_used=used, late=late
-        )
+        times = times_of(label, trace.source, Simulated(trace.plan, (where,)), facets.FACETS)
         return cls(origin, trace, times, attribute_waiting(trace, held))
 
     @property

@@ -16,13 +16,13 @@ from commandline import LABELS, call, edited, process, write
 
 from simdist import report, scenario
 from simdist.cli import cli, inputs, main
-from simdist.cli import compare as compare_command
 from simdist.engines import des, fast, simulate
 from simdist.errors import RunError, UnsupportedError
 from simdist.progress import ProgressBar
 from simdist.runs import building
 from simdist.runs.run_directory import PLAN, SIMULATED
 from simdist.scenario import presets
+from simdist.studies import comparison
 from simdist.studies.comparison import compare
 from simdist.traces.breakdown import break_down
 from simdist.traces.trace import Trace
@@ -168,7 +168,7 @@ def test_too_little_memory_is_a_failed_run(small, capsys, monkeypatch):
     def fail(*_, **__):
         raise MemoryError("Unable to allocate 1 PiB")
 
-    monkeypatch.setattr(compare_command, "measure_with_additions", fail)
+    monkeypatch.setattr(comparison, "measure_with_additions", fail)
     answer = call(capsys, "compare", small)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "error: not enough memory: Unable to allocate 1 PiB; simulate fewer steps, ranks or samples\n"
@@ -178,7 +178,7 @@ def test_mistake_of_the_program_keeps_its_traceback(small, monkeypatch):
     def fail(*_, **__):
         raise EOFError
 
-    monkeypatch.setattr(compare_command, "measure_with_additions", fail)
+    monkeypatch.setattr(comparison, "measure_with_additions", fail)
     with pytest.raises(EOFError):
         main(["compare", str(small)])
 
@@ -500,7 +500,7 @@ def interrupt(*_, **__):
 
 
 def test_compare_tells_what_is_done_when_the_rest_is_ended(small, capsys, monkeypatch):
-    measure, left = compare_command.measure_with_additions, [None]
+    measure, left = comparison.measure_with_additions, [None]
 
     def once(*given, **named):
         if not left:
@@ -508,14 +508,14 @@ def test_compare_tells_what_is_done_when_the_rest_is_ended(small, capsys, monkey
         left.pop()
         return measure(*given, **named)
 
-    monkeypatch.setattr(compare_command, "measure_with_additions", once)
+    monkeypatch.setattr(comparison, "measure_with_additions", once)
     answer = call(capsys, "compare", small, "--seeds", "2")
     assert answer.code == 130
     assert re.search(r"^sync: [\d.]+ m?s per step$", answer.err, re.MULTILINE)
 
 
 def test_interruption_without_output_says_that_nothing_was_saved(small, capsys, monkeypatch):
-    monkeypatch.setattr(compare_command, "measure_with_additions", interrupt)
+    monkeypatch.setattr(comparison, "measure_with_additions", interrupt)
     answer = call(capsys, "compare", small)
     assert (answer.code, answer.out) == (130, "")
     assert answer.err.strip() == "interrupted; nothing was saved"

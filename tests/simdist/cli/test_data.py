@@ -11,12 +11,13 @@ from commandline import Answer, call, edited, write
 from data_sets import DATA_SCENARIO
 
 from simdist import scenario
-from simdist.cli.tables import shown_epochs
 from simdist.cost import Costs
 from simdist.plan import LEVELS, Plan
 from simdist.runs import building, run_directory
+from simdist.studies.columns import shown_epochs
 from simdist.studies.comparison import compare
 from simdist.studies.epochs import find_epochs
+from simdist.studies.facets import EPOCHS
 from simdist.studies.limits import epoch_limits
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
@@ -388,7 +389,7 @@ def test_epochs_are_averaged_over_seeds(tmp_path):
     of_seeds = [
         find_epochs(building.simulate(read.model_copy(update={"seed": seed}), label="sync")) for seed in range(3)
     ]
-    for number, epoch in enumerate(row.epochs):
+    for number, epoch in enumerate(row.of(EPOCHS).epochs):
         same = [each.epochs[number] for each in of_seeds]
         assert len({each.seconds for each in same}) == 3
         assert epoch.seconds == pytest.approx(sum(each.seconds for each in same) / 3)

@@ -1,6 +1,7 @@
 """Tables of records: what stands in a cell, and on which side of its column."""
 
-from simdist.cli.tables import Column, table_text
+from simdist.cli.tables import table_text
+from simdist.studies.columns import Column
 
 COLUMNS = (
     Column("schedule", "label"),

@@ -27,7 +27,8 @@ from simdist.runs.building import build, delays
 from simdist.scenario import Scenario, loads
 from simdist.schedules import Job, LocalSGD, Sync
 from simdist.schedules.backup_workers import BackupWorkers
-from simdist.studies.comparison import compare, used_sentence
+from simdist.studies.comparison import compare
+from simdist.studies.facets import GRADIENTS, GradientsUsed
 from simdist.studies.validation import validate
 from simdist.sweep import InProcess, run
 from simdist.sweep import loads as loads_sweep
@@ -343,14 +344,14 @@ def test_share_of_the_gradients_that_updates_use_and_who_is_always_late_are_told
     )
     scenario = scenario_of(schedules, more="slow_devices: [{ranks: [3], speed: 0.1}]")
     rows = compare(scenario, n_seeds=3)
-    assert [each.gradients_used for each in rows] == [1, 0.75, 0.875, 1 - 2 / 4 / N]
-    assert [each.late for each in rows] == [{}, {3: 1.0}, {3: 1.0}, {}]
+    assert [each.of(GRADIENTS).share for each in rows] == [1, 0.75, 0.875, 1 - 2 / 4 / N]
+    assert [each.of(GRADIENTS).late for each in rows] == [{}, {3: 1.0}, {3: 1.0}, {}]
     assert [each.document().get("gradients_used") for each in rows] == [None, 0.75, 0.875, 1 - 2 / 4 / N]
-    assert used_sentence("backup-2", 0.75, {3: 1.0, 4: 0.95}) == [
+    assert GradientsUsed(0.75, {3: 1.0, 4: 0.95}).sentences("backup-2") == [
         "backup-2 uses the gradients of 75.0 % of the batches: times are per step, not per sample; "
         "ranks 3, 4 come too late for 95.0 % or more of the updates"
     ]
-    assert used_sentence("sync", 1.0, {}) == []
+    assert GradientsUsed().sentences("sync") == []
 
 
 def test_sweeps_runs_and_their_pages_say_which_share_of_the_gradients_updates_use(tmp_path: Path) -> None:

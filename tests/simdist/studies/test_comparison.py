@@ -11,6 +11,7 @@ from simdist.errors import ScenarioError, UnsupportedError
 from simdist.runs.building import build, delay_sampler
 from simdist.scenario.cluster import Disk
 from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, measure, row
+from simdist.studies.facets import ADDED
 
 STATES = ("compute", "comm", "wait", "io", "host")
 
@@ -68,10 +69,10 @@ def test_checkpoints_add_what_they_cost_per_step_and_only_where_there_are_some()
     writing = quiet.changed(checkpoint={"every": 4, "nbytes": 10_000_000, "to": "disk", "ranks": "all"})
     (plain, *_), (saving, *_) = (compare(each, n_seeds=2) for each in (quiet, writing))
     copied_s = 1e7 / quiet.cluster.device.host_bandwidth_Bps
-    assert saving.added_s["checkpoints"] == pytest.approx((copied_s + 4 * 1e7 / 1e8) / 4, rel=1e-9)
-    assert saving.step_s - plain.step_s == pytest.approx(saving.added_s["checkpoints"], rel=1e-9)
-    assert (plain.added_s, "added_s" in plain.document()) == ({}, False)
-    assert saving.document()["added_s"] == saving.added_s
+    assert saving.of(ADDED)["checkpoints"] == pytest.approx((copied_s + 4 * 1e7 / 1e8) / 4, rel=1e-9)
+    assert saving.step_s - plain.step_s == pytest.approx(saving.of(ADDED)["checkpoints"], rel=1e-9)
+    assert (plain.of(ADDED), "added_s" in plain.document()) == ({}, False)
+    assert saving.document()["added_s"] == saving.of(ADDED)
 
 
 def test_baseline_has_a_speedup_of_exactly_one():

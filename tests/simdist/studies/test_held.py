@@ -12,6 +12,7 @@ from one_transfer import BASE, scenario_with
 from simdist.errors import TraceError
 from simdist.runs.building import build, simulate
 from simdist.studies.comparison import compare
+from simdist.studies.facets import LINKS
 from simdist.studies.held import find_held, without_links
 from simdist.studies.validation import validate
 from simdist.traces.breakdown import break_down
@@ -82,9 +83,9 @@ def test_a_slow_link_is_booked_alike_with_and_without_a_trace():
     """A constant share needs no trace: `compare` books what its price says."""
     scenario = scenario_with(disturbances=[HALF], steps=3)
     (by_fast,), (by_des,) = (compare(scenario, n_seeds=2, engine=engine) for engine in ("fast", "des"))
-    assert by_fast.links_s == pytest.approx(by_des.links_s)
-    assert by_fast.links_s == {"nic_in[0]": pytest.approx(1.0)}
-    assert by_fast.document()["links_s"] == by_fast.links_s
+    assert by_fast.of(LINKS) == pytest.approx(by_des.of(LINKS))
+    assert by_fast.of(LINKS) == {"nic_in[0]": pytest.approx(1.0)}
+    assert by_fast.document()["links_s"] == by_fast.of(LINKS)
     (undisturbed,) = compare(scenario_with(steps=3), n_seeds=2)
     assert "links_s" not in undisturbed.document()
 

@@ -12,6 +12,7 @@ from simdist.runs.building import build, price_of
 from simdist.scenario import Range
 from simdist.studies import comparison, uncertainty
 from simdist.studies.comparison import compare
+from simdist.studies.facets import RANGES
 from simdist.studies.uncertainty import causes, drawn, n_draws, places, quantities, spread
 
 # Two nodes of one GPU each: a ring of two moves a gradient of 4 MB in two halves, nothing is hidden.
@@ -51,7 +52,7 @@ def test_ends_are_those_of_the_closed_form():
     speedups = [time / (time - (time - 0.01) / 2) for time in exact]
     assert local.speedup_range == pytest.approx(speedups, rel=1e-3)
     assert sync.speedup_range == (1.0, 1.0)
-    assert sync.shares == pytest.approx({"cluster.network.efficiency": 1, "seeds": 0}, abs=5e-3)
+    assert sync.of(RANGES) == pytest.approx({"cluster.network.efficiency": 1, "seeds": 0}, abs=5e-3)
 
 
 def test_results_as_stated_are_the_same_to_the_last_bit():

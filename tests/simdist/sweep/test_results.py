@@ -20,6 +20,7 @@ from simdist.jobs.store import DESIGN, ROWS
 from simdist.runs import run_directory
 from simdist.scenario import loads as scenario_of
 from simdist.studies.comparison import compare
+from simdist.studies.facets import EPOCHS
 from simdist.sweep import InProcess, LocalPool, frame, load, read_results, run, write_plans
 from simdist.sweep.results import csv_text
 from simdist.sweep.selection import fastest
@@ -173,7 +174,7 @@ schedules: [{{kind: sync, data: naive}}, {{kind: sync, data: staged}}]
 """
     sweep = "{scenario: small.yaml, vary: {'cluster.storage.latency': [1 ms]}, seeds: 1, baseline: sync+naive}"
     table = frame(computed(tmp_path, sweep, scenario))
-    naive, staged = compare(scenario_of(scenario), baseline="sync+naive", n_seeds=1)
+    naive, staged = (each.of(EPOCHS) for each in compare(scenario_of(scenario), baseline="sync+naive", n_seeds=1))
     assert table.staging_s.tolist() == [naive.staging_s, staged.staging_s]
     assert table.staging_s[1] > table.staging_s[0] == 0
     assert table.epoch_first_s.tolist() == [naive.epochs[0].seconds, staged.epochs[0].seconds]

@@ -9,10 +9,11 @@ from simdist.report.page.model import Execution, Origin, ReportedRun, RunsReport
 from simdist.report.palette import time_unit
 from simdist.runs.calibrated import simulated_scenario
 from simdist.settings.units import format_seconds, in_range
-from simdist.studies.comparison import Row, used_sentence
+from simdist.studies import facets
+from simdist.studies.comparison import Row
+from simdist.studies.facets import LINKS, RANGES
 from simdist.studies.uncertainty import causes
 from simdist.traces.breakdown import STATES
-from simdist.traces.links import link_in_words
 
 #: The states of `simdist.traces.breakdown` in words.
 STATE_WORDS = {
@@ -27,7 +28,6 @@ _ABOUT_STATES = (
     "The seconds of a step, averaged over ranks and steps, by what a rank does: at any moment it is in the first of "
     "these states that applies. Communication that is hidden behind computing counts as computing."
 )
-_MOST_LINKS = 6  # lines of a table, of an execution
 _SEEN_S = 1e-9  # less is what is left when floating-point numbers are summed
 _SAME = 0.005  # step times that differ by less are called equal
 
@@ -53,7 +53,7 @@ def speed_section(report: RunsReport) -> Section:
     used = [
         f"{each.origin.capitalize()}, {text}."
         for run, each in report.executions()
-        for text in used_sentence(run.label, each.times.gradients_used, each.times.late)
+        for text in facets.sentences([each.times])
     ]
     answers = conclusions([*_conclusions(report), *used, *_to_measure(report)])
     return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), answers, beside]))
@@ -101,7 +101,7 @@ def _conclusions(report: RunsReport) -> list[str]:
 def _to_measure(report: RunsReport) -> list[str]:
     """Say which measurement would narrow intervals most, where something is uncertain."""
     scenario = simulated_scenario(report.runs[0].run, report.calibrated, real=None)
-    shares = {label: each.shares for label, each in report.rows("simulated").items()}
+    shares = {label: each.of(RANGES) for label, each in report.rows("simulated").items()}
     return [f"{each[0].upper()}{each[1:]}." for each in causes(scenario, shares)]
 
 
@@ -171,9 +171,9 @@ def states_conclusion(run: ReportedRun, execution: Execution) -> str:
 def _links_table(report: RunsReport) -> list[Html]:
     """Name the links that held ranks up, if any did."""
     lines = [
-        [run.label, each.origin, link_in_words(name), duration(held_s), percent(held_s / each.step_s)]
+        [run.label, each.origin, link, duration(held_s), percent(held_s / each.step_s)]
         for run, each in report.executions()
-        for name, held_s in sorted(each.times.links_s.items(), key=lambda item: -item[1])[:_MOST_LINKS]
+        for link, held_s in LINKS.largest(each.times.of(LINKS))
     ]
     header = ["schedule", "trace", "link", "held up", "of a step"]
     caption = "Links that held ranks up: time per step of a rank, in comm and io; others may wait for it besides"

@@ -1,0 +1,129 @@
+"""Columns of tables for people: which fields of a record they show, in the units of people.
+
+Every table that shows the step time, the speed-up or the states of `simdist.traces.breakdown` takes them from here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar, final
+
+from simdist.settings.units import format_seconds, in_range
+from simdist.traces.breakdown import STATES as STATE_NAMES
+
+_ItemT = TypeVar("_ItemT")
+
+_ROUNDING_S = 1e-12  # shorter than anything that is simulated
+_ROUNDING = 1e-9
+_MOST_EPOCHS = 6  # lines of a table; JSON has all
+_NOTHING = "-"
+
+
+@final
+class Column:
+    """A column of a table: its heading, and how a record is printed in it."""
+
+    def __init__(
+        self, heading: str, *keys: str, form: Callable[..., str] | None = None, words: Callable[..., str] = str
+    ) -> None:
+        """Describe a column.
+
+        Args:
+            heading: Stands above it.
+            keys: Fields of a record that it shows; the heading if none is given.
+            form: Prints the values of the keys, which are numbers, aligned to the right.
+            words: Prints them if they are words, aligned to the left.
+        """
+        self.heading = heading
+        self.keys = keys or (heading,)
+        self.form = form or words
+        self.is_words = form is None
+
+    def cell(self, record: Mapping[str, object]) -> str:
+        """Print a record: nothing if it lacks the key, a dash if the value is None."""
+        first, *others = self.keys
+        if first not in record:
+            return ""
+        return _NOTHING if record[first] is None else self.form(record[first], *(record[key] for key in others))
+
+
+def combined(usual: Sequence[Column], more: Sequence[Column]) -> list[Column]:
+    """Return columns with more of them: each replaces the one of the same first key, or else stands before the last.
+
+    >>> columns = (Column("schedule"), Column("step time", "step_s"), Column("engine"))
+    >>> [each.heading for each in combined(columns, [Column("in ranges", "step_s"), Column("added")])]
+    ['schedule', 'in ranges', 'added', 'engine']
+    """
+    by_key = {each.keys[0]: each for each in more}
+    *first, last = [by_key.pop(each.keys[0], each) for each in usual]
+    return [*first, *by_key.values(), last]
+
+
+def shown_epochs(epochs: Sequence[_ItemT]) -> list[_ItemT | None]:
+    """Return those of many that a table shows: the first ones and the last; None stands for the others."""
+    return list(epochs) if len(epochs) <= _MOST_EPOCHS else [*epochs[: _MOST_EPOCHS - 1], None, epochs[-1]]
+
+
+def count(n: int) -> str:
+    """Print a number of things.
+
+    >>> count(25557032)
+    '25,557,032'
+    """
+    return f"{n:,}"
+
+
+def factor(value: float) -> str:
+    """Print a factor.
+
+    >>> factor(1.3649)
+    '1.36'
+    """
+    return f"{value:.2f}"
+
+
+def seconds(value: float) -> str:
+    """Print a time, without what is left of 0 when floating-point numbers are summed.
+
+    >>> seconds(1.8e-17), seconds(2e-3)
+    ('0 s', '2 ms')
+    """
+    return format_seconds(value if value > _ROUNDING_S else 0.0)
+
+
+def seconds_with_interval(center_s: float, interval_s: tuple[float, float] | None) -> str:
+    """Print a time and, if there is one, its interval.
+
+    >>> seconds_with_interval(0.0835, (0.082, 0.085)), seconds_with_interval(0.0835, (0.0835, 0.0835))
+    ('83.5 ms ± 1.5 ms', '83.5 ms')
+    """
+    half_s = (interval_s[1] - interval_s[0]) / 2 if interval_s else 0.0
+    return format_seconds(center_s) + (f" ± {format_seconds(half_s, 2)}" if half_s > _ROUNDING_S else "")
+
+
+def factor_with_interval(center: float, interval: tuple[float, float] | None) -> str:
+    """Print a speed-up and, if there is one, its interval.
+
+    >>> factor_with_interval(1.36, (1.34, 1.38)), factor_with_interval(1.117, (1.113, 1.121))
+    ('1.36 ± 0.02', '1.117 ± 0.004')
+    """
+    half = (interval[1] - interval[0]) / 2 if interval else 0.0
+    if half <= _ROUNDING * center:
+        return f"{center:.2f}"
+    digits = 3 if half < 0.01 else 2
+    return f"{center:.{digits}f} ± {half:.{digits}f}"
+
+
+SCHEDULE: Column = Column("schedule")
+STEP_TIME: Column = Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval)
+SPEEDUP: Column = Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval)
+#: The same where something is uncertain.
+IN_RANGES: tuple[Column, ...] = (
+    Column("step time", "step_s", "step_s_lo", "step_s_hi", form=partial(in_range, form=format_seconds)),
+    Column("speed-up", "speedup", "speedup_lo", "speedup_hi", form=in_range),
+)
+#: The same where there is one run, without an interval.
+PLAIN_STEP_TIME: Column = Column("step time", "step_s", form=seconds)
+PLAIN_SPEEDUP: Column = Column("speed-up", "speedup", form=factor)
+#: Seconds per step in each state of `simdist.traces.breakdown`.
+STATES: tuple[Column, ...] = tuple(Column(state, f"{state}_s", form=seconds) for state in STATE_NAMES)
+ENGINE: Column = Column("engine")

@@ -1,0 +1,554 @@
+"""Facets: optional topics of a comparison, such as epochs, or links that misbehave.
+
+A facet is one class. It says what is measured, the keys of JSON, the columns of data frames, and what is on the screen.
+`FACETS` lists them in the order of their keys. A facet from elsewhere is given to `simdist.studies.comparison.compare`
+beside them:
+
+>>> from simdist import scenario
+>>> from simdist.studies.comparison import compare
+>>> class Sent(Facet[int]):
+...     nothing = 0
+...     def measure(self, simulated):
+...         return sum(each.nbytes for each in simulated.plan.buffers)
+...     def document(self, value):
+...         return {"buffers_nbytes": value}
+>>> found = scenario.loads("{scenario: cloud-stragglers, steps: 8}")
+>>> row, *_ = compare(found, n_seeds=1, facets=(*FACETS, Sent()))
+>>> row.document()["buffers_nbytes"] > 0
+True
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.plan import LEVELS, Plan
+from simdist.plan.text import ranks_named
+from simdist.scenario.scenario import Scenario
+from simdist.settings.units import format_share
+from simdist.studies.columns import IN_RANGES, SCHEDULE, Column, factor, seconds, shown_epochs
+from simdist.traces.breakdown import Breakdown, mean_late
+from simdist.traces.links import link_in_words
+
+if TYPE_CHECKING:
+    from simdist.studies.epochs import Epochs
+
+ValueT = TypeVar("ValueT")
+
+#: Seconds per step of each seed, `[n_seeds]`.
+StepTimes: TypeAlias = NDArray[np.float64]
+Again: TypeAlias = Callable[[Scenario], StepTimes]
+
+_NEARLY_ALL = 0.9  # of the updates: a rank that is late in these trains hardly anything
+_MOST_LINKS = 6  # of a schedule; JSON has all
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What one schedule did with several seeds, in a simulation or on machines.
+
+    Args:
+        plan: The plan of the schedule.
+        parts: Where its time went. Each part has some of the seeds.
+        epochs: Of each seed, if the schedule has a data set and traces are kept.
+    """
+
+    plan: Plan
+    parts: Sequence[Breakdown]
+    epochs: "Sequence[Epochs]" = ()
+
+    @property
+    def step_s(self) -> StepTimes:
+        """Seconds per step of each seed, `[n_seeds]`."""
+        return np.concatenate([part.step_s for part in self.parts])
+
+
+@dataclass(frozen=True)
+class Line(Generic[ValueT]):
+    """What a facet says of one schedule of a table.
+
+    Args:
+        schedule: Its label.
+        step_s: Seconds per step, averaged over seeds.
+        value: The facet's.
+    """
+
+    schedule: str
+    step_s: float
+    value: ValueT
+
+
+@dataclass(frozen=True)
+class FacetTable:
+    """A table of its own for a facet, below that of the schedules."""
+
+    title: str
+    columns: Sequence[Column]
+    records: Sequence[Mapping[str, object]]
+
+
+class Facet(ABC, Generic[ValueT]):
+    """An optional topic of a comparison.
+
+    Attributes:
+        nothing: The value of a schedule about which there is nothing to say.
+        names: Keys of `cells` that tables of many scenarios have, such as results of sweeps.
+        brief: Columns of such tables on the screen.
+    """
+
+    nothing: ValueT
+    names: tuple[str, ...] = ()
+    brief: tuple[Column, ...] = ()
+
+    @abstractmethod
+    def measure(self, simulated: Simulated) -> ValueT:
+        """Return the value of one schedule."""
+
+    def measure_again(self, scenario: Scenario, step_s: StepTimes, again: Again) -> ValueT | None:
+        """Return the value if it takes further simulations.
+
+        Args:
+            scenario: The scenario that was simulated.
+            step_s: Seconds per step of each seed, `[n_seeds]`.
+            again: Simulates the schedule in another scenario with the same seeds; returns its seconds per step.
+        """
+        return None
+
+    @abstractmethod
+    def document(self, value: ValueT) -> dict[str, object]:
+        """Return the keys of JSON; none if there is nothing to say."""
+
+    def cells(self, value: ValueT) -> dict[str, object]:
+        """Return the columns of data frames and of the table of schedules, which hold one number or text each."""
+        return {key: cell for key, cell in self.document(value).items() if not isinstance(cell, dict | list | tuple)}
+
+    def divided(self, value: ValueT, n_parts: int) -> ValueT:
+        """Return the value per part of a step, such as a micro-batch."""
+        return value
+
+    def kept(self, value: ValueT) -> dict[str, object]:
+        """Return what a sweep stores."""
+        return {}
+
+    def restored(self, record: Mapping[str, Any]) -> ValueT:
+        """Return the value of what a sweep stored."""
+        return self.nothing
+
+    def columns(self, values: Sequence[ValueT]) -> Sequence[Column]:
+        """Return columns for the table of schedules; see `simdist.studies.columns.combined`."""
+        return ()
+
+    def table(self, lines: Sequence[Line[ValueT]], base: ValueT) -> FacetTable | None:
+        """Return a table of its own; `base` is the value of the baseline."""
+        return None
+
+    def sentences(self, lines: Sequence[Line[ValueT]]) -> list[str]:
+        """Return sentences that stand below the tables, without a full stop."""
+        return []
+
+    def doubts(self, scenario: Scenario, lines: Sequence[Line[ValueT]]) -> list[str]:
+        """Return sentences on what the numbers leave open; they are in JSON, too."""
+        return []
+
+
+@dataclass(frozen=True)
+class FacetValues:
+    """The values of facets, in the order of their keys."""
+
+    values: Mapping[Facet[Any], Any] = field(default_factory=dict)
+
+    @classmethod
+    def measured(cls, simulated: Simulated, facets: Sequence[Facet[Any]]) -> "FacetValues":
+        """Return the values of one schedule."""
+        return cls({each: each.measure(simulated) for each in facets})
+
+    @classmethod
+    def restored(cls, record: Mapping[str, Any]) -> "FacetValues":
+        """Return the values of what a sweep stored."""
+        return cls({each: each.restored(record) for each in FACETS})
+
+    def of(self, facet: Facet[ValueT]) -> ValueT:
+        """Return the value of a facet."""
+        return cast(ValueT, self.values.get(facet, facet.nothing))
+
+    def changed(self, facet: Facet[ValueT], value: ValueT) -> "FacetValues":
+        """Return the values with another one of a facet."""
+        return FacetValues({**self.values, facet: value})
+
+    def divided(self, n_parts: int) -> "FacetValues":
+        """Return the values per part of a step."""
+        return FacetValues({facet: facet.divided(value, n_parts) for facet, value in self.values.items()})
+
+    def document(self) -> dict[str, object]:
+        """Return the keys of JSON."""
+        return {key: found for facet, value in self.values.items() for key, found in facet.document(value).items()}
+
+    def kept(self) -> dict[str, object]:
+        """Return what a sweep stores."""
+        return {key: found for facet, value in self.values.items() for key, found in facet.kept(value).items()}
+
+    def cells(self, facets: Sequence[Facet[Any]]) -> dict[str, object]:
+        """Return the columns of some facets."""
+        return {key: cell for facet in facets for key, cell in facet.cells(self.of(facet)).items()}
+
+
+class Told(Protocol):
+    """A schedule of a table, with the values of facets."""
+
+    @property
+    def facets(self) -> FacetValues:
+        """The values."""
+        ...
+
+    def line(self, facet: Facet[ValueT]) -> Line[ValueT]:
+        """Return what a facet says of it."""
+        ...
+
+
+def told(rows: Sequence[Told]) -> list[Facet[Any]]:
+    """Return the facets that say something of one of the schedules."""
+    facets = dict.fromkeys(facet for each in rows for facet in each.facets.values)
+    return [facet for facet in facets if any(facet.document(each.facets.of(facet)) for each in rows)]
+
+
+def columns(rows: Sequence[Told]) -> list[Column]:
+    """Return the columns that facets give to the table of schedules."""
+    return [column for facet in told(rows) for column in facet.columns([each.facets.of(facet) for each in rows])]
+
+
+def tables(rows: Sequence[Told], base: Told) -> list[FacetTable]:
+    """Return the tables of facets; `base` is the baseline among the schedules."""
+    found = (facet.table([each.line(facet) for each in rows], base.facets.of(facet)) for facet in told(rows))
+    return [each for each in found if each]
+
+
+def sentences(rows: Sequence[Told]) -> list[str]:
+    """Return the sentences of facets, without full stops."""
+    return [text for facet in told(rows) for text in facet.sentences([each.line(facet) for each in rows])]
+
+
+def doubts(scenario: Scenario, rows: Sequence[Told]) -> list[str]:
+    """Return the doubts of facets about a scenario."""
+    return [text for facet in told(rows) for text in facet.doubts(scenario, [each.line(facet) for each in rows])]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMeans:
+    """An epoch of a schedule with a data set, averaged over seeds.
+
+    Args:
+        epoch: From 0.
+        seconds: From the end of the epoch before, or of staging, to its own.
+        stall_s: Seconds of data stalls, in each step of the rank that stalled longest; NaN if only times were kept.
+        hits: Share of the samples that came from each level of storage, the same with every seed.
+    """
+
+    epoch: int
+    seconds: float
+    stall_s: float = np.nan
+    hits: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EpochTimes:
+    """Epochs of a schedule with a data set.
+
+    Args:
+        epochs: In order; none without a data set.
+        staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
+    """
+
+    epochs: tuple[EpochMeans, ...] = ()
+    staging_s: float = 0.0
+
+
+@final
+class EpochsFacet(Facet[EpochTimes]):
+    """Epochs of a scenario with a data set: their times, stalls, and where samples came from."""
+
+    nothing = EpochTimes()
+    names = ("staging_s", "epoch_first_s", "epoch_last_s")
+    brief = (
+        Column("first epoch", "epoch_first_s", form=seconds),
+        Column("last epoch", "epoch_last_s", form=seconds),
+    )
+    _columns = (
+        SCHEDULE,
+        Column("epoch"),
+        Column("time", "seconds", form=seconds),
+        Column("speed-up", "speedup", form=factor),
+        *(Column(name, form=format_share) for name in ("stalled", *LEVELS)),
+    )
+
+    def measure(self, simulated: Simulated) -> EpochTimes:
+        """Average epochs over seeds; what comes from where is the same with all."""
+        found = simulated.epochs
+        if not found:
+            return self.nothing
+        epochs = tuple(
+            EpochMeans(
+                same[0].number,
+                seconds=float(np.mean([each.seconds for each in same])),
+                stall_s=float(np.mean([each.stall_s for each in same])),
+                hits=same[0].hits,
+            )
+            for same in zip(*(each.epochs for each in found), strict=True)
+        )
+        return EpochTimes(epochs, float(np.mean([each.staging_s for each in found])))
+
+    def document(self, value: EpochTimes) -> dict[str, object]:
+        """Return all epochs."""
+        if not value.epochs:
+            return {}
+        return {"epochs": tuple(asdict(each) for each in value.epochs), "staging_s": value.staging_s}
+
+    def cells(self, value: EpochTimes) -> dict[str, object]:
+        """Return the first and the last epoch: caches are empty in the first one."""
+        if not value.epochs:
+            return {}
+        times_s = (value.staging_s, value.epochs[0].seconds, value.epochs[-1].seconds)
+        return dict(zip(self.names, times_s, strict=True))
+
+    def kept(self, value: EpochTimes) -> dict[str, object]:
+        """Return times only."""
+        if not value.epochs:
+            return {}
+        return {"staging_s": value.staging_s, "epochs_s": [each.seconds for each in value.epochs]}
+
+    def restored(self, record: Mapping[str, Any]) -> EpochTimes:
+        """Return times only."""
+        epochs = enumerate(record.get("epochs_s", ()))
+        means = tuple(EpochMeans(number, float(of_epoch_s)) for number, of_epoch_s in epochs)
+        return EpochTimes(means, float(record.get("staging_s", 0.0)))
+
+    def table(self, lines: Sequence[Line[EpochTimes]], base: EpochTimes) -> FacetTable | None:
+        """Return the first epochs of each schedule, and the last."""
+        if not any(each.value.epochs for each in lines):
+            return None
+        about = "epochs: time, share of it stalled for want of a batch, samples by level"
+        return FacetTable(about, self._columns, [record for each in lines for record in self._records(each, base)])
+
+    def _records(self, line: Line[EpochTimes], base: EpochTimes) -> Iterator[dict[str, object]]:
+        if line.value.staging_s:
+            yield {"schedule": line.schedule, "epoch": "staging", "seconds": line.value.staging_s}
+        for each in shown_epochs(line.value.epochs):
+            if each is None:
+                yield {"schedule": line.schedule, "epoch": "..."}
+                continue
+            yield {
+                "schedule": line.schedule,
+                "epoch": each.epoch,
+                "seconds": each.seconds,
+                "speedup": base.epochs[each.epoch].seconds / each.seconds if each.seconds else None,
+                "stalled": each.stall_s / each.seconds if each.seconds else 0.0,
+                **each.hits,
+            }
+
+
+@final
+class AddedFacet(Facet[Mapping[str, float]]):
+    """Seconds per step that checkpoints and disturbed links add: what -> seconds.
+
+    The schedule is simulated again without each of them.
+    """
+
+    nothing: Mapping[str, float] = {}
+
+    def measure(self, simulated: Simulated) -> Mapping[str, float]:
+        """Return nothing: it takes further simulations."""
+        return self.nothing
+
+    def measure_again(self, scenario: Scenario, step_s: StepTimes, again: Again) -> Mapping[str, float]:
+        """Return the difference to the same seeds without."""
+        return {what: float((step_s - again(without)).mean()) for what, without in _without(scenario)}
+
+    def document(self, value: Mapping[str, float]) -> dict[str, object]:
+        """Return one object."""
+        return {"added_s": dict(value)} if value else {}
+
+    def cells(self, value: Mapping[str, float]) -> dict[str, object]:
+        """Return a column for each."""
+        return {f"{what}_add_s": added_s for what, added_s in value.items()}
+
+    def divided(self, value: Mapping[str, float], n_parts: int) -> Mapping[str, float]:
+        """Return seconds per part."""
+        return _divided(value, n_parts)
+
+    def columns(self, values: Sequence[Mapping[str, float]]) -> Sequence[Column]:
+        """Return a column for each."""
+        return [Column(f"{what} add", f"{what}_add_s", form=seconds) for what in values[0]]
+
+
+def _without(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    if scenario.checkpoint:
+        yield "checkpoints", scenario.model_copy(update={"checkpoint": None})
+    if scenario.has_links:
+        yield "links", scenario.without_links()
+
+
+def _divided(value: Mapping[str, float], n_parts: int) -> dict[str, float]:
+    return {name: of_step_s / n_parts for name, of_step_s in value.items()}
+
+
+@final
+class LinksFacet(Facet[Mapping[str, float]]):
+    """Links that misbehave: for how many seconds per step each held ranks up, averaged over ranks and seeds.
+
+    They are part of `comm` and `io`.
+    """
+
+    nothing: Mapping[str, float] = {}
+    _title = "links that held ranks up: seconds per step of a rank, in comm and io; others may wait for it besides"
+    _columns = (
+        SCHEDULE,
+        Column("link"),
+        Column("held up", "seconds", form=seconds),
+        Column("of a step", "share", form=format_share),
+    )
+
+    def measure(self, simulated: Simulated) -> Mapping[str, float]:
+        """Average over all seeds of all parts; a link that did nothing with a seed counts as 0."""
+        totals_s: dict[str, float] = {}
+        for part in simulated.parts:
+            for name, of_link_s in part.links_per_step_s().items():
+                totals_s[name] = totals_s.get(name, 0.0) + of_link_s * len(part.makespan_s)
+        n_seeds = sum(len(part.makespan_s) for part in simulated.parts)
+        return {name: total_s / n_seeds for name, total_s in sorted(totals_s.items())}
+
+    def document(self, value: Mapping[str, float]) -> dict[str, object]:
+        """Return one object, by link."""
+        return {"links_s": dict(value)} if value else {}
+
+    def divided(self, value: Mapping[str, float], n_parts: int) -> Mapping[str, float]:
+        """Return seconds per part."""
+        return _divided(value, n_parts)
+
+    def largest(self, value: Mapping[str, float]) -> list[tuple[str, float]]:
+        """Return the links that held ranks up longest, in words."""
+        longest = sorted(value.items(), key=lambda item: -item[1])[:_MOST_LINKS]
+        return [(link_in_words(name), held_s) for name, held_s in longest]
+
+    def table(self, lines: Sequence[Line[Mapping[str, float]]], base: Mapping[str, float]) -> FacetTable | None:
+        """Return the links, most seconds first."""
+        records = [
+            {"schedule": each.schedule, "link": link, "seconds": held_s, "share": held_s / each.step_s}
+            for each in lines
+            for link, held_s in self.largest(each.value)
+        ]
+        return FacetTable(self._title, self._columns, records) if records else None
+
+
+@final
+class RangesFacet(Facet[Mapping[str, float]]):
+    """Uncertain quantities: the share of the variance of the result that each makes alone.
+
+    `simdist.studies.comparison.with_ranges` computes them from draws, with the ranges of step time and speed-up.
+    """
+
+    nothing: Mapping[str, float] = {}
+
+    def measure(self, simulated: Simulated) -> Mapping[str, float]:
+        """Return nothing: one schedule alone has no speed-up."""
+        return self.nothing
+
+    def document(self, value: Mapping[str, float]) -> dict[str, object]:
+        """Return one object, by path of the quantity."""
+        return {"shares": dict(value)} if value else {}
+
+    def columns(self, values: Sequence[Mapping[str, float]]) -> Sequence[Column]:
+        """Return the columns that show ranges in place of confidence intervals."""
+        return IN_RANGES if values[0] else ()
+
+    def doubts(self, scenario: Scenario, lines: Sequence[Line[Mapping[str, float]]]) -> list[str]:
+        """Say which measurement would narrow the ranges most."""
+        if not lines[0].value:
+            return []
+        from simdist.studies.uncertainty import causes
+
+        return causes(scenario, {each.schedule: each.value for each in lines})
+
+
+@dataclass(frozen=True)
+class GradientsUsed:
+    """Which gradients updates use.
+
+    Args:
+        share: Of the batches, those whose gradients updates use.
+        late: Ranks that come too late for nearly all updates, and for which share of them.
+    """
+
+    share: float = 1.0
+    late: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan, late: Mapping[int, float]) -> "GradientsUsed":
+        """Return those of a plan, and of the shares of updates for which ranks came too late."""
+        return cls(plan.gradients_used, {rank: share for rank, share in late.items() if share >= _NEARLY_ALL})
+
+    def sentences(self, label: str, *, most: float | None = None) -> list[str]:
+        """Say of a schedule that updates do not use all gradients, nor those of which ranks; nothing if they do.
+
+        Args:
+            label: Of the schedule.
+            most: The largest share, where it differs between runs.
+        """
+        if self.share == 1:
+            return []
+        used = " to ".join(dict.fromkeys(map(format_share, (self.share, most or self.share))))
+        text = f"{label} uses the gradients of {used} of the batches: times are per step, not per sample"
+        if self.late:
+            least = min(self.late.values())
+            share = format_share(least) if len(self.late) == 1 else f"{format_share(least)} or more"
+            rarely = "all updates" if least == 1 else f"{share} of the updates"
+            text += (
+                f"; {ranks_named(tuple(self.late))} {'come' if len(self.late) > 1 else 'comes'} too late for {rarely}"
+            )
+        return [text]
+
+
+@final
+class GradientsFacet(Facet[GradientsUsed]):
+    """Gradients that updates do not use, as those of ranks that come too late."""
+
+    nothing = GradientsUsed()
+    names = ("gradients_used",)
+    brief = (Column("gradients used", "gradients_used", form=format_share),)
+
+    def measure(self, simulated: Simulated) -> GradientsUsed:
+        """Average over all seeds."""
+        return GradientsUsed.of(simulated.plan, mean_late(simulated.parts))
+
+    def document(self, value: GradientsUsed) -> dict[str, object]:
+        """Return the share if it is not 1, and ranks that are late."""
+        used: dict[str, object] = {} if value.share == 1 else {"gradients_used": value.share}
+        return used | ({"late": dict(value.late)} if value.late else {})
+
+    def cells(self, value: GradientsUsed) -> dict[str, object]:
+        """Return the share."""
+        return {"gradients_used": value.share}
+
+    def kept(self, value: GradientsUsed) -> dict[str, object]:
+        """Return the share if it is below 1."""
+        return {"gradients_used": value.share} if value.share < 1 else {}
+
+    def restored(self, record: Mapping[str, Any]) -> GradientsUsed:
+        """Return the share."""
+        return GradientsUsed(float(record.get("gradients_used", 1.0)))
+
+    def sentences(self, lines: Sequence[Line[GradientsUsed]]) -> list[str]:
+        """Say it of each schedule."""
+        return [text for each in lines for text in each.value.sentences(each.schedule)]
+
+
+EPOCHS = EpochsFacet()
+ADDED = AddedFacet()
+LINKS = LinksFacet()
+RANGES = RangesFacet()
+GRADIENTS = GradientsFacet()
+
+#: All facets, in the order of their keys.
+FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS)
