@@ -7,6 +7,7 @@ plain line now and then, as in the log of a batch job.
 
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO, final
 
@@ -79,7 +80,8 @@ class ProgressBar:
             self._draw(self._bar)
         if self._line_every_s is not None and now_s - self._printed_s >= self._line_every_s:
             self._printed_s = now_s
-            print(_line(what, done, total, *self._began), file=self._stream, flush=True)
+            with suppress(OSError):  # the run goes on
+                print(_line(what, done, total, *self._began), file=self._stream, flush=True)
 
     def _appear(self) -> None:
         bar = _new_bar(self._stream)

@@ -18,7 +18,7 @@ from contextlib import suppress
 import click
 
 from simdist import __version__
-from simdist.cli.common import Session
+from simdist.cli.common import PrintError, Session
 from simdist.errors import RunError, SimdistError
 
 __all__ = ["cli", "main"]
@@ -97,14 +97,15 @@ def main(args: Sequence[str] | None = None) -> int:
         hint = f"; see {context.command_path} --help" if context else ""
         session.say(f"error: {error.format_message().rstrip('.')}{hint}")
         return error.exit_code
+    except (PrintError, OSError) as error:  # the latter of click's own help: commands tell all others apart
+        if args is None:
+            _discard_output()
+        failure = error if isinstance(error, PrintError) else PrintError(f"cannot print: {error.strerror or error}")
+        return _failed(session, failure, 1)
     except SimdistError as error:
         return _failed(session, error, 1 if isinstance(error, RunError) else 2)
     except MemoryError as error:
         return _failed(session, RunError(f"not enough memory: {error}; simulate fewer steps, ranks or samples"), 1)
-    except OSError as error:  # of files, all are told apart where they are used; so it is stdout or stderr
-        if args is None:
-            _discard_output()
-        return _failed(session, RunError(f"cannot print: {error.strerror or error}"), 1)
     return code if isinstance(code, int) else 0
 
 

@@ -104,7 +104,13 @@ def _n_steps(name: str, asked: int | None, n_steps: int) -> int:
 @command.command("import")
 @click.argument("traces", metavar="FOLDER|PREFIX|FILE...", type=common.path, nargs=-1, required=True)
 @click.option("-o", "--output", type=common.path, metavar="SCENARIO", required=True, help="The .yaml file to write.")
-@click.option("--cluster", metavar="FILE|PRESET", required=True, help="The machines; the traces do not tell them.")
+@click.option(
+    "--cluster",
+    type=common.file_name,
+    metavar="FILE|PRESET",
+    required=True,
+    help="The machines; the traces do not tell them.",
+)
 @click.option("--steps", "n_steps", type=click.IntRange(min=1), metavar="N", help="The traces hold so many steps.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @common.options

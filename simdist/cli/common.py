@@ -1,22 +1,55 @@
 """Common parts of commands: a run of the command line, and the options that several of them take."""
 
+import errno
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import click
 
-from simdist.errors import ScenarioError
+from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_MISSING = {errno.ENOENT, errno.ENOTDIR}  # a command says itself what it needs
+_WRONG = _MISSING | {
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EINVAL,
+}
+_MOST_SHOWN = 160  # characters of a path
+
+
+@final
+class PrintError(RunError):
+    """Stdout or stderr takes no more."""
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Tell errors of stdout and stderr from all others.
+
+    Raises:
+        PrintError: Something cannot be printed.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise PrintError(f"cannot print: {error.strerror or error}") from error
 
 
 @dataclass
@@ -35,13 +68,15 @@ class Session:
 
     def say(self, message: str) -> None:
         """Tell the person; never part of the result."""
-        click.echo(message, err=True)
+        with printing():
+            click.echo(message, err=True)
 
     def result(self, document: object, text: str) -> None:
         """Print the result, as JSON or as text."""
         if self.as_json:  # which has no number for NaN and infinity
             text = json.dumps(json.loads(json.dumps(document), parse_constant=lambda _: None))
-        click.echo(_encodable(text))
+        with printing():
+            click.echo(_encodable(text))
 
     def bar(self, *, line_every_s: float | None = None) -> ProgressBar:
         """Return a bar on stderr; see `ProgressBar`."""
@@ -108,7 +143,26 @@ def options(function: _Function) -> Callable[..., Any]:
     flag = partial(click.option, is_flag=True, expose_value=False, callback=_set)
     as_json = flag("--json", "as_json", help="Print JSON on stdout.")
     debug = flag("--debug", help="Show the traceback of an error.")
-    return as_json(debug(click.pass_obj(function)))
+    return as_json(debug(click.pass_obj(_naming_files(function))))
+
+
+def _naming_files(function: _Function) -> Callable[..., Any]:
+    """Name the file that the operating system refuses, where the command has not done so itself."""
+
+    @wraps(function)
+    def named(*given: Any, **options: Any) -> Any:
+        try:
+            return function(*given, **options)
+        except OSError as error:
+            why = error.strerror or str(error)
+            if error.filename is None:
+                raise RunError(f"the operating system refuses: {why}") from error
+            text = f"{_shortened(error.filename)}: {why}"
+            if error.errno in _WRONG:
+                raise ScenarioError(f"{text}: give another path") from error
+            raise RunError(text) from error
+
+    return named
 
 
 def slice_of_steps(_: click.Context, __: click.Parameter, value: str | None) -> range | None:
@@ -121,11 +175,41 @@ def slice_of_steps(_: click.Context, __: click.Parameter, value: str | None) -> 
     return range(int(first or 0), int(stop) if stop else sys.maxsize)
 
 
-path = click.Path(path_type=Path)
+def _shortened(path: object) -> str:
+    text = os.fsdecode(path) if isinstance(path, bytes) else str(path)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def is_file(text: str) -> bool:
+    """Tell whether a text that may be something else, such as a list of labels, names a file."""
+    try:
+        return Path(text).is_file()
+    except OSError:
+        return False
+
+
+@final
+class PathType(click.Path):
+    """The path of a file or folder, which need not exist, or the name of something else."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; refuse one that the operating system cannot look up."""
+        try:
+            os.stat(value)
+        except OSError as error:
+            if error.errno not in _MISSING:
+                self.fail(f"{_shortened(value)!r}: {error.strerror or error}: give another path", param, ctx)
+        except ValueError as error:  # it holds a zero byte
+            self.fail(f"{_shortened(value)!r}: {error}: give another path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+path = PathType(path_type=Path)
+file_name = PathType()
 positive = click.IntRange(min=1)
-scenario = click.argument("name", metavar="SCENARIO")
-scenario_or_run = click.argument("name", metavar="SCENARIO|RUN")
-run = click.argument("name", metavar="RUN")
+scenario = click.argument("name", type=file_name, metavar="SCENARIO")
+scenario_or_run = click.argument("name", type=file_name, metavar="SCENARIO|RUN")
+run = click.argument("name", type=file_name, metavar="RUN")
 schedule = click.option("--schedule", metavar="LABEL", help="Take only the schedule with this label.")
 _engines = click.Choice(("auto", "des", "fast"))
 engine = click.option("--engine", type=_engines, default="auto", help="auto: fast where it is exact.")

@@ -52,13 +52,25 @@ _PREDICTED = Column("predicted", "predicted_s", "seconds", form=_predicted)
 
 
 @click.command("import")
-@click.argument("traces", nargs=-1, required=True)
+@click.argument("traces", type=common.file_name, nargs=-1, required=True)
 @click.option("-o", "--output", type=common.path, metavar="SCENARIO", required=True, help="The .yaml file to write.")
 @click.option("--nodes", type=common.positive, metavar="N", help="The ranks were on so many nodes.")
 @click.option("--gpus-per-node", type=common.positive, metavar="N", help="So many ranks were on each node.")
-@click.option("--cluster", metavar="FILE|PRESET", help="Take the links from there, not from what the traces show.")
-@click.option("--fabric", metavar="LINK|FILE|PRESET", help="Take the links inside nodes, e.g. '3 us, 240 GB/s'.")
-@click.option("--tensors", metavar="FILE|PRESET", help="The model's tensors, if the traces have no shapes.")
+@click.option(
+    "--cluster",
+    type=common.file_name,
+    metavar="FILE|PRESET",
+    help="Take the links from there, not from what the traces show.",
+)
+@click.option(
+    "--fabric",
+    type=common.file_name,
+    metavar="LINK|FILE|PRESET",
+    help="Take the links inside nodes, e.g. '3 us, 240 GB/s'.",
+)
+@click.option(
+    "--tensors", type=common.file_name, metavar="FILE|PRESET", help="The model's tensors, if the traces have no shapes."
+)
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 of the profiler.")
 @click.option("--workers", type=common.positive, metavar="N", help="Read in so many processes; one per core.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")

@@ -123,7 +123,12 @@ def options(function: _Function) -> Callable[..., Any]:
         click.option(
             "--device", default=plain.device, type=click.Choice(["cpu", "cuda"]), help="cuda: with --workers 1."
         ),
-        click.option("--scheduler", metavar="WHERE", help="Dask's, as of sweep; its workers need torch and FILE."),
+        click.option(
+            "--scheduler",
+            type=common.file_name,
+            metavar="WHERE",
+            help="Dask's, as of sweep; its workers need torch and FILE.",
+        ),
         click.option("--workers", type=click.IntRange(0, 10_000), help="Runs at once; 0: in turn; one per core."),
         click.option("--evaluate-every", type=common.positive, metavar="M", help="Steps; else a twentieth of a run."),
         click.option("--steps", type=common.positive, metavar="N", help="Of a run; else as the scenario says."),
@@ -135,7 +140,13 @@ def options(function: _Function) -> Callable[..., Any]:
 
 @click.command("learn")
 @common.scenario
-@click.option("--task", required=True, metavar="FILE|NAME", help="What is learnt: a Python file, or one that ships.")
+@click.option(
+    "--task",
+    type=common.file_name,
+    required=True,
+    metavar="FILE|NAME",
+    help="What is learnt: a Python file, or one that ships.",
+)
 @click.option("--seeds", "n_seeds", type=common.positive, default=5, help="Of learning, each with one of delays.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Schedule to compare with.")
 @options

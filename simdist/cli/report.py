@@ -26,7 +26,7 @@ MOST_RUNS = 24
 
 
 @click.command("report")
-@click.argument("name", metavar="RUN|DIR")
+@click.argument("name", type=common.file_name, metavar="RUN|DIR")
 @click.option("-o", "--output", type=common.path, metavar="FILE", required=True, help="The .html file to write.")
 @click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync if it is there, else the first.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 in the timeline.")

@@ -82,7 +82,8 @@ def command(
     for note in (*whole.notes, *failed):
         session.say(note)
     if csv == _STDOUT:
-        click.echo(csv_text(found), nl=False)
+        with common.printing():
+            click.echo(csv_text(found), nl=False)
         return
     if csv:
         write_csv(found, csv)

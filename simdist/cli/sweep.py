@@ -34,10 +34,15 @@ _LINE_S = 30.0
 
 
 @click.command("sweep")
-@click.argument("name", metavar="SWEEP")
+@click.argument("name", type=common.file_name, metavar="SWEEP")
 @click.option("-o", "--output", type=common.path, metavar="DIR", required=True, help="Append rows there; go on.")
 @click.option("--workers", type=click.IntRange(0, 10_000), help="Processes, or jobs; 0: this process; one per core.")
-@click.option("--scheduler", metavar="WHERE", help="Dask's: tcp://HOST:PORT, a file, or slurm, pbs, lsf, sge, ...")
+@click.option(
+    "--scheduler",
+    type=common.file_name,
+    metavar="WHERE",
+    help="Dask's: tcp://HOST:PORT, a file, or slurm, pbs, lsf, sge, ...",
+)
 @click.option("--retry", is_flag=True, help="Compute rows that failed again.")
 @click.option("--plans", is_flag=True, help="Also write a run directory for every row, DIR/runs/POINT/LABEL.")
 @common.options

@@ -82,7 +82,7 @@ _OF_PASSES = (
 @click.option("--search-seeds", "n_search_seeds", type=click.IntRange(1, 1_000_000), default=5, help="Of the search.")
 @click.option("--evaluations", type=common.positive, metavar="N", help="Most to try; of over 200 else 100.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the search's own choices.")
-@click.option("--task", metavar="FILE|NAME", help="With --target: what is learnt, as of learn.")
+@click.option("--task", type=common.file_name, metavar="FILE|NAME", help="With --target: what is learnt, as of learn.")
 @click.option("--learning-rates", metavar="F,...", help="With --target: factors of its rate to try, e.g. 0.5,1,2.")
 @learn.options
 @common.options

@@ -84,7 +84,7 @@ _GAIN_COLUMNS = (
 
 
 @click.command("whatif")
-@click.argument("name", metavar="RUN|SCENARIO|TABLE")
+@click.argument("name", type=common.file_name, metavar="RUN|SCENARIO|TABLE")
 @click.option("--schedule", metavar="LABEL", help="Of the schedule whose steps are looked at; sync.")
 @click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN; real if there is one.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Look only at steps A to B - 1.")
@@ -95,7 +95,9 @@ _GAIN_COLUMNS = (
 @click.option("--resamples", "n_runs", type=click.IntRange(0, 1_000_000), default=200, help="Runs of each schedule.")
 @click.option("--block", "block_steps", type=common.positive, metavar="N", help="Steps of a block of a recording.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of the first run; the scenario's.")
-@click.option("--cluster", metavar="FILE|PRESET", help="Simulate schedules with the links from there.")
+@click.option(
+    "--cluster", type=common.file_name, metavar="FILE|PRESET", help="Simulate schedules with the links from there."
+)
 @common.options
 def command(session: common.Session, name: str, *, ideal: IdealCompute | None, **given: Any) -> None:
     """Show what stragglers cost, and what would help.

@@ -181,7 +181,7 @@ def schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | 
         if not found:
             session.say(f"warning: {job.name}: no other schedule fits it, so there is nothing to compare with")
         return found
-    if Path(wanted).is_file():
+    if common.is_file(wanted):
         fitting = job.scenario.changed(schedules=inputs.read_scenario(session, wanted).schedules).schedules
         return tuple(schedule for schedule in fitting if schedule.name != job.baseline.name)
     known = {schedule.name: schedule for schedule in (*job.others, *few_schedules(job.scenario))}

@@ -2,18 +2,22 @@
 
 # ruff: noqa: E501  (the tables are read row by row)
 
+import errno
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import zipfile
 
+import click
 import numpy as np
 import pytest
 from commandline import LABELS, STORAGE, call, edited, process, write
 from messages import assert_message
 
+from simdist.cli import cli, common, inputs
 from simdist.runs.run_directory import SIMULATED
 
 
@@ -401,3 +405,77 @@ def test_wrong_input_ends_a_process_with_code_2(tmp_path, args):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.match(r"error: .*\n\Z", done.stderr)
+
+
+# Paths that the operating system cannot look up
+
+PATHS = re.compile("RUN|SCENARIO|SWEEP|TABLE|FILE|FOLDER|DIR|GLOB")
+OF_TEXT = {"--schedules", "--scheduler"}  # lists of labels, and addresses
+
+
+def path_parameters():
+    """Return each command with each of its parameters that takes a path."""
+    found = []
+    for name in cli.list_commands(None):
+        command = cli.get_command(None, name)
+        groups = command.commands.items() if isinstance(command, click.Group) else [("", command)]
+        found += [(f"{name} {inner}".split(), each) for inner, one in groups for each in one.params]
+    return [(words, each) for words, each in found if takes_path(each)]
+
+
+def takes_path(parameter):
+    is_named = PATHS.search(parameter.metavar or "") and not OF_TEXT.intersection(parameter.opts)
+    assert not is_named or isinstance(parameter.type, common.PathType), parameter
+    return is_named
+
+
+def test_every_command_with_a_path_is_tried():
+    names = {words[0] for words, _ in path_parameters()}
+    assert names == set(cli.list_commands(None)) - {"presets"}
+    options = {option for _, each in path_parameters() for option in each.opts}
+    assert {"-o", "--csv", "--plot", "--cluster", "--chrome", "--task", "--tensors", "--calibrate"} <= options
+
+
+@pytest.mark.parametrize(
+    ("words", "parameter"),
+    [pytest.param(*case, id=f"{'-'.join(case[0])} {case[1].opts[0]}") for case in path_parameters()],
+)
+@pytest.mark.parametrize(
+    "path", ["x" * 100_000, "x" * 300, "nul\0"], ids=["100,000 letters", "300 letters", "a zero byte"]
+)
+def test_path_that_cannot_be_looked_up_is_refused_with_its_argument(words, parameter, path, capsys):
+    is_option = isinstance(parameter, click.Option)
+    given = [parameter.opts[-1], path] if is_option else [path]
+    answer = call(capsys, *words, *given)
+    assert_refused(answer, parameter.opts[-1] if is_option else parameter.metavar, "give another path", path[:3])
+    assert len(answer.err) < 400
+
+
+def test_list_of_labels_may_be_longer_than_a_name_of_a_file(tmp_path, capsys):
+    path = write(tmp_path / "small.yaml")
+    answer = call(capsys, "whatif", path, "--schedules", ",".join(["nowhere"] * 100))
+    assert_refused(answer, "--schedules 'nowhere'", "no other schedule of")
+
+
+@pytest.mark.parametrize(
+    ("code", "number"), [(2, errno.EACCES), (2, errno.ENAMETOOLONG), (1, errno.EMFILE), (1, errno.EIO)]
+)
+def test_file_that_the_system_refuses_is_named_and_is_not_an_error_of_printing(
+    code, number, tmp_path, capsys, monkeypatch
+):
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number), str(tmp_path / "kept.yaml"))
+
+    monkeypatch.setattr(inputs, "read_scenario", refuse)
+    answer = call(capsys, "compare", write(tmp_path / "small.yaml"))
+    more = ": give another path" if code == 2 else ""
+    assert (answer.code, answer.err) == (code, f"error: {tmp_path / 'kept.yaml'}: {os.strerror(number)}{more}\n")
+
+
+def test_error_of_the_system_without_a_file_is_not_an_error_of_printing(tmp_path, capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(inputs, "read_scenario", refuse)
+    answer = call(capsys, "compare", write(tmp_path / "small.yaml"))
+    assert (answer.code, answer.err) == (1, f"error: the operating system refuses: {os.strerror(errno.EAGAIN)}\n")
