@@ -28,13 +28,13 @@ _COMMANDS = {  # the first sentence of each command's help
     "comms": "Show what collectives achieved.",
     "compare": "Show the speed-ups over a baseline.",
     "data": "Show what loading data costs, by epoch.",
-    "import": "Make a scenario of a job that was profiled.",
+    "import": "Turn a profiled job into a scenario.",
     "learn": "Show when a model reaches a target under each schedule.",
     "plan": "Write plans and prove what they compute.",
     "presets": "Show the clusters, workloads and scenarios that ship.",
     "report": "Write one HTML page about runs, a sweep, or learning.",
     "results": "Show the results of sweeps and of runs as one table.",
-    "simulate": "Simulate; show where the time of a step goes.",
+    "simulate": "Simulate, and show where the time of a step goes.",
     "sweep": "Simulate all points that a SWEEP file describes.",
     "trace": "Convert a trace for viewers of timelines.",
     "tune": "Find the fastest schedule for a scenario, within limits.",
@@ -132,8 +132,8 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 def cli(context: click.Context) -> None:
     """Simulate, run and compare synchronisation schedules for distributed training.
 
-    SCENARIO is a YAML file, or the name of a scenario that ships (`simdist presets scenarios`). RUN is a directory that
-    holds a plan, the scenario that it is from, the delays and the traces of it.
+    SCENARIO is a YAML file, or the name of a scenario that ships (`simdist presets scenarios`). RUN is a directory with
+    a plan, its scenario, delays and traces.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

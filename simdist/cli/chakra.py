@@ -109,17 +109,17 @@ def _n_steps(name: str, asked: int | None, n_steps: int) -> int:
     type=common.file_name,
     metavar="FILE|PRESET",
     required=True,
-    help="The machines; the traces do not tell them.",
+    help="The machines, which traces do not describe.",
 )
-@click.option("--steps", "n_steps", type=click.IntRange(min=1), metavar="N", help="The traces hold so many steps.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--steps", "n_steps", type=click.IntRange(min=1), metavar="N", help="Number of steps in the traces.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @common.options
 def _import(
     session: common.Session, traces: tuple[Path, ...], *, output: Path, cluster: str, n_steps: int | None, force: bool
 ) -> None:
-    """Make a scenario of the execution traces of a data-parallel job."""
+    """Turn execution traces of a data-parallel job into a scenario."""
     if output.exists() and not force:
-        raise ScenarioError(f"{output}: is there already; write another with -o, or replace it with --force")
+        raise ScenarioError(f"{output}: is there already: write another with -o, or replace it with --force")
     paths = find_traces(traces)
     with session.bar() as bar:
         imported = import_traces(paths, n_steps=n_steps, progress=lambda n: bar.update("read traces", n, len(paths)))

@@ -55,8 +55,8 @@ class _TraceCollectives:
 def command(session: common.Session, name: str, *, schedule: str | None) -> None:
     """Show what collectives achieved.
 
-    RUN holds a simulated trace, a measured one, or both. The columns are those of nccl-tests; what members waited for
-    the last one is shown apart.
+    RUN holds a simulated trace, a measured one, or both. The columns are those of nccl-tests. The time that members
+    wait for the last one has a column of its own.
     """
     with session.bar() as bar:
         bar.update("read the traces", 0, None)

@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Show the speed-ups over a baseline.
 
-    All schedules meet the same delays of the same seeds. Intervals are 95 % confidence intervals over seeds.
+    All schedules are simulated with the same seeds and delays. Intervals are 95 % confidence intervals over seeds.
     """
     inputs.check_picture(plot)
     scenario = inputs.read_scenario(session, name)

@@ -78,14 +78,14 @@ _KNOB_COLUMNS = (
 
 @click.command("data")
 @common.scenario_or_run
-@click.option("--knobs", is_flag=True, help="Also change one thing at a time, and show which stalls that removes.")
+@click.option("--knobs", is_flag=True, help="Also change one setting at a time, and show which stalls that removes.")
 @common.schedule
 @common.options
 def command(session: common.Session, name: str, *, knobs: bool, schedule: str | None) -> None:
     """Show what loading data costs, by epoch.
 
-    The time of each epoch, for how long ranks stall for want of a batch, and from which level of storage samples come;
-    of a RUN that was measured, simulated and real side by side.
+    The time of each epoch, how long ranks stall because no batch is ready, and which level of storage samples come
+    from. For a measured RUN, simulated and real side by side.
     """
     rows: list[_Record] = []
     texts: list[str] = []

@@ -54,26 +54,28 @@ _PREDICTED = Column("predicted", "predicted_s", "seconds", form=_predicted)
 @click.command("import")
 @click.argument("traces", type=common.file_name, nargs=-1, required=True)
 @click.option("-o", "--output", type=common.path, metavar="SCENARIO", required=True, help="The .yaml file to write.")
-@click.option("--nodes", type=common.positive, metavar="N", help="The ranks were on so many nodes.")
-@click.option("--gpus-per-node", type=common.positive, metavar="N", help="So many ranks were on each node.")
+@click.option("--nodes", type=common.positive, metavar="N", help="Number of nodes.")
+@click.option("--gpus-per-node", type=common.positive, metavar="N", help="Ranks per node.")
 @click.option(
     "--cluster",
     type=common.file_name,
     metavar="FILE|PRESET",
-    help="Take the links from there, not from what the traces show.",
+    help="Take the links from this cluster, not from the traces.",
 )
 @click.option(
     "--fabric",
     type=common.file_name,
     metavar="LINK|FILE|PRESET",
-    help="Take the links inside nodes, e.g. '3 us, 240 GB/s'.",
+    help="Links inside nodes, e.g. '3 us, 240 GB/s'.",
 )
 @click.option(
     "--tensors", type=common.file_name, metavar="FILE|PRESET", help="The model's tensors, if the traces have no shapes."
 )
-@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 of the profiler.")
-@click.option("--workers", type=common.positive, metavar="N", help="Read in so many processes; one per core.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only the profiler's steps A to B - 1.")
+@click.option(
+    "--workers", type=common.positive, metavar="N", help="Processes that read traces; one per core if omitted."
+)
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @common.options
 def command(
     session: common.Session,
@@ -89,7 +91,7 @@ def command(
     workers: int | None,
     force: bool,
 ) -> None:
-    """Make a scenario of a job that was profiled.
+    """Turn a profiled job into a scenario.
 
     TRACES are the files that the PyTorch profiler wrote of a DistributedDataParallel job, one of each rank, plain or
     compressed, or folders with them. Says what slowed the job, and writes the job as a SCENARIO: its computation, its

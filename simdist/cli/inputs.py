@@ -86,7 +86,7 @@ def read_scenario(session: common.Session, name: str, *, is_compared: bool = Fal
         ScenarioError: It cannot be read, or is wrong.
     """
     if name == "-":
-        raise ScenarioError("-: standard input is not read: write the name of a file, other files are relative to it")
+        raise ScenarioError("-: standard input is not supported: name a file, as other files are relative to it")
     run = scenario = scenarios.load(find_file("scenarios", name))
     if is_compared:
         from simdist.studies.resampling import longest_period, runs_of

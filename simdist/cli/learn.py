@@ -40,9 +40,9 @@ _WIDTH = 120  # of sentences
 _EVALUATIONS = 20  # of a run
 _LINE_S = 30.0
 _MEANING = (
-    "Drift: how far the ranks' parameters were from their average at most, at an evaluation; averaging there takes "
-    "curvature x drift^2 / 2 off the loss. Noise scale: samples in a batch of all ranks beyond which larger ones "
-    "hardly help. ±: 95 % over seeds."
+    "Drift: largest distance of the ranks' parameters from their average at an evaluation; averaging there lowers the "
+    "loss by curvature x drift^2 / 2. Noise scale: samples in a global batch beyond which larger ones hardly help. "
+    "±: 95 % over seeds."
 )
 
 
@@ -116,22 +116,34 @@ def options(function: _Function) -> Callable[..., Any]:
     """Add the options of `TrainingOptions`, but for the task."""
     plain = TrainingOptions()
     for option in (
-        click.option("-o", "--output", type=common.path, metavar="DIR", help="Append runs there; go on from them."),
+        click.option("-o", "--output", type=common.path, metavar="DIR", help="Append finished runs; resume from them."),
         click.option(
-            "--time-limit", default=plain.time_limit, metavar="TIME", help="Of a training run; it is ended then."
+            "--time-limit", default=plain.time_limit, metavar="TIME", help="Stop a training run after this time."
         ),
         click.option(
-            "--device", default=plain.device, type=click.Choice(["cpu", "cuda"]), help="cuda: with --workers 1."
+            "--device",
+            default=plain.device,
+            type=click.Choice(["cpu", "cuda"]),
+            help="Where to train; cuda needs --workers 1.",
         ),
         click.option(
             "--scheduler",
             type=common.file_name,
             metavar="WHERE",
-            help="Dask's, as of sweep; its workers need torch and FILE.",
+            help="Dask scheduler, as for sweep; its workers need torch and FILE.",
         ),
-        click.option("--workers", type=click.IntRange(0, 10_000), help="Runs at once; 0: in turn; one per core."),
-        click.option("--evaluate-every", type=common.positive, metavar="M", help="Steps; else a twentieth of a run."),
-        click.option("--steps", type=common.positive, metavar="N", help="Of a run; else as the scenario says."),
+        click.option(
+            "--workers",
+            type=click.IntRange(0, 10_000),
+            help="Parallel runs; 0: one at a time; one per core if omitted.",
+        ),
+        click.option(
+            "--evaluate-every",
+            type=common.positive,
+            metavar="M",
+            help="Steps between evaluations; a twentieth of a run if omitted.",
+        ),
+        click.option("--steps", type=common.positive, metavar="N", help="Steps of a run; the scenario's if omitted."),
         click.option("--target", metavar="TEXT", help="'METRIC >= x' or '<= x'; also rank0.METRIC, or loss."),
     ):
         function = option(function)
@@ -145,18 +157,18 @@ def options(function: _Function) -> Callable[..., Any]:
     type=common.file_name,
     required=True,
     metavar="FILE|NAME",
-    help="What is learnt: a Python file, or one that ships.",
+    help="The task: a Python file, or a built-in one.",
 )
-@click.option("--seeds", "n_seeds", type=common.positive, default=5, help="Of learning, each with one of delays.")
+@click.option("--seeds", "n_seeds", type=common.positive, default=5, help="Training seeds; seed i meets delay seed i.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Schedule to compare with.")
 @options
 @common.options
 def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, **how: Any) -> None:
     """Show when a model reaches a target under each schedule.
 
-    Every schedule trains the task, with the arithmetic of all ranks and for every seed, in a process per core. Times
-    are those of the scenario's workload, simulated with the same schedules and steps. Run it again after an
-    interruption, or with another target: what is in DIR is not trained again.
+    Each schedule trains the task for each seed, with the exact arithmetic of all ranks, one process per core. Times
+    come from simulating the scenario's workload with the same schedules and steps. Rerun it after an interruption or
+    with another target: runs in DIR are not trained again.
     """
     asked = TrainingOptions(**how)
     scenario = inputs.read_scenario(session, name)

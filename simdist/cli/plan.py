@@ -32,7 +32,7 @@ Results: TypeAlias = Counter[tuple[Result, str | None]]  # with what is applied 
 def command(session: common.Session, name: str, *, output: Path | None, schedule: str | None, force: bool) -> None:
     """Write plans and prove what they compute.
 
-    Several schedules make one run directory each, RUN/LABEL.
+    With several schedules, each gets a run directory RUN/LABEL.
     """
     scenario = inputs.read_scenario(session, name)
     schedules = inputs.choose(scenario, schedule, where=name)

@@ -66,7 +66,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 def command(session: common.Session, *, kind: Kind | None, name: str | None) -> None:
     """Show the clusters, workloads and scenarios that ship.
 
-    With a KIND only those; with a NAME as well, its YAML.
+    A kind limits the list. A kind and a NAME print the preset's YAML.
     """
     if kind is not None and name is not None:
         path = presets.path(kind, name)

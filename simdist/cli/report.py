@@ -28,19 +28,19 @@ MOST_RUNS = 24
 @click.command("report")
 @click.argument("name", type=common.file_name, metavar="RUN|DIR")
 @click.option("-o", "--output", type=common.path, metavar="FILE", required=True, help="The .html file to write.")
-@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync if it is there, else the first.")
+@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync, else the first.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 in the timeline.")
-@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
+@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate this calibrated cluster instead.")
 @common.options
 def command(
     session: common.Session, name: str, *, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
 ) -> None:
     """Write one HTML page about runs, a sweep, or learning.
 
-    Of a RUN, or of all runs in a DIR: speed-ups, where the time of a step goes, a timeline, who waited for whom, and
-    simulation against measurement where there are both. Of a sweep in a DIR: which schedule is the fastest where, which
-    field matters, and all rows. Of a DIR of learn or of tune
-    --target: its last answer, with curves. The page holds all it shows and requests nothing.
+    For a RUN, or all runs in a DIR: speed-ups, where the time of a step goes, a timeline, which ranks waited for which,
+    and simulation against measurement if there are both. For a sweep in a DIR: which schedule is the fastest where,
+    which field matters, and all rows. For a DIR of learn or tune --target: the last answer, with learning curves. The
+    page is self-contained: it loads nothing.
     """
     _check(name, output)
     folder = Path(name)
@@ -100,7 +100,7 @@ def _report_learned(session: common.Session, path: Path, output: Path) -> None:
         rows = [[column.cell(row) for column in columns] for row in found["rows"]]
         page = pages.learned_page(found, [column.heading for column in columns], rows)
     except (ValueError, LookupError, TypeError):
-        raise RunError(f"{path}: is damaged: run learn again into this folder, which trains nothing twice") from None
+        raise RunError(f"{path}: is damaged: run learn into this folder again; finished runs are kept") from None
     nbytes = inputs.save_text(output, page)
     session.wrote(output)
     session.result({"report": str(output), "nbytes": nbytes}, f"{output}: {found['title']}; {format_nbytes(nbytes)}")
@@ -145,7 +145,7 @@ def _check(name: str, output: Path) -> None:
     if output.is_dir():
         raise ScenarioError(f"{output}: is a directory; name the page to write, e.g. {output / 'report.html'}")
     if output.suffix.lower() not in _PAGES:
-        raise ScenarioError(f"{output}: is no name of a page; write e.g. {output.with_suffix('.html').name}")
+        raise ScenarioError(f"{output}: is not the name of a page; write e.g. {output.with_suffix('.html').name}")
     inputs.check_folder(output)
 
 

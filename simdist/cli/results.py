@@ -35,11 +35,13 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 @click.command("results")
 @click.argument("folders", metavar="DIR...", type=common.path, nargs=-1, required=True)
 @click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
-@click.option("--where", "conditions", multiple=True, metavar="COLUMN=VALUE", help="Only these; also != < <= > >=.")
+@click.option(
+    "--where", "conditions", multiple=True, metavar="COLUMN=VALUE", help="Only matching rows; also != < <= > >=."
+)
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
 @click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
-@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; that of the sweep, of runs sync.")
+@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; the sweep's, for runs sync.")
 @common.options
 def command(
     session: common.Session,
@@ -54,13 +56,13 @@ def command(
 ) -> None:
     """Show the results of sweeps and of runs as one table.
 
-    A DIR is what `simdist sweep -o` wrote, or holds run directories at any depth, simulated, measured or both. A row is
-    a schedule of a point. Varied settings have columns of their own, as written on the screen, in SI units in files.
+    A DIR is the output of `simdist sweep -o`, or holds run directories at any depth, simulated, measured or both. Each
+    row is one schedule at one point. Each varied setting has a column: as written on the screen, in SI units in files.
     """
     if only_fastest and only_failed:
-        raise ScenarioError("--fastest with --failed: what failed is not fast: write one of them")
+        raise ScenarioError("--fastest with --failed: failed rows have no times: write one of them")
     if csv == _STDOUT and session.as_json:
-        raise ScenarioError("--csv - with --json: both would go to stdout: write one of them, or a file")
+        raise ScenarioError("--csv - with --json: both write to stdout: use one of them, or name a file")
     if csv:
         inputs.check_folder(csv)
     with session.bar() as bar:

@@ -51,10 +51,10 @@ def command(
     plot: Path | None,
     force: bool,
 ) -> None:
-    """Simulate; show where the time of a step goes.
+    """Simulate, and show where the time of a step goes.
 
-    The delays are those of the scenario's seed. A RUN is simulated as it stands and gets the trace; of a SCENARIO, -o
-    writes run directories.
+    Delays are drawn with the scenario's seed. A RUN is simulated as it is, and its trace is written into it. For a
+    SCENARIO, -o writes run directories.
     """
     inputs.check_picture(plot)
     traced = output is not None or plot is not None

@@ -35,15 +35,19 @@ _LINE_S = 30.0
 
 @click.command("sweep")
 @click.argument("name", type=common.file_name, metavar="SWEEP")
-@click.option("-o", "--output", type=common.path, metavar="DIR", required=True, help="Append rows there; go on.")
-@click.option("--workers", type=click.IntRange(0, 10_000), help="Processes, or jobs; 0: this process; one per core.")
+@click.option(
+    "-o", "--output", type=common.path, metavar="DIR", required=True, help="Append rows; resume from those in DIR."
+)
+@click.option(
+    "--workers", type=click.IntRange(0, 10_000), help="Processes or jobs; 0: this process; one per core if omitted."
+)
 @click.option(
     "--scheduler",
     type=common.file_name,
     metavar="WHERE",
-    help="Dask's: tcp://HOST:PORT, a file, or slurm, pbs, lsf, sge, ...",
+    help="Dask scheduler: tcp://HOST:PORT, a file, or slurm, pbs, lsf, sge, ...",
 )
-@click.option("--retry", is_flag=True, help="Compute rows that failed again.")
+@click.option("--retry", is_flag=True, help="Recompute failed rows.")
 @click.option("--plans", is_flag=True, help="Also write a run directory for every row, DIR/runs/POINT/LABEL.")
 @common.options
 def command(
@@ -58,9 +62,9 @@ def command(
 ) -> int:
     """Simulate all points that a SWEEP file describes.
 
-    Each is computed for all schedules and seeds, by a process per core or on a Dask cluster, and appended to DIR. Run
-    it again after an interruption, or with more values: what is there is not computed again. A row that fails is
-    recorded, and the others go on; the exit code is then 1.
+    Each point is simulated for all schedules and seeds, with one process per core or on a Dask cluster, and its rows
+    are appended to DIR. Rerun it after an interruption or with more values: existing rows are not computed again. If
+    a row fails, its error is recorded, the other rows continue, and the exit code is 1.
     """
     what = load(name)
     if plans:
@@ -91,7 +95,7 @@ def command(
     session.result(document, f"{what.name}: {summary}\nnext: simdist results {output}")
     if outcome.n_failed:
         session.say(
-            f"error: {outcome.n_failed:,} of {outcome.n_rows:,} rows failed; all others are there\n"
+            f"error: {outcome.n_failed:,} of {outcome.n_rows:,} rows failed; all others are complete\n"
             f"`simdist results {output} --failed` shows why; to compute failed rows again, add --retry"
         )
     return int(outcome.n_failed > 0)
@@ -130,7 +134,7 @@ def open_workers(session: common.Session, n_workers: int | None, scheduler: str 
                 yield pool
         return
     if n_workers is not None and scheduler not in SYSTEMS:
-        raise ScenarioError("--workers: a cluster that runs has as many as it has; leave it out")
+        raise ScenarioError("--workers: a running cluster has its own workers; leave it out")
     with _silent(session), _cluster(session, scheduler, n_workers or 1) as cluster:
         yield cluster
 

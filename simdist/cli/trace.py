@@ -29,13 +29,18 @@ from simdist.traces.trace import Trace
 @click.command("trace")
 @click.argument("run", metavar="RUN|TRACE.npz", type=common.path)
 @click.option("--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto.")
-@click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN; real if there is one.")
+@click.option(
+    "--trace",
+    "which",
+    type=click.Choice(list(run_directory.TRACES)),
+    help="Which trace of a RUN; real if there is one.",
+)
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
 @common.options
 def command(session: common.Session, run: Path, *, chrome: Path, which: str | None, steps: range | None) -> None:
     """Convert a trace for viewers of timelines.
 
-    Of a RUN, the trace in it; open the FILE in https://ui.perfetto.dev.
+    Open FILE in https://ui.perfetto.dev.
     """
     with session.bar() as bar:
         bar.update("read the trace", 0, None)
@@ -73,7 +78,9 @@ def _load(path: Path, which: str | None) -> tuple[Path, Trace]:
         )
     if not path.is_dir():
         if which:
-            raise ScenarioError(f"{path}: --trace {which} chooses a trace of a run directory, and this is a file")
+            raise ScenarioError(
+                f"{path}: --trace {which} chooses a trace of a run directory; this is a file, so leave it out"
+            )
         return path, run_directory.read_trace(path)
     runs = inputs.read_runs(str(path), None)
     if len(runs) > 1:

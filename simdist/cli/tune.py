@@ -30,9 +30,9 @@ _Record: TypeAlias = dict[str, object]
 
 _FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
 _NOT_KNOWN = (
-    "Not known here: how averaging more seldom, or sending a part of the gradient, changes what is learnt in a step. "
-    "--global-every, --group-every and --min-density are yours to choose. What it would gain to repair slow ranks, "
-    "the command whatif tells."
+    "Not modelled: how less frequent averaging, or sending part of the gradient, changes what is learnt per step. "
+    "--global-every, --group-every and --min-density are your choice. What repairing slow ranks would gain, "
+    "`simdist whatif` shows."
 )
 
 
@@ -65,25 +65,38 @@ _OF_PASSES = (
 @click.command("tune")
 @common.scenario
 @click.option(
-    "--global-every", type=common.positive, default=8, metavar="H", help="Most steps between exchanges of all."
+    "--global-every", type=common.positive, default=8, metavar="H", help="Maximum steps between global exchanges."
 )
-@click.option("--group-every", multiple=True, metavar="RANKS:H", help="Most steps between exchanges of groups.")
-@click.option("--max-bytes", metavar="SIZE", help="Most that a node sends per step, e.g. 20 MB.")
-@click.option("--memory", metavar="SIZE", help="Most that the buffers of a rank take on its device.")
-@click.option("--host-memory", metavar="SIZE", help="Most that they take in host memory.")
+@click.option("--group-every", multiple=True, metavar="RANKS:H", help="Maximum steps between exchanges within groups.")
+@click.option("--max-bytes", metavar="SIZE", help="Maximum bytes that a node sends per step, e.g. 20 MB.")
+@click.option("--memory", metavar="SIZE", help="Maximum device memory for the buffers of a rank.")
+@click.option("--host-memory", metavar="SIZE", help="Maximum host memory for the buffers of a rank.")
 @click.option("--min-density", metavar="SHARE", help="Also try sparse gradients of this density or more, e.g. 1%.")
-@click.option("--micro-batches", metavar="K,...", help="Micro-batches of a step to try, e.g. 1,2,4; else its own.")
+@click.option("--micro-batches", metavar="K,...", help="Micro-batches per step to try, e.g. 1,2,4.")
 @click.option("--checkpoint-every", metavar="K,...", help="Steps between checkpoints to try, e.g. 100,500.")
-@click.option("--checkpoint-mode", multiple=True, type=click.Choice(get_args(Mode)), help="How to write them; repeat.")
+@click.option(
+    "--checkpoint-mode",
+    multiple=True,
+    type=click.Choice(get_args(Mode)),
+    help="Ways to write checkpoints to try; repeatable.",
+)
 @click.option("--only", multiple=True, type=click.Choice(KINDS), help="Only schedules of this kind; may be repeated.")
 @click.option("--allow", multiple=True, type=click.Choice(get_args(Allowed)), help="Also try these; repeat.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
-@click.option("--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Of the finalists; 20, of recordings 200.")
-@click.option("--search-seeds", "n_search_seeds", type=click.IntRange(1, 1_000_000), default=5, help="Of the search.")
-@click.option("--evaluations", type=common.positive, metavar="N", help="Most to try; of over 200 else 100.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the search's own choices.")
-@click.option("--task", type=common.file_name, metavar="FILE|NAME", help="With --target: what is learnt, as of learn.")
-@click.option("--learning-rates", metavar="F,...", help="With --target: factors of its rate to try, e.g. 0.5,1,2.")
+@click.option(
+    "--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Seeds of the finalists; 20, with recordings 200."
+)
+@click.option(
+    "--search-seeds", "n_search_seeds", type=click.IntRange(1, 1_000_000), default=5, help="Seeds during the search."
+)
+@click.option(
+    "--evaluations", type=common.positive, metavar="N", help="Maximum candidates to try; 100 if there are over 200."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Random seed of the search.")
+@click.option("--task", type=common.file_name, metavar="FILE|NAME", help="With --target: the task, as for learn.")
+@click.option(
+    "--learning-rates", metavar="F,...", help="With --target: factors on its learning rate to try, e.g. 0.5,1,2."
+)
 @learn.options
 @common.options
 def command(
@@ -106,15 +119,17 @@ def command(
 ) -> None:
     """Find the fastest schedule for a scenario, within limits.
 
-    Schedules and their parameters are simulated, all of them or, where there are many, those that a search picks. The
-    best, and the best of every frequency of global synchronisation, are simulated again with fresh seeds; only those
-    numbers are shown. If nothing gains, it says so, and why. With --target and --task, the best is what reaches the
-    target first, and candidates are trained.
+    Simulates all candidate schedules, or those that a search picks if there are many. The best overall, and the best
+    for each frequency of global synchronisation, are simulated again with fresh seeds; the table shows only these
+    results. If no schedule is faster, it says so and explains why. With --target and --task, it trains candidates and
+    finds the schedule that reaches the target first.
     """
     asked = learn.TrainingOptions(**{each.name: more.pop(each.name) for each in fields(learn.TrainingOptions)})
     is_asked = learning_rates is not None or asked != learn.TrainingOptions()
     if (asked.target is None) != (asked.task is None) or (is_asked and asked.task is None):
-        raise ScenarioError("--target, --task: write both; or none, and nothing of training: step times decide then")
+        raise ScenarioError(
+            "--target, --task: write both, or neither and no other option of training; then step times decide"
+        )
     texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
     most = (math.inf if text is None else common.parsed(option, text, parse_nbytes) for option, text in texts.items())
     constraints = Constraints(global_every, tuple(map(_pair, group_every)), *most)
@@ -216,7 +231,7 @@ def _factor(text: object) -> float:
     try:
         return parse_factor(float(str(text)))
     except ValueError:
-        raise ValueError(f"{shown(text)} is no factor: write numbers above 0, such as 0.5,1,2") from None
+        raise ValueError(f"{shown(text)} is not a factor: write numbers above 0, such as 0.5,1,2") from None
 
 
 def _pair(text: str) -> tuple[int, int]:

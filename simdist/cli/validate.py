@@ -71,10 +71,8 @@ _SUMMARY_COLUMNS = (
 
 @click.command("validate")
 @common.run
-@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
-@click.option(
-    "--calibrate", type=common.path, metavar="FILE", help="Correct an overhead by this one run; write the cluster."
-)
+@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate this calibrated cluster instead.")
+@click.option("--calibrate", type=common.path, metavar="FILE", help="Fit one overhead to this run; write the cluster.")
 @common.schedule
 @common.plot
 @common.options
@@ -108,7 +106,7 @@ def command(
     summary = summarize(validations, baseline=base.plan.name) if len(done) > 1 else None
     texts = [_text(each, cluster) for each in done] + ([_summary_text(summary)] if summary else [])
     correction = _corrected(session, done[0], calibrated, calibrate) if calibrate else None
-    texts += [f"corrected: {correction}; this run is no test of that any more, others are"] if correction else []
+    texts += [f"corrected: {correction}; this run no longer tests it, other runs do"] if correction else []
     document = {
         "run": name,
         "cluster": str(cluster) if cluster else None,
@@ -128,7 +126,7 @@ def command(
 def _corrected(session: common.Session, each: _Validated, calibrated: Calibrated | None, file: Path) -> str:
     """Write the cluster in which the run takes what was measured; return what was changed."""
     if each.validation.n_steps < each.run.plan.n_steps:
-        raise TraceError(f"{each.run.path}: the measurement is not whole, and corrects nothing: run it again")
+        raise TraceError(f"{each.run.path}: the measurement is incomplete, so nothing is corrected: run it again")
     cluster, done = corrected(each.run, calibrated, each.real)
     inputs.save_text(file, dump_cluster(cluster))
     session.wrote(file)
@@ -169,7 +167,7 @@ def _validate(
         planned = run
         run = run_directory.as_measured(run, real)
         if left_out := run is not planned:
-            session.say(f"warning: {path}: was measured without what its links do, and is simulated without it, too")
+            session.say(f"warning: {path}: was measured without its disturbed links, so it is simulated without them")
         bar.update(f"simulate {run.plan.name}", number, len(runs))
         simulated = simulate_run(run, calibrated, real=real)
         kept = run.path / run_directory.SIMULATED

@@ -85,26 +85,37 @@ _GAIN_COLUMNS = (
 
 @click.command("whatif")
 @click.argument("name", type=common.file_name, metavar="RUN|SCENARIO|TABLE")
-@click.option("--schedule", metavar="LABEL", help="Of the schedule whose steps are looked at; sync.")
-@click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN; real if there is one.")
-@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Look only at steps A to B - 1.")
+@click.option("--schedule", metavar="LABEL", help="Analyse this schedule; sync if omitted.")
 @click.option(
-    "--ideal", type=click.Choice(get_args(IdealCompute)), help="Computing without stragglers, of a TABLE; mean."
+    "--trace",
+    "which",
+    type=click.Choice(list(run_directory.TRACES)),
+    help="Which trace of a RUN; real if there is one.",
 )
-@click.option("--schedules", metavar="LABELS|FILE", help="Compare these, of the scenario or of another one.")
-@click.option("--resamples", "n_runs", type=click.IntRange(0, 1_000_000), default=200, help="Runs of each schedule.")
-@click.option("--block", "block_steps", type=common.positive, metavar="N", help="Steps of a block of a recording.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of the first run; the scenario's.")
+@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Analyse only steps A to B - 1.")
 @click.option(
-    "--cluster", type=common.file_name, metavar="FILE|PRESET", help="Simulate schedules with the links from there."
+    "--ideal",
+    type=click.Choice(get_args(IdealCompute)),
+    help="Compute time without stragglers in a TABLE; mean if omitted.",
+)
+@click.option("--schedules", metavar="LABELS|FILE", help="Compare these schedules, by label or from another scenario.")
+@click.option(
+    "--resamples", "n_runs", type=click.IntRange(0, 1_000_000), default=200, help="Resampled runs per schedule."
+)
+@click.option("--block", "block_steps", type=common.positive, metavar="N", help="Block length in steps for resampling.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", help="Seed of the first run; the scenario's if omitted."
+)
+@click.option(
+    "--cluster", type=common.file_name, metavar="FILE|PRESET", help="Simulate with the links of this cluster."
 )
 @common.options
 def command(session: common.Session, name: str, *, ideal: IdealCompute | None, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
 
-    The job without stragglers is a replay in which every operation takes its typical time. What is lost against it is
-    shown by kind of operation, rank, node and step. Gains have intervals from runs put together from the delays that
-    were recorded.
+    The job without stragglers is a replay in which each operation takes its typical time. The loss against it is shown
+    by kind of operation, rank, node and step. The intervals of gains come from runs that are resampled from the
+    recorded delays.
 
     A TABLE, .csv or .parquet, has a row for each operation of a job with data and pipeline parallelism.
     """

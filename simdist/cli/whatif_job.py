@@ -128,7 +128,7 @@ def _finished(session: common.Session, file: Path, trace: Trace) -> Trace:
         return trace
     n_steps = int(np.searchsorted(trace.plan.first_instances(), missing[0], side="right")) - 1
     if not n_steps:
-        raise TraceError(f"{file}: not even the first step was finished on all ranks: there is nothing to replay")
+        raise TraceError(f"{file}: no step was finished on all ranks, so there is nothing to replay")
     session.say(f"warning: {file}: only the first {n_steps} of {trace.plan.n_steps} steps were finished on all ranks")
     return first_steps(trace, n_steps)
 

@@ -52,7 +52,7 @@ def show(session: common.Session, path: Path, *, steps: range | None, compute: I
         session.say(
             f"warning: {path}: the replay is off by more than {format_share(_REPLAY_ERROR)} in {n_off:,} of "
             f"{len(errors):,} steps, most in step {found.table.step_numbers[worst]}, by "
-            f"{format_share(float(errors[worst]))}: operations do not wait for each other as supposed"
+            f"{format_share(float(errors[worst]))}: operations do not wait for each other as assumed"
         )
     document = _document(path, found, compute)
     session.result(document, "\n".join(_lines(document, found)))

@@ -86,7 +86,7 @@ def _read_file_nbytes(value: object, info: ValidationInfo) -> int | tuple[int, .
             return value
         case dict() if "index" in value:
             if set(value) != {"index"} or not isinstance(value["index"], str):
-                raise ValueError(f"{shown(value)} is no file: write e.g. {{index: index.csv}}")
+                raise ValueError(f"{shown(value)} is not a file: write e.g. {{index: index.csv}}")
             return read_sizes(folder_of(info) / value["index"])
         case dict():
             return Lognormal.model_validate(value, context=info.context)

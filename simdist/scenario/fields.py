@@ -66,7 +66,7 @@ class ScenarioField:
         try:
             found: object = self.reader.validate_python(value, context=ANYWHERE)
         except ValidationError:
-            raise ValueError(self._fault(value) or f"{shown(value)} is no value of {self.column}") from None
+            raise ValueError(self._fault(value) or f"{shown(value)} is not a value of {self.column}") from None
         return flat_text(value) if found is None else found
 
     def text(self, count: float, unit: Unit = SI) -> object:
@@ -108,7 +108,7 @@ def parse_path(text: str) -> Path:
     """
     parts = _PARTS.findall(text) if _PATH.fullmatch(text) else []
     if not parts or any(part.isdigit() and len(part) > _MAX_DIGITS for part in parts):
-        raise ValueError(f"{shown(text)} is no path: write e.g. cluster.nodes or disturbances[0].probability")
+        raise ValueError(f"{shown(text)} is not a path: write e.g. cluster.nodes or disturbances[0].probability")
     return tuple(int(part) if part.isdigit() else part for part in parts)
 
 

@@ -33,14 +33,14 @@ _FORM = TableForm(
 def _some(share: float) -> float:
     if share == 0:
         hint = "write e.g. 0.5 or 50%, or kind: outages for a link on which nothing passes"
-        raise ValueError(f"a share of 0 leaves nothing for ever: {hint}")
+        raise ValueError(f"a share of 0 blocks the link forever: {hint}")
     return share
 
 
 def _endpoint(value: object) -> object:
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if value != "storage" and not is_number:
-        raise ValueError(f"{shown(value)} is no end of a flow: write the number of a node, or storage")
+        raise ValueError(f"{shown(value)} is not an end of a flow: write the number of a node, or storage")
     return value
 
 

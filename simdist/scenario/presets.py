@@ -85,7 +85,7 @@ def _unknown(kind: Kind, name: object) -> str:
 def _read_file(part: Part, name: object, folder: Path) -> dict[str, object]:
     """Read the file that a scenario names; each problem in it is one of the key `file`."""
     if not isinstance(name, str) or not name:
-        refuse("file", [(("file",), f"{shown(name)} is no file: write e.g. {part}.yaml")])
+        refuse("file", [(("file",), f"{shown(name)} is not a file: write e.g. {part}.yaml")])
     file = folder / str(name)
     if not file.is_file():
         found = "is no regular file" if file.exists() else "there is no such file"

@@ -37,7 +37,7 @@ class TableForm:
 
 def _beside_the_scenario(value: Any, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path) or Path(value).suffix not in (".npz", ".csv"):
-        raise ValueError(f"{shown(value)} is no recording: {_NAME}")
+        raise ValueError(f"{shown(value)} is not a recording: {_NAME}")
     return (folder_of(info) / value).absolute()
 
 

@@ -52,7 +52,7 @@ def _faults(settings: Settings, text: str, written: Range) -> Iterator[Fault]:
     path = parse_path(text)
     field = find_field(settings, path)
     if not field.is_number or field.is_whole or not {*path}.isdisjoint(_CHOSEN):
-        yield (), "is no measured number: write ranges of times, rates and shares, such as network.efficiency"
+        yield (), "is not a measured number: write ranges of times, rates and shares, such as network.efficiency"
         return
     if getattr(value_at(settings, path[:-1]), "table", None) is not None:
         yield (), f"{path_text(path[:-1])} is a table of measured points, in which {path[-1]} means nothing: remove one"

@@ -85,7 +85,7 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
     if cluster.host and cluster.library != "gloo":
         yield f"cluster.host is what gloo takes of CPU cores, and is charged though library is {cluster.library}"
     if cluster.chunkwise and cluster.library != "gloo":
-        yield f"cluster.chunkwise has no effect: only rings of gloo are so modelled, and library is {cluster.library}"
+        yield f"cluster.chunkwise has no effect: it models rings of gloo only, and library is {cluster.library}"
     if workload.forward_s is not None:
         for key, stated in (("utilization", workload.utilization.stated), ("precision", workload.precision != "fp32")):
             if stated and key in workload.model_fields_set:

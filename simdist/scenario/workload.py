@@ -122,7 +122,7 @@ class Workload(Settings):
             if "tensors" in value:
                 raise ValueError("'tensors_file' beside 'tensors': write one of them")
             if not isinstance(name, str):
-                raise ValueError(f"{shown(name)} is no file: write e.g. resnet50.csv")
+                raise ValueError(f"{shown(name)} is not a file: write e.g. resnet50.csv")
             tensors = _read_tensors(folder_of(info) / name)
         except ValueError as error:
             refuse("Workload", [(("tensors_file",), str(error))])

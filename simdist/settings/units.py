@@ -110,7 +110,7 @@ def parse_factor(value: object) -> float:
         raise ValueError(f"{shown(value)} is not a number: write a factor above 0, e.g. 1.5")
     factor = _plain(value)
     if not 0 < factor < math.inf:
-        raise ValueError(f"{shown(value)} is no factor: write a finite number above 0, e.g. 1.5")
+        raise ValueError(f"{shown(value)} is not a factor: write a finite number above 0, e.g. 1.5")
     return factor
 
 

@@ -71,7 +71,7 @@ def _fulfilling(table: Table, found: Columns, text: str) -> list[bool]:
     elif any(isinstance(value, str) and value for value in values):
         raise ScenarioError(f"--where {text}: {column} is text: write = or !=")
     elif number is None:
-        raise ScenarioError(f"--where {text}: {shown(wanted)} is no value of {column}, which is {known}")
+        raise ScenarioError(f"--where {text}: {shown(wanted)} is not a value of {column}, which is {known}")
     else:
         met = [_is_number(value) and _ORDERS[comparison](value, number) for value in values]
     if table.results and not any(met):

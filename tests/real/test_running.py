@@ -407,7 +407,7 @@ def test_links_that_nobody_performs_are_refused_unless_left_out(
     assert json.loads((path / run_directory.REPORT).read_text(encoding="utf-8"))["links"] == "none"
     answer = call(capsys, "validate", path, "--json")
     assert answer.code == 0
-    assert "was measured without what its links do, and is simulated without it, too" in answer.err
+    assert "was measured without its disturbed links, so it is simulated without them" in answer.err
     assert "links" not in json.loads(answer.out)["rows"][0]
     assert not (path / run_directory.SIMULATED).exists()
 

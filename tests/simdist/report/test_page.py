@@ -648,7 +648,7 @@ def test_errors_say_what_is_wrong(capsys, folder, one, tmp_path):
     )
     assert f"{empty}: is no run directory: it has no plan.json" in error(empty, "-o", page)
     assert f"{empty}: is a directory; name the page to write" in error(one, "-o", empty)
-    assert "plan.json: is no name of a page; write e.g. plan.html" in error(one, "-o", one / "plan.json")
+    assert "plan.json: is not the name of a page; write e.g. plan.html" in error(one, "-o", one / "plan.json")
     assert "make it first" in error(one, "-o", empty / "more" / "page.html")
     assert "no run is called 'nobody' to compare with; there are: hsgd-2-4,4-world" in error(
         one, "-o", page, "--baseline", "nobody"

@@ -163,9 +163,9 @@ def test_every_problem_is_reported_beside_those_of_a_file(folder):
 REFUSED = {
     "no such file": ("{file: none.yaml}", "cluster.file", "none.yaml: there is no such file: write the name"),
     "a folder": ("{file: models}", "cluster.file", "models: is no regular file"),
-    "a number": ("{file: 3}", "cluster.file", "3 is no file: write e.g. cluster.yaml"),
-    "nothing": ("{file: }", "cluster.file", "null is no file"),
-    "empty text": ("{file: ''}", "cluster.file", "'' is no file"),
+    "a number": ("{file: 3}", "cluster.file", "3 is not a file: write e.g. cluster.yaml"),
+    "nothing": ("{file: }", "cluster.file", "null is not a file"),
+    "empty text": ("{file: ''}", "cluster.file", "'' is not a file"),
     "a preset, too": ("{file: cluster.yaml, preset: ideal}", "cluster.preset", "'preset' beside 'file': write one"),
     "the name alone": ("cluster.yaml", "cluster", "if that is a file, write {file: cluster.yaml}"),
     "a file as preset": ("{preset: a.yml}", "cluster.preset", "if that is a file, write {file: a.yml}"),

@@ -150,7 +150,7 @@ def test_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
     assert found.startswith("x.yaml:10: data.file_size: cannot read '")
     assert found.endswith("': No such file or directory")
     assert message_of(edited(("110 kB", "{index: 3}"))) == (
-        "x.yaml:10: data.file_size: {'index': 3} is no file: write e.g. {index: index.csv}"
+        "x.yaml:10: data.file_size: {'index': 3} is not a file: write e.g. {index: index.csv}"
     )
 
 
@@ -178,7 +178,7 @@ def test_index_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> Non
         ("110 kB}", "110}", "x.yaml:10: data.file_size: 110: a size needs a unit: write e.g. 45 MB"),
         ("110 kB}", "{median: 1 kB}}", "x.yaml:10: data.file_size.sigma: required key 'sigma' is missing: write e.g. sigma: 1.5"),
         ("110 kB}", "{median: 1 kB, sigma: 1, mean: 1 kB}}", "x.yaml:10: data.file_size.mean: unknown key 'mean': did you mean 'median'?"),
-        ("110 kB}", "{median: 1 kB, sigma: 0}}", "x.yaml:10: data.file_size.sigma: 0 is no factor: write a finite number above 0"),
+        ("110 kB}", "{median: 1 kB, sigma: 0}}", "x.yaml:10: data.file_size.sigma: 0 is not a factor: write a finite number above 0"),
         ("110 kB}", "{median: 1 kB, sigma: 11}}", "x.yaml:10: data.file_size.sigma: 11: write at most 10"),
         ("110 kB}", "0 B}", "x.yaml:10: data.file_size: '0 B': a file has 1 B or more"),
         ("110 kB}", "1.2 TB}", "x.yaml:10: data.file_size: '1.2 TB': a file has 1.1 TB (2^40 B) or less"),

@@ -190,7 +190,7 @@ NPZ = "write seconds, [n_steps, world_size], with numpy.savez(file, seconds)"
 
 
 def test_recording_of_unknown_format_is_refused(tmp_path):
-    with pytest.raises(ValidationError, match=r"is no recording: write the name of a \.npz or \.csv file"):
+    with pytest.raises(ValidationError, match=r"is not a recording: write the name of a \.npz or \.csv file"):
         Recorded(file=tmp_path / "x.txt")
 
 

@@ -377,7 +377,7 @@ def test_one_of_two_rival_keys_replaces_the_other_of_a_preset():
 def test_problem_below_a_preset_is_at_the_line_that_overrides():
     text = "workload: resnet18\nsteps: 1\nschedules: [{kind: sync}]\ncluster:\n  preset: ideal\n  device: {speed: 0}\n"
     assert message_of(text) == (
-        "x.yaml:6: cluster.device.speed: 0 is no factor: write a finite number above 0, e.g. 1.5"
+        "x.yaml:6: cluster.device.speed: 0 is not a factor: write a finite number above 0, e.g. 1.5"
     )
 
 

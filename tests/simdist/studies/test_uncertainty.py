@@ -203,11 +203,11 @@ def test_ranges_are_written_and_read_again():
         ("network.latency: {from: 0 s, to: 3 GB}", ".to: '3 GB': that is a size, not a time: write e.g. 55 ms"),
         ("network.bandwidth: {from: 1 MB/s, to: unlimited}", ".to: 'unlimited': write a finite value"),
         ("netwrk.latency: {from: 1 us, to: 3 us}", ": there is no key 'netwrk' in a cluster: did you mean 'network'?"),
-        ("network: {from: 1 us, to: 3 us}", ": is no measured number: write ranges of times, rates and shares"),
-        ("library: {from: 1 us, to: 3 us}", ": is no measured number: write ranges of times, rates and shares"),
-        ("nodes: {from: 1, to: 3}", ": is no measured number: write ranges of times, rates and shares"),
+        ("network: {from: 1 us, to: 3 us}", ": is not a measured number: write ranges of times, rates and shares"),
+        ("library: {from: 1 us, to: 3 us}", ": is not a measured number: write ranges of times, rates and shares"),
+        ("nodes: {from: 1, to: 3}", ": is not a measured number: write ranges of times, rates and shares"),
         ("device.peak.fp16: {from: 1 TFLOP/s, to: 3 TFLOP/s}", ": is not stated: write it, too"),
-        ("'no path!': {from: 1, to: 3}", ": 'no path!' is no path: write e.g. cluster.nodes"),
+        ("'no path!': {from: 1, to: 3}", ": 'no path!' is not a path: write e.g. cluster.nodes"),
         ("network.efficiency: 0.4", ": 0.4: not a mapping"),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_wrong_range_is_told_with_file_line_and_value(written, message):
 
 
 def test_a_schedule_is_chosen_and_not_uncertain():
-    with pytest.raises(ScenarioError, match=r"uncertain.schedules.1.period: is no measured number"):
+    with pytest.raises(ScenarioError, match=r"uncertain.schedules.1.period: is not a measured number"):
         line("uncertain: {schedules.1.period: {from: 1, to: 3}}")
 
 

@@ -677,4 +677,4 @@ def test_trace_of_a_run_with_two_is_chosen(runs, tmp_path, capsys):
         missing, f"{run}: has no trace.real.npz", f"`torchrun --nproc-per-node 8 -m real {run}` a measured one"
     )
     file = call(capsys, "trace", run / run_directory.SIMULATED, "--chrome", chrome, "--trace", "real")
-    assert_refused(file, "--trace real chooses a trace of a run directory, and this is a file")
+    assert_refused(file, "--trace real chooses a trace of a run directory; this is a file, so leave it out")

@@ -419,7 +419,7 @@ def test_keys_do_not_depend_on_what_is_remembered_of_the_scenario(sweep_of):
         ),
         (
             "vary:\n  3: [2]",
-            "s.yaml:3: vary[3]: '3' is no path: write e.g. cluster.nodes or disturbances[0].probability",
+            "s.yaml:3: vary[3]: '3' is not a path: write e.g. cluster.nodes or disturbances[0].probability",
         ),
         (
             "vary:\n  cluster.nodes:\n    - 2\n    - 0\n    - x",

@@ -81,7 +81,7 @@ def test_an_index_may_be_written_as_a_key():
     "text", ["", "3", "[0]", ".nodes", "cluster.", "cluster..nodes", "a[b]", "a[0", "a b", "a[-1]", "ä", f"a[{10**9}]"]
 )
 def test_what_is_no_path_is_refused(text):
-    with pytest.raises(ValueError, match=r" is no path: write e.g. cluster.nodes or disturbances\[0\].probability$"):
+    with pytest.raises(ValueError, match=r" is not a path: write e.g. cluster.nodes or disturbances\[0\].probability$"):
         parse_path(text)
 
 

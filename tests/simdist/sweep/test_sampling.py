@@ -211,7 +211,7 @@ def test_interrupt_while_the_table_is_read_gives_no_sample():
         (
             LognormalFactor,
             {"median": 3, "sigma": 0},
-            "sigma: 0 is no factor: write a finite number above 0, e.g. 1.5",
+            "sigma: 0 is not a factor: write a finite number above 0, e.g. 1.5",
         ),
         (LognormalFactor, {"median": 3, "sigma": 11}, "sigma: 11: write at most 10"),
         (

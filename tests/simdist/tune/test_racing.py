@@ -147,8 +147,8 @@ def test_of_schedules_that_learn_the_same_only_the_fastest_is_trained(capsys, mo
         (["--target", "accuracy >= 0.9"], "--target, --task: write both"),
         (["--learning-rates", "1"], "--target, --task: write both"),
         (["--device", "cuda"], "--target, --task: write both"),
-        (["--target", "a >= 1", "--task", "toy", "--learning-rates", ""], "--learning-rates: '' is no factor"),
-        (["--target", "a >= 1", "--task", "toy", "--learning-rates", "1,-2"], "--learning-rates: '-2' is no factor"),
+        (["--target", "a >= 1", "--task", "toy", "--learning-rates", ""], "--learning-rates: '' is not a factor"),
+        (["--target", "a >= 1", "--task", "toy", "--learning-rates", "1,-2"], "--learning-rates: '-2' is not a factor"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(capsys, monkeypatch, tmp_path, options, message):
