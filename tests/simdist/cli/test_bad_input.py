@@ -104,7 +104,7 @@ def test_file_that_is_no_scenario_is_refused(tmp_path, capsys, case):
 def test_file_that_cannot_be_read_is_refused(tmp_path, capsys):
     assert_refused(call(capsys, "plan", tmp_path / "none.yaml"), "none.yaml", "no such file", "nor a preset")
     assert_refused(call(capsys, "plan", tmp_path), str(tmp_path), "is a directory, no file, nor a preset")
-    assert_refused(call(capsys, "plan", "-"), "-: standard input is not read", "name of a file")
+    assert_refused(call(capsys, "plan", "-"), "-: standard input is not supported", "name a file")
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
     assert_refused(call(capsys, "plan", tmp_path / "loop.yaml"), "loop.yaml")
 

@@ -36,7 +36,7 @@ def test_prints_a_table_a_verdict_an_entry_that_loads_and_what_is_not_known(caps
     assert "\nlocal-2 is 1." in out
     assert "times as fast as sync.\n" in out
     assert "Not modelled: " in out
-    pasted = out[out.index("\nschedules:") : out.index("\n\nNot known")]
+    pasted = out[out.index("\nschedules:") : out.index("\n\nNot modelled")]
     (schedule,) = loads(SMALL[: SMALL.index("schedules:")] + pasted.strip()).schedules
     assert schedule.name == "local-2"
 
