@@ -4,16 +4,16 @@ A facet is one class. It says what is measured, the keys of JSON, the columns of
 `FACETS` lists them in the order of their keys. A facet from elsewhere is given to `simdist.studies.comparison.compare`
 beside them:
 
->>> from simdist import scenario
+>>> from simdist.scenario import load, presets
 >>> from simdist.studies.comparison import compare
->>> class Sent(Facet[int]):
+>>> class BufferSize(Facet[int]):
 ...     nothing = 0
 ...     def measure(self, simulated):
 ...         return sum(each.nbytes for each in simulated.plan.buffers)
 ...     def document(self, value):
 ...         return {"buffers_nbytes": value}
->>> found = scenario.loads("{scenario: cloud-stragglers, steps: 8}")
->>> row, *_ = compare(found, n_seeds=1, facets=(*FACETS, Sent()))
+>>> found = load(presets.path("scenarios", "cloud-stragglers")).changed(steps=8)
+>>> row, *_ = compare(found, n_seeds=1, facets=(*FACETS, BufferSize()))
 >>> row.document()["buffers_nbytes"] > 0
 True
 """
