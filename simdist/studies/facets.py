@@ -238,12 +238,12 @@ def doubts(scenario: Scenario, rows: Sequence[Told]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class EpochMeans:
-    """An epoch of a schedule with a data set, averaged over seeds.
+    """An epoch of a schedule with a data set, averaged over seeds; without stalls if a sweep kept only its time.
 
     Args:
         epoch: From 0.
         seconds: From the end of the epoch before, or of staging, to its own.
-        stall_s: Seconds of data stalls, in each step of the rank that stalled longest; NaN if only times were kept.
+        stall_s: Seconds of data stalls, in each step of the rank that stalled longest.
         hits: Share of the samples that came from each level of storage, the same with every seed.
     """
 
