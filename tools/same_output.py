@@ -18,6 +18,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMEOUT_S = 1800.0
+TIMEOUT_S = 3600.0
 _SEEDS = ("--seeds", "2")
 _TUNE = ("tune", "--seeds", "2", "--search-seeds", "1", "--evaluations", "12")
 _MOST_SHOWN = 40
 
 
 def commands(foreign: Path | None) -> Iterator[tuple[str, ...]]:
-    """Yield commands; `OUT` stands for a folder of the command's own."""
+    """Yield commands; `OUT` stands for a folder of the command's own, `RUN` for a copy of a recorded run."""
     from same_bits import scenarios  # beside this file; puts this clone first in the path
 
     for path in scenarios():
@@ -48,7 +49,7 @@ def commands(foreign: Path | None) -> Iterator[tuple[str, ...]]:
         yield (*_TUNE, path)
         yield (*_TUNE, path, "--allow", "overlap", "--allow", "diloco", "--allow", "backup", "--allow", "servers")
     yield ("sweep", str(ROOT / "docs/examples/sweep.yaml"), "-o", "OUT/sweep", "--workers", "0")
-    run = str(ROOT / "notebooks/data/run")
+    run = "RUN"  # a copy, as `simulate` writes there
     for command in ("whatif", "comms", "validate", "simulate", "data"):
         yield (command, run)
     yield ("results", run)
@@ -85,6 +86,8 @@ def outputs(only: str, foreign: Path | None) -> dict[str, Any]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         imported = Path(folder, "import")
+        recorded = Path(folder, "recorded")
+        shutil.copytree(ROOT / "notebooks/data/run", recorded)
         for command in commands(foreign):
             name = " ".join(command).replace(f"{ROOT}/", "")
             if only not in name:
@@ -94,7 +97,8 @@ def outputs(only: str, foreign: Path | None) -> dict[str, Any]:
                 out.mkdir(exist_ok=True)
                 for old in out.glob("*"):
                     old.unlink()
-                given = [part.replace("OUT/../import", str(imported)).replace("OUT", str(out)) for part in command]
+                places = {"OUT/../import": str(imported), "OUT": str(out), "RUN": str(recorded)}
+                given = [re.sub(r"^OUT/../import|^OUT|^RUN$", lambda found: places[found[0]], part) for part in command]
                 printed = io.StringIO()
                 with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                     try:
