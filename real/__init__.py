@@ -6,19 +6,36 @@ from simdist import exporting
 
 if TYPE_CHECKING:
     from real.checkpoints.checkpoint import load_checkpoint
+    from real.loops.options import Averaging, Checkpointing, Experiment, Launch
+    from real.loops.planning import plan_for
+    from real.loops.worker import Worker
+    from real.loops.wrap import wrap
     from real.programs.optimizers import Lars
-    from real.training import Worker, plan_for, wrap
 
-__all__ = ["Lars", "Worker", "load_checkpoint", "plan_for", "wrap"]
+__all__ = [
+    "Averaging",
+    "Checkpointing",
+    "Experiment",
+    "Lars",
+    "Launch",
+    "Worker",
+    "load_checkpoint",
+    "plan_for",
+    "wrap",
+]
 
 # A training script imports them on demand, because `python -m real` does not need them.
 __getattr__ = exporting(
     __name__,
     {
+        "Averaging": "loops.options",
+        "Checkpointing": "loops.options",
+        "Experiment": "loops.options",
         "Lars": "programs.optimizers",
-        "Worker": "training.wrapping",
+        "Launch": "loops.options",
+        "Worker": "loops.worker",
         "load_checkpoint": "checkpoints.checkpoint",
-        "plan_for": "training.planning",
-        "wrap": "training.wrapping",
+        "plan_for": "loops.planning",
+        "wrap": "loops.wrap",
     },
 )

@@ -21,10 +21,10 @@ import click
 from real import jobs, models
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
-from real.execution.running import RunReport, check_world, forget, perform
+from real.execution.running import RunReport, check_world, perform
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, connect, place
-from real.recording.recorder import salvage
+from real.recording.recorder import forget, salvage
 from real.recording.timing import share_cores
 from simdist.errors import PlanError, RunError, ScenarioError
 from simdist.files import locked
@@ -164,17 +164,16 @@ def _one(
         try:
             source = _open_input(stack, connection, run, options)
             begins = stack.enter_context(jobs.open_links(run, perform_links, rank))
-            done = perform(
+            program = jobs.program_spec(
                 connection,
-                run.plan,
-                run.delays,
-                buffers=jobs.buffers_of(run.plan, build, with_data=source is not None),
-                program=jobs.program_maker(connection, run, build, options.precision, source, options.checkpoints),
-                program_name=options.program if build is None else f"{options.program} {options.precision}",
-                timeout_s=options.timeout_s,
-                parts=parts,
-                begins=begins,
+                run,
+                build,
+                source,
+                name=options.program,
+                precision=options.precision,
+                checkpoints=options.checkpoints,
             )
+            done = perform(connection, run.plan, run.delays, program, parts=parts, begins=begins)
             counted = _count(connection, run, source)
             if done:
                 done = _save(run, *done, counted, options.links if run.scenario.has_links else None)

@@ -15,7 +15,7 @@ from real.checkpoints.planned import CheckpointFiles
 from real.data.inputs import BatchFeed, InputReader, batch_buffers
 from real.data.sample_index import check_labels
 from real.execution.gpu import Spin
-from real.execution.running import MakeProgram
+from real.execution.running import MakeProgram, ProgramSpec
 from real.models import TrainingJob
 from real.processes.launch import Connection
 from real.programs.base import Program
@@ -144,29 +144,43 @@ def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:
     return loaded | {name for op in sent for name in (*ops.reads(op), *ops.writes(op))}
 
 
-def program_maker(
+def program_spec(
     connection: Connection,
     run: RunDirectory,
     build: Build | None,
-    precision: str,
     source: InputReader | None,
-    checkpoints: str | None = None,
-) -> MakeProgram:
-    """Return what makes the program of this rank, once there is memory.
+    *,
+    name: str,
+    precision: str,
+    checkpoints: str | None,
+) -> ProgramSpec:
+    """Return the program of this rank, which is made once there is memory.
 
     Args:
         connection: Says which rank this is, and on which device.
         run: The run to perform.
         build: From `find_build`.
-        precision: Of a model, a key of `AUTOCAST`.
         source: Of samples; without one, a program that sleeps does so for loads as well, and a model has its own data.
+        name: The name that `find_build` was given.
+        precision: Of a model, a key of `AUTOCAST`.
         checkpoints: URL of the folder that they are written to; without one, a program that sleeps does so for them as
             well, and a model writes to the run directory.
     """
+    buffers = buffers_of(run.plan, build, with_data=source is not None)
+    if build is None:
+        return ProgramSpec(name, buffers, emulated_maker(connection, run, source, checkpoints))
+    make = model_maker(connection, run, build, source, precision=precision, checkpoints=checkpoints)
+    return ProgramSpec(f"{name} {precision}", buffers, make)
+
+
+def emulated_maker(
+    connection: Connection, run: RunDirectory, source: InputReader | None, checkpoints: str | None
+) -> MakeProgram:
+    """Return what makes the program of this rank that sleeps; see `program_spec`."""
     rank = connection.place.rank
     device = connection.device
 
-    def emulated(memory: Memory, failed: threading.Event) -> Program:
+    def make(memory: Memory, failed: threading.Event) -> Program:
         compute, comm = (Spin(device) if device.type == "cuda" else Sleeper(failed) for _ in range(2))
         seconds, load_s = _prices(run, rank)
         feed = source and BatchFeed(run.plan, source, memory)
@@ -175,8 +189,23 @@ def program_maker(
             seconds, compute=compute, comm=comm, interrupted=failed, load_s=load_s, feed=feed, save=save
         )
 
-    def model(memory: Memory, failed: threading.Event) -> Program:
-        assert build is not None
+    return make
+
+
+def model_maker(
+    connection: Connection,
+    run: RunDirectory,
+    build: Build,
+    source: InputReader | None,
+    *,
+    precision: str,
+    checkpoints: str | None,
+) -> MakeProgram:
+    """Return what makes the program of this rank that trains a model; see `program_spec`."""
+    rank = connection.place.rank
+    device = connection.device
+
+    def make(memory: Memory, _failed: threading.Event) -> Program:
         lars = {"lars": True} if takes_ratios(run.plan) else {}
         wanted = {"batch_size": run.scenario.workload.batch_size, "device": device, "dtype": torch.float32, "seed": 0}
         try:
@@ -205,7 +234,7 @@ def program_maker(
         program.warm_up(_N_WARM_UP)
         return program
 
-    return emulated if build is None else model
+    return make
 
 
 def _saver(plan: Plan, files: CheckpointFiles) -> Callable[[ops.Save], None]:

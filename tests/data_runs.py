@@ -112,7 +112,7 @@ def train(run: Path, url: Path, cache: Path, checkpoint: Path, seen: Path, die_a
     """Train as a user does, with checkpoints; note what came in each step; rank 1 may be killed."""
     module = Looking()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    with real.wrap(module, optimizer, run, checkpoint=checkpoint, every=3) as worker:
+    with real.wrap(module, optimizer, run, checkpointing=real.Checkpointing(checkpoint, every=3)) as worker:
         batches = worker.feed(str(url), cache=cache, timeout_s=20.0)
         with (seen / f"{worker.rank}.txt").open("a", encoding="utf-8") as notes:
             for step, (images, labels) in zip(worker.steps(), batches, strict=False):

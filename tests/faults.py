@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from loops import fail, one_step
+from loops import checkpointing, fail, one_step
 from scripts import ROOT, load_script
 from trainings import Training
 
@@ -29,7 +29,9 @@ def train(files: dict[str, Path], ending: str = "", fault: Fault | None = None, 
     if fault:
         plant(fault, name)
     module, optimizer = Training().make()
-    with real.wrap(module, optimizer, Sync(), n_steps=6, every=2, **files) as worker:
+    kept = checkpointing(files.get("checkpoint"), 2)
+    experiment = real.Experiment(trace=files.get("trace"))
+    with real.wrap(module, optimizer, Sync(), n_steps=6, checkpointing=kept, experiment=experiment) as worker:
         print(f"begins before step {worker.step}")
         for step in worker.steps():
             if step == 3:

@@ -8,11 +8,12 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from unittest import mock
 
 import numpy as np
@@ -29,11 +30,16 @@ from torch.utils.checkpoint import checkpoint
 from trainings import Training, loss
 
 import real
+from real.checkpoints.rank_state import Stateful
 from simdist.errors import RunError, SimdistError
 from simdist.files import replacing
 from simdist.plan import AllGather, Backward, Buffer, Densify, Forward, Optimize, Plan, Select
 from simdist.plan.group import Group
 from simdist.schedules import HierarchicalSGD, InputPath, Job, LocalSGD, Schedule, Sync
+
+LOCAL_TO_THE_END = real.Averaging(final_average=False)
+ONE = real.Launch(ranks_per_node=1)  # for scripts that torchrun has not started
+TWO = real.Launch(ranks_per_node=2)
 
 
 @dataclass(frozen=True)
@@ -89,18 +95,18 @@ def train(loop: Loop) -> np.ndarray:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 7, 9], gamma=0.5) if loop.decay else None
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(rank)
+    averaging = real.Averaging(final_average=loop.final_average)
+    if loop.outer_lr is not None:
+        averaging = replace(averaging, outer_optimizer=partial(torch.optim.SGD, lr=loop.outer_lr))
     with real.wrap(
         module,
         optimizer,
         loop.schedule,
         n_steps=loop.n_steps,
-        checkpoint=loop.checkpoint,
-        every=loop.every,
-        also={"scheduler": scheduler} if scheduler else None,
-        trace=loop.trace,
-        ranks_per_node=loop.ranks_per_node,
-        final_average=loop.final_average,
-        **({} if loop.outer_lr is None else {"outer_optimizer": partial(torch.optim.SGD, lr=loop.outer_lr)}),
+        averaging=averaging,
+        checkpointing=checkpointing(loop.checkpoint, loop.every, {"scheduler": scheduler} if scheduler else {}),
+        experiment=real.Experiment(trace=loop.trace),
+        launch=real.Launch(ranks_per_node=loop.ranks_per_node),
     ) as worker:
         for step in range(worker.step, worker.n_steps) if loop.plain else worker.steps():
             if step == loop.stop_before:
@@ -116,14 +122,21 @@ def train(loop: Loop) -> np.ndarray:
     return vector(module)
 
 
+def checkpointing(
+    folder: Path | None, every: int, also: Mapping[str, Stateful] = MappingProxyType({})
+) -> real.Checkpointing | None:
+    """Return the option of `wrap`, which has none without a folder."""
+    return None if folder is None else real.Checkpointing(folder, every=every, also=also)
+
+
 def state_counts(schedule: Schedule) -> int:
     """Return how many elements of the optimizer's state this rank keeps, after two steps."""
     module, optimizer = Training(optimizer="adam").make()
-    with real.wrap(module, optimizer, schedule, n_steps=2, ranks_per_node=2) as worker:
+    with real.wrap(module, optimizer, schedule, n_steps=2, launch=TWO) as worker:
         for step in worker.steps():
             one_step(module, optimizer, step)
         worker._executor.drain()
-        state = worker._resuming._state
+        state = worker._resuming.state
         found = (state.updating or optimizer).state_dict()
         states = found.get("pieces", found)["state"].values()
         return sum(each.numel() for one in states for name, each in one.items() if name != "step")
@@ -134,27 +147,27 @@ def misuses_of_shared_updates() -> list[str]:
 
     def clips() -> None:
         module, optimizer = Training().make()
-        with real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, ranks_per_node=2):
+        with real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, launch=TWO):
             loss(module(Training().batch(0, 0)[0]), Training().batch(0, 0)[1]).backward()
             torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
             optimizer.step()
 
     def saves() -> None:
         module, optimizer = Training().make()
-        with real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, ranks_per_node=2):
+        with real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, launch=TWO):
             one_step(module, optimizer)
             optimizer.state_dict()
 
     def joins() -> None:
         module, optimizer = Training().make()
-        worker = real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, ranks_per_node=2)
+        worker = real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, launch=TWO)
         with worker, worker.join():
             one_step(module, optimizer)
 
     def factors() -> None:
         module, _ = Training().make()
         optimizer = torch.optim.Adafactor(module.parameters())
-        real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, ranks_per_node=2)
+        real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, launch=TWO)
 
     return [error_of(each) for each in (clips, saves, joins, factors)]
 
@@ -195,7 +208,7 @@ def begin(
     return (
         module,
         optimizer,
-        real.wrap(module, optimizer, schedule or Sync(), n_steps=n_steps, ranks_per_node=1, **options),
+        real.wrap(module, optimizer, schedule or Sync(), n_steps=n_steps, launch=ONE, **options),
     )
 
 
@@ -331,7 +344,7 @@ def differentiated_twice() -> None:
 
 def unfrozen() -> None:
     module, optimizer = Training("frozen").make()
-    real.wrap(module, optimizer, Sync(), n_steps=2, ranks_per_node=1)
+    real.wrap(module, optimizer, Sync(), n_steps=2, launch=ONE)
     module.requires_grad_(True)
     one_step(module, optimizer)
 
@@ -357,7 +370,7 @@ def wrapped(
     module: nn.Module, parameters: list[nn.Parameter] | None = None, schedule: object = None, **options
 ) -> None:
     optimizer = torch.optim.SGD(list(module.parameters()) if parameters is None else parameters, lr=0.1)
-    options = {"n_steps": 4, "ranks_per_node": 1} | options
+    options = {"n_steps": 4, "launch": ONE} | options
     real.wrap(module, optimizer, Sync() if schedule is None else schedule, **options)
 
 
@@ -391,11 +404,11 @@ def begun_after_the_end() -> None:
 
 
 def endless_trace() -> None:
-    wrapped(nn.Linear(2, 2), n_steps=None, trace="trace.npz")
+    wrapped(nn.Linear(2, 2), n_steps=None, experiment=real.Experiment(trace="trace.npz"))
 
 
 def endless_delays() -> None:
-    wrapped(nn.Linear(2, 2), n_steps=None, delays={"host": np.zeros((1, 4, 1))})
+    wrapped(nn.Linear(2, 2), n_steps=None, experiment=real.Experiment(delays={"host": np.zeros((1, 4, 1))}))
 
 
 def ddp_inside() -> None:
@@ -412,7 +425,7 @@ def distributed_tensors() -> None:
 
 
 def large_nodes() -> None:
-    wrapped(nn.Linear(2, 2), ranks_per_node=3)
+    wrapped(nn.Linear(2, 2), launch=real.Launch(ranks_per_node=3))
 
 
 def schedule_for_more() -> None:
@@ -420,11 +433,11 @@ def schedule_for_more() -> None:
 
 
 def undelayed_channel() -> None:
-    wrapped(nn.Linear(2, 2), delays={"io": np.zeros((1, 4, 1))})
+    wrapped(nn.Linear(2, 2), experiment=real.Experiment(delays={"io": np.zeros((1, 4, 1))}))
 
 
 def short_delays() -> None:
-    wrapped(nn.Linear(2, 2), delays={"host": np.zeros((1, 3, 1))})
+    wrapped(nn.Linear(2, 2), experiment=real.Experiment(delays={"host": np.zeros((1, 3, 1))}))
 
 
 def another_model() -> None:
@@ -444,11 +457,11 @@ def missing_plan() -> None:
 
 
 def every_zero() -> None:
-    wrapped(nn.Linear(2, 2), every=0)
+    wrapped(nn.Linear(2, 2), checkpointing=real.Checkpointing("saved", every=0))
 
 
 def unnamed_nodes() -> None:
-    wrapped(nn.Linear(2, 2), ranks_per_node=None)
+    wrapped(nn.Linear(2, 2), launch=real.Launch())
 
 
 def half_a_step() -> None:
@@ -460,11 +473,11 @@ def class_of_schedules() -> None:
 
 
 def epoch_beside() -> None:
-    wrapped(nn.Linear(2, 2), also={"epoch": 3})
+    wrapped(nn.Linear(2, 2), checkpointing=real.Checkpointing("saved", also={"epoch": 3}))
 
 
 def no_patience() -> None:
-    wrapped(nn.Linear(2, 2), timeout_s=0.0)
+    wrapped(nn.Linear(2, 2), launch=real.Launch(timeout_s=0.0))
 
 
 # --- what else users do ---
@@ -488,7 +501,7 @@ def with_extras(extras: Extras, by_ddp: bool) -> tuple[np.ndarray, list[float]]:
     rank = dist.get_rank()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=extras.overflow)
     model = DistributedDataParallel(module, bucket_cap_mb=2**-11) if by_ddp else module
-    worker = None if by_ddp else real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=6, ranks_per_node=2)
+    worker = None if by_ddp else real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=6, launch=TWO)
     norms = []
     for step in range(6):
         inputs, targets = training.batch(step, rank)
@@ -519,7 +532,7 @@ def accumulated(
     Return the parameters.
     """
     module, optimizer = training.make()
-    options = {"final_average": False, "ranks_per_node": 2, "trace": trace}
+    options = {"averaging": LOCAL_TO_THE_END, "experiment": real.Experiment(trace=trace), "launch": TWO}
     with real.wrap(module, optimizer, schedule, n_steps=None, **options) as worker:
         for step, _ in zip(worker.steps(), range(n_steps), strict=False):
             optimizer.zero_grad()
@@ -541,7 +554,7 @@ def passes_unlike_the_plan(n_passes: int) -> str:
 def uneven(by_ddp: bool, optimizer: str) -> np.ndarray:
     """Train for two epochs, of 37 to 40 batches and of none."""
     module, optimizer = Training(optimizer=optimizer).make()
-    worker = None if by_ddp else real.wrap(module, optimizer, SMALL_BUCKETS, ranks_per_node=2)
+    worker = None if by_ddp else real.wrap(module, optimizer, SMALL_BUCKETS, launch=TWO)
     model = DistributedDataParallel(module) if by_ddp else module
     for epoch in range(1 if by_ddp else 2):
         with model.join() if worker is None else worker.join():
@@ -557,7 +570,7 @@ def uneven(by_ddp: bool, optimizer: str) -> np.ndarray:
 def uneven_and_local(by_hand: bool) -> np.ndarray:
     """Train locally on 5 to 8 batches, and in every third step average, also with ranks that are through."""
     module, optimizer = Training().make()
-    n_steps, options = 5 + dist.get_rank(), {"final_average": False, "ranks_per_node": 2}
+    n_steps, options = 5 + dist.get_rank(), {"averaging": LOCAL_TO_THE_END, "launch": TWO}
     worker = None if by_hand else real.wrap(module, optimizer, LocalSGD(period=3), **options)
     with nullcontext() if worker is None else worker.join():
         for step in range(8 if by_hand else n_steps):
@@ -579,7 +592,7 @@ def with_scalers(schedule: Schedule, fused: bool) -> tuple[list[str], float]:
     optimizer, scaler = torch.optim.AdamW(module.parameters(), fused=fused), torch.amp.GradScaler("cpu")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with real.wrap(module, optimizer, schedule, n_steps=4, ranks_per_node=2) as worker:
+        with real.wrap(module, optimizer, schedule, n_steps=4, launch=TWO) as worker:
             for step in worker.steps():
                 optimizer.zero_grad()
                 value = loss(module(inputs_of(step)[0].float()), inputs_of(step)[1])
@@ -594,7 +607,7 @@ def in_two_parts(first_step: int, n_steps: int) -> np.ndarray:
     module, optimizer = Training(optimizer="sgd").make()
     schedule = LocalSGD(period=4, warmup_steps=6)
     for begin, end in ((0, first_step), (first_step, n_steps)):
-        with real.wrap(module, optimizer, schedule, first_step=begin, ranks_per_node=2) as worker:
+        with real.wrap(module, optimizer, schedule, first_step=begin, launch=TWO) as worker:
             for step in range(worker.step, end):
                 optimizer.zero_grad()
                 loss(module(inputs_of(step)[0]), inputs_of(step)[1]).backward()
@@ -605,7 +618,7 @@ def in_two_parts(first_step: int, n_steps: int) -> np.ndarray:
 def averaged_by_hand(period: int, n_steps: int) -> np.ndarray:
     """Train locally, and average by `worker.average()` at the end of each period."""
     module, optimizer = Training().make()
-    with real.wrap(module, optimizer, LocalSGD(period=1_000), final_average=False, ranks_per_node=2) as worker:
+    with real.wrap(module, optimizer, LocalSGD(period=1_000), averaging=LOCAL_TO_THE_END, launch=TWO) as worker:
         for step in range(n_steps):
             optimizer.zero_grad()
             loss(module(inputs_of(step)[0]), inputs_of(step)[1]).backward()
@@ -623,8 +636,8 @@ def means_at_the_end(average: bool, buffers: bool) -> tuple[np.ndarray, np.ndarr
     """Return the parameters and the running means after a loop of local steps."""
     training = Training("conv")
     module, optimizer = training.make()
-    options = {"final_average": average, "average_buffers": buffers, "ranks_per_node": 2}
-    with real.wrap(module, optimizer, LocalSGD(period=3), n_steps=4, **options) as worker:
+    averaging = real.Averaging(final_average=average, average_buffers=buffers)
+    with real.wrap(module, optimizer, LocalSGD(period=3), n_steps=4, averaging=averaging, launch=TWO) as worker:
         for step in worker.steps():
             inputs, targets = training.batch(step, worker.rank)
             optimizer.zero_grad()
@@ -636,7 +649,7 @@ def means_at_the_end(average: bool, buffers: bool) -> tuple[np.ndarray, np.ndarr
 def in_epochs(how: str, checkpoint: Path | None) -> np.ndarray:
     """Train for three epochs of four batches."""
     module, optimizer = Training().make()
-    options = {"n_steps": 12, "checkpoint": checkpoint, "every": 4, "ranks_per_node": 1}
+    options = {"n_steps": 12, "checkpointing": checkpointing(checkpoint, 4), "launch": ONE}
     with real.wrap(module, optimizer, Sync(), **options) as worker:
         for epoch in range(3):
             batches = [Training().batch(4 * epoch + number, 0) for number in range(4)]
@@ -665,7 +678,7 @@ def with_customs(custom: str, optimizer: str, by: str) -> tuple[np.ndarray, list
     module, optimizer = Training(optimizer=optimizer).make()
     if custom == "compiled before" and by != "ddp":
         module = torch.compile(module, backend="aot_eager")
-    worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=40, ranks_per_node=2) if by == "wrap" else None
+    worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=40, launch=TWO) if by == "wrap" else None
     model = DistributedDataParallel(module, find_unused_parameters=True) if by == "ddp" else module
     if custom == "compiled" and by == "wrap":
         model = torch.compile(model, backend="aot_eager")
@@ -708,7 +721,7 @@ def with_passes_within_passes(how: str, wrapped: bool) -> np.ndarray:
     torch.manual_seed(0)
     module = Recomputing(reentrant=how == "reentrant")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=3, ranks_per_node=1) if wrapped else None
+    worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=3, launch=ONE) if wrapped else None
 
     def output_of(inputs: Tensor) -> Tensor:
         return module(inputs)["outputs"][0]
@@ -747,7 +760,7 @@ def order_of_hooks() -> list[str]:
     module.register_forward_pre_hook(lambda *_: seen.append("forward"))
     next(module.parameters()).register_hook(lambda _: seen.append("gradient"))
     optimizer.register_step_post_hook(lambda *_: seen.append("update"))
-    with real.wrap(module, optimizer, Sync(), n_steps=1, ranks_per_node=1):
+    with real.wrap(module, optimizer, Sync(), n_steps=1, launch=ONE):
         one_step(module, optimizer)
     return seen
 
@@ -756,7 +769,7 @@ def digests(n_steps: int) -> tuple[str, str]:
     """Return the digest of the plan that `wrap` performs, and of what `plan_for` returns."""
     module, optimizer = Training().make()
     planned = real.plan_for(module, SMALL_BUCKETS, dist.get_world_size(), n_steps=n_steps, ranks_per_node=2)
-    with real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=n_steps, ranks_per_node=2) as worker:
+    with real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=n_steps, launch=TWO) as worker:
         return worker.plan.digest(), planned.digest()
 
 
@@ -766,7 +779,7 @@ def cpu_s_to_start(n_steps: int | None, schedule: Schedule) -> float:
     for _ in range(3):
         module, optimizer = Training().make()
         start_s = time.process_time()
-        with real.wrap(module, optimizer, schedule, n_steps=n_steps, ranks_per_node=1):
+        with real.wrap(module, optimizer, schedule, n_steps=n_steps, launch=ONE):
             one_step(module, optimizer)
             took_s.append(time.process_time() - start_s)
     return min(took_s)
@@ -779,7 +792,7 @@ def doubts(schedule: Schedule, options: dict[str, object], last_only: bool = Fal
         optimizer = torch.optim.SGD(module[4].parameters())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        real.wrap(module, optimizer, schedule, **({"n_steps": 8, "ranks_per_node": 2} | options)).close()
+        real.wrap(module, optimizer, schedule, **({"n_steps": 8, "launch": TWO} | options)).close()
     return [str(each.message) for each in caught if each.category is UserWarning]
 
 
@@ -801,7 +814,7 @@ def fails_on_one_rank(how: str) -> None:
     training = Training()
     module, optimizer = training.make()
     try:
-        with real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=6, timeout_s=30.0) as worker:
+        with real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=6, launch=real.Launch(timeout_s=30.0)) as worker:
             for step in worker.steps():
                 if step == 3 and worker.rank == 1:
                     fail(how)
@@ -830,7 +843,7 @@ def never_closed(fails: bool) -> None:
     """Train in a process group of the script's own, and end without a word to the worker."""
     dist.init_process_group("gloo")
     module, optimizer = Training().make()
-    worker = real.wrap(module, optimizer, LocalSGD(period=4), timeout_s=30.0)
+    worker = real.wrap(module, optimizer, LocalSGD(period=4), launch=real.Launch(timeout_s=30.0))
     for step in range(6):
         if fails and (step, worker.rank) == (3, 1):
             raise ValueError("bad batch")
@@ -862,7 +875,7 @@ def on_equal_batches(checkpoint: Path | None, begin: Path | None) -> np.ndarray:
     """Train until step 8 on the same batches on all ranks, from a checkpoint on or from the beginning."""
     module, optimizer = Training(optimizer="adam").make()
     first = real.load_checkpoint(begin, module, optimizer) if begin else 0
-    options = {"checkpoint": checkpoint, "every": 5, "ranks_per_node": 2}
+    options = {"checkpointing": checkpointing(checkpoint, 5), "launch": TWO}
     with real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=8 - first, **options) as worker:
         for step in worker.steps():
             optimizer.zero_grad()
@@ -875,7 +888,7 @@ def train_with_residual(checkpoint: Path | None, stop_before: int | None) -> np.
     """Train by a plan of top-k compression, wrapped; return the parameters."""
     plan = top_k_plan(dist.get_world_size(), n_steps=9)
     module, optimizer = Training().make()
-    with real.wrap(module, optimizer, plan, checkpoint=checkpoint, every=3) as worker:
+    with real.wrap(module, optimizer, plan, checkpointing=checkpointing(checkpoint, 3)) as worker:
         for step in worker.steps():
             if step == stop_before:
                 break
@@ -923,7 +936,7 @@ def clips_with_lars() -> str:
     module, optimizer = Training(optimizer="lars").make()
 
     def train() -> None:
-        with real.wrap(module, optimizer, Sync(), n_steps=2, ranks_per_node=2) as worker:
+        with real.wrap(module, optimizer, Sync(), n_steps=2, launch=TWO) as worker:
             lossy(module, worker.rank).backward()
             nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
             optimizer.step()
@@ -934,7 +947,7 @@ def clips_with_lars() -> str:
 def lars_after_wrap() -> bool:
     """Tell whether the optimizer computes its own trust ratios when a loop is over."""
     module, optimizer = Training(optimizer="lars").make()
-    with real.wrap(module, optimizer, Sync(), n_steps=1, ranks_per_node=1):
+    with real.wrap(module, optimizer, Sync(), n_steps=1, launch=ONE):
         one_step(module, optimizer)
     twin, other = Training(optimizer="lars").make()
     twin.load_state_dict(module.state_dict())
@@ -951,7 +964,7 @@ def error_of_loop(loop: Loop) -> str:
 
 
 def saves_code(folder: Path) -> None:
-    begin(checkpoint=folder, also={"coded": Coded()})
+    begin(checkpointing=real.Checkpointing(folder, also={"coded": Coded()}))
 
 
 def saves_also_in_plain_loop(folder: Path) -> str:
@@ -985,8 +998,8 @@ def restarted(folder: Path | None) -> None:
     torch.manual_seed(int(os.environ["RANK"]))
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=48)
     schedule = HierarchicalSGD(levels={2: 2, 8: "world"}, intra_node_gradients=False)
-    also = {"scheduler": scheduler}
-    with real.wrap(module, optimizer, schedule, n_steps=48, checkpoint=folder, every=20, also=also) as worker:
+    kept = checkpointing(folder, 20, {"scheduler": scheduler})
+    with real.wrap(module, optimizer, schedule, n_steps=48, checkpointing=kept) as worker:
         for step in worker.steps():
             inputs, targets = training.batch(step, worker.rank)
             optimizer.zero_grad()

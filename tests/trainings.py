@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from real.buffers.memory import Memory, Scratch
 from real.checkpoints.planned import CheckpointFiles
 from real.collectives.servers import sum_by_servers
-from real.collectives.worlds import ProcessWorld, groups_of
+from real.collectives.worlds import ProcessWorld, groups_of, late_servers
 from real.execution import virtual
 from real.execution.executor import Executor, Lanes
 from real.programs.binding import Binding, trained_parameters
@@ -509,7 +509,7 @@ def by_arrival(
 
     program = ModuleProgram(plan, module, loss, optimizer, batch, memory, device=CPU, rank=rank)
     torch.manual_seed(rank)
-    world = ProcessWorld(groups_of(plan), timeout_s=30.0)
+    world = ProcessWorld(groups_of(plan), timeout_s=30.0, servers=late_servers(plan))
     world.warm_up(plan, CPU)
     _execute(plan, program, memory, world, False)
     dist.barrier()
@@ -518,8 +518,8 @@ def by_arrival(
 
 def comes_alone(ranks: Collection[int], n_first: int, timeout_s: float, servers: Servers) -> str:
     """Let some ranks come to an exchange of more; return what they are told."""
-    world = ProcessWorld({"comm": [Group(dist.get_world_size())]}, timeout_s=timeout_s)
-    arrivals = world.meet(servers.members)
+    world = ProcessWorld({"comm": [Group(dist.get_world_size())]}, timeout_s=timeout_s, servers=servers.members)
+    arrivals = world.arrivals
     try:
         if dist.get_rank() in ranks:
             arrivals.sum_of_first(torch.ones(sum(servers.parts)), dist.get_world_size() - n_first, servers)

@@ -29,8 +29,7 @@ import torch.distributed as dist
 from torch import nn
 
 import real
-import real.execution.running
-import real.training.wrapping
+import real.session
 import simdist.files
 from real.processes.heartbeat import Heartbeat
 from real.processes.signing import SignedStore
@@ -161,8 +160,7 @@ class Planted:
             self.at(moments.get(index, ""))
 
         Recorder.__init__, Recorder.begin = watch, meet
-        for module in (real.execution.running, real.training.wrapping):
-            module.gather = self._before("together", module.gather)
+        real.session.gather = self._before("together", real.session.gather)
 
     def _before(self, moment: str, function: Callable[..., object]) -> Callable[..., object]:
         def call(*args: object, **options: object) -> object:
@@ -203,10 +201,9 @@ def train(job: Job, planted: Planted, *, with_barrier: bool) -> None:
         optimizer,
         LocalSGD(period=job.period),
         n_steps=job.n_steps,
-        checkpoint=folder / CHECKPOINTS,
-        every=EVERY,
-        trace=folder / TRACE,
-        timeout_s=job.timeout_s,
+        checkpointing=real.Checkpointing(folder / CHECKPOINTS, every=EVERY),
+        experiment=real.Experiment(trace=folder / TRACE),
+        launch=real.Launch(timeout_s=job.timeout_s),
     ) as worker:
         print(f"begins before step {worker.step}", flush=True)
         for step in worker.steps():

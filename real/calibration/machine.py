@@ -15,7 +15,7 @@ import torch
 from real import models
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_rows
-from real.execution.running import perform
+from real.execution.running import ProgramSpec, perform
 from real.kernels.lowrank import orthonormalize
 from real.processes.launch import Connection
 from real.programs.base import Program
@@ -123,16 +123,8 @@ def measure_handover(connection: Connection) -> float:
         return EmulatedProgram(slept_s, Sleeper(failed), Sleeper(failed), failed)
 
     with tempfile.TemporaryDirectory() as folder:
-        done = perform(
-            connection,
-            plan,
-            {},
-            buffers=set(),
-            program=program,
-            program_name="idle",
-            timeout_s=connection.timeout_s,
-            parts=Path(folder),
-        )
+        spec = ProgramSpec("idle", buffers=(), make=program)
+        done = perform(connection, plan, {}, spec, parts=Path(folder))
         connection.barrier("handing over")
     if done is None:
         return 0.0

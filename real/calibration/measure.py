@@ -98,13 +98,13 @@ def measure(
     """
     groups = list(dict.fromkeys(task.group for task in todo))
     world = ProcessWorld({COMM.communicator: groups}, timeout_s=connection.timeout_s)
-    bench = _Bench(connection, world, gap_s)
     precise_sleeps()
     deadline_s = now_s() + budget_s
+    bench = _Bench(connection, world, gap_s, compare())
     left = math.fsum(map(_weight, todo))
     results: list[Measurement] = []
     for before, task in zip((None, *todo), todo, strict=False):
-        if before is None or before.count != task.count:
+        if before is not None and before.count != task.count:
             bench.compare_clocks()
         share_s = max(0.0, deadline_s - now_s()) * _weight(task) / left
         results.append(bench.measure(task, share_s))
@@ -119,16 +119,16 @@ def _weight(task: MeasuringTask) -> int:
 class _Bench:
     """Repeats operations on this rank, in step with the others."""
 
-    def __init__(self, connection: Connection, world: ProcessWorld, gap_s: float) -> None:
+    def __init__(self, connection: Connection, world: ProcessWorld, gap_s: float, clocks: Clocks) -> None:
         self._connection = connection
         self._world = world
         self._gap_s = gap_s
         self._rank = connection.place.rank
-        self._clocks: Clocks | None = None
+        self._clocks = clocks
         self._agreeing_s = 0.0
 
     def compare_clocks(self) -> None:
-        """Find out how far each clock is ahead; clocks drift."""
+        """Find out again how far each clock is ahead; clocks drift."""
         self._clocks = compare()
 
     def measure(self, task: MeasuringTask, share_s: float) -> Measurement:
@@ -178,7 +178,6 @@ class _Bench:
 
     def _now_s(self) -> float:
         """Return the time by rank 0's clock."""
-        assert self._clocks is not None
         return now_s() - float(self._clocks.ahead_s[self._rank])
 
     def _act(self, task: MeasuringTask) -> _Act:

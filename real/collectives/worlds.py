@@ -81,6 +81,12 @@ def check_servers(plan: Plan) -> None:
             )
 
 
+def late_servers(plan: Plan) -> set[int]:
+    """Return the ranks that serve all-reduces of a plan that drop the late."""
+    dropping = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.drop)
+    return {member for op in dropping if op.servers for member in op.servers.members}
+
+
 def scratch_nbytes(plan: Plan) -> int:
     """Return the bytes that a rank's collectives need beside the buffers, where these are."""
     return sum(_most_needed(plan).values())
@@ -117,6 +123,19 @@ def _needs(op: ops.Collective, buffers: Mapping[str, Buffer]) -> Iterator[tuple[
             assert_never(op)
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """Serves all-reduces that drop the late.
+
+    Args:
+        server: On ranks that serve them; that of rank 0 knows who was late.
+        client: The way to all servers.
+    """
+
+    server: ArrivalServer | None
+    client: ArrivalClient
+
+
 class ProcessWorld:
     """The ranks are processes.
 
@@ -126,6 +145,7 @@ class ProcessWorld:
         timeout_s: After which a collective gives up.
         everyone: All ranks; by default the default process group, which must be there in any case. The communicator
             `comm` uses it.
+        servers: Ranks that serve all-reduces that drop the late; see `late_servers`.
 
     Attributes:
         made: Process groups of this rank that were made.
@@ -137,6 +157,7 @@ class ProcessWorld:
         *,
         timeout_s: float,
         everyone: dist.ProcessGroup | None = None,
+        servers: Collection[int] = (),
     ) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
@@ -149,35 +170,32 @@ class ProcessWorld:
                 self._members[communicator, group] = self._join(group, timeout_s, whole)
         self.scratch = Scratch()
         self._timeout_s = timeout_s
-        self._arrivals: ArrivalClient | None = None
-        self.arrival_server: ArrivalServer | None = None
-        """On ranks that serve all-reduces that drop the late; rank 0's knows who was."""
+        self._arrivals = self._meet(servers) if servers else None
+
+    @property
+    def arrivals(self) -> ArrivalClient:
+        """The way to the ranks that serve those that may be late.
+
+        Raises:
+            RunError: This world was made without such servers.
+        """
+        if self._arrivals is None:
+            raise RunError("an all-reduce drops the late, and the ranks have no servers for that")
+        return self._arrivals.client
 
     def is_over(self) -> bool:
         """Tell whether the next all-reduce that drops the late has happened without this rank."""
-        assert self._arrivals is not None
-        return self._arrivals.is_over()
+        return self.arrivals.is_over()
 
     def late(self, plan: Plan) -> dict[int, tuple[int, ...]]:
         """Return who was late in a plan that all ranks have performed, as a trace has it; only rank 0 knows."""
         found: dict[int, tuple[int, ...]] = {}
+        server = None if self._arrivals is None else self._arrivals.server
         for number, (row, entering) in enumerate(drops_late(plan).items()):
-            if self.rank == 0 and self.arrival_server is not None:
-                found[row] = self.arrival_server.late[number]
-                found[entering] = tuple(sorted(self.arrival_server.sat_out.get(number, ())))
+            if self.rank == 0 and server is not None:
+                found[row] = server.late[number]
+                found[entering] = tuple(sorted(server.sat_out.get(number, ())))
         return {row: ranks for row, ranks in found.items() if ranks}
-
-    def meet(self, servers: Collection[int]) -> ArrivalClient:
-        """Return a way to the ranks that serve those that may be late; the first time, all ranks have to call it."""
-        if self._arrivals is None:
-            key = broadcast_text(secrets.token_hex(_TOKEN_NBYTES), group=self._everyone).encode()
-            if self.rank in servers:
-                self.arrival_server = ArrivalServer(own_address(), key, self.world_size, self._timeout_s)
-            own = self.arrival_server.address if self.arrival_server else ""
-            places = enumerate(gather_texts(own, group=self._everyone))
-            addresses = {rank: address for rank, address in places if address}
-            self._arrivals = ArrivalClient(addresses, key, self.rank, self.world_size, self._timeout_s)
-        return self._arrivals
 
     def members(self, group: Group) -> Members:
         """Return the members of this rank's group."""
@@ -193,9 +211,6 @@ class ProcessWorld:
         for members in map(self._members.__getitem__, wanted):
             if len(members.ranks) > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=members.process_group)
-        dropping = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.drop)
-        if servers := {member for op in dropping if op.servers for member in op.servers.members}:
-            self.meet(servers)
         serves = False
         for op in _served(plan):
             assert op.servers is not None
@@ -221,7 +236,7 @@ class ProcessWorld:
             case ops.AllReduce():
                 buffer = memory.dense(op.buffer)
                 if op.drop and op.servers:
-                    self.meet(op.servers.members).sum_of_first(buffer, op.drop, op.servers)
+                    self.arrivals.sum_of_first(buffer, op.drop, op.servers)
                     if op.reduction == "mean":
                         buffer /= op.group.size - op.drop
                     return
@@ -311,6 +326,16 @@ class ProcessWorld:
                     dst.copy_(src)
             case _:
                 assert_never(op)
+
+    def _meet(self, servers: Collection[int]) -> "_Arrivals":
+        """Serve those that may be late, if this rank is to, and return a way to all that do; all ranks take part."""
+        key = broadcast_text(secrets.token_hex(_TOKEN_NBYTES), group=self._everyone).encode()
+        server = None
+        if self.rank in servers:
+            server = ArrivalServer(own_address(), key, self.world_size, self._timeout_s)
+        places = enumerate(gather_texts(server.address if server else "", group=self._everyone))
+        addresses = {rank: address for rank, address in places if address}
+        return _Arrivals(server, ArrivalClient(addresses, key, self.rank, self.world_size, self._timeout_s))
 
     def _join(self, group: Group, timeout_s: float, whole: dist.ProcessGroup | None) -> Members:
         """Make the process groups of a partition, but of `whole`; all ranks take part in making each of them."""

@@ -5,27 +5,27 @@ import platform
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
-from real.collectives.worlds import ProcessWorld, check_servers, groups_of, scratch_nbytes
-from real.execution.executor import Executor, Lanes
+from real.collectives.worlds import ProcessWorld, check_servers
+from real.execution.executor import Executor, Lanes, World
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
 from real.programs.base import Program
-from real.recording.clock import Clocks, common_start_s, compare
-from real.recording.recorder import RecordedPart, Recorder, gather, part_path, write_part
+from real.recording.clock import Clocks
 from real.recording.timing import now_s, precise_sleeps
+from real.session import Recording, Session, open_session
 from simdist.errors import RunError
-from simdist.plan import Channel, Collective, Plan
+from simdist.plan import Collective, Plan
+from simdist.plan.delays import Delays
 from simdist.plan.text import op_text
 from simdist.traces.trace import Trace
 
@@ -75,15 +75,27 @@ class RunReport:
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """The program of a run, which is made once there is memory for it.
+
+    Args:
+        name: For the report.
+        buffers: Names of the buffers that need memory.
+        make: Makes the program from the memory, and from what is set when the run has failed.
+    """
+
+    name: str
+    buffers: Collection[str]
+    make: MakeProgram
+
+
 def perform(
     connection: Connection,
     plan: Plan,
-    delays: Mapping[Channel, NDArray[np.float64]],
+    delays: Delays,
+    program: ProgramSpec,
     *,
-    buffers: set[str],
-    program: MakeProgram,
-    program_name: str,
-    timeout_s: float,
     parts: Path,
     begins: Callable[[float], None] | None = None,
 ) -> tuple[Trace, RunReport] | None:
@@ -93,66 +105,61 @@ def perform(
         connection: To the other ranks.
         plan: A legal plan of as many ranks as there are processes.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
-        buffers: Names of the buffers that need memory.
-        program: Makes the program from the memory, and from what is set when the run has failed.
-        program_name: For the report.
-        timeout_s: After which a collective gives up.
+        program: What computes.
         parts: Folder for the times that the ranks of this machine note.
         begins: Called with the moment when the run begins, by this rank's `now_s`.
 
     Raises:
         RunError: Something failed, here or elsewhere; the times of what was done stay in `parts`.
     """
-    place = connection.place
     guard = connection.guard
-    memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan))
-    made = program(memory, guard.failed)
     meeting = f"{plan.name}: meeting before the first step"
     with guard.explaining(meeting):
-        world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
-    try:
-        parts.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{parts}: cannot be written: {error.strerror or error}; copy the run to where it can") from None
-    recorder = Recorder(plan, part_path(parts, place.rank))
-    running = Executor(
-        plan,
-        rank=place.rank,
-        delays=delays,
-        world=_ExplainedWorld(world, guard, plan.name),
-        program=made,
-        memory=memory,
-        lanes=Lanes(connection.device, collectives_block=connection.backend == "gloo"),
-        recorder=recorder,
-        watch=guard,
-    )
+        session = open_session(
+            connection, plan, delays, buffers=program.buffers, recording=Recording(parts, by_all=True)
+        )
+    made = program.make(session.memory, guard.failed)
+    executor = make_executor(session, made, _ExplainedWorld(session.world, guard, plan.name))
     precise_sleeps()
     with guard.explaining(meeting):
-        world.warm_up(plan, connection.device)
-        at_start = compare()
-        start_s = common_start_s(at_start)
-    if begins is not None:
-        begins(start_s)
-    write_part(parts, RecordedPart(place.rank, plan.digest(), start_s))
-    running.start_clock(start_s)
-    running.run()
+        session.warm_up()
+        start = session.start(begins)
+    executor.start_clock(start.start_s)
+    executor.run()
     connection.barrier("the end of the run")
     with guard.explaining(f"{plan.name}: bringing the times together"):
-        at_end = compare()
-        source = f"real {connection.backend} on {connection.device.type}, {program_name}"
-        late = world.late(plan)
-        trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source, late=late)
-        report = _report(connection, plan, program_name, trace, (at_start, at_end))
+        source = f"real {connection.backend} on {connection.device.type}, {program.name}"
+        trace, clocks = session.gather(start, source)
+        report = _report(connection, plan, program.name, trace, clocks)
     return (replace(trace, run=report.run), report) if trace and report else None
 
 
-def forget(parts: Path, rank: int) -> None:
-    """Delete the times and the counts of a rank, and the folder if no other rank's are there."""
-    for path in parts.glob(f"*-{rank:05d}.*"):
-        with suppress(OSError):
-            path.unlink()
-    with suppress(OSError):
-        parts.rmdir()
+def make_executor(
+    session: Session, program: Program, world: World, *, first_step: int = 0, compute_in_caller: bool = False
+) -> Executor:
+    """Make what performs the plan of a session on this rank.
+
+    Args:
+        session: The parts of the run.
+        program: Computes.
+        world: That of the session, or one that stands before it.
+        first_step: Where to begin, after a checkpoint.
+        compute_in_caller: See `Lanes`.
+    """
+    device = session.connection.device
+    blocks = session.connection.backend == "gloo"
+    return Executor(
+        session.plan,
+        rank=session.rank,
+        delays=session.delays,
+        world=world,
+        program=program,
+        memory=session.memory,
+        lanes=Lanes(device, collectives_block=blocks, compute_in_caller=compute_in_caller),
+        recorder=session.recorder,
+        watch=session.watch,
+        first_step=first_step,
+    )
 
 
 class _ExplainedWorld:

@@ -88,7 +88,9 @@ class SharedUpdate:
         self._seen: dict[str, int] = {}
         self._unused: set[Tensor] = set()
         self._state: defaultdict[Tensor, Any] = defaultdict(dict)
-        self._is_lent = self._is_split = False
+        self._groups: list[list[Tensor]] = [[] for _ in optimizer.param_groups]  # while pieces are lent, the parameters
+        self._is_lent = False
+        self._is_split = False
         self._handle = optimizer.register_state_dict_pre_hook(self._refuse_state)
 
     def release(self) -> None:

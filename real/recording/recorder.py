@@ -11,6 +11,7 @@ know: that is when the last member was ready, and it is computed here, after the
 import io
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -72,6 +73,7 @@ class Recorder:
     """
 
     def __init__(self, plan: Plan, path: Path | None = None) -> None:
+        self.path = path
         shape = (3, plan.n_instances)
         unknown: NDArray[np.float64] = np.full(shape, np.nan)
         self.times_s = unknown if path is None else memmap(path, unknown)
@@ -84,6 +86,10 @@ class Recorder:
     def end(self, index: int, at_s: float) -> None:
         """Note when an instance was done."""
         self._end_s[index] = at_s
+
+    def forget_unended(self) -> None:
+        """Forget what has begun and not ended, as in a loop that was left: it did not run."""
+        self.times_s[:, np.isnan(self._end_s)] = np.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,15 @@ def part_path(folder: Path, rank: int) -> Path:
 def write_part(folder: Path, part: RecordedPart) -> None:
     """Write what belongs to the times of a rank beside them."""
     part_path(folder, part.rank).with_suffix(".json").write_text(json.dumps(asdict(part)), encoding="utf-8")
+
+
+def forget(folder: Path, rank: int) -> None:
+    """Delete the times and the counts of a rank, and the folder if no other rank's are there."""
+    for path in folder.glob(f"*-{rank:05d}.*"):
+        with suppress(OSError):
+            path.unlink()
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def gather(

@@ -53,7 +53,7 @@ EXECUTES = {
     "simdist",
     *(f"simdist.{name}" for name in ("arrays", "caching", "errors", "files", "machine", "plan", "settings", "traces")),
 }
-TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.training"}
+TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.loops"}
 WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}
 IMPORTED_ON_DEMAND = {"scipy", "matplotlib", "numba", "pandas"}
 

@@ -23,7 +23,7 @@ from commandline import call  # noqa: E402
 from processes import Ending, Ranks, places, run, run_as_main, start, torchrun, torchrun_forks  # noqa: E402
 from timeouts import TIMEOUT_S, await_end  # noqa: E402
 
-import real.execution.running  # noqa: E402
+import real.session  # noqa: E402
 from real.cli import main  # noqa: E402
 from real.processes.launch import connect  # noqa: E402
 from real.programs.emulated import EmulatedProgram  # noqa: E402
@@ -151,7 +151,7 @@ def perform_and_die(where: str, *args: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if os.environ["RANK"] == "1":
-        setattr(real.execution.running, where, die)
+        setattr(real.session, where, die)
     perform(*args)
 
 

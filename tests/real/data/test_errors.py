@@ -153,6 +153,6 @@ def test_a_model_with_too_few_outputs_is_refused_before_the_run(tmp_path: Path) 
     def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(3, 1000), torch.zeros(3)
 
-    make = jobs.program_maker(connection, written(tmp_path / "run"), job, "fp32", source)
+    make = jobs.model_maker(connection, written(tmp_path / "run"), job, source, precision="fp32", checkpoints=None)
     with pytest.raises(ScenarioError, match=r"labels go up to 639, the model has 10 outputs: number the classes below"):
         make(None, None)

@@ -40,12 +40,12 @@ from real.data.memory import Board, wait_until_all_staged  # noqa: E402
 from real.data.sample_index import SampleIndex, check_index, make_index  # noqa: E402
 from real.data.sources import choose_decode, decode_image, decode_raw, sample_shape  # noqa: E402
 from real.data.tallies import Tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402
-from real.execution.running import forget  # noqa: E402
 from real.processes.rendezvous import RankPlace  # noqa: E402
 from real.programs import emulated  # noqa: E402
 from real.programs.base import Feed, normalised  # noqa: E402
 from real.programs.binding import Binding  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
+from real.recording.recorder import forget  # noqa: E402
 from simdist.caching import on_disk_at_first  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan import Buffer, Copy, Dataset, Forward, Load, Plan, StageIn  # noqa: E402
@@ -455,7 +455,7 @@ def program_of(
     slept: list[float] = []
     monkeypatch.setattr(emulated, "sleep_s", lambda seconds, _interrupted: slept.append(seconds))
     connection = types.SimpleNamespace(place=types.SimpleNamespace(rank=rank), device=CPU)
-    make = jobs.program_maker(connection, run, None, "fp32", None)
+    make = jobs.emulated_maker(connection, run, None, None)
     return make(Memory(run.plan, CPU, ()), threading.Event()), slept
 
 

@@ -11,7 +11,7 @@ from trainings import Training, by_arrival, by_plan, comes_alone, in_virtual_wor
 
 from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.execution import virtual
-from real.training.hooks import check_shape
+from real.loops.hooks import check_shape
 from simdist.engines import simulate
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Plan, Servers

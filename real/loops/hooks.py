@@ -27,13 +27,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from real.buffers.memory import Memory
 from real.checkpoints.rank_state import carried_buffers
 from real.execution.executor import Executor
-from real.processes.heartbeat import Guard
-from real.programs.binding import Binding, trained_parameters
-from real.programs.optimizers import Rating
-from real.programs.sharing import SharedUpdate
+from real.loops.bound_model import BoundModel
+from real.programs.binding import trained_parameters
+from real.session import Session
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Body, Instance, Plan, ops
 
@@ -54,77 +52,61 @@ class Hooks:
     """The hooks on one module and its optimizer.
 
     Args:
-        plan: Its steps pass `check_shape`.
-        module: The model that the loop calls.
-        optimizer: Of the module's parameters.
-        memory: Of the plan.
+        session: Its plan passes `check_shape`.
+        model: The model that the loop calls.
+        executor: Of the plan, at `first_step`; the hooks drive it from now on.
+        first_step: Where both begin.
+        after_step: Called at the end of each step.
 
     Attributes:
         step: The step under way, or else the next one.
         accumulate: Passes only add up gradients on this rank.
-
-    Gradients are seen here before a `Binding` that is made afterwards brings them into their buckets.
     """
 
-    def __init__(self, plan: Plan, module: nn.Module, optimizer: torch.optim.Optimizer, memory: Memory) -> None:
-        self.step = 0
-        self._before_step: Callable[[], object] | None = None
-        self._plan = plan
-        self._module = module
-        self._optimizer = optimizer
-        self._at = _At.BEGIN
-        self.accumulate = self._awaits_end = False
-        self._n_passes = self._n_left = n_passes(plan)
-        self._n_left_out = 0
-        self._last_left_out = -1
-        self._overflows: Tensor | float = 0.0
-        carried = (name for name in carried_buffers(plan) if name in memory)
-        self._carried = [tensor for name in carried for tensor in memory.tensors(name)]
-        self._first: Tensor | None = None  # the parameter whose gradient came first in this step
-        self._kept: tuple[weakref.ref[Tensor] | None, int] = None, 0  # its gradient in the last step, and version
-        self._trained = trained_parameters(module)
-        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
-        self._n_updated = _n_updated(optimizer)
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._gradient_arrives) for parameter in self._trained
-        ]
-
-    def drive(
+    def __init__(
         self,
+        session: Session,
+        model: BoundModel,
         executor: Executor,
-        binding: Binding,
-        rating: Rating,
-        shared: SharedUpdate | None,
-        guard: Guard,
         *,
         first_step: int,
         after_step: Callable[[], None],
     ) -> None:
-        """Drive an executor from now on.
-
-        Args:
-            executor: Of the plan, at `first_step`.
-            binding: Of the module.
-            rating: Of the optimizer.
-            shared: Its part of updates that ranks share.
-            guard: Explains errors.
-            first_step: Where both begin.
-            after_step: Called at the end of each step.
-        """
-        self._executor = executor
-        self._binding = binding
-        self._rating = rating
-        self._guard = guard
-        self._shared = shared
+        plan = session.plan
         self.step = first_step
+        self.accumulate = False
+        self._plan = plan
+        self._guard = session.watch
+        self._module = model.module
+        self._optimizer = model.optimizer
+        self._binding = model.binding
+        self._rating = model.rating
+        self._shared = model.shared
+        self._executor = executor
         self._after_step = after_step
+        self._before_step: Callable[[], object] | None = None
+        self._at = _At.BEGIN
+        self._awaits_end = False
+        self._n_passes = n_passes(plan)
+        self._n_left = self._n_passes
+        self._n_left_out = 0
+        self._last_left_out = -1
+        self._overflows: Tensor | float = 0.0
+        carried = (name for name in carried_buffers(plan) if name in session.memory)
+        self._carried = [tensor for name in carried for tensor in session.memory.tensors(name)]
+        self._first: Tensor | None = None  # the parameter whose gradient came first in this step
+        self._kept: tuple[weakref.ref[Tensor] | None, int] = None, 0  # its gradient in the last step, and version
+        self._trained = trained_parameters(model.module)
+        self._frozen = [parameter for parameter in model.module.parameters() if not parameter.requires_grad]
+        self._n_updated = _n_updated(model.optimizer)
         self._anchor = self._trained[0], self._trained[0].data_ptr()
         torch.compiler.reset()  # a model that was compiled and called before would not look for new hooks
-        self._handles += [
-            self._module.register_forward_pre_hook(_not_compiled(self._forward_begins)),
-            self._module.register_forward_hook(_not_compiled(self._forward_ends)),
-            self._optimizer.register_step_pre_hook(self._update_begins),
-            self._optimizer.register_step_post_hook(self._update_ends),
+        model.arrivals.listen(self._gradient_arrives)
+        self._handles = [
+            model.module.register_forward_pre_hook(_not_compiled(self._forward_begins)),
+            model.module.register_forward_hook(_not_compiled(self._forward_ends)),
+            model.optimizer.register_step_pre_hook(self._update_begins),
+            model.optimizer.register_step_post_hook(self._update_ends),
         ]
 
     def release(self) -> None:

@@ -14,6 +14,7 @@ from pool import Pool
 from processes import run
 from trainings import LATE, SCHEDULES, Torch, Training, assert_equal, by_plan, by_torch
 
+import real
 from simdist.cli import main
 from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Backward, Delay, Forward, Optimize, Plan, Run, Select, Tick, occurrences, save
@@ -29,7 +30,7 @@ from simdist.schedules.powersgd import PowerSGD
 from simdist.schedules.torus import Torus
 from simdist.traces.trace import Trace
 
-real_hooks = pytest.importorskip("real.training.hooks")
+real_hooks = pytest.importorskip("real.loops.hooks")
 
 N_STEPS = 8  # two of the longest periods, after a warm-up
 SMALL = {"first_bucket_nbytes": 100, "bucket_nbytes": 300}
@@ -490,11 +491,15 @@ IN_EVERY_STEP = "averages gradients over all ranks in every step, so averages of
 DOUBTS = [
     (Sync(), {}, []),
     (HierarchicalSGD(levels={2: 2, 4: "world"}, intra_node_gradients=False), {"n_steps": 6}, []),
-    (HierarchicalSGD(levels={4: "world"}), {"ranks_per_node": 4}, [IN_EVERY_STEP]),
+    (HierarchicalSGD(levels={4: "world"}), {"launch": real.Launch(ranks_per_node=4)}, [IN_EVERY_STEP]),
     (HierarchicalSGD(levels={2: 2, 4: "world"}), {}, ["over groups of 2, whose gradients are averaged in every step"]),
     (LocalSGD(period=1), {}, ["averages parameters over all ranks in every step: Sync() does as much"]),
     (LocalSGD(period=16), {}, ["never averages over all ranks in 8 steps"]),
-    (LocalSGD(period=3), {"final_average": False}, ["does not average over all ranks in the last of 8 steps"]),
+    (
+        LocalSGD(period=3),
+        {"averaging": loops.LOCAL_TO_THE_END},
+        ["does not average over all ranks in the last of 8 steps"],
+    ),
     (LocalSGD(period=4, prefetch=2), {}, ["has prefetch, without effect: the loop brings its own batches"]),
 ]
 
@@ -513,7 +518,7 @@ def test_a_loop_with_batches_of_its_own_is_told_once_that_its_plan_reads_some(on
 
 
 def test_an_optimizer_of_a_part_is_told(one: Pool) -> None:
-    ((told,),) = one.run(loops.doubts, Sync(), {"ranks_per_node": 1}, True)
+    ((told,),) = one.run(loops.doubts, Sync(), {"launch": loops.ONE}, True)
     assert "finds 4 of 6 trained parameters that SGD leaves out: freeze them, or let their own optimizer" in told
 
 

@@ -26,7 +26,9 @@ def train(how: str, timeout_s: float, stray: int = 1) -> None:
     if how == "never wraps" and rank == stray:
         time.sleep(60.0)
     module, optimizer = Training().make()
-    with real.wrap(module, optimizer, loops.SMALL_BUCKETS, n_steps=6, timeout_s=timeout_s) as worker:
+    with real.wrap(
+        module, optimizer, loops.SMALL_BUCKETS, n_steps=6, launch=real.Launch(timeout_s=timeout_s)
+    ) as worker:
         for step in worker.steps():
             if step == 3:
                 print("at step 3")
@@ -47,7 +49,9 @@ def train_twice(init_method: str) -> None:
     dist.init_process_group("gloo", init_method=method, **environ)
     for _ in range(2):
         module, optimizer = Training().make()
-        with real.wrap(module, optimizer, loops.SMALL_BUCKETS, n_steps=2, timeout_s=START_S) as worker:
+        with real.wrap(
+            module, optimizer, loops.SMALL_BUCKETS, n_steps=2, launch=real.Launch(timeout_s=START_S)
+        ) as worker:
             for step in worker.steps():
                 loops.one_step(module, optimizer, step)
         left = [each.name for each in threading.enumerate() if each is not threading.main_thread()]
@@ -122,7 +126,7 @@ attempt, rank, port = (os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT
 store = dist.PrefixStore(attempt, dist.TCPStore("localhost", int(port)))  # torch 2.13 would read stale keys
 dist.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
 module, optimizer = Training().make()
-with real.wrap(module, optimizer, loops.SMALL_BUCKETS, n_steps=3, timeout_s=20.0) as worker:
+with real.wrap(module, optimizer, loops.SMALL_BUCKETS, n_steps=3, launch=real.Launch(timeout_s=20.0)) as worker:
     for step in worker.steps():
         if step == 1 and attempt == "0" and worker.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)

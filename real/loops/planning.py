@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from real.collectives.worlds import check_servers
+from real.loops.hooks import check_shape
 from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
-from real.training.hooks import check_shape
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
 from simdist.plan import Delay, Group, Plan, Result, load
 from simdist.plan.check import check

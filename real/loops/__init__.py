@@ -1,0 +1,1 @@
+"""Training loops of users that follow a schedule."""

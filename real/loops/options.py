@@ -1,0 +1,144 @@
+"""Options of `real.wrap` that few loops need, in groups that belong together."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from real.checkpoints.rank_state import Stateful
+from real.programs.optimizers import MakeOptimizer, nesterov
+from simdist.errors import ScenarioError
+from simdist.plan.delays import Delays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Averaging:
+    """How parameters are averaged, beyond what the schedule says.
+
+    Args:
+        outer_optimizer: Makes DiLoCo's outer optimizer of a list of parameters, all that are trained; by default
+            `torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True)`.
+        final_average: Average the parameters over all ranks at the end of the loop, if they differ then.
+        average_buffers: Then average the buffers of floating-point numbers, too, such as BatchNorm's.
+    """
+
+    outer_optimizer: MakeOptimizer = nesterov
+    final_average: bool = True
+    average_buffers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """Checkpoints of a loop, from the newest of which it resumes.
+
+    Args:
+        folder: Where they are; only rank 0 uses it.
+        every: Steps from one checkpoint to the next. One is written after the last step, too.
+        also: Other objects of a checkpoint, by name, such as learning rate schedulers and gradient scalers.
+
+    Raises:
+        ScenarioError: A value cannot be used.
+    """
+
+    folder: Path | str
+    _: KW_ONLY
+    every: int = 100
+    also: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ScenarioError(f"every={self.every}; checkpoints are at least 1 step apart")
+        stateless = [name for name, each in self.also.items() if not isinstance(each, Stateful)]
+        if stateless:
+            raise ScenarioError(f"also: {', '.join(stateless)} has no state_dict() and load_state_dict(): leave it out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """What a loop does only for an experiment.
+
+    Args:
+        trace: File in which rank 0 leaves the trace of the run.
+        delays: Injected delays, channel -> float64 `[1, n_steps, world_size]`, seconds; by default those of the run
+            directory, else none.
+    """
+
+    trace: Path | str | None = None
+    delays: Delays | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How the ranks were started, and how long they wait for each other.
+
+    Args:
+        ranks_per_node: Ranks of one machine, for a schedule; by default as torchrun says.
+        timeout_s: For each wait for others.
+
+    Raises:
+        ScenarioError: A value cannot be used.
+    """
+
+    ranks_per_node: int | None = None
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0:
+            raise ScenarioError(f"timeout_s={self.timeout_s}; write seconds, more than 0")
+
+
+# Keywords that `wrap` had before: the parameter, the class and the field that have taken their place.
+_MOVED: Mapping[str, tuple[str, str, str]] = {
+    "outer_optimizer": ("averaging", "Averaging", "outer_optimizer"),
+    "final_average": ("averaging", "Averaging", "final_average"),
+    "average_buffers": ("averaging", "Averaging", "average_buffers"),
+    "checkpoint": ("checkpointing", "Checkpointing", "folder"),
+    "every": ("checkpointing", "Checkpointing", "every"),
+    "also": ("checkpointing", "Checkpointing", "also"),
+    "trace": ("experiment", "Experiment", "trace"),
+    "delays": ("experiment", "Experiment", "delays"),
+    "ranks_per_node": ("launch", "Launch", "ranks_per_node"),
+    "timeout_s": ("launch", "Launch", "timeout_s"),
+}
+
+
+def refuse_keywords(given: Mapping[str, object]) -> None:
+    """Refuse keywords that `wrap` does not have; name the new place of those that it had.
+
+    Raises:
+        TypeError: There are some.
+
+    >>> refuse_keywords({"checkpoint": "saved", "every": 20})
+    Traceback (most recent call last):
+    TypeError: real.wrap() takes no checkpoint=, every=: write checkpointing=real.Checkpointing(folder=..., every=...)
+    """
+    if not given:
+        return
+    fields: dict[str, list[str]] = {}
+    for name in given:
+        if name in _MOVED:
+            parameter, kind, new = _MOVED[name]
+            fields.setdefault(f"{parameter}=real.{kind}", []).append(f"{new}=...")
+    places = [f"{call}({', '.join(each)})" for call, each in fields.items()]
+    if any(name not in _MOVED for name in given):
+        places.append("n_steps, first_step, averaging, checkpointing, experiment or launch")
+    raise TypeError(f"real.wrap() takes no {', '.join(f'{name}=' for name in given)}: write {', '.join(places)}")
+
+
+def check_groups(
+    averaging: Averaging, checkpointing: Checkpointing | None, experiment: Experiment, launch: Launch
+) -> None:
+    """Refuse values that are no groups of options.
+
+    Raises:
+        TypeError: It names the class.
+    """
+    expected: list[tuple[str, object, type]] = [
+        ("averaging", averaging, Averaging),
+        ("experiment", experiment, Experiment),
+        ("launch", launch, Launch),
+    ]
+    if checkpointing is not None:
+        expected.append(("checkpointing", checkpointing, Checkpointing))
+    for name, value, kind in expected:
+        if not isinstance(value, kind):
+            raise TypeError(f"real.wrap({name}={value!r}): write {name}=real.{kind.__name__}(...)")

@@ -1,0 +1,96 @@
+"""The trace of a loop: times are noted in files beside it as the loop runs, and brought together at the end."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from real.collectives import byte_transfer
+from real.processes.launch import Connection
+from real.recording.recorder import forget, salvage
+from real.session import Recording, Session, Start
+from simdist.errors import RunError
+from simdist.files import locked
+from simdist.plan import Plan
+from simdist.runs import run_directory
+
+
+@contextmanager
+def kept_times(plan: Plan, connection: Connection, path: Path) -> Iterator[Recording]:
+    """Hold the folder beside a trace in which ranks note their times; all ranks take part.
+
+    Of a loop that fails, `NAME.partial.npz` has the times; of one that is killed, after the next start.
+
+    Args:
+        plan: The plan that is performed.
+        connection: To the other ranks.
+        path: Of the trace.
+
+    Raises:
+        RunError: Rank 0 cannot write there, or another loop does.
+    """
+    parts = path.with_suffix(".parts")
+    partial = path.with_suffix(".partial.npz")
+    rank = connection.place.rank
+
+    def keep() -> str:
+        found = salvage(parts, plan)
+        if found:
+            run_directory.save_trace(found, partial, on_disk=True)
+        return f"what was done is in {partial}" if found else ""
+
+    with ExitStack() as stack:
+        problem = ""
+        if rank == 0:
+            try:
+                stack.enter_context(locked(parts))
+                if kept := keep():
+                    warnings.warn(f"{path}: an earlier run ended early: {kept}", RuntimeWarning, stacklevel=2)
+            except RunError as error:
+                problem = str(error)
+        byte_transfer.raise_on_all(problem, group=connection.group)
+        forget(parts, rank)
+        try:
+            yield Recording(parts, by_all=False)
+        except BaseException as error:
+            try:
+                note = keep()
+            except RunError as full:
+                note = f"what was done is still in {parts}, and the next start keeps it ({full})"
+            if note:
+                error.add_note(note)
+            raise
+        forget(parts, rank)
+    with suppress(OSError):
+        parts.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """Writes the trace of a loop.
+
+    Args:
+        session: Has the times of this rank.
+        start: From which they count.
+        path: Of the trace.
+    """
+
+    session: Session
+    start: Start
+    path: Path
+
+    def finish(self) -> None:
+        """Write the trace, unless there is nothing to tell, as of a job that was through; all ranks take part."""
+        connection = self.session.connection
+        source = f"training loop, {connection.backend} on {connection.device.type}"
+        trace, _ = self.session.gather(self.start, source)
+        problem = ""
+        try:
+            if trace and not np.isnan(trace.end_s).all():
+                run_directory.save_trace(trace, self.path, on_disk=True)
+        except RunError as error:
+            problem = str(error)
+        byte_transfer.raise_on_all(problem, group=connection.group)

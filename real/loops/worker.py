@@ -1,0 +1,376 @@
+"""The worker of a loop: what a script calls between its steps, and at its end."""
+
+import atexit
+import copy
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from real.execution.executor import Executor
+from real.loops.bound_model import BoundModel
+from real.loops.feeding import LoopBatches, open_batches
+from real.loops.hooks import Hooks
+from real.loops.options import Averaging
+from real.loops.planning import ENDLESS_STEPS
+from real.loops.ranks import average, last_of, patient_group, wait
+from real.loops.resuming import Resuming
+from real.loops.tracing import Tracing
+from real.session import Session
+from simdist.errors import RunError
+from simdist.plan import Load
+from simdist.plan.ops import entering
+
+_LAST_COLLECTIVE_S = 5.0  # for one that fails because another rank has
+
+
+@final
+class Worker(nn.Module):
+    """One rank of a training loop that follows a plan; made by `wrap`.
+
+    To call it is to call the model. As a `DistributedDataParallel` it has `module`, `no_sync`, `join` and
+    `require_backward_grad_sync`, so it may take that one's place in a script.
+
+    Attributes:
+        module: The model that was wrapped.
+        rank: Which one, from 0.
+        world_size: How many ranks there are.
+        device: Where the model is.
+        plan: The plan that is performed.
+        n_steps: Steps in all; None if the end is not known.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: BoundModel,
+        executor: Executor,
+        resuming: Resuming,
+        averaging: Averaging,
+        tracing: Tracing | None,
+        until_closed: ExitStack,
+    ) -> None:
+        super().__init__()
+        plan = session.plan
+        connection = session.connection
+        self.module = model.module
+        self.rank = session.rank
+        self.world_size = connection.place.world_size
+        self.device = connection.device
+        self.plan = plan
+        self.n_steps = None if plan.n_steps == ENDLESS_STEPS else plan.n_steps
+        self._connection = connection
+        self._executor = executor
+        self._resuming = resuming
+        self._tracing = tracing
+        self._until_closed = until_closed
+        self._binding = model.binding
+        self._averaging = averaging
+        self._concluded = resuming.first_step
+        self._iterating = False
+        self._ended = False
+        self._closed = False
+        self._told = False
+        self._reads = not any(isinstance(op, Load) for body in plan.bodies for op in body)  # as the plan says, or not
+        self._join_group: dist.ProcessGroup | None = None
+        self._hooks = Hooks(session, model, executor, first_step=resuming.first_step, after_step=self._after_step)
+        until_closed.callback(self._hooks.release)
+        atexit.register(self._part_unclosed)
+
+    def forward(self, *inputs: object, **options: object) -> object:
+        """Call the model."""
+        if self.module.training and torch.is_grad_enabled():
+            self._check_open("a pass in training mode")
+        return self.module(*inputs, **options)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> nn.Module:
+        """Copy the bare model, as `AveragedModel` does."""
+        return copy.deepcopy(self.module, memo)
+
+    @property
+    def step(self) -> int:
+        """The step under way, or else the next one; at the beginning, the first one to do."""
+        return self._hooks.step
+
+    def feed(self, url: str, *, cache: Path | str | None = None, timeout_s: float = 60.0) -> LoopBatches:
+        """Read the plan's data set for this rank, from the next step on; all ranks call this.
+
+            batches = worker.feed("/mnt/imagenet", cache="/nvme/cache")
+            for step, (images, labels) in zip(worker.steps(), batches):
+                ...
+
+        Args:
+            url: Of the folder with `index.csv`; it must be the data set of the plan.
+            cache: Folder on this node's disk for files; it is kept, so that a restart finds them. By default a
+                temporary one of this user.
+            timeout_s: How long a file is tried, and other ranks are waited for.
+
+        Returns:
+            An iterator over batches, uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model.
+
+        Raises:
+            ScenarioError: The plan has no data set, or this is another one.
+            RunError: It cannot be reached; or a rank is missing.
+        """
+        folder = None if cache is None else Path(cache)
+        opened = open_batches(
+            self.plan, self._connection, first_step=self.step, url=url, cache=folder, timeout_s=timeout_s
+        )
+        self._reads = True
+        return self._until_closed.enter_context(opened)
+
+    def steps(self) -> Iterator[int]:
+        """Yield every step that is left to do; checkpoints are written where the loop asks for the next one.
+
+        Steps that the plan lets this rank sit out are not among them.
+
+        A loop over epochs calls this in each of them; a step that was yielded and not begun is yielded again then.
+
+        Raises:
+            RunError: The loop asks for the next step and has not done this one; or see `wrap`.
+        """
+        self._check_open("worker.steps()")
+        self._iterating = True
+        self._hooks.settle()
+        self._conclude()
+        self._resuming.rewind_random()
+        while self.step < self.plan.n_steps:
+            if self._hooks.pass_over_step():
+                self._conclude()
+                continue
+            step = self.step
+            yield step
+            self._hooks.settle()
+            if self.step != step + 1:
+                raise RunError(
+                    f"step {step}: the loop asks for the next one {self._hooks.where}; a step is one forward pass in "
+                    f"training mode, one loss.backward() and one optimizer.step(); in another epoch, call "
+                    f"worker.steps() again"
+                )
+            self._conclude()
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """Whether the next pass belongs to the plan; one that does not only adds up gradients, as in `no_sync`."""
+        return not self._hooks.accumulate
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        self._hooks.accumulate = not value
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients: passes in this context add theirs up on this rank, as in DDP's `no_sync`.
+
+            for step, micro_batches in zip(worker.steps(), batches):
+                optimizer.zero_grad()
+                for inputs, targets in micro_batches[:-1]:
+                    with worker.no_sync():
+                        loss_of(model(inputs), targets).backward()
+                loss_of(model(micro_batches[-1].inputs), micro_batches[-1].targets).backward()
+                optimizer.step()
+
+        The pass after them belongs to the plan, and exchanges their sum. Both the forward and the backward pass of a
+        micro-batch belong inside.
+        """
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    @contextmanager
+    def join(self) -> Iterator[None]:
+        """Train on data of which ranks have unequally much, as in DDP's `join`; all ranks do this together.
+
+            with worker.join():
+                for inputs, targets in loader:
+                    ...
+
+        A rank that is through takes part in the steps of the others without a gradient, and means are still those over
+        all ranks. In the end all ranks have parameters, buffers and the optimizer's state of one that trained
+        longest. Every step costs one exchange more.
+        """
+        self._check_open("worker.join()")
+        self._hooks.check_unshared("worker.join()")
+        if any(map(entering, self.plan.bodies)):
+            raise RunError(f"worker.join(): ranks of {self.plan.name} sit steps out; give all of them enough data")
+        if self._join_group is None:
+            self._join_group = patient_group(self._connection)
+        group = self._join_group
+        last = 0
+        active = True
+
+        def meet() -> bool:
+            nonlocal last
+            found = wait(self._connection, lambda: last_of(active, group), "a step of joined ranks")
+            last = last if found is None else found
+            return found is not None
+
+        with self._hooks.joined(meet):
+            yield
+        self._hooks.settle()
+        self._conclude()
+        active = False
+        while meet():
+            self._hooks.idle_step()
+            self._conclude()
+        self._executor.drain()
+        wait(self._connection, lambda: self._resuming.take_over(last, group), "the end of joined ranks")
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clip the gradients as `torch.nn.utils.clip_grad_norm_` does, also where ranks share updates.
+
+        There, each has a slice of the mean gradients, so all ranks call this, before `optimizer.step()`.
+
+        Args:
+            max_norm: Of all gradients together.
+
+        Returns:
+            Their norm before, a scalar.
+
+        Raises:
+            RunError: The backward pass is not over; or a rank is missing.
+        """
+        return self._hooks.clip_grad_norm(max_norm, self._connection.group)
+
+    def average(self, *, buffers: bool = False) -> None:
+        """Replace the parameters by their means over all ranks, between two passes, such as for an evaluation.
+
+        All ranks call this before the same pass. It changes what training goes on from: under local SGD it is one
+        average more than the schedule has.
+
+        Args:
+            buffers: Also the buffers of floating-point numbers.
+
+        Raises:
+            RunError: A pass or an update is under way, or the loop is closed; or a rank is missing.
+        """
+        self._check_open("worker.average()")
+        self._hooks.check_between_steps("worker.average()")
+        self._executor.drain()
+        self._average(buffers=buffers)
+        self._tell_left_out()
+
+    def close(self) -> None:
+        """Wait for what is under way, write the trace, and part from the other ranks.
+
+        Raises:
+            RunError: The ranks have not done the same steps, or one of them has failed.
+        """
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._part_unclosed)
+        try:
+            if error is not None:
+                self._until_closed.__exit__(kind, error, traceback)
+                return
+            with self._until_closed:
+                self._hooks.settle()
+                self._executor.drain()
+                self._conclude(at_end=True)
+                if self._tracing:
+                    self._tracing.finish()
+        finally:
+            self._executor.join(_LAST_COLLECTIVE_S)
+
+    @contextmanager
+    def _leaving_early(self) -> Iterator[None]:
+        """Say, if the others do not end their loops, that it was this rank that left."""
+        try:
+            yield
+        except RunError as error:
+            if self.n_steps is None or self.step == self.n_steps:
+                raise
+            left = f"this rank left its loop before step {self.step} of {self.n_steps}"
+            raise RunError(f"{left}; all ranks have to leave before the same one: {error}") from None
+
+    def _part_unclosed(self) -> None:
+        """Part from the other ranks as a script ends that has not closed its loop; rank 0 says what was left out."""
+        if error := vars(sys).get("last_value"):
+            self._connection.guard.fail(str(error) or type(error).__name__)
+        elif self.rank == 0 and not self._ended:
+            warnings.warn(
+                f"{self.plan.name}: the loop was not closed, so nothing was averaged or saved at its end: call "
+                f"worker.close() on all ranks, before the model is saved and the process group is destroyed",
+                RuntimeWarning,
+                stacklevel=1,
+            )
+        self._connection.guard.leave()
+        self._executor.close()
+        self._executor.join(_LAST_COLLECTIVE_S)
+
+    def _check_open(self, doing: str) -> None:
+        """Refuse what would not be synchronised any more."""
+        if self._closed:
+            raise RunError(f"{doing} after the loop was closed; do that before, or call real.wrap again")
+
+    def _after_step(self) -> None:
+        if not self._iterating:
+            self._resuming.check_also()
+            self._conclude()
+
+    def _conclude(self, *, at_end: bool = False) -> None:
+        """Do what comes after the last step that was done; at the end of the loop, average, both once."""
+        is_new = self.step > self._concluded
+        self._concluded = self.step
+        is_last = self.step == self.plan.n_steps or (at_end and self.n_steps is None)
+        ends = meets = (at_end or is_last) and not self._ended
+        if ends:
+            self._ended = True
+            with self._leaving_early():
+                self._connection.agree("the step at the end of the loop", str(self.step))
+        if is_new and not is_last:
+            meets |= self._resuming.after(self.step, self._executor)
+        if ends:
+            self._executor.drain()
+            if self._averaging.final_average:
+                self._average(buffers=self._averaging.average_buffers)
+            if is_last and self.step > self._resuming.first_step:
+                self._resuming.after(self.step, self._executor, is_last=True)
+        if meets:
+            self._tell_left_out()
+        if is_new and not self._reads and self.rank == 0:
+            self._reads = True
+            warnings.warn(
+                f"{self.plan.name} reads its batches, and the loop brings its own, so what the plan says of that has "
+                f"no effect and takes no time in a trace: use worker.feed(...), with `data` in the scenario",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _average(self, *, buffers: bool) -> None:
+        floating = [each for each in self.module.buffers() if buffers and each.is_floating_point()]
+        average(self._connection, [*self._binding.parameter_buffers, *floating])
+
+    def _tell_left_out(self) -> None:
+        """Warn once if ranks have left out different updates; all of them are here."""
+        found = self._connection.exchange("updates that were left out", self._hooks.left_out)
+        if len(set(found)) == 1 or self._told:
+            return
+        self._told = True
+        if self.rank == 0:
+            named = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(found) if each != "0")
+            warnings.warn(
+                f"{self.plan.name} until step {self.step}: ranks have left out different optimizer.step(), as gradient "
+                f"scalers do after an overflow, so the scales of their scalers may differ: {named}",
+                RuntimeWarning,
+                stacklevel=2,
+            )

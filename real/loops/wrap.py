@@ -1,0 +1,181 @@
+"""Schedules for a training loop that exists already: wrap the model and the optimizer, and keep the loop.
+
+    with real.wrap(model, optimizer, LocalSGD(period=4), n_steps=1000) as worker:
+        for step in worker.steps():
+            inputs, targets = batch(step, worker.rank)
+            optimizer.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            optimizer.step()
+
+As with DistributedDataParallel and Horovod, nothing else changes: learning rate schedulers, gradient clipping, mixed
+precision and hooks of the user work as before. When `backward()` returns, gradients are synchronised as the schedule
+says; when `optimizer.step()` returns, parameters are. `real.loops.hooks` tells how.
+
+It performs a plan, the same that the simulator takes; nothing here knows what schedules are.
+"""
+
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Never
+
+import torch
+from torch import nn
+
+from real.buffers import transforms
+from real.buffers.memory import buffers_in_place
+from real.checkpoints.rank_state import RankState, Stateful, carried_buffers, fingerprint
+from real.execution.executor import Executor
+from real.execution.running import make_executor
+from real.loops.bound_model import BoundModel, bound
+from real.loops.options import Averaging, Checkpointing, Experiment, Launch, check_groups, refuse_keywords
+from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, check_optimizer, device_of, planned
+from real.loops.ranks import meet_ranks
+from real.loops.resuming import Resuming, resume
+from real.loops.tracing import Tracing, kept_times
+from real.loops.worker import Worker
+from real.processes.launch import Connection
+from real.programs.binding import Binding
+from real.programs.module import LoopProgram
+from real.session import Session, Start, open_session
+from simdist.errors import ScenarioError
+from simdist.plan import Plan
+from simdist.schedules import Schedule
+
+_AVERAGING = Averaging()
+_EXPERIMENT = Experiment()
+_LAUNCH = Launch()
+
+
+def wrap(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule | Plan | Path | str,
+    *,
+    n_steps: int | None = None,
+    first_step: int = 0,
+    averaging: Averaging = _AVERAGING,
+    checkpointing: Checkpointing | None = None,
+    experiment: Experiment = _EXPERIMENT,
+    launch: Launch = _LAUNCH,
+    **moved: Never,
+) -> Worker:
+    """Let a training loop follow a schedule; all ranks call this.
+
+    Parameters, module buffers and the state of the optimizer become those of rank 0, or of the newest checkpoint.
+
+    Args:
+        module: The model that the loop calls, already on its device. Parameters that are not trained are left alone.
+        optimizer: Of the module's parameters.
+        schedule: The schedule; or a plan; or a plan file or run directory, as `simdist plan -o` writes.
+        n_steps: Steps in all, of a schedule, or None: as many as the loop likes; a plan has its own.
+        first_step: The step to begin with, where a script goes on from what it has saved itself.
+        averaging: DiLoCo's outer optimizer, and the average at the end of the loop.
+        checkpointing: Checkpoints. The loop goes on from the newest one; None writes none.
+        experiment: A trace of the run, and injected delays.
+        launch: Ranks of one machine, and how long ranks wait for each other.
+        moved: None. Keywords of an earlier release are refused with the name of their new place.
+
+    Returns:
+        A context manager; without a `with` statement it is to be closed at the end.
+
+    Raises:
+        TypeError: A keyword does not exist, or is no group of options.
+        PlanError: The plan is not legal, or of another model.
+        ScenarioError: The schedule does not fit the world.
+        UnsupportedError: A training loop cannot perform the plan.
+        RunError: A rank is missing, or wraps something else; a checkpoint is of another job, or damaged.
+    """
+    refuse_keywords(moved)
+    check_groups(averaging, checkpointing, experiment, launch)
+    if first_step < 0:
+        raise ScenarioError(f"first_step={first_step}; steps count from 0")
+    device = device_of(module)
+    check_optimizer(module, optimizer)
+    with ExitStack() as stack:
+        connection = stack.enter_context(meet_ranks(device, launch.timeout_s))
+        request = PlanRequest(
+            module, optimizer, n_steps, launch.ranks_per_node, connection.place.world_size, averaging.final_average
+        )
+        found = planned(schedule, experiment.delays, request)
+        plan = found.plan
+        for doubt in found.doubts if connection.place.rank == 0 else ():
+            warnings.warn(f"{plan.name} {doubt}", stacklevel=2)
+        trace = Path(experiment.trace) if experiment.trace else None
+        if trace and plan.n_steps == ENDLESS_STEPS:
+            raise ScenarioError("n_steps=None; a trace has a row for every operation: write n_steps=...")
+        every = checkpointing.every if checkpointing else "no"
+        _agree(connection, plan, fingerprint(module, optimizer), f"{first_step} {every} {bool(trace)}")
+        session = _open_session(stack, connection, found, trace)
+        model = stack.enter_context(bound(session, module, optimizer, averaging.outer_optimizer))
+        state = _state_of(session, model, checkpointing.also if checkpointing else {})
+        resuming = resume(
+            state,
+            connection,
+            plan,
+            found.endless,
+            first_step=first_step,
+            checkpointing=checkpointing,
+            until_closed=stack,
+        )
+        if not resuming.is_resumed:
+            model.outer.begin()  # once the parameters are those of rank 0
+        executor = _warm_executor(
+            session, LoopProgram(session.memory, model.rating, model.outer, session.rank), resuming
+        )
+        stack.callback(executor.close)
+        tracing = None
+        if trace:
+            tracing = Tracing(session, _start(session, executor), trace)
+        elif executor.has_ticks:  # they fall at the same time on all ranks
+            _start(session, executor)
+        return Worker(session, model, executor, resuming, averaging, tracing, stack.pop_all())
+
+
+def _agree(connection: Connection, plan: Plan, model: str, begins: str) -> None:
+    """Refuse ranks that wrap different things."""
+    connection.agree("the plan", f"{plan.name} ({plan.digest()[:12]})")
+    connection.agree("the model", model)
+    connection.agree("first_step, checkpoint and trace", begins)
+
+
+def _open_session(stack: ExitStack, connection: Connection, found: Planned, trace: Path | None) -> Session:
+    """Open a session until the stack is closed."""
+    plan = found.plan
+    return open_session(
+        connection,
+        plan,
+        found.delays,
+        buffers=Binding.buffers_of(plan, in_loop=True),
+        in_place=buffers_in_place(plan),
+        recording=stack.enter_context(kept_times(plan, connection, trace)) if trace else None,
+    )
+
+
+def _state_of(session: Session, model: BoundModel, also: Mapping[str, Stateful]) -> RankState:
+    """Return the state of a rank; batches and losses are the loop's."""
+    memory = session.memory
+    carried = {name: memory.tensors(name) for name in carried_buffers(session.plan) if name in memory}
+    return RankState(
+        model.module,
+        model.optimizer,
+        carried,
+        session.connection.device,
+        also,
+        model.shared or model.optimizer,
+        model.outer.optimizer,
+    )
+
+
+def _warm_executor(session: Session, program: LoopProgram, resuming: Resuming) -> Executor:
+    """Make the executor, once its first step will find kernels and connections ready."""
+    transforms.warm_up(session.plan, session.memory)
+    session.warm_up()
+    return make_executor(session, program, session.world, first_step=resuming.first_step, compute_in_caller=True)
+
+
+def _start(session: Session, executor: Executor) -> Start:
+    start = session.start()
+    executor.start_clock(start.start_s)
+    return start
