@@ -73,7 +73,7 @@ def sum_by_servers(
     if on_host:
         whole = scratch.take("on host", buffer.numel(), buffer.dtype, torch.device("cpu")).copy_(buffer)
     me = ranks.index(dist.get_rank())
-    exchange = _Exchange(ranks, me, servers.members, whole.split(list(servers.parts)), process_group)
+    exchange = _ServedSum(ranks, me, servers.members, whole.split(list(servers.parts)), process_group)
     exchange.push(scratch, piece_count(len(ranks), buffer.element_size(), arriving_nbytes=arriving_nbytes))
     exchange.pull()
     if on_host:
@@ -81,7 +81,7 @@ def sum_by_servers(
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _ServedSum:
     """An all-reduce, as one member sees it.
 
     Args:

@@ -94,6 +94,7 @@ class Hooks:
         self._overflows: Tensor | float = 0.0
         carried = (name for name in carried_buffers(plan) if name in session.memory)
         self._carried = [tensor for name in carried for tensor in session.memory.tensors(name)]
+        self._reached: dict[type[ops.Op], Instance] = {}  # what the loop does last, by its kind
         self._first: Tensor | None = None  # the parameter whose gradient came first in this step
         self._kept: tuple[weakref.ref[Tensor] | None, int] = None, 0  # its gradient in the last step, and version
         self._trained = trained_parameters(model.module)
@@ -162,7 +163,7 @@ class Hooks:
         """Scale the gradients of the step, wherever they are; return their norm before."""
         if self._at is not _At.UPDATE:
             raise self._refusal(f"worker.clip_grad_norm_() {self._at.value}; it belongs before optimizer.step()")
-        update = self._update.op
+        update = self._reached[ops.Optimize].op
         if self._shared and isinstance(update, ops.Optimize) and self._shared.hides(update):
             with self._guard.explaining(f"step {self.step}"):
                 return self._shared.clip(update, max_norm, everyone)
@@ -213,7 +214,7 @@ class Hooks:
 
     def _begin_pass(self) -> None:
         with self._guard.explaining(f"step {self.step}"):
-            self._forward = self._reach(ops.Forward)
+            self._reach(ops.Forward)
         self._at = _At.FORWARD
 
     def _forward_ends(self, module: nn.Module, _inputs: object, output: object) -> None:
@@ -226,7 +227,7 @@ class Hooks:
 
     def _await_gradients(self) -> None:
         with self._guard.explaining(f"step {self.step}"):
-            self._executor.done(self._forward)
+            self._executor.done(self._reached[ops.Forward])
             first = self._reach(ops.Backward)
             self._binding.buckets.expect(self._executor.buckets(first), self._bucket_is_complete)
         self._at = _At.LOSS
@@ -265,9 +266,9 @@ class Hooks:
             if self._n_left:
                 self._at = _At.NEXT
                 return
-            self._update = self._reach(ops.Optimize)
-            if self._shared and isinstance(self._update.op, ops.Optimize):
-                self._shared.note(self._update.op)
+            update = self._reach(ops.Optimize).op
+            if self._shared and isinstance(update, ops.Optimize):
+                self._shared.note(update)
             self._binding.buckets.skip_unused()
             self._note_gradient()
             self._at = _At.UPDATE
@@ -284,7 +285,7 @@ class Hooks:
                 f"optimizer.step() {self._at.value}; call the model that was wrapped, in training "
                 f"mode, then loss.backward(), then optimizer.step() without a closure; {self._passes_planned}"
             )
-        update = self._update.op
+        update = self._reached[ops.Optimize].op
         assert isinstance(update, ops.Optimize)
         if self._rating.are_stale(update):
             raise self._refusal(
@@ -311,7 +312,7 @@ class Hooks:
 
     def _end_step(self, *, updated: bool) -> None:
         with self._guard.explaining(f"step {self.step}"):
-            self._executor.done(self._update)
+            self._executor.done(self._reached[ops.Optimize])
             self._executor.finish_step(self.step)
             if self._carried and not updated:  # an overflow that compression keeps would be in every later step
                 self._executor.drain()
@@ -327,6 +328,7 @@ class Hooks:
         reached = self._executor.reach(kind)
         if reached is None or reached[0].step != self.step:
             raise self._refusal(f"plan {self._plan.name} has no {kind.__name__} there")
+        self._reached[kind] = reached[0]
         return reached[0]
 
     def _refusal(self, problem: str) -> RunError:
@@ -445,7 +447,7 @@ def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
             "LocalSGD(period=...), with overlap_steps or inner_steps, waits less for slow ranks"
         )
     if any(isinstance(op, ops.Save) for op in body):
-        return "it saves checkpoints, which `real.wrap` writes by itself (`checkpoint=`)"
+        return "it saves checkpoints, which `real.wrap` writes by itself (`checkpointing=`)"
     update = next(op for op in body if isinstance(op, ops.Optimize))
     for what, names in (("its backward pass computes", buckets), ("it updates", update.params)):
         covered = sorted(plan.buffer(name).tensors or (0, 0) for name in names)

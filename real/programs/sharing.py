@@ -219,7 +219,7 @@ class SharedUpdate:
     def _refuse_state(self, _optimizer: torch.optim.Optimizer) -> None:
         if self._is_split and not self._is_lent:
             raise RunError(
-                "the state of the optimizer is shared: each rank has a slice of it; let real.wrap(checkpoint=...) "
+                "the state of the optimizer is shared: each rank has a slice of it; let real.wrap(checkpointing=...) "
                 "save and restore it"
             )
 

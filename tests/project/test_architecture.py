@@ -187,6 +187,67 @@ def test_tests_of_simdist_import_neither_torch_nor_real() -> None:
     assert found == []
 
 
+def test_runs_and_loops_make_their_parts_in_a_session_only() -> None:
+    """`python -m real` and `real.wrap` open a session; neither makes memory, process groups or a recorder itself."""
+    performing = {"real.cli", "real.jobs", "real.execution.running"}
+    modules = [each for each in modules_of("real") if each.name in performing or each.name.startswith("real.loops.")]
+    made = {(each.name, name) for each in modules for name in names_called_in(each.tree)}
+    assert {pair for pair in made if pair[1] in {"Memory", "ProcessWorld", "Recorder", "Session"}} == set()
+    assert {name for name, called in made if called == "open_session"} == {"real.execution.running", "real.loops.wrap"}
+    session = next(each for each in modules_of("real") if each.name == "real.session")
+    assert {"Memory", "ProcessWorld", "Recorder", "Session"} <= names_called_in(session.tree)
+
+
+def names_called_in(tree: ast.Module) -> set[str]:
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {each.id for each in calls if isinstance(each, ast.Name)}
+
+
+def test_constructors_finish_their_objects() -> None:
+    """An attribute that a method of `real` sets, its constructor has set before."""
+    found = [
+        f"{module.name}, line {line}: {node.name}.{name}"
+        for module in modules_of("real")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+        for name, line in set_after_construction(node).items()
+    ]
+    assert found == []
+
+
+def set_after_construction(node: ast.ClassDef) -> dict[str, int]:
+    """Return the attributes that methods of a class set, and neither its constructor nor its body, with their lines."""
+    known: set[str] = set()
+    later: dict[str, int] = {}
+    for each in node.body:
+        match each:
+            case ast.FunctionDef(name="__init__"):
+                known |= attributes_set_in(each).keys()
+            case ast.FunctionDef(name=name) if is_property(each):
+                known.add(name)
+                later |= attributes_set_in(each)
+            case ast.FunctionDef():
+                later |= attributes_set_in(each)
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                known.add(name)
+    return {name: line for name, line in later.items() if name not in known}
+
+
+def is_property(function: ast.FunctionDef) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "property" for each in function.decorator_list)
+
+
+def attributes_set_in(function: ast.FunctionDef) -> dict[str, int]:
+    return {
+        node.attr: node.lineno
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
 @pytest.mark.parametrize("top", ["simdist", "real"])
 def test_packages_do_not_import_each_other_in_a_circle(top: str) -> None:
     below: dict[str, set[str]] = defaultdict(set)

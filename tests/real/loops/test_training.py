@@ -498,7 +498,7 @@ DOUBTS = [
     (
         LocalSGD(period=3),
         {"averaging": loops.LOCAL_TO_THE_END},
-        ["does not average over all ranks in the last of 8 steps"],
+        ["does not average over all ranks in the last of 8"],
     ),
     (LocalSGD(period=4, prefetch=2), {}, ["has prefetch, without effect: the loop brings its own batches"]),
 ]
