@@ -75,7 +75,7 @@ def wrap(
         checkpointing: Checkpoints. The loop goes on from the newest one; None writes none.
         experiment: A trace of the run, and injected delays.
         launch: Ranks of one machine, and how long ranks wait for each other.
-        moved: None. Keywords of an earlier release are refused with the name of their new place.
+        moved: Nothing. Keywords of an earlier release are refused, with the name of their new place.
 
     Returns:
         A context manager; without a `with` statement it is to be closed at the end.
