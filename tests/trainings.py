@@ -397,7 +397,7 @@ def scratch_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) ->
     warm, cold = (ProcessWorld(groups_of(plan), timeout_s=30.0) for _ in range(2))
     warm.warm_up(plan, CPU)
     _execute(plan, _idle(plan, memory, rank), memory, cold, False)
-    return warm.scratch.nbytes, cold.scratch.nbytes
+    return warm.scratch_nbytes, cold.scratch_nbytes
 
 
 def summed_by_servers(values: np.ndarray, servers: Servers, arriving_nbytes: int) -> tuple[np.ndarray, int]:

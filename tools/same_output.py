@@ -97,8 +97,8 @@ def outputs(only: str, foreign: Path | None) -> dict[str, Any]:
                 out.mkdir(exist_ok=True)
                 for old in out.glob("*"):
                     old.unlink()
-                places = {"OUT/../import": str(imported), "OUT": str(out), "RUN": str(recorded)}
-                given = [re.sub(r"^OUT/../import|^OUT|^RUN$", lambda found: places[found[0]], part) for part in command]
+                given = [part.replace("OUT/../import", str(imported)).replace("OUT", str(out)) for part in command]
+                given = [str(recorded) if part == "RUN" else part for part in given]
                 printed = io.StringIO()
                 with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                     try:

@@ -202,7 +202,7 @@ Purpose: TypeAlias = Literal["reduced", "message", "messages", "on host", "arriv
 
 @final
 class Scratch:
-    """The scratch memory of one rank, whose collectives take place one after the other."""
+    """The scratch memory of collectives of a rank that take place one after the other."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Purpose, torch.device], Tensor] = {}

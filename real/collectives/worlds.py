@@ -17,7 +17,7 @@ import datetime
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,7 @@ from simdist.plan.lanes import COMM
 from simdist.plan.walk import drops_late
 
 _TOKEN_NBYTES = 32
+_Joined: TypeAlias = tuple[tuple[int, ...], dist.ProcessGroup | None]  # ranks of a group, and its process group
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,12 @@ class Members:
     Args:
         ranks: Its members, in order.
         process_group: The same for torch; None if it is the rank alone.
+        scratch: Memory for a collective. Those of one communicator take turns, so they share it.
     """
 
     ranks: tuple[int, ...]
     process_group: dist.ProcessGroup | None
+    scratch: Scratch
 
 
 def groups_of(plan: Plan) -> dict[str, list[Group]]:
@@ -92,12 +95,14 @@ def scratch_nbytes(plan: Plan) -> int:
     return sum(_most_needed(plan).values())
 
 
-def _most_needed(plan: Plan) -> Mapping[Purpose, int]:
+def _most_needed(plan: Plan) -> Mapping[tuple[str, Purpose], int]:
+    """Return the bytes that each communicator needs for each purpose."""
     buffers = {buffer.name: buffer for buffer in plan.buffers}
-    needed: dict[Purpose, int] = {}
+    needed: dict[tuple[str, Purpose], int] = {}
     for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES)):
         for purpose, nbytes in _needs(op, buffers) if op.group.size > 1 else ():
-            needed[purpose] = max(needed.get(purpose, 0), nbytes)
+            use = op.lane.communicator, purpose
+            needed[use] = max(needed.get(use, 0), nbytes)
     return needed
 
 
@@ -164,13 +169,19 @@ class ProcessWorld:
         self.made: list[dist.ProcessGroup] = []
         self._everyone = everyone or dist.group.WORLD
         self._members: dict[tuple[str, Group], Members] = {}
+        self._scratch = {communicator: Scratch() for communicator in groups}
         for communicator, members in groups.items():
             whole = self._everyone if communicator == COMM.communicator else None
             for group in members:
-                self._members[communicator, group] = self._join(group, timeout_s, whole)
-        self.scratch = Scratch()
+                joined = self._join(group, timeout_s, whole)
+                self._members[communicator, group] = Members(*joined, self._scratch[communicator])
         self._timeout_s = timeout_s
         self._arrivals = self._meet(servers) if servers else None
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes that are kept for collectives beside the buffers."""
+        return sum(scratch.nbytes for scratch in self._scratch.values())
 
     @property
     def arrivals(self) -> ArrivalClient:
@@ -217,14 +228,14 @@ class ProcessWorld:
             members = self._members[op.lane.communicator, op.group]
             ones = replace(op.servers, parts=(1,) * len(op.servers.parts))
             zeros = torch.zeros(len(ones.parts), device=device)
-            sum_by_servers(zeros, ones, members.ranks, members.process_group, self.scratch)
+            sum_by_servers(zeros, ones, members.ranks, members.process_group, members.scratch)
             serves = serves or self.rank in (members.ranks[member] for member in ones.members)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             return
-        for purpose, nbytes in _most_needed(plan).items():
+        for (communicator, purpose), nbytes in _most_needed(plan).items():
             if serves or purpose != "arriving":
-                self.scratch.take(purpose, nbytes, torch.uint8, device).zero_()
+                self._scratch[communicator].take(purpose, nbytes, torch.uint8, device).zero_()
 
     def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective on the buffers of this rank; returns when its result is there, or enqueued on a GPU."""
@@ -242,7 +253,7 @@ class ProcessWorld:
                     return
                 _scaled(buffer, op, buffer)
                 if op.servers:
-                    sum_by_servers(buffer, op.servers, members.ranks, members.process_group, self.scratch)
+                    sum_by_servers(buffer, op.servers, members.ranks, members.process_group, members.scratch)
                 else:
                     dist.all_reduce(buffer, group=members.process_group)
             case ops.ReduceScatter():
@@ -258,7 +269,7 @@ class ProcessWorld:
 
     def _reduce_scatter(self, op: ops.ReduceScatter, src: Tensor, dst: Tensor, members: Members) -> None:
         """Reduce a copy of the source, which stays as it is."""
-        taken = _scaled(src, op, self._like(src))
+        taken = _scaled(src, op, _like(src, members))
         if taken.is_cuda and moves_gpu_tensors(members.process_group):
             reduce_scatter_single(dst, taken, group=members.process_group)
             return
@@ -268,14 +279,14 @@ class ProcessWorld:
     def _reduce(self, op: ops.Reduce, buffer: Tensor, members: Members) -> None:
         """Reduce to the root; torch uses the buffers of the others as scratch, a plan leaves them as they were."""
         root = members.ranks[op.root]
-        taken = _scaled(buffer, op, buffer if self.rank == root else self._like(buffer))
+        taken = _scaled(buffer, op, buffer if self.rank == root else _like(buffer, members))
         dist.reduce(taken, dst=root, group=members.process_group)
 
     def _broadcast(self, tensors: Sequence[Tensor], source: int, members: Members) -> None:
         if len(tensors) == 1:
             dist.broadcast(tensors[0], src=source, group=members.process_group)
             return
-        message = self._message(tensors)
+        message = _message(tensors, members)
         dist.broadcast(message, src=source, group=members.process_group)
         _take(message.unsqueeze(0), tensors)
 
@@ -284,8 +295,8 @@ class ProcessWorld:
             self._gather(dsts[0], srcs[0], members)
             return
         n = len(members.ranks)
-        message = self._message(srcs)
-        messages = self.scratch.take("messages", n * message.numel(), message.dtype, message.device)
+        message = _message(srcs, members)
+        messages = members.scratch.take("messages", n * message.numel(), message.dtype, message.device)
         self._gather(messages, message, members)
         _take(messages.view(n, -1), dsts)
 
@@ -306,15 +317,6 @@ class ProcessWorld:
         parts[me].copy_(mine.view(-1))
         for work in filter(None, (receiving, sending)):
             work.wait()
-
-    def _message(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the bytes of tensors, one after the other, uint8 `[nbytes]`."""
-        parts = [tensor.view(torch.uint8) for tensor in tensors]
-        message = self.scratch.take("message", sum(map(torch.numel, parts)), torch.uint8, tensors[0].device)
-        return torch.cat(parts, out=message)
-
-    def _like(self, tensor: Tensor) -> Tensor:
-        return self.scratch.take("reduced", tensor.numel(), tensor.dtype, tensor.device)
 
     def _alone(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective of one member: what there is to move, is here."""
@@ -337,28 +339,39 @@ class ProcessWorld:
         addresses = {rank: address for rank, address in places if address}
         return _Arrivals(server, ArrivalClient(addresses, key, self.rank, self.world_size, self._timeout_s))
 
-    def _join(self, group: Group, timeout_s: float, whole: dist.ProcessGroup | None) -> Members:
+    def _join(self, group: Group, timeout_s: float, whole: dist.ProcessGroup | None) -> _Joined:
         """Make the process groups of a partition, but of `whole`; all ranks take part in making each of them."""
-        mine: Members | None = None
+        mine: _Joined | None = None
         everyone = tuple(range(self.world_size))
         for ranks in map(tuple, group.members(self.world_size)):
             if whole is not None and ranks == everyone:
-                mine = Members(ranks, whole)
+                mine = ranks, whole
                 continue
             timeout = datetime.timedelta(seconds=timeout_s)
             made = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
             if self.rank in ranks:
                 assert made is None or isinstance(made, dist.ProcessGroup)
                 self.made += [made] if made else []
-                mine = Members(ranks, made)
+                mine = ranks, made
         assert mine is not None
         return mine
+
+
+def _message(tensors: Sequence[Tensor], members: Members) -> Tensor:
+    """Return the bytes of tensors, one after the other, uint8 `[nbytes]`."""
+    parts = [tensor.view(torch.uint8) for tensor in tensors]
+    message = members.scratch.take("message", sum(map(torch.numel, parts)), torch.uint8, tensors[0].device)
+    return torch.cat(parts, out=message)
+
+
+def _like(tensor: Tensor, members: Members) -> Tensor:
+    return members.scratch.take("reduced", tensor.numel(), tensor.dtype, tensor.device)
 
 
 def _served(plan: Plan) -> list[ops.AllReduce]:
     """Return the all-reduces through servers, one for each group and its servers."""
     served = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.servers and not op.drop)
-    return list({(op.group, op.servers.members): op for op in served if op.servers}.values())
+    return list({(op.lane, op.group, op.servers.members): op for op in served if op.servers}.values())
 
 
 def _scaled(buffer: Tensor, op: ops.AllReduce | ops.Reduce | ops.ReduceScatter, out: Tensor) -> Tensor:
