@@ -2,15 +2,18 @@
 
 import abc
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
+from simdist import schedules
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Plan, Result, ops
 from simdist.plan.ops import Algorithm
 from simdist.schedules.job import Checkpoint, InputPath, Job, Policy
+from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
 from simdist.settings.base import Settings
 from simdist.settings.units import Whole
 
@@ -23,15 +26,30 @@ _WRITTEN = Buffer(f"{_COPY}.written", 1, "uint8", place="host")
 class Schedule(Settings, abc.ABC):
     """A way to synchronise the ranks.
 
-    A schedule is one file in `simdist.schedules` with one final subclass. It sets `kind`, a `Literal` field with the
-    name that scenarios use, adds its parameters as fields, and writes `default_label`, `write` and `result`. Nothing
-    else is edited: the scenario loader, the command line and the conformance tests find it.
+    A schedule is a subclass, in this package or in any module of a user's own. It sets `kind`, a `Literal` field with
+    the name that scenarios use, adds its parameters as fields, and writes `default_label`, `write` and `result`.
+    Nothing else is edited: the scenario loader, the command line and `tune` find it.
 
     Its plan must compute what `result` declares; `simdist.proof` holds it to that.
     """
 
     examples: ClassVar[tuple[dict[str, object], ...]] = ({},)
     """Parameters that are legal on 8 ranks of 2 nodes: what the conformance tests run."""
+
+    family: ClassVar[str] = ""
+    """Schedules of one family differ by one setting or level only; its own kind if empty."""
+    place: ClassVar[int] = 1000
+    """Place of the kind in a search, where candidates promise as much."""
+    permit: ClassVar[Permit | None] = None
+    """What a user must allow before `tune` tries the kind."""
+    permits: ClassVar[tuple[Permit, ...]] = ()
+    """What axes of the kind ask the user to allow."""
+    sends_part: ClassVar[bool] = False
+    """It sends a part of the gradient, so `tune` tries it only with `--min-density`."""
+    takes_levels: ClassVar[bool] = False
+    """`tune` tries it with periods and groups: see `settings_of`."""
+    orthonormalizes: ClassVar[bool] = False
+    """Its ranks make matrices orthonormal, which takes the time that the device states for it."""
 
     kind: str
     label: str = ""
@@ -61,6 +79,50 @@ class Schedule(Settings, abc.ABC):
     @abc.abstractmethod
     def result(self, step: int, job: Job) -> Result:
         """Declare what `step` leaves behind."""
+
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return what `tune` may vary about the kind in a job; nothing by default.
+
+        A subclass adds its own to those of its base.
+        """
+        return ()
+
+    @classmethod
+    def axis(cls, name: str, values: Sequence[Value], permit: Permit | None = None) -> Axis:
+        """Return an axis of a field, whose default is that of the field."""
+        return Axis(name, tuple(values), cls.model_fields[name].default, permit)
+
+    @classmethod
+    def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
+        """Return the settings of a candidate of a search.
+
+        Args:
+            levels: How often over how many ranks to average parameters; empty unless the kind `takes_levels`.
+            changed: Values of axes that are not the default.
+
+        Returns:
+            Values of fields; None if the kind does not average so, or another kind does the same.
+        """
+        return None if levels else dict(changed)
+
+    @classmethod
+    def label_of(cls, name: str, value: Value) -> str:
+        """Return what the label of a candidate adds for a value of an axis that `default_label` does not tell."""
+        return ""
+
+    def kind_in_files(self) -> str:
+        """Return the `kind` by which a scenario finds the class again: `module:Class` for one of a user."""
+        return schedules.KINDS.written(type(self))
+
+    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+        """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer, or tensors.
+
+        Args:
+            optimizer: Of the job.
+            has_rows: It is known which tensors are matrices.
+        """
+        return []
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of this schedule for a job."""

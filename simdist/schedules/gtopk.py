@@ -35,6 +35,8 @@ class GTopK(SparseSchedule):
         {"density": 0.01, "bucket_nbytes": 1_000_000, "compression": "fp16"},
     )
 
+    place: ClassVar[int] = 90
+
     kind: Literal["gtopk"] = "gtopk"
     broadcast: bool = False
     """Broadcast the result from rank 0, down a binomial tree if `algorithm` is `auto`."""

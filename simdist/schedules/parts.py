@@ -329,6 +329,11 @@ def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
     return [("algorithm", f"{algorithm} moves whole buffers, not slices: write {', '.join(SLICING)}")]
 
 
+def server_counts(job: Job) -> list[int]:
+    """Return how many servers a search tries: one, one a node, one a rank."""
+    return sorted({1, job.world_size // job.ranks_per_node, job.world_size})
+
+
 def node_peers(job: Job) -> Group:
     """Return the groups of the j-th GPUs of all nodes."""
     return Group(job.world_size // job.ranks_per_node, stride=job.ranks_per_node)

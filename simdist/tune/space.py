@@ -15,9 +15,10 @@ from itertools import product
 from simdist.runs.building import job
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.proposals import Levels, level_chains
+from simdist.schedules.tuning import Axis, ChangedSettings, Levels
+from simdist.studies.proposals import level_chains
 from simdist.tune import candidates
-from simdist.tune.candidates import AVERAGING, Candidate, ChangedSettings, Choices, Extras
+from simdist.tune.candidates import Candidate, Extras
 from simdist.tune.constraints import Constraints, exchanged, late_steps
 
 
@@ -33,7 +34,7 @@ class Space:
     """
 
     candidates: tuple[Candidate, ...]
-    choices: Mapping[str, tuple[Choices, ...]]
+    choices: Mapping[str, tuple[Axis, ...]]
     n_illegal: int = 0
     excluded: Counter[str] = field(default_factory=Counter)
 
@@ -44,7 +45,9 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
     Raises:
         ScenarioError: See `Extras.kinds`.
     """
-    own = {kind: candidates.own_choices(kind, scenario, extras) for kind in extras.kinds()}
+    window = min(scenario.steps, 2 * constraints.global_every + 1)
+    described = replace(job(scenario), n_steps=window)
+    own = {kind: candidates.own_choices(kind, scenario, described, extras) for kind in extras.kinds(scenario)}
     of_input = (
         *candidates.input_choices(scenario),
         *candidates.pass_choices(scenario, extras),
@@ -54,8 +57,6 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
     excluded: Counter[str] = Counter()
     n_illegal = 0
     inputs = [each for each in _products(of_input) if legal(Candidate("sync", changed=each), scenario)]
-    window = min(scenario.steps, 2 * constraints.global_every + 1)
-    described = replace(job(scenario), n_steps=window)
     for candidate in _candidates(own, scenario, constraints):
         schedule = legal(candidate, scenario)
         if schedule is None or schedule.unused_settings(described.world_size, described.ranks_per_node, window):
@@ -84,17 +85,17 @@ def legal(candidate: Candidate, scenario: Scenario) -> Schedule | None:
 
 
 def _candidates(
-    own: Mapping[str, tuple[Choices, ...]], scenario: Scenario, constraints: Constraints
+    own: Mapping[str, tuple[Axis, ...]], scenario: Scenario, constraints: Constraints
 ) -> Iterator[Candidate]:
     """Yield every kind with every way to average and every setting of its own."""
     for kind, of_kind in own.items():
         for levels, changed in product(_levels(kind, scenario, constraints), _products(of_kind)):
-            is_local_sgd = len(levels) == 1 and "intra_node_gradients" not in dict(changed)  # a kind of its own
-            if kind != "hierarchical_sgd" or not is_local_sgd:
-                yield Candidate(kind, levels, changed)
+            candidate = Candidate(kind, levels, changed)
+            if candidate.settings() is not None:
+                yield candidate
 
 
-def _products(choices: Sequence[Choices]) -> list[ChangedSettings]:
+def _products(choices: Sequence[Axis]) -> list[ChangedSettings]:
     """Return every combination of choices, without what is the default."""
     return [
         tuple((each.name, value) for each, value in zip(choices, values, strict=True) if value != each.default)
@@ -103,10 +104,8 @@ def _products(choices: Sequence[Choices]) -> list[ChangedSettings]:
 
 
 def _levels(kind: str, scenario: Scenario, constraints: Constraints) -> Iterator[Levels]:
-    """Yield how a kind may average parameters; kinds that average gradients have no levels."""
-    if kind not in AVERAGING:
+    """Yield how a kind may average parameters; most kinds take no levels."""
+    if not candidates.class_of(kind).takes_levels:
         yield ()
         return
-    for levels in level_chains(scenario.cluster.world_size, min(constraints.global_every, scenario.steps)):
-        if kind == "hierarchical_sgd" or len(levels) == 1:
-            yield levels
+    yield from level_chains(scenario.cluster.world_size, min(constraints.global_every, scenario.steps))

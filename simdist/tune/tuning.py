@@ -12,7 +12,7 @@ from typing import Literal
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built
 from simdist.scenario import Scenario
-from simdist.schedules import Schedule, kinds
+from simdist.schedules import Schedule, Sync
 from simdist.studies import comparison
 from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label, with_draws
 from simdist.studies.resampling import Runs, longest_period, runs_of
@@ -195,7 +195,7 @@ def baseline_of(scenario: Scenario, name: str) -> Schedule:
         ScenarioError: There is none, and it is not `sync`.
     """
     found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], name)
-    return kinds()["sync"].model_validate({}) if found is None and name == "sync" else find_baseline(scenario, name)
+    return Sync() if found is None and name == "sync" else find_baseline(scenario, name)
 
 
 def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int) -> ScenarioError:
