@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from simdist import schedules
 from simdist.errors import PlanError
-from simdist.plan import Body, Buffer, Plan, Result, ops
+from simdist.plan import Body, Buffer, Plan, Result, algorithms, ops
 from simdist.plan.ops import Algorithm
 from simdist.schedules.job import Checkpoint, InputPath, Job, Policy
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
-from simdist.settings.base import Settings
+from simdist.settings.base import Settings, folder_of
 from simdist.settings.units import Whole
 
 _MOMENTS = "moments"  # buffer with a momentum of the optimizer for every parameter
@@ -55,7 +55,7 @@ class Schedule(Settings, abc.ABC):
     label: str = ""
     """Name in tables and files; derived from the parameters if not given."""
     algorithm: Algorithm = "auto"
-    """How collectives are carried out."""
+    """How collectives are carried out: `auto`, an algorithm that ships, or one of a user as `module:NAME`."""
     run_ahead_steps: Whole | None = Field(default=None, ge=0)
     """Under this schedule the host waits for the loss of so many steps ago; absent: as the scenario's `host` says."""
 
@@ -141,6 +141,13 @@ class Schedule(Settings, abc.ABC):
         policy = self.data or path.policy
         return replace(path, prefetch=prefetch, dataset=dataset, policy=policy)
 
+    @field_validator("algorithm")
+    @classmethod
+    def _is_known(cls, algorithm: str, info: ValidationInfo) -> str:
+        if algorithm != algorithms.AUTO:
+            algorithms.find(algorithm, folder_of(info))
+        return algorithm
+
     @field_validator("label")
     @classmethod
     def _names_a_folder(cls, label: str) -> str:
@@ -156,10 +163,9 @@ class Schedule(Settings, abc.ABC):
         """Return `(field, what is wrong)` for parameters that do not fit the cluster."""
         if self.algorithm == "server":
             return [("algorithm", "server: it needs servers, which are `kind: parameter_server`")]
-        if self.algorithm == "halving_doubling" and world_size & (world_size - 1):
-            return [
-                ("algorithm", f"halving_doubling needs a power of two; the world has {world_size} ranks: choose ring")
-            ]
+        if algorithms.needs_power_of_two(self.algorithm) and world_size & (world_size - 1):
+            problem = f"{self.algorithm} needs a power of two; the world has {world_size} ranks: choose ring"
+            return [("algorithm", problem)]
         return []
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from covers import cover
@@ -37,13 +36,14 @@ from simdist.plan import (
     StageIn,
     TrustRatios,
     Wait,
+    algorithms,
     dumps,
     loads,
     plan_text,
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
-from simdist.plan.ops import Algorithm, lane_of
+from simdist.plan.ops import lane_of
 from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import GradientSchedule, InputPath, Job, Schedule, kinds
@@ -434,7 +434,7 @@ def test_algorithm_is_that_of_every_collective(schedule: Schedule) -> None:
 
 @every_schedule
 def test_algorithm_that_does_not_fit_is_refused_beforehand(schedule: Schedule) -> None:
-    for algorithm in get_args(Algorithm):
+    for algorithm in algorithms.names():
         chosen = schedule.model_copy(update={"algorithm": algorithm})
         problems = [field for field, _ in chosen.problems(8, 4)]
         if not problems:
