@@ -196,7 +196,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         return Result(gradients, taken[0], job.micro_batches, self.overlap_steps)
 
     @property
-    def _traits(self) -> str:
+    def traits(self) -> str:
         """What labels say of overlapped averages."""
         return f"-overlap{self.overlap_steps}" if self.overlap_steps else ""
 

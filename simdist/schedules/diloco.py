@@ -102,7 +102,7 @@ class DiLoCo(AveragingSchedule):
         counts = "".join(f"-{name}{count}" for name, count in chosen.items() if count != 1)
         mixing = f"-mix{self.mixing:.10g}" if self.mixing else ""
         compression = f"-{self.compression}" if self.compression != "none" else ""
-        return f"diloco-{self.period}{counts}{self._traits}{mixing}{compression}"
+        return f"diloco-{self.period}{counts}{self.traits}{mixing}{compression}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: workers that do not divide the ranks."""

@@ -82,7 +82,7 @@ class HierarchicalSGD(AveragingSchedule):
 
     def default_label(self) -> str:
         """Return the label, such as `hsgd-2-8,4-32,8-64`: period-group size."""
-        return "hsgd-" + ",".join(f"{period}-{size}" for period, size in self.levels.items()) + self._traits
+        return "hsgd-" + ",".join(f"{period}-{size}" for period, size in self.levels.items()) + self.traits
 
     def shortest_period(self) -> int:
         """Return the shortest period."""

@@ -74,7 +74,7 @@ class LocalSGD(AveragingSchedule):
         uneven = "-by-speed" if self.inner_steps == "by_speed" else ""
         if isinstance(self.inner_steps, dict) and any(steps < self.period for steps in self.inner_steps.values()):
             uneven = "-uneven"
-        return f"local-{self.period}{uneven}{self._traits}"
+        return f"local-{self.period}{uneven}{self.traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return which ranks there are not, or which do more or fewer steps than there are."""

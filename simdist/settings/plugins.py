@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
+#: Entry points of installed packages that simdist looks at.
+GROUPS = ("simdist.schedules", "simdist.disturbances", "simdist.algorithms")
+
 
 def is_reference(name: object) -> bool:
     """Tell whether a name is one of a module and of something in it, such as `gossip_sgd:GossipSGD`."""
@@ -224,16 +227,31 @@ class FixedKinds:
         return self.classes.get(kind)
 
 
-def code_digest(value: Callable[..., object] | type) -> str:
-    """Return a digest of the file that defines a class or a function; of one without a file, its name.
+@lru_cache(maxsize=256)
+def user_code_digest(name: str) -> str:
+    """Return a digest of the file in which users write what a name stands for; empty for a name of simdist's own.
 
-    What was computed with a user's class is only good for the code that it had then.
+    What was computed with a user's class is only good for the code that it had then. Other files that it imports do
+    not count.
+
+    Args:
+        name: Such as `module:Class`, or that of an entry point of a group of simdist.
     """
     try:
-        text = Path(inspect.getfile(value)).read_bytes()
-    except (OSError, TypeError):
-        text = f"{value.__module__}:{value.__qualname__}".encode()
-    return hashlib.sha256(text).hexdigest()
+        if is_reference(name):
+            return _source_digest(load_reference(name, Path()))
+        found = [entry_points_of(group)[name] for group in GROUPS if name in entry_points_of(group)]
+        return "".join(_source_digest(load_entry_point(each)) for each in found)
+    except ValueError:  # the error of the scenario that has the name says more
+        return ""
+
+
+def _source_digest(value: object) -> str:
+    module = sys.modules[value.__module__ if inspect.isclass(value) else getattr(value, "messages", value).__module__]
+    try:
+        return hashlib.sha256(Path(inspect.getfile(module)).read_bytes()).hexdigest()
+    except (OSError, TypeError):  # of an archive
+        return ""
 
 
 def _imported(module_name: str, about: str) -> object:

@@ -34,7 +34,7 @@ def check_disturbance(disturbance: Disturbance) -> None:
         if disturbance.range_faults(world_size, gpus_per_node):
             continue
         with telling(f"disturbance {disturbance.kind} on {nodes} nodes of {gpus_per_node} GPUs"):
-            scenario = scenario_of(nodes, gpus_per_node, disturbances=(disturbance,))
+            scenario = scenario_of(nodes, gpus_per_node, {"disturbances": (disturbance,)})
             (again,) = scenarios.loads(scenarios.dump(scenario)).disturbances
             assert again == disturbance, f"what is read back from YAML is {again!r}"
             _check_delays(scenario, disturbance)

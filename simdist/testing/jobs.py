@@ -1,6 +1,6 @@
 """The scenarios on which users' classes are tried: small clusters, and a model of four tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,7 +17,7 @@ CLUSTERS = ((2, 4), (1, 4), (4, 1), (2, 3))  # nodes, and GPUs of each; the firs
 _ALL_CHANNELS: tuple[Channel, ...] = ("host", "compute")
 
 
-def scenario_of(nodes: int = 2, gpus_per_node: int = 4, **changes: object) -> Scenario:
+def scenario_of(nodes: int = 2, gpus_per_node: int = 4, changes: Mapping[str, object] | None = None) -> Scenario:
     """Return a scenario of one schedule, `sync`, with stragglers.
 
     Args:
@@ -51,7 +51,7 @@ def scenario_of(nodes: int = 2, gpus_per_node: int = 4, **changes: object) -> Sc
         "schedules": [{"kind": "sync"}],
         "steps": N_STEPS,
     }
-    return Scenario.model_validate(settings | changes)
+    return Scenario.model_validate(settings | dict(changes or {}))
 
 
 @contextmanager

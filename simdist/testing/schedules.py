@@ -56,7 +56,7 @@ def check_schedule(schedule: Schedule | type[Schedule]) -> None:
                 _check_run(scenario_of(nodes, gpus_per_node), schedule)
     for path, micro_batches in _PATHS:
         with telling(f"{schedule.name} with {path}, micro_batches: {micro_batches}"):
-            plain = scenario_of(**path)
+            plain = scenario_of(changes=path)
             workload = plain.workload.model_copy(update={"micro_batches": micro_batches})
             scenario = plain.changed(workload=workload, schedules=(schedule,))
             _check_plan(build(scenario, schedule).plan, schedule, job(scenario))

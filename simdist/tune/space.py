@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from pydantic import ValidationError
+
 from simdist.runs.building import job
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
@@ -30,6 +32,7 @@ class Space:
         candidates: Legal ones, those first that are likely to be fast.
         choices: Settings that may differ beside the levels, by kind.
         n_illegal: How many the schedules or the scenario refused, or that have settings without effect.
+        refusal: Why the first of them was refused.
         excluded: How many each constraint excluded.
     """
 
@@ -37,6 +40,7 @@ class Space:
     choices: Mapping[str, tuple[Axis, ...]]
     n_illegal: int = 0
     excluded: Counter[str] = field(default_factory=Counter)
+    refusal: str = ""
 
 
 def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space:
@@ -56,11 +60,19 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
     found: list[tuple[float, Candidate]] = []  # with the ranks that a rank waits for per step
     excluded: Counter[str] = Counter()
     n_illegal = 0
+    refusal = ""
     inputs = [each for each in _products(of_input) if legal(Candidate("sync", changed=each), scenario)]
     for candidate in _candidates(own, scenario, constraints):
-        schedule = legal(candidate, scenario)
-        if schedule is None or schedule.unused_settings(described.world_size, described.ranks_per_node, window):
+        try:
+            schedule = in_scenario(candidate, scenario)
+            unused = schedule.unused_settings(described.world_size, described.ranks_per_node, window)
+        except ValueError as error:  # pydantic's, if a value is refused, or that of a scenario
             n_illegal += len(inputs)
+            refusal = refusal or f"{candidate.kind}: {refusal_text(error)}"
+            continue
+        if unused:
+            n_illegal += len(inputs)
+            refusal = refusal or f"{schedule.name} {unused[0]}"
             continue
         results = [schedule.result(step, described) for step in range(window)]
         sizes = exchanged(results)[late_steps(results) :]
@@ -71,17 +83,32 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
             found += [(waited_for, replace(candidate, changed=(*candidate.changed, *each))) for each in inputs]
     found.sort(key=lambda each: (each[0], len(each[1].changed)))
     choices = {kind: (*of_kind, *of_input) for kind, of_kind in own.items()}
-    return Space(tuple(candidate for _, candidate in found), choices, n_illegal, excluded)
+    return Space(tuple(candidate for _, candidate in found), choices, n_illegal, excluded, refusal)
 
 
 def legal(candidate: Candidate, scenario: Scenario) -> Schedule | None:
     """Return a candidate's schedule if the schedule itself and the scenario allow it."""
     try:
-        schedule = candidates.schedule_of(candidate)
-        scenario.changed(schedules=(schedule,))
-    except ValueError:  # pydantic's, if a value is refused, or that of a scenario
+        return in_scenario(candidate, scenario)
+    except ValueError:
         return None
+
+
+def in_scenario(candidate: Candidate, scenario: Scenario) -> Schedule:
+    """Return a candidate's schedule.
+
+    Raises:
+        ValueError: The schedule itself, or the scenario, does not allow it.
+    """
+    schedule = candidates.schedule_of(candidate)
+    scenario.changed(schedules=(schedule,))
     return schedule
+
+
+def refusal_text(error: ValueError) -> str:
+    """Return the first line of why a candidate is refused."""
+    found = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    return found.splitlines()[0]
 
 
 def _candidates(
