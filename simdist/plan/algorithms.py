@@ -16,10 +16,9 @@ from typing import get_args
 
 from simdist.plan import ops
 from simdist.settings.base import nearest, shown
-from simdist.settings.plugins import entry_points_of, is_reference, load_entry_point, load_reference
+from simdist.settings.plugins import ALGORITHMS, entry_points_of, is_reference, load_entry_point, load_reference
 
 AUTO = "auto"  # what the library of the cluster takes: any collective has one
-_GROUP = "simdist.algorithms"
 _SHIPPED = "simdist.cost.algorithms"
 _NAME_OF = {
     ops.AllReduce: "all_reduce",
@@ -48,7 +47,7 @@ class CollectiveAlgorithm:
 def names() -> tuple[str, ...]:
     """Return the names that are known without naming a module, `auto` first."""
     shipped = (name for name in _modules() if _shipped_as(name))
-    return (AUTO, *shipped, *entry_points_of(_GROUP))
+    return (AUTO, *shipped, *entry_points_of(ALGORITHMS))
 
 
 @lru_cache(maxsize=1)
@@ -80,8 +79,8 @@ def find(name: str, folder: Path = Path()) -> CollectiveAlgorithm:
         return shipped
     if is_reference(name):
         found = load_reference(name, folder)
-    elif name in entry_points_of(_GROUP):
-        found = load_entry_point(entry_points_of(_GROUP)[name])
+    elif name in entry_points_of(ALGORITHMS):
+        found = load_entry_point(entry_points_of(ALGORITHMS)[name])
     else:
         raise ValueError(f"unknown algorithm {shown(name)}: {nearest(name, names())}")
     if not isinstance(found, CollectiveAlgorithm):

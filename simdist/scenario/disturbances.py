@@ -20,7 +20,7 @@ from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
 from simdist.scenario.recordings import RecordingFile, TableForm, read_table
 from simdist.settings.base import Fault, refuse
-from simdist.settings.plugins import OpenKinds
+from simdist.settings.plugins import DISTURBANCES, OpenKinds, written_kind
 from simdist.settings.units import Factor, Fraction, PerSecond, Seconds, Whole
 
 _FORM = TableForm(
@@ -43,7 +43,7 @@ class _Disturbance(Selection):
 
     def kind_in_files(self) -> str:
         """Return the `kind` by which a scenario finds the class again: `module:Class` for one of a user."""
-        return KINDS.written(type(self))
+        return written_kind(type(self), DISTURBANCES)
 
 
 class Draws(Protocol):
@@ -267,7 +267,7 @@ _SHIPPED: dict[str, type[Disturbance]] = {each.model_fields["kind"].default: eac
 #: The classes that `kind` may name in a scenario, but for those of links.
 KINDS: OpenKinds[Disturbance] = OpenKinds(
     "disturbance",
-    "simdist.disturbances",
+    DISTURBANCES,
     lambda: (CustomDisturbance, *_SHIPPED.values()),
     lambda: _SHIPPED,
     _SHIPPED.get,

@@ -12,7 +12,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from simdist import exporting
-from simdist.settings.plugins import OpenKinds
+from simdist.settings.plugins import SCHEDULES, OpenKinds
 
 if TYPE_CHECKING:
     from simdist.schedules.base import Schedule
@@ -108,4 +108,4 @@ def _bases() -> "tuple[type[Schedule]]":
 
 
 #: The classes that `kind` may name in a scenario.
-KINDS: "OpenKinds[Schedule]" = OpenKinds("schedule", "simdist.schedules", _bases, kinds, _shipped_as)
+KINDS: "OpenKinds[Schedule]" = OpenKinds("schedule", SCHEDULES, _bases, kinds, _shipped_as)

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from simdist import schedules
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Plan, Result, algorithms, ops
 from simdist.plan.ops import Algorithm
 from simdist.schedules.job import Checkpoint, InputPath, Job, Policy
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
 from simdist.settings.base import Settings, folder_of
+from simdist.settings.plugins import SCHEDULES, written_kind
 from simdist.settings.units import Whole
 
 _MOMENTS = "moments"  # buffer with a momentum of the optimizer for every parameter
@@ -113,7 +113,7 @@ class Schedule(Settings, abc.ABC):
 
     def kind_in_files(self) -> str:
         """Return the `kind` by which a scenario finds the class again: `module:Class` for one of a user."""
-        return schedules.KINDS.written(type(self))
+        return written_kind(type(self), SCHEDULES)
 
     def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
         """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer, or tensors.

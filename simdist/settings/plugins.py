@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
-#: Entry points of installed packages that simdist looks at.
-GROUPS = ("simdist.schedules", "simdist.disturbances", "simdist.algorithms")
+# Groups of entry points that installed packages declare.
+SCHEDULES = "simdist.schedules"
+DISTURBANCES = "simdist.disturbances"
+ALGORITHMS = "simdist.algorithms"
 
 
 def is_reference(name: object) -> bool:
@@ -170,20 +172,6 @@ class OpenKinds(Generic[SettingsT]):
             found[kind] = self._of_entry_point(entry_point)
         return found
 
-    def written(self, cls: type[Settings]) -> str:
-        """Return the `kind` by which a file names a class, so that it is found again."""
-        kind = kind_of(cls)
-        if self.shipped_as(kind) is cls:
-            return kind
-        entry_point = entry_points_of(self.group).get(kind)
-        if entry_point and load_entry_point(entry_point) is cls:
-            return kind
-        return f"{cls.__module__}:{cls.__qualname__}"
-
-    def is_shipped(self, cls: type[Settings]) -> bool:
-        """Tell whether a class ships with simdist."""
-        return self.shipped_as(kind_of(cls)) is cls
-
     def _of_entry_point(self, entry_point: "EntryPoint") -> type[SettingsT]:
         about = f"{_package(entry_point)}, entry point {entry_point.name} = {entry_point.value}"
         cls = self._checked(load_entry_point(entry_point), about)
@@ -210,6 +198,21 @@ def kind_of(cls: type[Settings]) -> str:
     """Return the default of the field `kind`; an empty text if there is none."""
     default = cls.model_fields["kind"].default
     return default if isinstance(default, str) else ""
+
+
+def written_kind(cls: type[Settings], group: str) -> str:
+    """Return the `kind` by which a file names a class, so that it is found again.
+
+    Args:
+        cls: The class, which ships or is a user's.
+        group: Of entry points.
+    """
+    kind = kind_of(cls)
+    if cls.__module__.partition(".")[0] == "simdist":
+        return kind
+    entry_point = entry_points_of(group).get(kind)
+    is_installed = entry_point is not None and load_entry_point(entry_point) is cls
+    return kind if is_installed else f"{cls.__module__}:{cls.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +243,11 @@ def user_code_digest(name: str) -> str:
     try:
         if is_reference(name):
             return _source_digest(load_reference(name, Path()))
-        found = [entry_points_of(group)[name] for group in GROUPS if name in entry_points_of(group)]
+        found = [
+            entry_points_of(group)[name]
+            for group in (SCHEDULES, DISTURBANCES, ALGORITHMS)
+            if name in entry_points_of(group)
+        ]
         return "".join(_source_digest(load_entry_point(each)) for each in found)
     except ValueError:  # the error of the scenario that has the name says more
         return ""
