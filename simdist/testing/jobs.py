@@ -13,7 +13,7 @@ from simdist.scenario import Link, Scenario
 
 N_STEPS = 25
 _ENGINES_AGREE = 1e-9  # of the makespan
-CLUSTERS = ((2, 4), (1, 4), (4, 1), (2, 3))  # nodes, and GPUs of each; the first is that of `examples`
+CLUSTERS = ((2, 4), (1, 8), (8, 1), (2, 3))  # nodes, and GPUs of each; the first is that of `examples`
 _ALL_CHANNELS: tuple[Channel, ...] = ("host", "compute")
 
 
