@@ -7,7 +7,7 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from simdist.plan import Body, Buffer, Plan, Run, ops
+from simdist.plan import Body, Buffer, Plan, Run, algorithms, ops
 from simdist.plan.group import Group
 from simdist.plan.lanes import AVERAGE, COMM, COMPUTE, Lane
 from simdist.schedules import InputPath, Job, kinds
@@ -26,7 +26,7 @@ SPARSE = ("sparse", "all_sparse", "merged")
 SIDE = Lane("side", "comm", "side")
 """A lane that no schedule of simdist has."""
 
-ALGORITHMS: tuple[str, ...] = get_args(ops.Algorithm)
+ALGORITHMS: tuple[str, ...] = algorithms.names()
 PRICED_ALGORITHMS = ("auto", "ring", "tree", "halving_doubling")
 """Those whose cost does not hang on settings of the cluster."""
 

@@ -21,8 +21,8 @@ from simdist.settings.base import plural, shown
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
 from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, combined, count, factor_with_interval
 from simdist.studies.facets import RANGES
-from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
-from simdist.tune.candidates import Allowed
+from simdist.tune import Constraints, Extras, Tuned, TuneOptions, tune
+from simdist.tune.candidates import permits, tried_kinds
 from simdist.tune.evaluating import Finalist
 from simdist.tune.verdict import entry
 
@@ -62,6 +62,18 @@ _OF_PASSES = (
 )
 
 
+class _Declared(click.Option):
+    """Takes kinds of schedules, or words that they ask a user to allow; help lists those of installed packages.
+
+    Both are open: the scenario may name schedules of its own.
+    """
+
+    def make_metavar(self, ctx: click.Context | None = None) -> str:
+        """Return all that are declared."""
+        kinds = tried_kinds()
+        return f"[{'|'.join(kinds if self.name == 'only' else permits(kinds))}]"
+
+
 @click.command("tune")
 @common.scenario
 @click.option(
@@ -80,8 +92,8 @@ _OF_PASSES = (
     type=click.Choice(get_args(Mode)),
     help="Ways to write checkpoints to try; repeatable.",
 )
-@click.option("--only", multiple=True, type=click.Choice(KINDS), help="Only schedules of this kind; may be repeated.")
-@click.option("--allow", multiple=True, type=click.Choice(get_args(Allowed)), help="Also try these; repeat.")
+@click.option("--only", multiple=True, cls=_Declared, help="Only schedules of this kind; may be repeated.")
+@click.option("--allow", multiple=True, cls=_Declared, help="Also try these; repeat.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
 @click.option(
     "--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Seeds of the finalists; 20, with recordings 200."
@@ -113,7 +125,7 @@ def command(
     checkpoint_every: str | None,
     checkpoint_mode: tuple[Mode, ...],
     only: tuple[str, ...],
-    allow: tuple[Allowed, ...],
+    allow: tuple[str, ...],
     learning_rates: str | None,
     **more: Any,
 ) -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import NoReturn, assert_never
 
 from simdist.errors import PlanError
-from simdist.plan import Buffer, Dataset, Group, Plan, ops
+from simdist.plan import Buffer, Dataset, Group, Plan, algorithms, ops
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.plan.lanes import KINDS, LANES, Kind, Lane
 from simdist.plan.plan import ITEM_NBYTES
@@ -271,16 +271,7 @@ def _group_problems(group: Group, world_size: int) -> Iterator[str]:
 
 
 def _algorithm_problems(op: ops.Collective) -> Iterator[str]:
-    if op.algorithm == "halving_doubling" and op.group.size & (op.group.size - 1):
-        yield f"halving_doubling over a {op.group}; it needs a power of two, or choose ring"
-    if op.algorithm == "halving_doubling" and isinstance(op, ops.Reduce | ops.Broadcast):
-        yield "halving_doubling is no algorithm of a rooted collective; choose ring or tree"
-    if op.algorithm == "tree" and isinstance(op, ops.ReduceScatter | ops.AllGather):
-        yield "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling"
-    if isinstance(op, ops.ReduceScatter | ops.AllGather) and op.algorithm == "server":
-        yield "server is no algorithm of slices; choose ring"
-    if op.algorithm in ("double_tree", "hierarchical") and not isinstance(op, ops.AllReduce):
-        yield f"{op.algorithm} is an algorithm of all_reduce only; choose ring"
+    yield from algorithms.problems(op)
     if isinstance(op, ops.AllReduce) and (op.algorithm == "server") != (op.servers is not None):
         yield "the algorithm `server` and the field `servers` go together; set both or none"
     if isinstance(op, ops.Reduce | ops.Broadcast):

@@ -19,9 +19,7 @@ from simdist.plan.lanes import COMM, COMPUTE, HOST, IO, SAVE, Lane
 
 Channel: TypeAlias = Literal["host", "compute", "io", "backward", "overlap"]
 Reduction: TypeAlias = Literal["mean", "sum"]
-Algorithm: TypeAlias = Literal[
-    "auto", "ring", "tree", "double_tree", "halving_doubling", "direct", "hierarchical", "server"
-]
+Algorithm: TypeAlias = str  # of a collective: `auto`, or see `simdist.plan.algorithms`
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
 Destination: TypeAlias = Literal["storage", "disk"]
 Optimizer: TypeAlias = Literal["inner", "outer"]

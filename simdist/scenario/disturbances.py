@@ -3,10 +3,14 @@
 Every delay is seconds per step and rank, added on one channel: `host` (the CPU sleeps before it enqueues the backward
 pass), `compute` (the GPU is slow), `io` (loading is slow), `backward` (the GPU is slow in the backward pass) or
 `overlap` (likewise, where gradients are exchanged meanwhile).
+
+A disturbance of a user's own extends `CustomDisturbance`. A scenario names it as `kind: "module:Class"`, or by the name
+of an entry point of group `simdist.disturbances`.
 """
 
+import abc
 from dataclasses import replace
-from typing import Annotated, Literal, Self, TypeAlias, assert_never, get_args
+from typing import Annotated, Literal, Protocol, Self, TypeAlias, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +19,8 @@ from pydantic import Field, model_validator
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
 from simdist.scenario.recordings import RecordingFile, TableForm, read_table
-from simdist.settings.base import Fault, Settings, refuse
+from simdist.settings.base import Fault, refuse
+from simdist.settings.plugins import DISTURBANCES, OpenKinds, written_kind
 from simdist.settings.units import Factor, Fraction, PerSecond, Seconds, Whole
 
 _FORM = TableForm(
@@ -35,6 +40,68 @@ class _Disturbance(Selection):
     def is_random(self) -> bool:
         """Whether seeds make a difference."""
         return True
+
+    def kind_in_files(self) -> str:
+        """Return the `kind` by which a scenario finds the class again: `module:Class` for one of a user."""
+        return written_kind(type(self), DISTURBANCES)
+
+
+class Draws(Protocol):
+    """Steps of a run, and the random numbers that belong to them.
+
+    Attributes:
+        start: First step that is asked for.
+        stop: Step after the last one.
+        ranks: int64 `[n_ranks]`, those that the disturbance selects.
+        ranks_per_node: Consecutive ranks that share a node.
+        compute_s: Forward and backward seconds of a step of each of these ranks, `[n_ranks]`.
+    """
+
+    @property
+    def start(self) -> int: ...  # noqa: D102
+    @property
+    def stop(self) -> int: ...  # noqa: D102
+    @property
+    def ranks(self) -> NDArray[np.int64]: ...  # noqa: D102
+    @property
+    def ranks_per_node(self) -> int: ...  # noqa: D102
+    @property
+    def compute_s(self) -> NDArray[np.float64]: ...  # noqa: D102
+
+    def uniforms(self, lane: int = 0, *, start: int | None = None) -> NDArray[np.float64]:
+        """Return a number above 0 and below 1 for each step, rank and seed, `[n_steps, n_ranks, n_seeds]`.
+
+        A number belongs to its place: it is the same whatever else is asked for.
+
+        Args:
+            lane: Tells several numbers of one place apart; 0 or more.
+            start: First step, if it is not that of the draws: earlier steps have numbers, too.
+        """
+        ...
+
+
+class CustomDisturbance(_Disturbance, abc.ABC):
+    """A disturbance of a user's own: it says how long the delays of some steps are.
+
+    A subclass sets `kind`, a `Literal` field with a name for people, and adds its settings as fields.
+    """
+
+    kind: str
+
+    @abc.abstractmethod
+    def delays_s(self, draws: Draws) -> NDArray[np.float64]:
+        """Return the delays of steps `draws.start` to `draws.stop`.
+
+        They follow from the places of the numbers, so that a longer run, or one drawn in other chunks, has the same.
+
+        Returns:
+            Seconds, finite and 0 or more, that broadcast to `[n_steps, n_ranks, n_seeds]`.
+        """
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return False
 
 
 class Transient(_Disturbance):
@@ -194,9 +261,17 @@ class Recorded(_Disturbance):
 
 
 Continuous: TypeAlias = Jitter | Exponential | HeavyTail
-Disturbance: TypeAlias = Transient | Persistent | Continuous | Bursts | Interference | Recorded
-#: The classes by the `kind` that scenarios call them.
-KINDS: dict[str, type[Settings]] = {each.model_fields["kind"].default: each for each in get_args(Disturbance)}
+_Shipped: TypeAlias = Transient | Persistent | Continuous | Bursts | Interference | Recorded
+Disturbance: TypeAlias = _Shipped | CustomDisturbance
+_SHIPPED: dict[str, type[Disturbance]] = {each.model_fields["kind"].default: each for each in get_args(_Shipped)}
+#: The classes that `kind` may name in a scenario, but for those of links.
+KINDS: OpenKinds[Disturbance] = OpenKinds(
+    "disturbance",
+    DISTURBANCES,
+    lambda: (CustomDisturbance, *_SHIPPED.values()),
+    lambda: _SHIPPED,
+    _SHIPPED.get,
+)
 
 
 def never_delays(disturbance: Disturbance) -> bool:
@@ -218,6 +293,8 @@ def never_delays(disturbance: Disturbance) -> bool:
             return disturbance.lost == 0
         case Recorded():
             return False
+        case CustomDisturbance():
+            return disturbance.never_delays
         case _:
             assert_never(disturbance)
 

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 from simdist.scenario.cluster import Cluster, Count, Selection
 from simdist.scenario.recordings import RecordingFile, TableForm, read_table
 from simdist.settings.base import Fault, Settings, refuse, shown
+from simdist.settings.plugins import FixedKinds
 from simdist.settings.units import Fraction, Nbytes, Seconds
 
 LinkKind: TypeAlias = Literal["nic", "nic_out", "nic_in", "fabric", "fabric_out", "fabric_in", "switch", "storage"]
@@ -273,9 +274,9 @@ class OnOff(_Flows):
 LinkDisturbance: TypeAlias = LinkPersistent | LinkJitter | LinkBursts | LinkOutages | LinkRecorded
 Flows: TypeAlias = Steady | Periodic | OnOff
 #: The classes by the `kind` that scenarios call them.
-LINK_KINDS: dict[str, type[Settings]] = {c.model_fields["kind"].default: c for c in get_args(LinkDisturbance)}
+LINK_KINDS = FixedKinds({each.model_fields["kind"].default: each for each in get_args(LinkDisturbance)})
 #: The same of the flows.
-FLOW_KINDS: dict[str, type[Settings]] = {c.model_fields["kind"].default: c for c in get_args(Flows)}
+FLOW_KINDS = FixedKinds({each.model_fields["kind"].default: each for each in get_args(Flows)})
 
 
 def never_slows(disturbance: LinkDisturbance) -> bool:

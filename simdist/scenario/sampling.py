@@ -127,9 +127,9 @@ class _Uniforms:
         """Return multiples of 2^-53 in [0, 1), shape `[n_steps, n_ranks, n_seeds]`."""
         return (self._words(start, stop, lane) >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
 
-    def inner(self, start: int, stop: int) -> Floats:
+    def inner(self, start: int, stop: int, *, lane: int = 0) -> Floats:
         """Return odd multiples of 2^-53: never 0 or 1, and symmetrical about 1/2."""
-        return ((self._words(start, stop, 0) >> _UNUSED_BITS) | _ONE).astype(np.float64) * 2.0**-53
+        return ((self._words(start, stop, lane) >> _UNUSED_BITS) | _ONE).astype(np.float64) * 2.0**-53
 
     def _words(self, start: int, stop: int, lane: int) -> Words:
         first_tile = start // _TILE_STEPS
@@ -149,6 +149,26 @@ class _Uniforms:
         return steps[offset : offset + stop - start, self.ranks]
 
 
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    """Steps of a run, as the disturbances of users see them: see `simdist.scenario.disturbances.Draws`."""
+
+    start: int
+    stop: int
+    ranks: NDArray[np.int64]
+    ranks_per_node: int
+    compute_s: Floats
+    numbers: _Uniforms
+
+    def uniforms(self, lane: int = 0, *, start: int | None = None) -> Floats:
+        first = self.start if start is None else start
+        if not 0 <= first < self.stop or lane < 0:
+            raise ScenarioError(
+                f"uniforms(lane={lane}, start={first}): write a step from 0 to {self.stop - 1} and a lane of 0 or more"
+            )
+        return self.numbers.inner(first, self.stop, lane=lane)
+
+
 class _Source:
     """One disturbance on the ranks that it selects."""
 
@@ -166,6 +186,7 @@ class _Source:
         self._uniforms = uniforms
         self._compute_s = compute_s
         self._seeds = seeds
+        self._ranks_per_node = ranks_per_node
         self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
@@ -190,8 +211,30 @@ class _Source:
                 return lost_s * (1.0 - noise + _continuous(shares, uniforms, start, stop))
             case kinds.Recorded() as recorded:
                 return self._play(recorded, start, stop)
+            case kinds.CustomDisturbance() as custom:
+                return self._custom(custom, start, stop)
             case unknown:
                 assert_never(unknown)
+
+    def _custom(self, disturbance: kinds.CustomDisturbance, start: int, stop: int) -> Floats:
+        world = np.arange(self._uniforms.world_size)
+        ranks = world[self.ranks]
+        draws = _Draws(start, stop, ranks, self._ranks_per_node, self._compute_s, self._uniforms)
+        shape = (stop - start, len(ranks), len(self._seeds))
+        found = np.asarray(disturbance.delays_s(draws))
+        try:
+            found_s = np.broadcast_to(found, shape).astype(np.float64)
+        except ValueError:
+            raise ScenarioError(
+                f"disturbance {disturbance.kind}: delays_s returns {found.dtype} {list(found.shape)}: return seconds "
+                f"that broadcast to {list(shape)}, steps, ranks and seeds"
+            ) from None
+        if not (np.isfinite(found_s).all() and (found_s >= 0).all()):
+            wrong = found_s[~(np.isfinite(found_s) & (found_s >= 0))][0]
+            raise ScenarioError(
+                f"disturbance {disturbance.kind}: delays_s returns {wrong:g} s: return seconds, finite and 0 or more"
+            )
+        return found_s
 
     def _walk(self, bursts: kinds.Bursts, start: int, stop: int) -> NDArray[np.bool_]:
         """Walk the chains of all ranks on by some steps; return who is on."""

@@ -21,14 +21,16 @@ from simdist.scenario import presets, strict_yaml
 from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
-from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
+from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
+from simdist.scenario.disturbances import Disturbance, Recorded
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
 from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload
-from simdist.schedules import GradientSchedule, Schedule, kinds, kinds_in_module
+from simdist.schedules import KINDS as SCHEDULE_KINDS
+from simdist.schedules import Schedule
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown
 from simdist.settings.units import Whole
@@ -106,7 +108,7 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
     on = written.get("on", "host")
     if on != "link" and ("link" in written or written.get("kind") == "outages"):
         refuse("Disturbance", [(("on",), f"{shown(on)}: a disturbance of links: write on: link")])
-    disturbance: Disturbance | LinkDisturbance = choose(value, LINK_KINDS if on == "link" else KINDS, info)
+    disturbance: Disturbance | LinkDisturbance = choose(value, LINK_KINDS if on == "link" else DISTURBANCE_KINDS, info)
     cluster = info.data.get("cluster")
     n_steps = info.data.get("steps")
     if isinstance(disturbance, LinkDisturbance):
@@ -127,12 +129,11 @@ def _choose_flows(value: object, info: ValidationInfo) -> Flows:
 
 
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
-    kind = value.get("kind") if isinstance(value, dict) else None
-    schedule: Schedule = choose(value, kinds_in_module(kind) or kinds(), info)
+    schedule: Schedule = choose(value, SCHEDULE_KINDS, info)
     cluster = info.data.get("cluster")
     problems = schedule.problems(cluster.world_size, cluster.gpus_per_node) if cluster else []
     workload = info.data.get("workload")
-    if workload and isinstance(schedule, GradientSchedule):
+    if workload:
         has_rows = any(tensor.rows for tensor in workload.tensors)
         problems = [*problems, *schedule.workload_problems(workload.optimizer, has_rows=has_rows)]
     if cluster and "data" in info.data:
@@ -210,7 +211,9 @@ class Scenario(Settings):
     host: Host = Host()
     input: InputSettings = InputSettings()
     checkpoint: CheckpointSettings | None = None
-    disturbances: tuple[Annotated[Disturbance | LinkDisturbance, BeforeValidator(_choose_disturbance)], ...] = ()
+    disturbances: tuple[
+        Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
+    ] = ()
     background: Annotated[
         tuple[Annotated[Flows, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
     ] = ()

@@ -10,7 +10,6 @@ from simdist.scenario.links import LinkDisturbance, never_slows
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import GradientSchedule, Schedule
 from simdist.schedules.job import Job, Policy, uses_disk, uses_memory
-from simdist.schedules.powersgd import PowerSGD
 from simdist.settings.units import format_nbytes
 
 _MOST_NICS = 4  # of a GPU: AWS p5 has 32 for 8
@@ -35,7 +34,7 @@ def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
     network = cluster.network
     is_stated = "efficiency" in network.model_fields_set or math.isinf(network.bandwidth_Bps)
     found = [] if is_stated or cluster.nodes == 1 else [_UNSTATED]
-    if cluster.device.orthonormalize_s is None and any(isinstance(each, PowerSGD) for each in schedules):
+    if cluster.device.orthonormalize_s is None and any(each.orthonormalizes for each in schedules):
         found.append(_UNSTATED_FACTORS)
     return found
 

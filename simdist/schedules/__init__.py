@@ -1,4 +1,8 @@
-"""Schedules, one file each. To add one, add a file: `kinds` finds every final `Schedule` in this package."""
+"""Schedules, one file each. `KINDS` finds every final `Schedule` in this package, and those of users.
+
+A schedule of a user's own is a class in a module anywhere: `kind: "module:Class"` names it, or an entry point of group
+`simdist.schedules`.
+"""
 
 import functools
 import importlib
@@ -8,6 +12,7 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from simdist import exporting
+from simdist.settings.plugins import SCHEDULES, OpenKinds
 
 if TYPE_CHECKING:
     from simdist.schedules.base import Schedule
@@ -28,6 +33,7 @@ _MODULE_OF = {
 }
 
 __all__ = [
+    "KINDS",
     "GradientSchedule",
     "HierarchicalSGD",
     "InputPath",
@@ -36,14 +42,13 @@ __all__ = [
     "Schedule",
     "Sync",
     "kinds",
-    "kinds_in_module",
 ]
 
 __getattr__ = exporting(__name__, _MODULE_OF)
 
 
 def kinds() -> "dict[str, type[Schedule]]":
-    """Return every schedule class by the `kind` that scenarios call it, in alphabetical order.
+    """Return every schedule class that ships by the `kind` that scenarios call it, in alphabetical order.
 
     >>> kinds()["sync"].__name__
     'Sync'
@@ -62,17 +67,23 @@ def _kinds(folders: tuple[tuple[str, int], ...]) -> "dict[str, type[Schedule]]":
     return dict(sorted(found.items()))
 
 
-def kinds_in_module(kind: object) -> "dict[str, type[Schedule]]":
-    """Return what `kinds` has for a kind that its module is called after, and nothing for others.
+def _shipped_as(kind: str) -> "type[Schedule] | None":
+    """Return the class of a kind that ships.
 
-    A scenario names two or three schedules; the others need not be imported to read it.
+    A scenario names two or three schedules; the others need not be imported to read it, unless a module has another
+    name than its schedule.
 
-    >>> list(kinds_in_module("sync")), kinds_in_module("parts"), kinds_in_module(["sync"])
-    (['sync'], {}, {})
+    >>> _shipped_as("sync").__name__, _shipped_as("parts")
+    ('Sync', None)
     """
+    quick = tuple((folder, _changed_ns(folder)) for folder in __path__)
+    return _in_module_of(kind, quick).get(kind) or kinds().get(kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _in_module_of(kind: str, folders: tuple[tuple[str, int], ...]) -> "dict[str, type[Schedule]]":
     modules = {module.name for module in pkgutil.iter_modules(__path__)}
-    found = _defined_in(f"{__name__}.{kind}") if isinstance(kind, str) and kind in modules else {}
-    return {name: value for name, value in found.items() if name == kind}
+    return _defined_in(f"{__name__}.{kind}") if kind in modules else {}
 
 
 def _defined_in(module: str) -> "dict[str, type[Schedule]]":
@@ -88,3 +99,13 @@ def _changed_ns(folder: str) -> int:
         return os.stat(folder).st_mtime_ns
     except OSError:  # of a package in an archive, which does not change
         return 0
+
+
+def _bases() -> "tuple[type[Schedule]]":
+    from simdist.schedules.base import Schedule
+
+    return (Schedule,)
+
+
+#: The classes that `kind` may name in a scenario.
+KINDS: "OpenKinds[Schedule]" = OpenKinds("schedule", SCHEDULES, _bases, kinds, _shipped_as)

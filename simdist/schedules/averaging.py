@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping
 from functools import cache
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from pydantic import Field
 
@@ -12,10 +12,12 @@ from simdist.plan.lanes import AVERAGE, COMM
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
+from simdist.schedules.tuning import OVERLAP, Allowance, Axis, Permit
 from simdist.settings.units import Whole
 
 _LOOKED_AT_STEPS = 100_000  # to find an average; a longer period is meant
 _LONGEST_PERIOD = 1_000  # that is found by looking
+_OVERLAPS = (0, 1, 2, 4)  # to try
 
 Average: TypeAlias = tuple[Group, int]  # over whom, and of which fragment of the model
 
@@ -32,6 +34,13 @@ class AveragingSchedule(Schedule, abc.ABC):
 
     overlap_steps: Whole = Field(default=0, ge=0)
     """Average behind so many next steps: it is sent at the same step, and taken that much later."""
+
+    permits: ClassVar[tuple[Permit, ...]] = (OVERLAP,)
+
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return how many steps averages may overlap."""
+        return (*super().axes(job, allowed), cls.axis("overlap_steps", _OVERLAPS, OVERLAP))
 
     @abc.abstractmethod
     def average(self, step: int, job: Job) -> Group | None:
@@ -187,7 +196,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         return Result(gradients, taken[0], job.micro_batches, self.overlap_steps)
 
     @property
-    def _traits(self) -> str:
+    def traits(self) -> str:
         """What labels say of overlapped averages."""
         return f"-overlap{self.overlap_steps}" if self.overlap_steps else ""
 

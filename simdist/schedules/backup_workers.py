@@ -10,7 +10,10 @@ from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.schedules.sync import Sync
+from simdist.schedules.tuning import DROPPED_GRADIENTS, Allowance, Axis, Permit
 from simdist.settings.units import Whole, parse_whole_or
+
+_BACKUP_PARTS = (8, 16, 32, 64)  # one rank in so many is dropped
 
 
 @final
@@ -34,11 +37,20 @@ class BackupWorkers(Schedule):
         {"backup": 1, "servers": 1},
     )
 
+    place: ClassVar[int] = 70
+    permit: ClassVar[Permit | None] = DROPPED_GRADIENTS
+
     kind: Literal["backup_workers"] = "backup_workers"
     backup: Whole = Field(ge=0)
     """Ranks that no update waits for."""
     servers: Annotated[int | Literal["node", "world"], BeforeValidator(parse_whole_or("node", "world"))] = "node"
     """How many, or one for each node, or each rank. Server i is rank i x world // servers, as in `parameter_server`."""
+
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return how many servers there may be, and how many ranks no update waits for."""
+        backups = sorted({max(1, job.world_size // part) for part in _BACKUP_PARTS})
+        return (cls.axis("servers", parts.server_counts(job)), cls.axis("backup", backups))
 
     def default_label(self) -> str:
         """Return the label, such as `backup-2` or `backup-2-ps-4`."""

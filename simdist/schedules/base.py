@@ -2,16 +2,19 @@
 
 import abc
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from simdist.errors import PlanError
-from simdist.plan import Body, Buffer, Plan, Result, ops
+from simdist.plan import Body, Buffer, Plan, Result, algorithms, ops
 from simdist.plan.ops import Algorithm
 from simdist.schedules.job import Checkpoint, InputPath, Job, Policy
-from simdist.settings.base import Settings
+from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
+from simdist.settings.base import Settings, folder_of
+from simdist.settings.plugins import SCHEDULES, written_kind
 from simdist.settings.units import Whole
 
 _MOMENTS = "moments"  # buffer with a momentum of the optimizer for every parameter
@@ -23,9 +26,9 @@ _WRITTEN = Buffer(f"{_COPY}.written", 1, "uint8", place="host")
 class Schedule(Settings, abc.ABC):
     """A way to synchronise the ranks.
 
-    A schedule is one file in `simdist.schedules` with one final subclass. It sets `kind`, a `Literal` field with the
-    name that scenarios use, adds its parameters as fields, and writes `default_label`, `write` and `result`. Nothing
-    else is edited: the scenario loader, the command line and the conformance tests find it.
+    A schedule is a subclass, in this package or in any module of a user's own. It sets `kind`, a `Literal` field with
+    the name that scenarios use, adds its parameters as fields, and writes `default_label`, `write` and `result`.
+    Nothing else is edited: the scenario loader, the command line and `tune` find it.
 
     Its plan must compute what `result` declares; `simdist.proof` holds it to that.
     """
@@ -33,11 +36,26 @@ class Schedule(Settings, abc.ABC):
     examples: ClassVar[tuple[dict[str, object], ...]] = ({},)
     """Parameters that are legal on 8 ranks of 2 nodes: what the conformance tests run."""
 
+    family: ClassVar[str] = ""
+    """Schedules of one family differ by one setting or level only; its own kind if empty."""
+    place: ClassVar[int] = 1000
+    """Place of the kind in a search, where candidates promise as much."""
+    permit: ClassVar[Permit | None] = None
+    """What a user must allow before `tune` tries the kind."""
+    permits: ClassVar[tuple[Permit, ...]] = ()
+    """What axes of the kind ask the user to allow."""
+    sends_part: ClassVar[bool] = False
+    """It sends a part of the gradient, so `tune` tries it only with `--min-density`."""
+    takes_levels: ClassVar[bool] = False
+    """`tune` tries it with periods and groups: see `settings_of`."""
+    orthonormalizes: ClassVar[bool] = False
+    """Its ranks make matrices orthonormal, which takes the time that the device states for it."""
+
     kind: str
     label: str = ""
     """Name in tables and files; derived from the parameters if not given."""
     algorithm: Algorithm = "auto"
-    """How collectives are carried out."""
+    """How collectives are carried out: `auto`, an algorithm that ships, or one of a user as `module:NAME`."""
     run_ahead_steps: Whole | None = Field(default=None, ge=0)
     """Under this schedule the host waits for the loss of so many steps ago; absent: as the scenario's `host` says."""
 
@@ -62,6 +80,50 @@ class Schedule(Settings, abc.ABC):
     def result(self, step: int, job: Job) -> Result:
         """Declare what `step` leaves behind."""
 
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return what `tune` may vary about the kind in a job; nothing by default.
+
+        A subclass adds its own to those of its base.
+        """
+        return ()
+
+    @classmethod
+    def axis(cls, name: str, values: Sequence[Value], permit: Permit | None = None) -> Axis:
+        """Return an axis of a field, whose default is that of the field."""
+        return Axis(name, tuple(values), cls.model_fields[name].default, permit)
+
+    @classmethod
+    def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
+        """Return the settings of a candidate of a search.
+
+        Args:
+            levels: How often over how many ranks to average parameters; empty unless the kind `takes_levels`.
+            changed: Values of axes that are not the default.
+
+        Returns:
+            Values of fields; None if the kind does not average so, or another kind does the same.
+        """
+        return None if levels else dict(changed)
+
+    @classmethod
+    def label_of(cls, name: str, value: Value) -> str:
+        """Return what the label of a candidate adds for a value of an axis that `default_label` does not tell."""
+        return ""
+
+    def kind_in_files(self) -> str:
+        """Return the `kind` by which a scenario finds the class again: `module:Class` for one of a user."""
+        return written_kind(type(self), SCHEDULES)
+
+    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+        """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer, or tensors.
+
+        Args:
+            optimizer: Of the job.
+            has_rows: It is known which tensors are matrices.
+        """
+        return []
+
     def plan(self, job: Job) -> Plan:
         """Return the plan of this schedule for a job."""
         if self.run_ahead_steps is not None:
@@ -79,6 +141,13 @@ class Schedule(Settings, abc.ABC):
         policy = self.data or path.policy
         return replace(path, prefetch=prefetch, dataset=dataset, policy=policy)
 
+    @field_validator("algorithm")
+    @classmethod
+    def _is_known(cls, algorithm: str, info: ValidationInfo) -> str:
+        if algorithm != algorithms.AUTO:
+            algorithms.find(algorithm, folder_of(info))
+        return algorithm
+
     @field_validator("label")
     @classmethod
     def _names_a_folder(cls, label: str) -> str:
@@ -94,10 +163,9 @@ class Schedule(Settings, abc.ABC):
         """Return `(field, what is wrong)` for parameters that do not fit the cluster."""
         if self.algorithm == "server":
             return [("algorithm", "server: it needs servers, which are `kind: parameter_server`")]
-        if self.algorithm == "halving_doubling" and world_size & (world_size - 1):
-            return [
-                ("algorithm", f"halving_doubling needs a power of two; the world has {world_size} ranks: choose ring")
-            ]
+        if algorithms.needs_power_of_two(self.algorithm) and world_size & (world_size - 1):
+            problem = f"{self.algorithm} needs a power of two; the world has {world_size} ranks: choose ring"
+            return [("algorithm", problem)]
         return []
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:

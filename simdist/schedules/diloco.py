@@ -12,8 +12,19 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.tuning import (
+    FP16,
+    OUTER_OPTIMIZER,
+    OVERLAP,
+    Allowance,
+    Axis,
+    ChangedSettings,
+    Levels,
+    Permit,
+)
 from simdist.settings.units import Fraction, Whole, parse_whole_or
 
+_FRAGMENTS = (1, 2, 4)  # to try
 _WIRE: dict[str, DType] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -42,6 +53,11 @@ class DiLoCo(AveragingSchedule):
         {"period": 3, "overlap_steps": 3, "ranks_per_worker": 4, "mixing": 0.25},
     )
 
+    place: ClassVar[int] = 50
+    permit: ClassVar[Permit | None] = OUTER_OPTIMIZER
+    permits: ClassVar[tuple[Permit, ...]] = (FP16, OVERLAP)
+    takes_levels: ClassVar[bool] = True
+
     kind: Literal["diloco"] = "diloco"
     period: Whole = Field(ge=1)
     """Steps from one update of an anchor to the next."""
@@ -68,13 +84,25 @@ class DiLoCo(AveragingSchedule):
             raise ValueError(f"{self.layers} layers for {self.fragments} fragments; write at least {self.fragments}")
         return self
 
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return also whether what is sent is in half precision, and into how many fragments the model is cut."""
+        fragments = [each for each in _FRAGMENTS if each <= len(job.tensor_counts)]
+        wire = [cls.axis("compression", ("none", "fp16"), FP16)] if job.dtype == "float32" else []
+        return (*wire, *super().axes(job, allowed), cls.axis("fragments", fragments))
+
+    @classmethod
+    def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
+        """Return the settings that average over all ranks; they are one level."""
+        return {"period": levels[0][0]} | dict(changed) if len(levels) == 1 else None
+
     def default_label(self) -> str:
         """Return the label, such as `diloco-100` or `diloco-100-worker8-fragments4-overlap5`."""
         chosen = {"worker": self.ranks_per_worker, "fragments": self.fragments, "layers": self.layers or 1}
         counts = "".join(f"-{name}{count}" for name, count in chosen.items() if count != 1)
         mixing = f"-mix{self.mixing:.10g}" if self.mixing else ""
         compression = f"-{self.compression}" if self.compression != "none" else ""
-        return f"diloco-{self.period}{counts}{self._traits}{mixing}{compression}"
+        return f"diloco-{self.period}{counts}{self.traits}{mixing}{compression}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: workers that do not divide the ranks."""

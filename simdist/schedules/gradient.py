@@ -4,7 +4,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,11 +15,14 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
+from simdist.schedules.tuning import FP16, SHARED_UPDATES, Allowance, Axis, Permit, Value
 from simdist.settings.units import Nbytes
 
 _WARM_UP = "warm-up"
 _FIRST = "first step after it"
 _USUAL = "later steps"
+_MIB = 1024**2
+_BUCKETS = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)  # to try
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class Exchange:
 
 class GradientSchedule(Schedule, abc.ABC):
     """Average bucketed gradients over the world in every step; a subclass says how a bucket is averaged."""
+
+    permits: ClassVar[tuple[Permit, ...]] = (FP16, SHARED_UPDATES)
+    tried_buckets_nbytes: ClassVar[tuple[int | None, ...]] = _BUCKETS
+    """Sizes of buckets that `tune` tries."""
 
     first_bucket_nbytes: Nbytes = Field(default=parts.FIRST_BUCKET_NBYTES, alias="first_bucket_size")
     bucket_nbytes: Nbytes | None = Field(default=parts.BUCKET_NBYTES, alias="bucket_size")
@@ -70,6 +77,31 @@ class GradientSchedule(Schedule, abc.ABC):
         Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054 (stage 1); Xu et al., Automatic Cross-Replica Sharding of
         Weight Update in Data-Parallel Training, arXiv 2004.13336.
     """
+
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return sizes of buckets, what is sent in which precision, and who updates."""
+        whole_nbytes = sum(job.tensor_counts) * ITEM_NBYTES[job.dtype]
+        sizes = [each for each in cls.tried_buckets_nbytes if each is None or each < whole_nbytes]
+        found = [cls.axis("bucket_nbytes", sizes)]
+        if job.dtype == "float32":
+            found.append(cls.axis("compression", ("none", "fp16"), FP16))
+        found += cls.sending_axes(job, allowed)
+        if job.optimizer != "lars":
+            found.append(cls.axis("shared_update", (False, True), SHARED_UPDATES))
+        return tuple(found)
+
+    @classmethod
+    def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return what may vary about how the kind sends a bucket; nothing by default."""
+        return ()
+
+    @classmethod
+    def label_of(cls, name: str, value: Value) -> str:
+        """Return also the size of buckets."""
+        if name != "bucket_nbytes":
+            return super().label_of(name, value)
+        return f"-{value // _MIB}MiB" if isinstance(value, int) else "-one-bucket"
 
     @abc.abstractmethod
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
@@ -146,12 +178,7 @@ class GradientSchedule(Schedule, abc.ABC):
         )
 
     def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
-        """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer, or tensors.
-
-        Args:
-            optimizer: Of the job.
-            has_rows: It is known which tensors are matrices.
-        """
+        """Return what does not fit: trust ratios that there are not, or that slices of a shared update do not have."""
         if self.parallel_optimizer and optimizer != "lars":
             hint = "write workload.optimizer: lars, or leave it out"
             return [("parallel_optimizer", f"it shares the trust ratios of LARS; the optimizer is {optimizer}: {hint}")]

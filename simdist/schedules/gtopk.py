@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal, final
 
-from simdist.plan import AllGather, Broadcast, Buffer, Group, Merge, Op, Select
+from simdist.plan import AllGather, Broadcast, Buffer, Group, Merge, Op, Select, algorithms
 from simdist.plan.lanes import COMM
 from simdist.schedules.gradient import Exchange
 from simdist.schedules.job import Job
@@ -35,6 +35,8 @@ class GTopK(SparseSchedule):
         {"density": 0.01, "bucket_nbytes": 1_000_000, "compression": "fp16"},
     )
 
+    place: ClassVar[int] = 90
+
     kind: Literal["gtopk"] = "gtopk"
     broadcast: bool = False
     """Broadcast the result from rank 0, down a binomial tree if `algorithm` is `auto`."""
@@ -48,8 +50,8 @@ class GTopK(SparseSchedule):
         found = super().problems(world_size, ranks_per_node)
         if world_size & (world_size - 1):
             found.append(("kind", f"gtopk merges pairs, and needs a power of two; the world has {world_size} ranks"))
-        if self.broadcast and self.algorithm == "halving_doubling":
-            found.append(("algorithm", "halving_doubling does not broadcast: write auto, or broadcast: false"))
+        if self.broadcast and not algorithms.carries(self.algorithm, Broadcast):
+            found.append(("algorithm", f"{self.algorithm} does not broadcast: write auto, or broadcast: false"))
         return found
 
     def sent(self, grad: Buffer, job: Job) -> Buffer:

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Value
 from simdist.settings.units import Whole, parse_whole_or
 
 
@@ -30,6 +31,10 @@ class HierarchicalSGD(AveragingSchedule):
         {"levels": {2: 4, 6: 8}, "phase": 0, "intra_node_gradients": False},
         {"levels": {2: 4, 4: 8}, "warmup_steps": 1, "overlap_steps": 2},
     )
+
+    family: ClassVar[str] = "averaging"
+    place: ClassVar[int] = 40
+    takes_levels: ClassVar[bool] = True
 
     kind: Literal["hierarchical_sgd"] = "hierarchical_sgd"
     levels: dict[Whole, Annotated[int | Literal["world"], BeforeValidator(parse_whole_or("world"))]] = Field(
@@ -56,9 +61,28 @@ class HierarchicalSGD(AveragingSchedule):
                 )
         return levels
 
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return also whether gradients are averaged within nodes; candidates do not by default."""
+        has_levels = 1 < job.ranks_per_node < job.world_size
+        values = (False, True) if has_levels else (False,)
+        return (*super().axes(job, allowed), Axis("intra_node_gradients", values, False))
+
+    @classmethod
+    def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
+        """Return the settings of some levels; one level without gradients is local SGD."""
+        settings: dict[str, object] = {"levels": dict(levels), "intra_node_gradients": False} | dict(changed)
+        is_local_sgd = len(levels) == 1 and not settings["intra_node_gradients"]
+        return settings if levels and not is_local_sgd else None
+
+    @classmethod
+    def label_of(cls, name: str, value: Value) -> str:
+        """Return also whether gradients are averaged within nodes."""
+        return "-intra" if name == "intra_node_gradients" else super().label_of(name, value)
+
     def default_label(self) -> str:
         """Return the label, such as `hsgd-2-8,4-32,8-64`: period-group size."""
-        return "hsgd-" + ",".join(f"{period}-{size}" for period, size in self.levels.items()) + self._traits
+        return "hsgd-" + ",".join(f"{period}-{size}" for period, size in self.levels.items()) + self.traits
 
     def shortest_period(self) -> int:
         """Return the shortest period."""

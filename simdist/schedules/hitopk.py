@@ -35,6 +35,8 @@ class HiTopK(SparseSchedule):
         {"density": 0.01, "bucket_nbytes": 1_000_000, "compression": "fp16"},
     )
 
+    place: ClassVar[int] = 80
+
     kind: Literal["hitopk"] = "hitopk"
     method: SelectMethod = "mstopk"
 

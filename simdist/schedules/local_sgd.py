@@ -9,6 +9,7 @@ from simdist.errors import PlanError
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.tuning import OVERLAP, UNEVEN, Allowance, Axis, ChangedSettings, Levels, Permit
 from simdist.settings.base import shown
 from simdist.settings.units import Whole, parse_whole
 
@@ -33,6 +34,11 @@ class LocalSGD(AveragingSchedule):
         {"period": 4, "warmup_steps": 1, "inner_steps": {1: 2, 6: 3}},
     )
 
+    family: ClassVar[str] = "averaging"
+    place: ClassVar[int] = 30
+    permits: ClassVar[tuple[Permit, ...]] = (OVERLAP, UNEVEN)
+    takes_levels: ClassVar[bool] = True
+
     kind: Literal["local_sgd"] = "local_sgd"
     period: Whole = Field(ge=1)
     """Steps from one average to the next."""
@@ -49,12 +55,26 @@ class LocalSGD(AveragingSchedule):
             raise ValueError(f"{shown(value)}: write by_speed, or steps by rank, e.g. {{3: 2}}")
         return value
 
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return also that slow devices do fewer steps; ranks that sit steps out cannot overlap averages with them."""
+        found = super().axes(job, allowed)
+        has_slow_devices = len(set(job.speeds)) > 1
+        if not has_slow_devices or allowed.permits(OVERLAP):
+            return found
+        return (*found, cls.axis("inner_steps", (None, "by_speed"), UNEVEN))
+
+    @classmethod
+    def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
+        """Return the settings that average over all ranks; they are one level."""
+        return {"period": levels[0][0]} | dict(changed) if len(levels) == 1 else None
+
     def default_label(self) -> str:
         """Return the label, such as `local-4` or `local-4-by-speed`."""
         uneven = "-by-speed" if self.inner_steps == "by_speed" else ""
         if isinstance(self.inner_steps, dict) and any(steps < self.period for steps in self.inner_steps.values()):
             uneven = "-uneven"
-        return f"local-{self.period}{uneven}{self._traits}"
+        return f"local-{self.period}{uneven}{self.traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return which ranks there are not, or which do more or fewer steps than there are."""

@@ -28,6 +28,8 @@ class NaiveAllGather(SparseSchedule):
         {"density": 0.01, "method": "dgc", "bucket_nbytes": 1_000_000, "compression": "fp16"},
     )
 
+    place: ClassVar[int] = 100
+
     kind: Literal["naive_ag"] = "naive_ag"
 
     def default_label(self) -> str:

@@ -10,6 +10,7 @@ from simdist.plan.lanes import pull_from, push_to
 from simdist.schedules import parts
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.tuning import FP16, SERVERS, Allowance, Axis, Permit
 from simdist.settings.units import Whole
 
 
@@ -37,6 +38,10 @@ class ParameterServer(GradientSchedule):
         {"servers": 3, "placement": "greedy", "pull": "step", "apart": True},
     )
 
+    place: ClassVar[int] = 60
+    permit: ClassVar[Permit | None] = SERVERS
+    permits: ClassVar[tuple[Permit, ...]] = (FP16,)
+
     kind: Literal["parameter_server"] = "parameter_server"
     servers: Whole = Field(ge=1)
     """How many. Server i is rank i x world // servers, rounded down, so they spread over the nodes."""
@@ -49,6 +54,16 @@ class ParameterServer(GradientSchedule):
     placement: Literal["even", "tensors", "greedy"] = "even"
     """`even`: every bucket is split evenly. `tensors`: tensor t is on server t modulo their number. `greedy`: each
     tensor, in forward order, is on the server that holds the fewest elements so far."""
+
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return what may vary, but for shared updates: servers hand whole gradients to all ranks."""
+        return tuple(each for each in super().axes(job, allowed) if each.name != "shared_update")
+
+    @classmethod
+    def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return how many servers there may be."""
+        return (cls.axis("servers", parts.server_counts(job)),)
 
     def default_label(self) -> str:
         """Return the label, such as `ps-4` or `ps-1-apart-tensors`."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from simdist.plan import Body, Buffer, Group, Lane, Op, Servers, ops
+from simdist.plan import Body, Buffer, Group, Lane, Op, Servers, algorithms, ops
 from simdist.plan.ops import ALONE, Algorithm, Channel
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules.job import Job, levels
@@ -23,7 +23,6 @@ RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 
 #: The algorithms that reduce-scatter and all-gather have, too; the others move whole buffers.
-SLICING: tuple[Algorithm, ...] = ("auto", "ring", "halving_doubling", "direct")
 
 
 def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucket, ...]:
@@ -259,7 +258,7 @@ def optimize_slices(job: Job, grads: Names, params: Names, sharers: Group, algor
         1910.02054 (stage 1).
     """
     slices = tuple(f"updated.{number}" for number in range(len(params)))
-    chosen = algorithm if algorithm in SLICING else "auto"
+    chosen = algorithm if _carries_slices(algorithm) else "auto"
     gathers = (ops.AllGather(*each, sharers, algorithm=chosen) for each in zip(slices, params, strict=True))
     update = ops.Optimize(params, grads, slices=slices, shared_by=sharers)
     return (update, *gathers, *_wait_for_update(job, params))
@@ -270,7 +269,7 @@ def _rate(params: Names, grads: Names, raters: Group, algorithm: Algorithm) -> B
         return (ops.TrustRatios(params, grads, RATIOS, raters),)
     return (
         ops.TrustRatios(params, grads, _RATIOS_SHARE, raters),
-        ops.AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if algorithm in SLICING else "auto"),
+        ops.AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if _carries_slices(algorithm) else "auto"),
     )
 
 
@@ -324,9 +323,19 @@ def take_parameters(*, late: bool) -> Body:
 
 def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
     """Return `(field, what is wrong)` with the algorithm of a schedule that reduce-scatters or all-gathers."""
-    if algorithm in (*SLICING, "server"):
+    if algorithm == "server" or _carries_slices(algorithm):
         return []
-    return [("algorithm", f"{algorithm} moves whole buffers, not slices: write {', '.join(SLICING)}")]
+    known = filter(_carries_slices, algorithms.names())
+    return [("algorithm", f"{algorithm} moves whole buffers, not slices: write {', '.join(known)}")]
+
+
+def server_counts(job: Job) -> list[int]:
+    """Return how many servers a search tries: one, one a node, one a rank."""
+    return sorted({1, job.world_size // job.ranks_per_node, job.world_size})
+
+
+def _carries_slices(algorithm: Algorithm) -> bool:
+    return algorithms.carries(algorithm, ops.ReduceScatter, ops.AllGather)
 
 
 def node_peers(job: Job) -> Group:

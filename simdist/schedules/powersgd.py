@@ -8,10 +8,13 @@ from pydantic import Field
 
 from simdist.plan import AllReduce, Buffer, Group, LowRank, Matrix, Op
 from simdist.plan.lanes import COMM, COMPUTE
+from simdist.schedules import parts
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Whole
 
+_RANKS = (1, 2, 4, 8, 16, 32)  # to try
 _SEED = 0  # PowerSGDState's `random_seed`
 
 
@@ -39,6 +42,11 @@ class PowerSGD(GradientSchedule):
         {"rank": 2, "min_compression_rate": 1.5, "bucket_nbytes": None, "shared_update": True},
     )
 
+    place: ClassVar[int] = 110
+    sends_part: ClassVar[bool] = True
+    orthonormalizes: ClassVar[bool] = True
+    tried_buckets_nbytes: ClassVar[tuple[int | None, ...]] = (parts.BUCKET_NBYTES, None)
+
     kind: Literal["powersgd"] = "powersgd"
     rank: Whole = Field(default=1, ge=1)
     """Columns of the factors (`matrix_approximation_rank`); no more than a matrix has rows or columns."""
@@ -46,6 +54,16 @@ class PowerSGD(GradientSchedule):
     """A matrix is sent as factors if these have fewer elements by more than this."""
     warmup_steps: Whole = Field(default=0, ge=0)
     """First steps that all-reduce whole gradients instead (`start_powerSGD_iter`)."""
+
+    @classmethod
+    def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return the ranks of factors that send no less than is allowed, or else the highest."""
+        least = allowed.min_density
+        if least is None:
+            return ()
+        tensors = job.tensor_counts, job.tensor_rows
+        ranks = [rank for rank in _RANKS if cls(rank=rank).sent_share(*tensors) >= least]
+        return (cls.axis("rank", ranks or _RANKS[-1:]),)
 
     def default_label(self) -> str:
         """Return the label, such as `powersgd-4` or `powersgd-4-min1.5-warmup100`."""

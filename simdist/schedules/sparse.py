@@ -3,6 +3,7 @@
 import abc
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -12,7 +13,10 @@ from simdist.plan.plan import INDEX_NBYTES, ITEM_NBYTES
 from simdist.schedules import parts
 from simdist.schedules.gradient import GradientSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Fraction, Nbytes, Whole
+
+_DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)  # to try
 
 
 class SparseSchedule(GradientSchedule, abc.ABC):
@@ -27,6 +31,9 @@ class SparseSchedule(GradientSchedule, abc.ABC):
         with Memory, NeurIPS 2018.
     """
 
+    sends_part: ClassVar[bool] = True
+    tried_buckets_nbytes: ClassVar[tuple[int | None, ...]] = (parts.BUCKET_NBYTES, None)
+
     density: Fraction = Field(default=0.001, gt=0)
     """Share of the entries that is sent: k = round(density x entries), at least 1."""
     method: SelectMethod = "exact"
@@ -35,6 +42,14 @@ class SparseSchedule(GradientSchedule, abc.ABC):
     """None, as by default: the largest entries of the whole gradient are sent, after the whole backward pass."""
     warmup_steps: Whole = Field(default=0, ge=0)
     """First steps that all-reduce whole gradients instead."""
+
+    @classmethod
+    def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return the densities that are allowed."""
+        least = allowed.min_density
+        if least is None:
+            return ()
+        return (cls.axis("density", (least, *(density for density in _DENSITIES if density > least))),)
 
     def k_of(self, count: int) -> int:
         """Return how many of `count` entries are sent."""

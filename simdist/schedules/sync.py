@@ -31,6 +31,8 @@ class Sync(GradientSchedule):
         {"shared_update": True, "compression": "fp16", "bucket_nbytes": None},
     )
 
+    place: ClassVar[int] = 10
+
     kind: Literal["sync"] = "sync"
     fusion: Fusion | None = None
     """Instead of buckets: every tensor is ready by itself, and those that are ready together are fused (Horovod)."""

@@ -26,6 +26,8 @@ class Torus(GradientSchedule):
         {"shared_update": True},
     )
 
+    place: ClassVar[int] = 20
+
     kind: Literal["torus"] = "torus"
 
     def default_label(self) -> str:

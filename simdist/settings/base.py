@@ -6,10 +6,10 @@ A message says what is wrong, the value, and what would be right. Where it stand
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -82,7 +82,13 @@ class Settings(BaseModel):
         """Leave out what is None because it was not written; put `kind` first."""
         optional = {field.alias or name for name, field in type(self).model_fields.items() if field.default is None}
         kept = {key: value for key, value in handler(self).items() if value is not None or key not in optional}
+        if kind := self.kind_in_files():
+            kept["kind"] = kind
         return dict(sorted(kept.items(), key=lambda item: item[0] != "kind"))
+
+    def kind_in_files(self) -> str | None:
+        """Return the `kind` by which a file names the class, where that is not its own."""
+        return None
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """Return the settings as pydantic does, which takes Ctrl-C meanwhile for an error of theirs."""
@@ -101,7 +107,23 @@ def refuse(title: str, faults: Iterable[Fault]) -> None:
         raise _refusal(title, faults)
 
 
-def choose(value: object, classes: Mapping[str, type[Settings]], info: ValidationInfo) -> Any:
+class Kinds(Protocol):
+    """The classes of settings that a `kind` may name."""
+
+    def names(self) -> Iterable[str]:
+        """Return all kinds."""
+        ...
+
+    def find(self, kind: str, folder: Path) -> "type[Settings] | None":
+        """Return the class of a kind; None if there is none.
+
+        Raises:
+            ValueError: There is something wrong with it.
+        """
+        ...
+
+
+def choose(value: object, kinds: Kinds, info: ValidationInfo) -> Any:
     """Validate a mapping as the class that its `kind` names; leave what is validated already.
 
     Unlike a discriminated union of pydantic, this keeps the paths in errors the same as in the file.
@@ -109,13 +131,20 @@ def choose(value: object, classes: Mapping[str, type[Settings]], info: Validatio
     if isinstance(value, Settings):
         return value
     if not isinstance(value, dict):
-        raise ValueError(f"{shown(value)}: not a mapping: write e.g. {{kind: {next(iter(classes))}, ...}}")
+        raise ValueError(f"{shown(value)}: not a mapping: write e.g. {{kind: {next(iter(kinds.names()))}, ...}}")
     if "kind" not in value:
-        refuse("kind", [(("kind",), f"required key 'kind' is missing: {nearest('', classes)}")])
+        refuse("kind", [(("kind",), f"required key 'kind' is missing: {nearest('', kinds.names())}")])
     kind = value["kind"]
-    if not isinstance(kind, str) or kind not in classes:
-        refuse("kind", [(("kind",), f"unknown kind {shown(kind)}: {nearest(kind, classes)}")])
-    return classes[kind].model_validate(value, context=info.context)
+    cls = None
+    if isinstance(kind, str):
+        try:
+            cls = kinds.find(kind, folder_of(info))
+        except ValueError as error:
+            refuse("kind", [(("kind",), str(error))])
+    if cls is None:
+        refuse("kind", [(("kind",), f"unknown kind {shown(kind)}: {nearest(kind, kinds.names())}")])
+        raise AssertionError("refuse raises")
+    return cls.model_validate(value | {"kind": cls.model_fields["kind"].default}, context=info.context)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

@@ -8,13 +8,10 @@ says itself; the chains are only written so that nearly all of them are.
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import TypeAlias
 
 from simdist.scenario import Scenario
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
-
-#: Pairs of a period in steps and the ranks of a group, both growing.
-Levels: TypeAlias = tuple[tuple[int, int], ...]
+from simdist.schedules.tuning import Levels
 
 _PERIODS = (2, 4, 8)  # of the few
 _MOST_LEVELS = 4  # GPUs, node, rack, world: deeper hierarchies are not built

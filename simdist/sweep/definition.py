@@ -24,13 +24,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from pydantic import ValidationError
-
 from simdist import __version__
 from simdist.engines import Engine
 from simdist.scenario import Scenario
 from simdist.scenario.fields import ANYWHERE, ScenarioField
-from simdist.schedules import Schedule, kinds
+from simdist.schedules import KINDS
+from simdist.settings.plugins import kind_of
 from simdist.settings.units import SI, Unit
 from simdist.sweep.fields import Choice, replaced
 from simdist.sweep.keys import Content, code_digest
@@ -192,7 +191,7 @@ class Sweep:
         digest = before.copy()
         digest.update(text.encode())
         if text not in self._labels:
-            self._labels[text] = label_and_kind(schedule, self._kinds)
+            self._labels[text] = label_and_kind(schedule)
         return RowKey(position, digest.hexdigest()[:_KEY_DIGITS], *self._labels[text])
 
     def digests(self, trees: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -221,27 +220,24 @@ class Sweep:
         return Content(self.tree, self.folder)
 
     @cached_property
-    def _kinds(self) -> dict[str, type[Schedule]]:
-        return kinds()
-
-    @cached_property
     def _labels(self) -> dict[str, tuple[str, str]]:
         """Label and kind of each schedule, by its text, so that each is read once."""
         return {}
 
 
-def label_and_kind(schedule: object, kinds: Mapping[str, type[Schedule]]) -> tuple[str, str]:
+def label_and_kind(schedule: object) -> tuple[str, str]:
     """Return the label of a schedule and its kind, also of one that is wrong, so that rows that fail have names.
 
-    >>> label_and_kind({"kind": "local_sgd", "period": 4}, kinds())
+    >>> label_and_kind({"kind": "local_sgd", "period": 4})
     ('local-4', 'local_sgd')
-    >>> label_and_kind({"kind": "local_sgd", "period": "often"}, kinds())
+    >>> label_and_kind({"kind": "local_sgd", "period": "often"})
     ('local_sgd', 'local_sgd')
     """
     settings = schedule if isinstance(schedule, dict) else {}
     kind = str(settings.get("kind", ""))
     label = str(settings.get("label", ""))
-    if kind in kinds:
-        with suppress(ValidationError):
-            return kinds[kind].model_validate(settings, context=ANYWHERE).name, kind
+    with suppress(ValueError):
+        if cls := KINDS.find(kind):
+            found = cls.model_validate(settings | {"kind": kind_of(cls)}, context=ANYWHERE)
+            return found.name, found.kind
     return label or kind, kind

@@ -16,8 +16,10 @@ import simdist
 from simdist import schedules
 from simdist.files import open_regular, read_content
 from simdist.scenario import strict_yaml
+from simdist.settings.plugins import user_code_digest
 
 _NAMING_FILES = ("file", "tensors_file", "index")  # keys of a scenario whose values are names of files
+_NAMING_CODE = ("kind", "algorithm")  # those whose values may name classes of users
 _NO_NUMBERS = ("cli", "report", "sweep")  # parts of simdist that do not change what a scenario comes to
 _CODE = (".py", ".yaml", ".csv")
 _UNREADABLE = "unreadable"  # the error of the scenario that names the file says more
@@ -31,7 +33,8 @@ def canonical(value: object, *, digest: Callable[[str], str] | None = None, know
 
     Args:
         value: Of a scenario, as a file has it.
-        digest: Called with names of files; its result is appended to them.
+        digest: Called with names of files; its result is appended to them. To names of users' classes a digest of their
+            code is appended.
         known: Earlier results of this function for mappings and lists, by their ids.
 
     >>> canonical({"b": [1.0, 2.5], "a": {4: "x", 2: "y"}})
@@ -53,7 +56,12 @@ def canonical(value: object, *, digest: Callable[[str], str] | None = None, know
 
 def _item(key: object, item: object, digest: Callable[[str], str] | None, known: Mapping[int, str]) -> str:
     written = f"{key!r}:{canonical(item, digest=digest, known=known)}"
-    return f"{written} {digest(item)}" if digest and key in _NAMING_FILES and isinstance(item, str) else written
+    if not digest or not isinstance(item, str):
+        return written
+    if key in _NAMING_FILES:
+        return f"{written} {digest(item)}"
+    code = user_code_digest(item) if key in _NAMING_CODE else ""
+    return f"{written} {code}" if code else written
 
 
 @final

@@ -1,62 +1,23 @@
 """Candidates: schedules with settings of theirs, what may be varied about them, and how far they are from another."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import lru_cache
 
 from simdist.errors import ScenarioError
-from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import Mode
-from simdist.schedules import Schedule, kinds
-from simdist.schedules.job import POLICIES
-from simdist.schedules.powersgd import PowerSGD
-from simdist.settings.base import Settings
-from simdist.studies.proposals import Levels
-
-#: Value of a setting.
-Value: TypeAlias = str | int | float | bool | None
-
-#: Settings that are not the default: attribute and value.
-ChangedSettings: TypeAlias = tuple[tuple[str, Value], ...]
-
-#: Kinds that average parameters.
-AVERAGING = ("local_sgd", "hierarchical_sgd", "diloco")
-_OUTER = "diloco"  # what is learnt depends on another optimizer
-_DENSE = ("sync", "torus")
-_SERVERS = ("parameter_server",)
-_SPARSE = ("hitopk", "gtopk", "naive_ag", "powersgd")  # which send a part of the gradient, entries or factors
-_DROPPING = ("backup_workers",)
-#: Kinds that are tuned.
-KINDS = (*_DENSE, *AVERAGING, *_SERVERS, *_DROPPING, *_SPARSE)
+from simdist.schedules import KINDS, Schedule
+from simdist.schedules.job import POLICIES, Job
+from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
+from simdist.settings.base import Settings, nearest, shown
+from simdist.settings.plugins import is_reference, kind_of
 
 _PASSES = "micro_batches"  # a setting of the workload
 _CHECKPOINT = "checkpoint_"  # settings of the scenario's checkpoint begin with it
-_MIB = 1024**2
-_BUCKETS: tuple[Value, ...] = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)
-_SPARSE_BUCKETS: tuple[Value, ...] = (25 * _MIB, None)
-_RANKS = (1, 2, 4, 8, 16, 32)
-_DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)
 _PREFETCH = (1, 2, 4, 8)
-_OVERLAPS: tuple[Value, ...] = (0, 1, 2, 4)
-_FRAGMENTS: tuple[int, ...] = (1, 2, 4)
 _TIMES_READERS = (1, 2, 4)
-_BACKUP_PARTS = (8, 16, 32, 64)  # one rank in so many is dropped
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """A setting of a schedule, and what it may be.
-
-    Args:
-        name: The attribute of the schedule.
-        values: In order: neighbours are alike.
-        default: Value of a candidate that does not say.
-    """
-
-    name: str
-    values: tuple[Value, ...]
-    default: Value = None
+_SOME_LEVELS: tuple[Levels, ...] = ((), ((2, 2),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +50,34 @@ class Candidate:
             parts["checkpoint"] = scenario.checkpoint.model_copy(update=checkpoint)
         return scenario.model_copy(update=parts)
 
-    def settings(self) -> dict[str, object]:
-        """Return the schedule's attributes."""
-        settings: dict[str, object] = {"kind": self.kind}
-        if self.kind in ("local_sgd", _OUTER):
-            settings["period"] = self.levels[-1][0]
-        elif self.levels:
-            settings |= {"levels": dict(self.levels), "intra_node_gradients": False}
-        own = {name: value for name, value in self.changed if name != _PASSES and not name.startswith(_CHECKPOINT)}
-        return settings | own
+    @property
+    def own_changed(self) -> ChangedSettings:
+        """Changed settings of the schedule itself."""
+        return tuple(
+            (name, value) for name, value in self.changed if name != _PASSES and not name.startswith(_CHECKPOINT)
+        )
+
+    def settings(self) -> dict[str, object] | None:
+        """Return the schedule's attributes; None if another kind does the same."""
+        cls = class_of(self.kind)
+        settings = cls.settings_of(self.levels, self.own_changed)
+        return None if settings is None else {"kind": kind_of(cls)} | settings
+
+
+@lru_cache(maxsize=256)
+def class_of(kind: str) -> type[Schedule]:
+    """Return the class of a kind, or of a name such as `module:Class`.
+
+    Raises:
+        ScenarioError: There is none.
+    """
+    try:
+        found = KINDS.find(kind)
+    except ValueError as error:
+        raise ScenarioError(str(error)) from None
+    if found is None:
+        raise ScenarioError(f"unknown kind {shown(kind)}: {nearest(kind, KINDS.names())}")
+    return found
 
 
 def schedule_of(candidate: Candidate) -> Schedule:
@@ -108,30 +88,29 @@ def schedule_of(candidate: Candidate) -> Schedule:
     >>> schedule_of(Candidate("sync", changed=(("bucket_nbytes", None),))).name
     'sync-one-bucket'
     """
-    schedule = kinds()[candidate.kind].model_validate(candidate.settings())
+    schedule = class_of(candidate.kind).model_validate(candidate.settings())
     own = schedule.default_label()
     of_input = schedule.name
-    told = "".join(_label_of(name, value) for name, value in candidate.changed)
+    told = "".join(_label_of(schedule, name, value) for name, value in candidate.changed)
     return schedule.model_copy(update={"label": own + told + of_input.removeprefix(own)}) if told else schedule
 
 
-def _label_of(name: str, value: Value) -> str:
+def _label_of(schedule: Schedule, name: str, value: Value) -> str:
     """Return what the label says of a setting that default labels do not tell."""
-    match name, value:
-        case "intra_node_gradients", _:
-            return "-intra"
-        case "bucket_nbytes", int():
-            return f"-{value // 1024**2}MiB"
-        case "bucket_nbytes", _:
-            return "-one-bucket"
-        case "micro_batches", _:
-            return f"-mb{value}"
-        case "checkpoint_every", _:
-            return f"-saves-every-{value}"
-        case "checkpoint_mode", _:
-            return f"-saves-{value}"
-        case _:
-            return ""
+    if name == _PASSES:
+        return f"-mb{value}"
+    if name == f"{_CHECKPOINT}every":
+        return f"-saves-every-{value}"
+    if name == f"{_CHECKPOINT}mode":
+        return f"-saves-{value}"
+    if found := schedule.label_of(name, value):
+        return found
+    field = type(schedule).model_fields[name]
+    if field.is_required():
+        is_told = str(value) in schedule.name
+    else:
+        is_told = schedule.model_copy(update={name: field.get_default()}).name != schedule.name
+    return "" if is_told else f"-{name}-{value}"
 
 
 def n_changes(one: Candidate, other: Candidate) -> int:
@@ -150,12 +129,8 @@ def n_changes(one: Candidate, other: Candidate) -> int:
 
 
 def family_of(candidate: Candidate) -> str:
-    """Return the kind, or `averaging` of all that average parameters without an outer optimizer."""
-    return "averaging" if candidate.levels and candidate.kind != _OUTER else candidate.kind
-
-
-#: What a search tries only if it may.
-Allowed: TypeAlias = Literal["fp16", "servers", "shared-updates", "overlap", "diloco", "backup", "uneven"]
+    """Return the family that the schedule declares, or else its kind."""
+    return class_of(candidate.kind).family or candidate.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +138,9 @@ class Extras:
     """Which schedules may be tried.
 
     Args:
-        only: Kinds, of `KINDS`; all that are allowed if empty.
+        only: Kinds; all that are allowed if empty.
         min_density: Least share of a gradient that may be sent; None: all of it is, so no schedule is sparse.
-        allow: Gradients in half precision; parameter servers; ranks that share updates; averages that come some steps
-            late; an outer optimizer; updates that drop late gradients; slow devices that do fewer steps.
+        allow: Words of what schedules ask for before they are tried; see `permits`.
         micro_batches: Numbers of micro-batches of a step; if any, times are compared per micro-batch. None: the
             scenario's own.
         checkpoint_every: Steps between checkpoints to try; the scenario's own if empty.
@@ -175,79 +149,124 @@ class Extras:
 
     only: tuple[str, ...] = ()
     min_density: float | None = None
-    allow: tuple[Allowed, ...] = ()
+    allow: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
     checkpoint_every: tuple[int, ...] = ()
     checkpoint_mode: tuple[Mode, ...] = ()
 
-    def kinds(self) -> tuple[str, ...]:
+    @property
+    def allowance(self) -> Allowance:
+        """What schedules are allowed."""
+        return Allowance(frozenset(self.allow), self.min_density)
+
+    def kinds(self, scenario: Scenario | None = None) -> tuple[str, ...]:
         """Return the kinds that may be tried.
 
+        Args:
+            scenario: Its schedules of users' own classes are tried, too.
+
         Raises:
-            ScenarioError: A sparse kind is asked for, but not how sparse it may be; or one that drops gradients, which
-                is not allowed.
+            ScenarioError: A kind is not known; a sparse one is asked for, but not how sparse it may be; or one that
+                costs something that is not allowed.
         """
-        sparse = [kind for kind in self.only if kind in _SPARSE]
-        if sparse and self.min_density is None:
+        named = [each.kind_in_files() for each in scenario.schedules] if scenario else []
+        own = [kind for kind in dict.fromkeys((*self.only, *named)) if is_reference(kind)]
+        known = tried_kinds(own)
+        words = permits(known)
+        if unknown := [word for word in self.allow if word not in words]:
+            raise ScenarioError(f"--allow {shown(unknown[0])}: unknown; {nearest(unknown[0], words)}")
+        if unknown := [kind for kind in self.only if kind not in known]:
+            raise ScenarioError(f"--only {shown(unknown[0])}: unknown kind; {nearest(unknown[0], known)}")
+        for kind in self.only:
+            self._check_named(kind)
+        return self.only or tuple(kind for kind in known if self._takes(class_of(kind)))
+
+    def _check_named(self, kind: str) -> None:
+        cls = class_of(kind)
+        if cls.sends_part and self.min_density is None:
             raise ScenarioError(
-                f"--only {sparse[0]}: it sends a part of the gradient, which changes what is learnt; say how small a "
+                f"--only {kind}: it sends a part of the gradient, which changes what is learnt; say how small a "
                 f"part it may be, e.g. --min-density 0.001"
             )
-        if "backup" not in self.allow and {*self.only} & {*_DROPPING}:
+        permit = cls.permit
+        if permit and permit.even_if_named and not self.allowance.permits(permit):
+            raise ScenarioError(f"--only {kind}: {permit.cost}; if it may, --allow {permit.word}")
+
+    def _takes(self, cls: type[Schedule]) -> bool:
+        is_sparse_enough = self.min_density is not None or not cls.sends_part
+        return is_sparse_enough and self.allowance.permits(cls.permit)
+
+
+def tried_kinds(own: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return all kinds that may be tried, in the order in which they declare to be.
+
+    Args:
+        own: Names such as `module:Class` of users' own classes that no installed package declares.
+
+    Raises:
+        ScenarioError: An installed package declares a schedule that is wrong.
+    """
+    try:
+        installed = KINDS.installed()
+    except ValueError as error:
+        raise ScenarioError(str(error)) from None
+    return tuple(sorted((*installed, *own), key=lambda kind: (class_of(kind).place, kind)))
+
+
+def permits(known: Collection[str]) -> dict[str, Permit]:
+    """Return what the kinds ask a user to allow, by the words of `--allow`."""
+    asked = (each for kind in known for each in (class_of(kind).permit, *class_of(kind).permits) if each)
+    return {permit.word: permit for permit in asked}
+
+
+def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -> tuple[Axis, ...]:
+    """Return what may be varied about the schedules of a kind: the axes that they declare, as far as is allowed.
+
+    A field that must be written, and that no axis varies, has the values of the scenario's own schedules.
+
+    Args:
+        kind: The kind.
+        scenario: The scenario.
+        described: Its job.
+        extras: What is allowed.
+
+    Raises:
+        ScenarioError: `only` names the kind, and no value is known of a field that must be written.
+    """
+    cls = class_of(kind)
+    allowed = extras.allowance
+    axes = [each for each in cls.axes(described, allowed) if allowed.permits(each.permit)]
+    for name in _not_varied(cls, axes, scenario.cluster.world_size):
+        written = (dict(each)[name] for each in scenario.schedules if type(each) is cls)
+        values = list(dict.fromkeys(filter(_is_value, written)))
+        if not values and kind in extras.only:
             raise ScenarioError(
-                "--only backup_workers: it drops gradients, which changes what is learnt; if it may, --allow backup"
+                f"--only {kind}: no value of {name} is known, which must be written: write a schedule of this kind in "
+                f"{scenario.name}, or an axis of {name} in {cls.__name__}.axes"
             )
-        if self.only:
-            return self.only
-        kinds = [*_DENSE, *(kind for kind in AVERAGING if kind != _OUTER or "diloco" in self.allow)]
-        if "servers" in self.allow:
-            kinds += _SERVERS
-        if "backup" in self.allow:
-            kinds += _DROPPING
-        if self.min_density is not None:
-            kinds += _SPARSE
-        return tuple(kinds)
+        axes.append(cls.axis(name, values))
+    return tuple(axes)
 
 
-def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:
-    """Return what may be varied about how the schedules of a kind synchronise: of these settings, those that it has."""
-    workload = scenario.workload
-    cluster = scenario.cluster
-    fields = kinds()[kind].model_fields
-    whole_nbytes = sum(workload.tensor_counts) * ITEM_NBYTES[workload.dtype]
-    buckets = _SPARSE_BUCKETS if kind in _SPARSE else _BUCKETS
-    values: dict[str, Sequence[Value]] = {
-        "bucket_nbytes": [each for each in buckets if not isinstance(each, int) or each < whole_nbytes]
-    }
-    if "fp16" in extras.allow and workload.dtype == "float32":
-        values["compression"] = ("none", "fp16")
-    values["servers"] = sorted({1, cluster.nodes, cluster.world_size})
-    values |= {"overlap_steps": _OVERLAPS} if "overlap" in extras.allow else {}
-    values["fragments"] = [each for each in _FRAGMENTS if each <= len(workload.tensor_counts)]
-    values["backup"] = sorted({max(1, cluster.world_size // part) for part in _BACKUP_PARTS})
-    if "uneven" in extras.allow and cluster.slow_devices and "overlap" not in extras.allow:  # not both together
-        values["inner_steps"] = (None, "by_speed")
-    if extras.min_density is not None:
-        least = extras.min_density
-        values["density"] = (least, *(density for density in _DENSITIES if density > least))
-        tensors = workload.tensor_counts, workload.tensor_rows
-        values["rank"] = [rank for rank in _RANKS if PowerSGD(rank=rank).sent_share(*tensors) >= least] or _RANKS[-1:]
-    if "shared-updates" in extras.allow and workload.optimizer != "lars" and kind not in _SERVERS:
-        values["shared_update"] = (False, True)
-    found = [Choices(name, tuple(values[name]), fields[name].default) for name in values if name in fields]
-    if "intra_node_gradients" in fields:
-        has_levels = 1 < cluster.gpus_per_node < cluster.world_size
-        found.append(Choices("intra_node_gradients", (False, True) if has_levels else (False,), False))
-    return tuple(found)
+def _not_varied(cls: type[Schedule], axes: Sequence[Axis], world_size: int) -> list[str]:
+    """Return the fields that must be written, and that neither axes nor levels give a value."""
+    given = {each.name for each in axes}
+    for levels in _SOME_LEVELS if cls.takes_levels else ():
+        given |= (cls.settings_of((*levels, (4, world_size)), ()) or {}).keys()
+    return [name for name, field in cls.model_fields.items() if field.is_required() and name not in given]
 
 
-def pass_choices(scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:
+def _is_value(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def pass_choices(scenario: Scenario, extras: Extras) -> tuple[Axis, ...]:
     """Return how many micro-batches a step may have, if that may be varied."""
     values = tuple(sorted({*extras.micro_batches}))
-    return (Choices(_PASSES, values, scenario.workload.micro_batches),) if values else ()
+    return (Axis(_PASSES, values, scenario.workload.micro_batches),) if values else ()
 
 
-def checkpoint_choices(scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:
+def checkpoint_choices(scenario: Scenario, extras: Extras) -> tuple[Axis, ...]:
     """Return how often checkpoints are written, and how, if that may be varied.
 
     Raises:
@@ -263,16 +282,16 @@ def checkpoint_choices(scenario: Scenario, extras: Extras) -> tuple[Choices, ...
         hint = f"write checkpoint: {{every: 100, what: parameters}} in {scenario.name}"
         raise ScenarioError(f"{option}: the scenario writes no checkpoints; {hint}")
     own = scenario.checkpoint.model_dump() if scenario.checkpoint else {}
-    return tuple(Choices(_CHECKPOINT + name, values, own[name]) for name, values in varied.items())
+    return tuple(Axis(_CHECKPOINT + name, values, own[name]) for name, values in varied.items())
 
 
-def input_choices(scenario: Scenario) -> tuple[Choices, ...]:
+def input_choices(scenario: Scenario) -> tuple[Axis, ...]:
     """Return what may be varied about how batches are read, if they are read from storage."""
     path = scenario.input
     if path.source != "storage":
         return ()
-    prefetch = Choices("prefetch", tuple(sorted({*_PREFETCH, path.prefetch})), path.prefetch)
+    prefetch = Axis("prefetch", tuple(sorted({*_PREFETCH, path.prefetch})), path.prefetch)
     if scenario.data is None:
         return (prefetch,)
-    readers = Choices("readers", tuple(times * path.readers for times in _TIMES_READERS), path.readers)
-    return (prefetch, Choices("data", POLICIES, scenario.data.policy), readers)
+    readers = Axis("readers", tuple(times * path.readers for times in _TIMES_READERS), path.readers)
+    return (prefetch, Axis("data", POLICIES, scenario.data.policy), readers)

@@ -78,6 +78,7 @@ class Evaluator:
         self._of_plan: dict[str, Evaluated] = {}
         self.excluded: Counter[str] = Counter()
         self.n_illegal = 0
+        self.refusal = ""  # why the first plan was refused
 
     @property
     def n_simulated(self) -> int:
@@ -100,8 +101,9 @@ class Evaluator:
         scenario = candidate.in_scenario(self._runs.scenario)
         scenario = self._runs.scenario_for(schedule, scenario) if schedule else scenario
         built = _built(scenario, schedule) if schedule else None
-        if built is None:
+        if not isinstance(built, Built):
             self.n_illegal += 1
+            self.refusal = self.refusal or str(built or "").partition("\n")[0]
             return None
         known = self._of_plan.get(built.plan.digest())
         found = known.facts if known else facts(scenario, built)
@@ -116,11 +118,11 @@ class Evaluator:
         return evaluated
 
 
-def _built(scenario: Scenario, schedule: Schedule) -> Built | None:
+def _built(scenario: Scenario, schedule: Schedule) -> Built | PlanError:
     try:
         return build(scenario, schedule)
-    except PlanError:
-        return None
+    except PlanError as error:
+        return error
 
 
 @dataclass(frozen=True)

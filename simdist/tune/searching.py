@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, final
 
 from simdist.errors import ScenarioError
-from simdist.tune.candidates import Candidate, Choices, Value, family_of, n_changes
+from simdist.schedules.tuning import Axis, Value
+from simdist.tune.candidates import Candidate, family_of, n_changes
 from simdist.tune.evaluating import Evaluated
 from simdist.tune.space import Space
 
@@ -103,7 +104,7 @@ def starts(candidates: Sequence[Candidate]) -> list[Candidate]:
 class Suggester:
     """Suggests what to try next, given what was tried."""
 
-    def __init__(self, candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Choices]], *, seed: int) -> None:
+    def __init__(self, candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Axis]], *, seed: int) -> None:
         """Know all candidates and the result of none.
 
         Args:
@@ -152,21 +153,21 @@ class Suggester:
 
 
 def _choices_of_families(
-    candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Choices]]
-) -> dict[str, dict[str, Choices]]:
+    candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Axis]]
+) -> dict[str, dict[str, Axis]]:
     """Return the choices of each family by name; one for each size of a group is how often groups of it average."""
     levels = {level for candidate in candidates for level in candidate.levels}
     periods = sorted({period for period, _ in levels})
-    found: dict[str, dict[str, Choices]] = {}
+    found: dict[str, dict[str, Axis]] = {}
     for candidate in {each.kind: each for each in candidates}.values():
         sizes = sorted({ranks for _, ranks in levels}) if candidate.levels else []
-        of_levels = [Choices(_over(ranks), (None, *periods)) for ranks in sizes]
+        of_levels = [Axis(_over(ranks), (None, *periods)) for ranks in sizes]
         of_family = found.setdefault(family_of(candidate), {})
         of_family |= {each.name: each for each in (*of_levels, *choices[candidate.kind])}
     return found
 
 
-def _point(candidate: Candidate, of_family: Mapping[str, Choices]) -> _Point:
+def _point(candidate: Candidate, of_family: Mapping[str, Axis]) -> _Point:
     values: dict[str, Value] = {_over(ranks): period for period, ranks in candidate.levels}
     values |= dict(candidate.changed)
     return {name: each.values.index(values.get(name, each.default)) for name, each in of_family.items()}

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
+from pydantic import ValidationError
+
 from simdist.runs.building import job
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.proposals import Levels, level_chains
+from simdist.schedules.tuning import Axis, ChangedSettings, Levels
+from simdist.studies.proposals import level_chains
 from simdist.tune import candidates
-from simdist.tune.candidates import AVERAGING, Candidate, ChangedSettings, Choices, Extras
+from simdist.tune.candidates import Candidate, Extras
 from simdist.tune.constraints import Constraints, exchanged, late_steps
 
 
@@ -29,13 +32,15 @@ class Space:
         candidates: Legal ones, those first that are likely to be fast.
         choices: Settings that may differ beside the levels, by kind.
         n_illegal: How many the schedules or the scenario refused, or that have settings without effect.
+        refusal: Why the first of them was refused.
         excluded: How many each constraint excluded.
     """
 
     candidates: tuple[Candidate, ...]
-    choices: Mapping[str, tuple[Choices, ...]]
+    choices: Mapping[str, tuple[Axis, ...]]
     n_illegal: int = 0
     excluded: Counter[str] = field(default_factory=Counter)
+    refusal: str = ""
 
 
 def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space:
@@ -44,7 +49,9 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
     Raises:
         ScenarioError: See `Extras.kinds`.
     """
-    own = {kind: candidates.own_choices(kind, scenario, extras) for kind in extras.kinds()}
+    window = min(scenario.steps, 2 * constraints.global_every + 1)
+    described = replace(job(scenario), n_steps=window)
+    own = {kind: candidates.own_choices(kind, scenario, described, extras) for kind in extras.kinds(scenario)}
     of_input = (
         *candidates.input_choices(scenario),
         *candidates.pass_choices(scenario, extras),
@@ -53,13 +60,19 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
     found: list[tuple[float, Candidate]] = []  # with the ranks that a rank waits for per step
     excluded: Counter[str] = Counter()
     n_illegal = 0
+    refusal = ""
     inputs = [each for each in _products(of_input) if legal(Candidate("sync", changed=each), scenario)]
-    window = min(scenario.steps, 2 * constraints.global_every + 1)
-    described = replace(job(scenario), n_steps=window)
     for candidate in _candidates(own, scenario, constraints):
-        schedule = legal(candidate, scenario)
-        if schedule is None or schedule.unused_settings(described.world_size, described.ranks_per_node, window):
+        try:
+            schedule = in_scenario(candidate, scenario)
+            unused = schedule.unused_settings(described.world_size, described.ranks_per_node, window)
+        except ValueError as error:  # pydantic's, if a value is refused, or that of a scenario
             n_illegal += len(inputs)
+            refusal = refusal or f"{candidate.kind}: {refusal_text(error)}"
+            continue
+        if unused:
+            n_illegal += len(inputs)
+            refusal = refusal or f"{schedule.name} {unused[0]}"
             continue
         results = [schedule.result(step, described) for step in range(window)]
         sizes = exchanged(results)[late_steps(results) :]
@@ -70,31 +83,46 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
             found += [(waited_for, replace(candidate, changed=(*candidate.changed, *each))) for each in inputs]
     found.sort(key=lambda each: (each[0], len(each[1].changed)))
     choices = {kind: (*of_kind, *of_input) for kind, of_kind in own.items()}
-    return Space(tuple(candidate for _, candidate in found), choices, n_illegal, excluded)
+    return Space(tuple(candidate for _, candidate in found), choices, n_illegal, excluded, refusal)
 
 
 def legal(candidate: Candidate, scenario: Scenario) -> Schedule | None:
     """Return a candidate's schedule if the schedule itself and the scenario allow it."""
     try:
-        schedule = candidates.schedule_of(candidate)
-        scenario.changed(schedules=(schedule,))
-    except ValueError:  # pydantic's, if a value is refused, or that of a scenario
+        return in_scenario(candidate, scenario)
+    except ValueError:
         return None
+
+
+def in_scenario(candidate: Candidate, scenario: Scenario) -> Schedule:
+    """Return a candidate's schedule.
+
+    Raises:
+        ValueError: The schedule itself, or the scenario, does not allow it.
+    """
+    schedule = candidates.schedule_of(candidate)
+    scenario.changed(schedules=(schedule,))
     return schedule
 
 
+def refusal_text(error: ValueError) -> str:
+    """Return the first line of why a candidate is refused."""
+    found = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+    return found.splitlines()[0]
+
+
 def _candidates(
-    own: Mapping[str, tuple[Choices, ...]], scenario: Scenario, constraints: Constraints
+    own: Mapping[str, tuple[Axis, ...]], scenario: Scenario, constraints: Constraints
 ) -> Iterator[Candidate]:
     """Yield every kind with every way to average and every setting of its own."""
     for kind, of_kind in own.items():
         for levels, changed in product(_levels(kind, scenario, constraints), _products(of_kind)):
-            is_local_sgd = len(levels) == 1 and "intra_node_gradients" not in dict(changed)  # a kind of its own
-            if kind != "hierarchical_sgd" or not is_local_sgd:
-                yield Candidate(kind, levels, changed)
+            candidate = Candidate(kind, levels, changed)
+            if candidate.settings() is not None:
+                yield candidate
 
 
-def _products(choices: Sequence[Choices]) -> list[ChangedSettings]:
+def _products(choices: Sequence[Axis]) -> list[ChangedSettings]:
     """Return every combination of choices, without what is the default."""
     return [
         tuple((each.name, value) for each, value in zip(choices, values, strict=True) if value != each.default)
@@ -103,10 +131,8 @@ def _products(choices: Sequence[Choices]) -> list[ChangedSettings]:
 
 
 def _levels(kind: str, scenario: Scenario, constraints: Constraints) -> Iterator[Levels]:
-    """Yield how a kind may average parameters; kinds that average gradients have no levels."""
-    if kind not in AVERAGING:
+    """Yield how a kind may average parameters; most kinds take no levels."""
+    if not candidates.class_of(kind).takes_levels:
         yield ()
         return
-    for levels in level_chains(scenario.cluster.world_size, min(constraints.global_every, scenario.steps)):
-        if kind == "hierarchical_sgd" or len(levels) == 1:
-            yield levels
+    yield from level_chains(scenario.cluster.world_size, min(constraints.global_every, scenario.steps))

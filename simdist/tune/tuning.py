@@ -12,7 +12,7 @@ from typing import Literal
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built
 from simdist.scenario import Scenario
-from simdist.schedules import Schedule, kinds
+from simdist.schedules import Schedule, Sync
 from simdist.studies import comparison
 from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label, with_draws
 from simdist.studies.resampling import Runs, longest_period, runs_of
@@ -148,7 +148,7 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
     excluded = found.excluded + evaluator.excluded
     n_illegal = found.n_illegal + evaluator.n_illegal
     if not evaluated:
-        raise _nothing_left(drawn, excluded, n_illegal)
+        raise _nothing_left(drawn, excluded, n_illegal, found.refusal or evaluator.refusal)
     return Searched(runs, baseline, tuple(evaluated), len(found.candidates), excluded, n_illegal)
 
 
@@ -195,13 +195,14 @@ def baseline_of(scenario: Scenario, name: str) -> Schedule:
         ScenarioError: There is none, and it is not `sync`.
     """
     found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], name)
-    return kinds()["sync"].model_validate({}) if found is None and name == "sync" else find_baseline(scenario, name)
+    return Sync() if found is None and name == "sync" else find_baseline(scenario, name)
 
 
-def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int) -> ScenarioError:
+def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int, refusal: str) -> ScenarioError:
     """Say which constraint excluded most."""
     if not excluded:
-        return ScenarioError(f"{scenario.name}: none of {n_illegal} candidates is legal on this cluster")
+        why = f"; the first: {refusal}" if refusal else ""
+        return ScenarioError(f"{scenario.name}: none of {n_illegal} candidates is legal on this cluster{why}")
     constraint, most = excluded.most_common(1)[0]
     others = ", ".join(f"{name} {number:,}" for name, number in excluded.most_common()[1:])
     return ScenarioError(

@@ -126,7 +126,7 @@ def entry(schedule: Schedule) -> str:
         written.pop("label")
     if "levels" in written:  # whose periods are text in JSON
         written["levels"] = {int(period): size for period, size in written["levels"].items()}
-    return "- " + strict_yaml.dump_line({"kind": schedule.kind} | written)
+    return "- " + strict_yaml.dump_line({"kind": schedule.kind_in_files()} | written)
 
 
 def _factor(finalist: Finalist) -> str:

@@ -4,9 +4,9 @@
 
 A page is played from top to bottom in a copy of the working directory: a `console` block runs its `$` lines and must
 show their output, of which a line `...` stands for any lines; a `python` block runs (a `>>>` one as a doctest), or, if
-it defines a schedule, becomes a file of `simdist.schedules`; a `yaml` block that begins with `# NAME.yaml` is written
-there, another one is put over the first scenario, and both must load without warnings; so must one that has `scenario`,
-a sweep of a scenario in docs/examples.
+it defines a schedule, becomes a module in the working directory; a `yaml` block that begins with `# NAME.yaml` is
+written there, another one is put over the first scenario, and both must load without warnings; so must one that has
+`scenario`, a sweep of a scenario in docs/examples.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import difflib
 import doctest
 import functools
 import importlib
+import inspect
 import io
 import json
 import os
@@ -31,15 +32,15 @@ from pathlib import Path
 import processes
 import pytest
 
-import simdist.schedules
 from simdist import sweep
 from simdist.cli import main
-from simdist.engines import des, fast
-from simdist.runs.building import build, delays
-from simdist.scenario import Scenario, load, loads, strict_yaml
+from simdist.plan import algorithms
+from simdist.scenario import load, loads, strict_yaml
 from simdist.scenario.unused_settings import warnings_of
-from simdist.schedules import Schedule, kinds
+from simdist.schedules import KINDS, Schedule, kinds
 from simdist.settings.base import Settings
+from simdist.testing import check_schedule
+from simdist.tune import candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = {"build", "dist", "node_modules"}  # and hidden folders
@@ -221,12 +222,11 @@ class Shown:
 
 
 class Player:
-    """Plays a page in the current directory, in which new schedules have a folder of their own."""
+    """Plays a page in the current directory, in which new schedules are modules."""
 
-    def __init__(self, schedules: Path) -> None:
-        self._schedules = schedules
+    def __init__(self) -> None:
         self._names: dict[str, object] = {"__name__": "page"}
-        self.new_kinds: list[str] = []
+        self.new_schedules: list[str] = []
 
     def play(self, path: Path) -> Iterator[Shown]:
         for block in blocks(path.read_text(encoding="utf-8")):
@@ -255,11 +255,11 @@ class Player:
         return printed
 
     def _python(self, block: Block, where: str) -> None:
-        kind = re.search(r'^    kind: Literal\["(\w+)"\]', block.text, re.M)
+        kind = re.search(r'^class (\w+)\(\w*Schedule\):.*?^    kind: Literal\["(\w+)"\]', block.text, re.M | re.S)
         if kind:
-            (self._schedules / f"{kind[1]}.py").write_text(block.text, encoding="utf-8")
+            Path(f"{kind[2]}.py").write_text(block.text, encoding="utf-8")
             importlib.invalidate_caches()
-            self.new_kinds.append(kind[1])
+            self.new_schedules.append(f"{kind[2]}:{kind[1]}")
         elif block.text.startswith(">>>"):
             test = doctest.DocTestParser().get_doctest(block.text, self._names, where, where, 0)
             with contextlib.redirect_stdout(io.StringIO()) as report:
@@ -298,24 +298,23 @@ def play_yaml(text: str, where: str) -> None:
 
 @contextlib.contextmanager
 def copied(folder: Path) -> Iterator[Player]:
-    """Go to a copy of what commands in pages use; take back what the page adds to `simdist.schedules`."""
+    """Go to a copy of what commands in pages use; take back the modules that the page adds."""
     compiled = shutil.ignore_patterns("__pycache__")  # other tests may import from there right now
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=compiled)
     shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=compiled)
     demo = folder / "experiments" / "demo" / "scenario.yaml"  # is performed, and no page shows a number of it
     demo.write_text(demo.read_text(encoding="utf-8").replace("steps: 100", "steps: 24"), encoding="utf-8")
-    schedules = folder / "new_schedules"
-    schedules.mkdir()
-    simdist.schedules.__path__.append(str(schedules))
-    player = Player(schedules)
+    before = list(sys.path)
+    player = Player()
     try:
         with contextlib.chdir(folder):
             yield player
     finally:
-        simdist.schedules.__path__.remove(str(schedules))
-        for kind in player.new_kinds:
-            sys.modules.pop(f"simdist.schedules.{kind}", None)
-            vars(simdist.schedules).pop(kind, None)
+        sys.path[:] = before
+        for name in player.new_schedules:
+            sys.modules.pop(name.partition(":")[0], None)
+        candidates.class_of.cache_clear()
+        algorithms.find.cache_clear()
 
 
 @each_page
@@ -323,26 +322,8 @@ def test_everything_on_a_page_runs_and_prints_what_it_shows(path: Path, tmp_path
     with copied(tmp_path) as player:
         for each in player.play(path):
             assert each.right, f"{each.where}: {each.command}\n{each.printed}"
-        for kind in player.new_kinds:
-            check_schedule(kinds()[kind])
-
-
-def check_schedule(cls: type[Schedule]) -> None:
-    """Check and prove a schedule on several clusters and paths of input, and run both engines."""
-    for example in cls.examples:
-        for scenario in scenarios_of(cls(**example)):
-            schedule = scenario.schedules[0]
-            built = build(scenario, schedule)
-            assert built.n_proved_ranks == scenario.cluster.world_size
-            traces = [engine.simulate(built.plan, built.costs, delays(scenario)) for engine in (des, fast)]
-            assert abs(traces[0].difference_s(traces[1])).max() < 1e-9 * traces[0].makespan_s
-
-
-def scenarios_of(schedule: Schedule) -> Iterator[Scenario]:
-    first = load("docs/examples/first.yaml")
-    for nodes, gpus_per_node in ((2, 4), (4, 2), (8, 1), (1, 8)):
-        cluster = first.cluster.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
-        yield first.model_copy(update={"cluster": cluster, "schedules": (schedule,), "steps": 12})
+        for name in player.new_schedules:
+            check_schedule(KINDS.find(name))
 
 
 # ---------------------------------------------------------------- files and tables that stand in two places
@@ -455,7 +436,8 @@ def settings_classes() -> dict[str, type[Settings]]:
         todo += below
         file = Path(str(sys.modules[cls.__module__].__file__)) if cls.__module__ in sys.modules else Path()
         made = cls.__name__.startswith("_")  # at run time, to word a message
-        if not below and file.is_relative_to(ROOT / "simdist") and "[" not in cls.__name__ and not made:
+        is_base = made or inspect.isabstract(cls)  # of classes of users
+        if not below and file.is_relative_to(ROOT / "simdist") and "[" not in cls.__name__ and not is_base:
             found[cls.__name__] = cls
     return found
 

@@ -6,20 +6,24 @@ NCCL estimates the time of each of its algorithms and protocols when a communica
 the size at hand. So do `auto`, `ring` and `double_tree` here, by their costs on this cluster when it is idle: see
 `simdist.cost.algorithms.nccl`. On a cluster with another library rings and double trees are perfect pipelines.
 
-gloo has one algorithm for each collective. An algorithm is imported where it is taken: a plan needs one or two.
+gloo has one algorithm for each collective. Each file declares its algorithm, and which collectives that carries, as
+`ALGORITHM`; a plan finds it by its name.
 
 Source:
     NCCL, src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.costs import Transfer
-from simdist.cost.topology import Call
+from simdist.cost.topology import Call, Messages
+from simdist.errors import PlanError
+from simdist.plan import algorithms, op_text
 
 if TYPE_CHECKING:
     from simdist.scenario.cluster import Cluster
@@ -36,6 +40,8 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
     Raises:
         PlanError: The collective has no such algorithm.
     """
+    for problem in algorithms.problems(call.op):
+        raise PlanError(f"{op_text(call.op)}: {problem}")
     if call.n == 1 and call.op.algorithm != "server":
         return Transfer(())
     transfer = _transfer(call, cluster, capacity_Bps)
@@ -59,33 +65,5 @@ def _transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64])
 
             transfer = move(gloo.gloo(call))
             return gloo.two_at_a_time(call, transfer, capacity_Bps) if call.topology.host else transfer
-        case "ring":
-            from simdist.cost.algorithms import ring
-
-            return move(ring.ring(call))
-        case "tree":
-            from simdist.cost.algorithms import tree
-
-            return move(tree.tree(call))
-        case "double_tree":
-            from simdist.cost.algorithms import double_tree
-
-            return move(double_tree.double_tree(call))
-        case "halving_doubling":
-            from simdist.cost.algorithms import halving_doubling
-
-            return move(halving_doubling.halving_doubling(call))
-        case "direct":
-            from simdist.cost.algorithms import direct
-
-            return move(direct.direct(call))
-        case "hierarchical":
-            from simdist.cost.algorithms import hierarchical
-
-            return move(hierarchical.hierarchical(call))
-        case "server":
-            from simdist.cost.algorithms import server
-
-            return move(server.server(call))
-        case _:
-            assert_never(call.op.algorithm)
+        case name:
+            return move(cast("Iterable[Messages]", algorithms.find(name).messages(call)))

@@ -22,6 +22,7 @@ import numpy as np
 from simdist.cost.topology import Call, Messages
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
+from simdist.plan.algorithms import CollectiveAlgorithm
 
 _MOST_MEMBERS = 4096  # 16 million messages
 
@@ -45,6 +46,9 @@ def direct(call: Call) -> Iterator[Messages]:
             yield Messages(others, np.full_like(others, call.members[root]), call.nbytes)
         case _:
             assert_never(call.op)
+
+
+ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather, Reduce, Broadcast), direct)
 
 
 def _everybody(call: Call) -> Messages:

@@ -23,10 +23,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist import plan as plans
 from simdist.cost.topology import Call, Messages, Paths
-from simdist.errors import PlanError
 from simdist.plan import AllReduce
+from simdist.plan.algorithms import CollectiveAlgorithm
 
 
 def double_tree(call: Call) -> Iterator[Messages]:
@@ -34,12 +33,7 @@ def double_tree(call: Call) -> Iterator[Messages]:
 
     Args:
         call: The all-reduce of one group.
-
-    Raises:
-        PlanError: The collective is no all_reduce.
     """
-    if not isinstance(call.op, AllReduce):
-        raise PlanError(f"{plans.op_text(call.op)}: double_tree is an algorithm of all_reduce only; use ring")
     chains = call.by_node()
     heads = np.array([chain[0] for chain in chains])
     below = [np.concatenate([chain[1:] for chain in chains])] * 2  # in both trees
@@ -59,6 +53,9 @@ def double_tree(call: Call) -> Iterator[Messages]:
         call.nbytes / 2,
         latency=Paths(2 * hops_in_node, 2 * depths),
     )
+
+
+ALGORITHM = CollectiveAlgorithm((AllReduce,), double_tree)
 
 
 def parents(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

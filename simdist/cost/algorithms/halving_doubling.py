@@ -12,23 +12,16 @@ Source:
 """
 
 from collections.abc import Iterator
-from typing import assert_never
 
 import numpy as np
 
 from simdist.cost.topology import Call, Messages
-from simdist.errors import PlanError
-from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
+from simdist.plan import AllGather, AllReduce, ReduceScatter
+from simdist.plan.algorithms import CollectiveAlgorithm
 
 
 def halving_doubling(call: Call) -> Iterator[Messages]:
-    """Yield the messages of halving, of doubling, or of both.
-
-    Raises:
-        PlanError: The collective has a root, or the members are no power of two.
-    """
-    if call.n & (call.n - 1):
-        raise PlanError(f"{op_text(call.op)}: halving_doubling needs a power of two members; use ring")
+    """Yield the messages of halving, of doubling, or of both."""
     match call.op:
         case AllReduce():
             yield from _exchanges(call)
@@ -37,12 +30,9 @@ def halving_doubling(call: Call) -> Iterator[Messages]:
             yield from _exchanges(call)
         case AllGather():
             yield from reversed(list(_exchanges(call)))
-        case Reduce() | Broadcast():
-            raise PlanError(
-                f"{op_text(call.op)}: halving_doubling is no algorithm of a rooted collective; use ring or tree"
-            )
-        case _:
-            assert_never(call.op)
+
+
+ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather), halving_doubling, needs_power_of_two=True)
 
 
 def _exchanges(call: Call) -> Iterator[Messages]:

@@ -21,16 +21,15 @@ from numpy.typing import NDArray
 from simdist.cost.topology import Call, Messages
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, op_text
+from simdist.plan.algorithms import CollectiveAlgorithm
 
 
 def hierarchical(call: Call) -> Iterator[Messages]:
     """Yield the messages of the three steps; empty ones, of a single node or member, are omitted.
 
     Raises:
-        PlanError: The collective is no all_reduce, or nodes have unequal numbers of members.
+        PlanError: Nodes have unequal numbers of members.
     """
-    if not isinstance(call.op, AllReduce):
-        raise PlanError(f"{op_text(call.op)}: hierarchical is an algorithm of all_reduce only; use ring")
     grid = _grid(call)
     m, n = grid.shape
     inside = Messages(grid.ravel(), np.roll(grid, -1, axis=1).ravel(), call.nbytes / n, rounds=n - 1)
@@ -40,6 +39,9 @@ def hierarchical(call: Call) -> Iterator[Messages]:
         yield Messages(grid.ravel(), np.roll(grid, -1, axis=0).ravel(), call.nbytes / (n * m), rounds=2 * (m - 1))
     if n > 1:
         yield inside
+
+
+ALGORITHM = CollectiveAlgorithm((AllReduce,), hierarchical)
 
 
 def _grid(call: Call) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from simdist.cost.topology import Call, Messages
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter
+from simdist.plan.algorithms import CollectiveAlgorithm
 
 
 def ring(call: Call) -> Iterator[Messages]:
@@ -37,6 +38,9 @@ def ring(call: Call) -> Iterator[Messages]:
             yield Messages(chain[:-1], chain[1:], call.nbytes, latency="line")
         case _:
             assert_never(call.op)
+
+
+ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather, Reduce, Broadcast), ring)
 
 
 def around(call: Call, *, times: int) -> Messages:

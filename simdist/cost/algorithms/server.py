@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from simdist.cost.topology import Call, Messages
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, Broadcast, Reduce, Server, Servers, op_text
+from simdist.plan.algorithms import CollectiveAlgorithm
 
 
 def server(call: Call) -> Iterator[Messages]:
@@ -55,6 +56,9 @@ def server(call: Call) -> Iterator[Messages]:
     if moves.any():
         yield Messages(member, holder, nbytes)
         yield Messages(holder, member, nbytes)
+
+
+ALGORITHM = CollectiveAlgorithm((AllReduce, Reduce, Broadcast), server)
 
 
 def _one_way(call: Call, op: Reduce | Broadcast, at: Server) -> Iterator[Messages]:

@@ -13,22 +13,17 @@ Source:
 
 import math
 from collections.abc import Iterator
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.topology import Call, Messages
-from simdist.errors import PlanError
-from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
+from simdist.plan import AllReduce, Broadcast, Reduce
+from simdist.plan.algorithms import CollectiveAlgorithm
 
 
 def tree(call: Call) -> Iterator[Messages]:
-    """Yield the messages of a binomial tree.
-
-    Raises:
-        PlanError: The collective cuts the buffer into slices.
-    """
+    """Yield the messages of a binomial tree, which moves whole buffers."""
     match call.op:
         case AllReduce():
             yield from _binomial(call.members, call.nbytes, towards_root=True)
@@ -37,12 +32,9 @@ def tree(call: Call) -> Iterator[Messages]:
             yield from _binomial(np.roll(call.members, -root), call.nbytes, towards_root=True)
         case Broadcast(root=root):
             yield from _binomial(np.roll(call.members, -root), call.nbytes, towards_root=False)
-        case ReduceScatter() | AllGather():
-            raise PlanError(
-                f"{op_text(call.op)}: a tree reduces and broadcasts whole buffers; use ring or halving_doubling"
-            )
-        case _:
-            assert_never(call.op)
+
+
+ALGORITHM = CollectiveAlgorithm((AllReduce, Reduce, Broadcast), tree)
 
 
 def _binomial(members: NDArray[np.int64], nbytes: int, *, towards_root: bool) -> Iterator[Messages]:

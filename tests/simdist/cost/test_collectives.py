@@ -551,7 +551,7 @@ def test_automatic_choice_of_nccl_is_never_slower_than_the_ring(case):
         (Broadcast("whole", Group(2), algorithm="double_tree"), "double_tree is an algorithm of all_reduce only"),
         (Reduce("whole", Group(2), algorithm="hierarchical"), "hierarchical is an algorithm of all_reduce only"),
         (whole("server", Group(2)), "server is an algorithm of an all_reduce with `servers`"),
-        (whole("halving_doubling", Group(6)), "halving_doubling needs a power of two members"),
+        (whole("halving_doubling", Group(6)), "halving_doubling over a group of 6; it needs a power of two"),
     ],
 )
 def test_algorithm_that_a_collective_does_not_have_is_refused(op, message):

@@ -1,0 +1,61 @@
+"""A schedule, a disturbance and an algorithm of a user's own, performed by real ranks and learned with."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from commandline import call  # noqa: E402
+from processes import run, run_as_main  # noqa: E402
+
+from simdist.runs import run_directory  # noqa: E402
+from simdist.runs.building import build, delays  # noqa: E402
+from simdist.scenario import loads  # noqa: E402
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "node-sgd"
+TWO_RANKS = """\
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: {latency: 1 ms, bandwidth: 1 GB/s}}
+workload:
+  tensors: [{name: weight, count: 5000}]
+  batch_size: 1
+  forward: 2 ms
+  backward: 2 ms
+steps: 8
+disturbances: [{kind: 'node_sgd:Maintenance', interval: 4, delay: 20 ms}]
+schedules: [{kind: 'node_sgd:NodeSGD', period: 4, algorithm: 'node_sgd:STAR'}]
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_perform_it_and_the_measurement_is_validated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    scenario = loads(TWO_RANKS)
+    run_directory.write(tmp_path / "run", scenario, build(scenario, scenario.schedules[0]).plan, delays(scenario))
+    endings = run(run_as_main, 2, "real", True, str(tmp_path / "run"))
+    assert [ending.code for ending in endings.values()] == [0, 0], endings[0].output
+    assert re.search(r"2 ranks, 8 steps, .* a step \(real gloo on cpu, emulated\)", endings[0].output)
+    read = run_directory.read(tmp_path / "run")
+    trace = run_directory.read_trace(tmp_path / "run" / run_directory.REAL, plan=read.plan)
+    assert trace.plan.n_steps == 8
+    found = json.loads(call(capsys, "validate", tmp_path / "run", "--json").out)
+    assert [row["schedule"] for row in found["rows"]] == ["node-4"]
+
+
+@pytest.mark.slow
+def test_a_model_learns_under_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the process that trains
+    file = tmp_path / "two.yaml"
+    file.write_text(TWO_RANKS.replace("schedules: [", "schedules: [{kind: sync}, "), encoding="utf-8")
+    answer = call(capsys, "learn", file, "--task", "quadratic", "--seeds", 1, "--workers", 0, "--json")
+    assert answer.code == 0, answer.err
+    assert [row["schedule"] for row in json.loads(answer.out)["rows"]] == ["sync", "node-4"]

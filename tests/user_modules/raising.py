@@ -1,0 +1,1 @@
+raise RuntimeError("the licence server does not answer")
