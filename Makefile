@@ -11,7 +11,7 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
     $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test check full tests lint types size docs installs gpu notebooks benchmark clean
+.PHONY: demo test ci check full tests lint types size docs installs gpu notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
@@ -28,8 +28,11 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 	$(LAUNCH) -m real $(DEMO)/plans
 	$(BIN)/simdist validate $(DEMO)/plans --cluster $(DEMO)/cluster.yaml
 
-test: $(KERNELS)  ## everything that .ci/run checks
+test: $(KERNELS)  ## everything that .ci/run checks, but five notebooks
 	@$(BESIDE_LINT) tests
+
+ci: $(KERNELS)  ## `make test`, with the notebooks that take half a minute
+	@$(BESIDE_LINT) tests MARKED='-m "not full or notebook"'
 
 check: $(KERNELS)  ## while editing: what needs no other processes, no browser and no notebook
 	@$(BESIDE_LINT) tests MARKED='-m "not slow"'

@@ -22,6 +22,7 @@ TOOL, EXECUTION, RULES, FIGURES = map(
     import_module, ("notebooks", "notebook_execution", "notebook_rules", "notebook_figures")
 )
 NAMES = TOOL.names()
+QUICK = ("03_simulated_vs_real", "05_your_own_cluster")  # the others take half a minute each: .ci/run runs them
 each_notebook = pytest.mark.parametrize("name", NAMES)
 
 
@@ -42,6 +43,7 @@ def test_the_index_lists_every_notebook_and_no_other() -> None:
     index = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"]({name}.ipynb)" in index] == NAMES
     assert index.count(".ipynb)") == len(NAMES)
+    assert set(QUICK) < set(NAMES)
 
 
 @each_notebook
@@ -58,7 +60,10 @@ def test_what_is_committed_has_captions_and_results_and_no_errors(name: str) -> 
     assert any(EXECUTION.has_figure(cell) for cell in notebook.cells)
 
 
-@each_notebook
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else (pytest.mark.full, pytest.mark.notebook)) for name in NAMES],
+)
 def test_a_notebook_runs_from_a_fresh_clone_and_prints_and_draws_what_is_committed(name: str, clone: Path) -> None:
     folder = clone / "notebooks"
     executed = EXECUTION.execute(TOOL.source(name, folder), folder)
