@@ -32,6 +32,7 @@ from pathlib import Path
 from installs import CONFLICTS, ROOT, NoAnswerError, claimed_pythons, interpreter, last_line
 
 CHOICES = ("none", "oldest", "newest")
+_SHOWN_LINES = 40  # of a command that failed
 TIMEOUT_S = 1800.0  # of one command: torch with CUDA is large
 SCENARIO = ROOT / "docs/examples/first.yaml"
 TRACES = ROOT / "docs/examples/traces"
@@ -54,7 +55,7 @@ steps: 8
 
 
 class FailedError(Exception):
-    """A command of the wheel failed; the message is the last line that it printed."""
+    """A command of the wheel failed; the message is the end of what it printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def run(command: list[str], folder: Path) -> str:
     except subprocess.TimeoutExpired:
         raise FailedError(f"no end within {TIMEOUT_S:.0f} s: {' '.join(command)}") from None
     if done.returncode:
-        raise FailedError(last_line(done.stderr or done.stdout))
+        raise FailedError("\n".join((done.stdout + done.stderr).strip().splitlines()[-_SHOWN_LINES:]))
     return done.stdout
 
 
@@ -112,7 +113,7 @@ def new_environment(python: str, folder: Path, *packages: str) -> Path:
     except FailedError as error:
         if any(words in str(error) for words in CONFLICTS):
             raise
-        raise NoAnswerError(str(error)) from None
+        raise NoAnswerError(last_line(str(error))) from None
     return programs
 
 
