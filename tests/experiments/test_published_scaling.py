@@ -74,8 +74,9 @@ def test_intervals_hold_every_row_of_horovod_with_nccl():
 
 
 def test_rdma_helps_the_model_with_most_parameters_and_hardly_the_others():
+    rows = horovod.nccl_rows()
     gains = {
-        model: horovod.nccl_rows()["RDMA Horovod NCCL", model].simulated / horovod.nccl_rows()["TCP Horovod NCCL", model].simulated
+        model: rows["RDMA Horovod NCCL", model].simulated / rows["TCP Horovod NCCL", model].simulated
         for model in horovod.PRESETS
     }
     assert 1.3 < gains["VGG-16"] < 1.5  # published: 1.37
