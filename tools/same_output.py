@@ -98,7 +98,10 @@ def outputs(only: str, foreign: Path | None) -> dict[str, Any]:
                 for old in out.glob("*"):
                     old.unlink()
                 places = {"OUT/../import": str(imported), "OUT": str(out), "RUN": str(recorded)}
-                given = [re.sub(r"^OUT/../import|^OUT|^RUN$", lambda found: places[found[0]], part) for part in command]
+                given = [
+                    re.sub(r"^OUT/../import|^OUT|^RUN$", lambda found, places=places: places[found[0]], part)
+                    for part in command
+                ]
                 printed = io.StringIO()
                 with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                     try:
