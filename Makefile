@@ -11,12 +11,12 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt \
     $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test check full tests lint size docs installs gpu notebooks benchmark clean
+.PHONY: demo test ci check full tests lint types size docs installs gpu notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
 DEMO := runs/demo
-# Types are checked beside the tests: mypy uses one core, for half a minute the first time.
+# Types are checked beside the tests: mypy uses one core, for a minute the first time.
 BESIDE_LINT := $(MAKE) --no-print-directory --jobs=2 lint
 
 demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan on 4 processes beside its simulation
@@ -28,8 +28,11 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 	$(LAUNCH) -m real $(DEMO)/plans
 	$(BIN)/simdist validate $(DEMO)/plans --cluster $(DEMO)/cluster.yaml
 
-test: $(KERNELS)  ## everything that .ci/run checks
+test: $(KERNELS)  ## everything that .ci/run checks, but five notebooks
 	@$(BESIDE_LINT) tests
+
+ci: $(KERNELS)  ## `make test`, with the notebooks that take half a minute
+	@$(BESIDE_LINT) tests MARKED='-m "not full or notebook"'
 
 check: $(KERNELS)  ## while editing: what needs no other processes, no browser and no notebook
 	@$(BESIDE_LINT) tests MARKED='-m "not slow"'
@@ -44,7 +47,11 @@ tests:
 lint: $(TOOLS) $(KERNELS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory types
+
+types: $(TOOLS)
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 size:  ## files, statements and public names by package
 	@$(PYTHON) tools/size.py
@@ -79,7 +86,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simdist needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(PIP_INSTALL) --editable '.[real]'
+	$(PIP_INSTALL) --editable '.[fast,figures,real,tables]'
 	touch $@
 
 # What only developers need, so that the demo is there sooner.

@@ -7,6 +7,7 @@ that failed.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 
@@ -62,3 +63,22 @@ def naming(where: str) -> Iterator[None]:
         yield
     except (PlanError, TraceError, UnsupportedError) as error:
         raise type(error)(f"{where}: {error}") from error
+
+
+def require(package: str, *, extra: str, what: str) -> None:
+    """Check that an optional package is installed, before it is imported.
+
+    Args:
+        package: Its import name.
+        extra: The extra of `simdist-training` that installs it.
+        what: What needs it; the message begins with it.
+
+    Raises:
+        UnsupportedError: It is not installed.
+    """
+    try:
+        import_module(package)
+    except ImportError:
+        raise UnsupportedError(
+            f"{what} needs {package}, which is not installed: pip install 'simdist-training[{extra}]'"
+        ) from None

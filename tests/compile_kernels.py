@@ -1,5 +1,7 @@
 """Compile every Triton kernel of `real.kernels` for a GPU, which need not be there; print the sizes."""
 
+from typing import Any
+
 TYPES = {
     **dict.fromkeys(("maxima", "span_maxima", "scale", "threshold"), "*fp32"),
     **dict.fromkeys(("span_sums", "drawn"), "*fp64"),
@@ -25,7 +27,7 @@ def main() -> None:
     from real.kernels import triton_candidates, triton_dgc, triton_mstopk
 
     target = GPUTarget("cuda", 90, 32)
-    constants_of = {
+    constants_of: dict[Any, dict[str, Any]] = {
         triton_mstopk._summarize: WHOLE,
         triton_mstopk._scale: {"DENSEST": 2.0**127} | STEPS | SPANS,
         triton_mstopk._count_maxima: {"CHUNK": 4096} | CELLS,

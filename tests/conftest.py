@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
         in_slow_place = path.startswith(SLOW) and not path.startswith(QUICK)
-        fixtures = item._fixtureinfo.name2fixturedefs
+        fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
         if in_slow_place or "browser" in fixtures:
             item.add_marker(pytest.mark.slow)
         if path.startswith(COMPUTED_ONCE) or any(found[-1].scope == "module" for found in fixtures.values()):

@@ -24,7 +24,7 @@ def pairwise(*sizes: int) -> list[tuple[int, ...]]:
         for i, j in itertools.combinations(columns, 2)
         for a, b in itertools.product(range(sizes[i]), range(sizes[j]))
     }
-    rows = [] if len(sizes) > 1 else [(value,) for value in range(*sizes)]
+    rows: list[tuple[int, ...]] = [] if len(sizes) > 1 else [(value,) for value in range(*sizes)]
     while missing:
         row = dict(next(iter(missing)))
         for column in (column for column in columns if column not in row):

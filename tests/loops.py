@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import cast
 from unittest import mock
 
 import numpy as np
@@ -677,7 +678,7 @@ def with_customs(custom: str, optimizer: str, by: str) -> tuple[np.ndarray, list
     """
     module, optimizer = Training(optimizer=optimizer).make()
     if custom == "compiled before" and by != "ddp":
-        module = torch.compile(module, backend="aot_eager")
+        module = cast(torch.nn.Module, torch.compile(module, backend="aot_eager"))
     worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=40, launch=TWO) if by == "wrap" else None
     model = DistributedDataParallel(module, find_unused_parameters=True) if by == "ddp" else module
     if custom == "compiled" and by == "wrap":

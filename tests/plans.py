@@ -350,7 +350,7 @@ def checkpoints(world_size: int) -> st.SearchStrategy[Checkpoint]:
 @st.composite
 def schedule_plans(draw: st.DrawFn, **settings: object) -> Plan:
     """Draw the plan of any schedule for a job of 8 ranks on 2 nodes; `settings` are those of `jobs`."""
-    job = draw(jobs(**settings))  # type: ignore[arg-type]
+    job = draw(jobs(**settings))
     schedule = draw(st.sampled_from([cls(**example) for cls in kinds().values() for example in cls.examples]))
     if job.checkpoint and "shared" in schedule.name:  # each rank writes its slice of the state
         job = dataclasses.replace(job, checkpoint=dataclasses.replace(job.checkpoint, by=Group(1)))

@@ -64,7 +64,9 @@ class Ranks:
     port: int
 
     def pid(self, rank: int) -> int:
-        return self.children[self.names.index(rank)].pid
+        found = self.children[self.names.index(rank)].pid
+        assert found is not None
+        return found
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.pid(rank), number)
@@ -191,7 +193,7 @@ def torchrun_forks(*args: object) -> None:
     """Be torchrun, but start workers as forks, which need not load torch."""
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-    SubprocessHandler._popen = lambda _, command, environment: _Fork(command, env=environment)
+    SubprocessHandler._popen = lambda _, command, environment: _Fork(command, env=environment)  # type: ignore[assignment]
     torchrun(*args)
 
 

@@ -40,9 +40,9 @@ def profiles_of(truth: Truth, device: Device = "cpu", *, hosts: bool = True) -> 
 
 def without_input(**parameters: object) -> Truth:
     """Return a job whose batches are there already."""
-    return Truth(input_s=0.0, copy_s=0.0, **parameters)  # type: ignore[arg-type]
+    return Truth(input_s=0.0, copy_s=0.0, **parameters)
 
 
 def changed(profiles: list[RankProfile], rank: int, **changes: object) -> list[RankProfile]:
     """Return the profiles, one of them changed."""
-    return [replace(each, **changes) if each.rank == rank else each for each in profiles]  # type: ignore[arg-type]
+    return [replace(each, **changes) if each.rank == rank else each for each in profiles]

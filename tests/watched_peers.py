@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from real.data.peers import PeerClient
 
@@ -14,6 +14,9 @@ class WatchedPeers(PeerClient):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.failures: dict[int, OSError] = {}
+
+    def __enter__(self) -> Self:
+        return self
 
     @contextmanager
     def _borrowed(self, node: int, *, deadline_s: float) -> Iterator[socket.socket]:

@@ -56,13 +56,10 @@ def definition(name: str) -> Definition:
         if path.exists():
             found: Definition = ast.parse(path.read_text(encoding="utf-8"))
             for inner in parts[n_parts:]:
-                found = next(each for each in found.body if _is_called(each, inner))
+                named = (each for each in found.body if isinstance(each, ast.ClassDef | ast.FunctionDef))
+                found = next(each for each in named if each.name == inner)
             return found
     raise LookupError(f"there is no {name}")
-
-
-def _is_called(node: ast.stmt, name: str) -> bool:
-    return isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
 
 
 def columns(name: str, table: str | None = None) -> list[Columns]:

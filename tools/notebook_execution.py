@@ -8,7 +8,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias, cast
 
 import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
@@ -89,7 +89,8 @@ def execute(notebook: Notebook, folder: Path = FOLDER) -> Executed:
     async def note_figure(cell: Notebook, cell_index: int, execute_reply: object) -> None:
         if has_figure(cell):
             asked = {"figure": f"{_DESCRIBE}(Out[{cell.execution_count}])"}
-            reply = await client.kc.execute("", silent=True, user_expressions=asked, reply=True, timeout=CELL_LIMIT_S)
+            channel = cast(Any, client.kc)  # its class says nothing of `reply`
+            reply = await channel.execute("", silent=True, user_expressions=asked, reply=True, timeout=CELL_LIMIT_S)
             said = _value(reply["content"]["user_expressions"]["figure"], cell_index)
             axes = tuple(Axis(label, tuple(ticks)) for label, ticks in said["axes"])
             figures.append(Drawn(cell_index, axes, said["smallest_pt"]))
@@ -136,9 +137,10 @@ def _environment(profile: str) -> dict[str, str]:
     return mine | proxies | {"IPYTHONDIR": profile}
 
 
-def _value(answer: dict[str, object], cell_index: int) -> dict[str, list]:
+def _value(answer: dict[str, object], cell_index: int) -> dict[str, Any]:
     match answer:
         case {"status": "ok", "data": {"text/plain": str(text)}}:
-            return json.loads(ast.literal_eval(text))
+            said: dict[str, Any] = json.loads(ast.literal_eval(text))
+            return said
         case _:
             raise RuntimeError(f"cell {cell_index} draws, but its value is no figure; end it with the figure's name")

@@ -104,7 +104,7 @@ def _mark(artist: Artist) -> Iterator[tuple[str, NDArray[np.int64]]]:
         case AxesImage():
             yield (
                 f"image {artist.get_cmap().name}",
-                np.concatenate([bins(artist.get_array()), bins(artist.get_extent())]),
+                np.concatenate([bins(np.asarray(artist.get_array())), bins(artist.get_extent())]),
             )
         case _:
             return

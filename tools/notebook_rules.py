@@ -20,6 +20,10 @@ _UNIT = re.compile(
     re.VERBOSE,
 )
 """Contents that the label of an axis of numbers must have: a unit, what is counted, or the name of a ratio."""
+_NO_CLAIM = re.compile(
+    r"`[^`]*`|\(?Figures? \d+( to \d+|, \d+)*( and \d+)?\)?|\]\([^)]*\)|float(16|32|64)|[Nn]otebook \d+"
+)
+"""Names and references, whose digits tell no result."""
 _NUMBER = re.compile(r"[-−+\d.,e×%\s]+")
 
 
@@ -85,6 +89,37 @@ def _faults_of_caption(number: int, after: Notebook | None, n_figures: int) -> I
         yield f"after the picture of cell {number} there is no cell with {wanted}, but {caption[:80]!r}"
 
 
+def phrases(notebook: Notebook) -> list[str]:
+    """Return the phrases of the text that cells made from results: lines of stdout that begin with `> `."""
+    lines = (line for cell in notebook.cells for text in texts(cell) for line in text.splitlines())
+    return [line.removeprefix("> ") for line in lines if line.startswith("> ")]
+
+
+def faults_of_claims(notebook: Notebook) -> Iterator[str]:
+    """Yield phrases that the text lacks, and numbers of answers and results that are in no phrase."""
+    said = phrases(notebook)
+    paragraphs = [" ".join(part.split()) for cell in notebook.cells for part in _paragraphs(cell)]
+    for phrase in said:
+        if not any(phrase in paragraph for paragraph in paragraphs):
+            yield f"the text does not say, as the results do: {phrase!r}"
+    for paragraph in paragraphs:
+        if paragraph.startswith(("**Answer.**", "**Result.**")):
+            left = _NO_CLAIM.sub(_blank, paragraph)
+            for phrase in said:
+                left = left.replace(_NO_CLAIM.sub(_blank, phrase), " " * len(phrase))
+            if found := re.search(r"\d", left):
+                begin = max(0, found.start() - 40)
+                yield f"no cell prints a phrase with this number: {paragraph[begin : found.start() + 40]!r}"
+
+
+def _paragraphs(cell: Notebook) -> list[str]:
+    return cell.source.split("\n\n") if cell.cell_type == "markdown" else []
+
+
+def _blank(found: re.Match[str]) -> str:
+    return " " * len(found.group())
+
+
 def tells_its_unit(axis: Axis) -> bool:
     """Say whether one can tell what the numbers of an axis are; one of names, or without ticks, has none."""
     plain = (re.sub(r"\\[a-z]+|[$^{}]", "", tick) for tick in axis.ticks)  # of formulas
@@ -104,4 +139,5 @@ def faults_of_figures(figures: Sequence[Drawn]) -> Iterator[str]:
 def faults(executed: Executed) -> list[str]:
     """Return all that is wrong with a notebook that was executed."""
     notebook = executed.notebook
-    return [*faults_of_outputs(notebook), *faults_of_text(notebook), *faults_of_figures(executed.figures)]
+    said = [*faults_of_outputs(notebook), *faults_of_text(notebook), *faults_of_claims(notebook)]
+    return said + list(faults_of_figures(executed.figures))

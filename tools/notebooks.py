@@ -28,7 +28,7 @@ def names(folder: Path = FOLDER) -> list[str]:
 
 def source(name: str, folder: Path = FOLDER) -> Notebook:
     """Read NAME.py as a notebook without outputs; the id of a cell is made of its text and stays if the cell moves."""
-    notebook = jupytext.reads((folder / f"{name}.py").read_text(encoding="utf-8"), fmt="py:percent")
+    notebook: Notebook = jupytext.reads((folder / f"{name}.py").read_text(encoding="utf-8"), fmt="py:percent")
     seen: dict[str, int] = {}
     for cell in notebook.cells:
         digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
@@ -41,7 +41,8 @@ def source(name: str, folder: Path = FOLDER) -> Notebook:
 
 def paired(name: str, folder: Path = FOLDER) -> Notebook:
     """Read NAME.ipynb."""
-    return nbformat.read(folder / f"{name}.ipynb", as_version=4)
+    notebook: Notebook = nbformat.read(folder / f"{name}.ipynb", as_version=4)
+    return notebook
 
 
 def check(name: str, folder: Path = FOLDER) -> list[str]:

@@ -43,11 +43,11 @@ def commands(foreign: Path | None) -> Iterator[tuple[str, ...]]:
         yield ("simulate", name, "-o", "OUT/run")
         yield ("plan", name)
     for name in ("first", "stragglers", "checkpoints", "real-data", "recorded", "data-centers", "stalls"):
-        path = str(ROOT / f"docs/examples/{name}.yaml")
-        yield ("data", path)
-        yield ("whatif", path, "--resamples", "5")
-        yield (*_TUNE, path)
-        yield (*_TUNE, path, "--allow", "overlap", "--allow", "diloco", "--allow", "backup", "--allow", "servers")
+        example = str(ROOT / f"docs/examples/{name}.yaml")
+        yield ("data", example)
+        yield ("whatif", example, "--resamples", "5")
+        yield (*_TUNE, example)
+        yield (*_TUNE, example, "--allow", "overlap", "--allow", "diloco", "--allow", "backup", "--allow", "servers")
     yield ("sweep", str(ROOT / "docs/examples/sweep.yaml"), "-o", "OUT/sweep", "--workers", "0")
     run = "RUN"  # a copy, as `simulate` writes there
     for command in ("whatif", "comms", "validate", "simulate", "data"):
@@ -83,7 +83,7 @@ def outputs(only: str, foreign: Path | None) -> dict[str, Any]:
     import real  # noqa: F401  of the tree, ahead of this clone's
     from simdist.cli import main as command_line
 
-    found = {}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         imported = Path(folder, "import")
         recorded = Path(folder, "recorded")

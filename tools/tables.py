@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -625,7 +626,7 @@ def mutants(_: Path, __: str) -> list[str]:
     return [*lines, f"| in all | {len(found)} | {n_killed} | {len(found) - n_killed} |"]
 
 
-def recorded(name: str):
+def recorded(name: str) -> Any:
     """Return a recorded result."""
     return json.loads((RESULTS / name).read_text(encoding="utf-8"))
 

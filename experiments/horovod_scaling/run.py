@@ -153,6 +153,7 @@ def _simulated(scenario: Scenario) -> comparison.Row:
     return comparison.row(times, times)
 
 
+@cache
 def nccl_rows() -> dict[tuple[str, str], Row]:
     """Return the rows of Horovod with NCCL: published system and model -> images per second."""
     return {
@@ -187,6 +188,7 @@ def other_cluster(model: str) -> Scenario:
     return training(model, scenario, PUBLISHED["gpus_64_40g"]["one_gpu"])
 
 
+@cache
 def other_rows() -> dict[str, Row]:
     """Return the rows of the cluster with 40 GbE: model -> images per second of 64 GPUs."""
     rates = PUBLISHED["gpus_64_40g"]["TCP Horovod NCCL"]

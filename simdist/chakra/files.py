@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter
 
-from simdist.errors import ScenarioError, TraceError, UnsupportedError
+from simdist.errors import ScenarioError, TraceError, require
 from simdist.files import open_unpacked, read_content
 
 if TYPE_CHECKING:
@@ -121,10 +121,9 @@ def message_classes() -> MessageClasses:
     Raises:
         UnsupportedError: protobuf is not installed.
     """
-    try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    except ImportError:
-        raise UnsupportedError("Chakra traces need protobuf, which is not installed: pip install protobuf") from None
+    require("google.protobuf", extra="chakra", what="a Chakra trace")
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=_PACKAGE, syntax="proto3")
     for message, fields in SCHEMA.items():

@@ -35,7 +35,7 @@ SYSTEMS = {
     "slurm": "SLURMCluster",
 }
 
-_INSTALL = "python -m pip install distributed dask-jobqueue"
+_INSTALL = "pip install 'simdist-training[dask]'"
 _REFRESH_S = 5.0
 
 

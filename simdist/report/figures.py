@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from simdist.errors import RunError, ScenarioError
+from simdist.errors import RunError, ScenarioError, require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,15 +40,25 @@ def panels(
     >>> left.set_xlabel("GPUs").get_text()
     'GPUs'
     """
-    from matplotlib.figure import Figure
-
     if n_columns < 1 or n_rows < 1 or not height_in > 0:
         raise ScenarioError(f"{n_columns} x {n_rows} panels of {height_in} in; each must be positive")
-    figure = Figure(figsize=(WIDTH_IN, n_rows * height_in), layout="constrained")
+    figure = new_figure(WIDTH_IN, n_rows * height_in)
     grid = figure.subplots(n_rows, n_columns, sharex=sharex, sharey=sharey, squeeze=False)
     for axes in grid.flat:
         tidy(axes)
     return figure, list(grid.flat)
+
+
+def new_figure(width_in: float, height_in: float) -> "Figure":
+    """Return an empty figure that makes room for its labels.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    require("matplotlib", extra="figures", what="a figure")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width_in, height_in), layout="constrained")
 
 
 def tidy(axes: "Axes", *, grid: Literal["both", "x"] = "both") -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simdist.errors import ScenarioError
-from simdist.report.figures import literal_text, shortened, tidy
+from simdist.report.figures import literal_text, new_figure, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_GREEN, VERMILLION, Style, time_unit
 from simdist.settings.units import in_range
 from simdist.studies.comparison import Row
@@ -39,11 +39,9 @@ def speedup_figure(rows: Sequence[Row], *, title: str) -> "Figure":
     Raises:
         ScenarioError: There are no rows.
     """
-    from matplotlib.figure import Figure
-
     if not rows:
         raise ScenarioError(f"{title}: no rows to draw")
-    figure = Figure(figsize=(11.0, 1.5 + 0.45 * len(rows)), layout="constrained")
+    figure = new_figure(11.0, 1.5 + 0.45 * len(rows))
     with literal_text():
         left, right = figure.subplots(1, 2, sharey=True)
         heading = shortened(title, most=_TITLE_CHARACTERS)

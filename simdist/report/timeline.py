@@ -8,7 +8,7 @@ import numpy as np
 
 from simdist.errors import TraceError
 from simdist.report import palette
-from simdist.report.figures import WIDTH_IN, literal_text, shortened
+from simdist.report.figures import WIDTH_IN, literal_text, new_figure, shortened
 from simdist.report.lanes import LEGEND, TEXT_PT, LaneView, draw_lanes
 from simdist.report.palette import Style, time_unit
 from simdist.traces.trace import Trace
@@ -81,12 +81,11 @@ def schedules_figure(
 
 def _figure(titles: Sequence[str], views: Sequence[LaneView]) -> "Figure":
     """Draw views above each other, each below its title, and explain the styles at the bottom."""
-    from matplotlib.figure import Figure
+    heights_in = [_TITLE_IN + _LANE_IN * len(view.lanes) * len(view.ranks) for view in views]
+    figure = new_figure(WIDTH_IN, math.fsum(heights_in) + _LEGEND_IN)
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    heights_in = [_TITLE_IN + _LANE_IN * len(view.lanes) * len(view.ranks) for view in views]
-    figure = Figure(figsize=(WIDTH_IN, math.fsum(heights_in) + _LEGEND_IN), layout="constrained")
     with literal_text():
         panels = figure.subplots(len(views), 1, squeeze=False, height_ratios=heights_in)[:, 0]
         styles = _draw(panels, views)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
-from simdist.errors import ScenarioError, UnsupportedError, naming
+from simdist.errors import ScenarioError, UnsupportedError, naming, require
 from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
@@ -222,6 +222,7 @@ def compare(
 
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     """Return a speed-up table as a pandas frame: a column per attribute, and those of facets that say something."""
+    require("pandas", extra="tables", what="a frame of results")
     import pandas as pd
 
     facets = told(rows)

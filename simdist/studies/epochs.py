@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import TraceError
+from simdist.errors import TraceError, require
 from simdist.plan import LEVELS, Load, Plan, StageIn, lane_of, occurrences
 from simdist.plan import reads as buffers_read
 from simdist.runs import run_directory
@@ -130,6 +130,7 @@ class Epochs:
             memory_nbytes, peer_nbytes (int64): Bytes of decoded samples.
             disk_nbytes, storage_nbytes (int64): Bytes of files.
         """
+        require("pandas", extra="tables", what="a frame of results")
         import pandas as pd
 
         return pd.DataFrame(

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import Costs
-from simdist.errors import ScenarioError, TraceError
+from simdist.errors import ScenarioError, TraceError, require
 from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Enter, Save, Wait, lane_of, occurrences
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
@@ -183,6 +183,7 @@ class Validation:
 
     def frame(self) -> "pd.DataFrame":
         """Return one row per kind of operation, with the attributes of `OperationKind` as columns."""
+        require("pandas", extra="tables", what="a frame of results")
         import pandas as pd
 
         return pd.DataFrame([asdict(kind) for kind in self.kinds], columns=list(OperationKind.__dataclass_fields__))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdist.errors import ScenarioError
+from simdist.errors import ScenarioError, require
 from simdist.files import replacing
 from simdist.jobs.store import DESIGN
 from simdist.runs import run_directory
@@ -92,6 +92,7 @@ def _of_folder(table: Table, folder: str | Path) -> Table:
 
 def frame_of(columns: Columns) -> "pd.DataFrame":
     """Return a frame: numbers as int64 or float64 with NaN where there is none, truth values as bool, others as str."""
+    require("pandas", extra="tables", what="a frame of results")
     import pandas as pd
 
     return pd.DataFrame({name: _series(name, values) for name, values in columns.items()})

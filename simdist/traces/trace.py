@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.arrays import Declared, open_arrays
-from simdist.errors import PlanError, TraceError
+from simdist.errors import PlanError, TraceError, require
 from simdist.files import MAX_FILE_NBYTES
 from simdist.plan import Plan, lane_of
 from simdist.plan.walk import drops_late
@@ -166,6 +166,7 @@ class Trace:
             stream (category): `host`, `compute`, `comm`, `average`, `io` or `save`.
             ready_s, start_s, end_s (float64): See "Arrays of a trace".
         """
+        require("pandas", extra="tables", what="Trace.frame")
         import pandas as pd
 
         from simdist.plan.text import op_name

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.errors import require
 from simdist.plan import COLLECTIVES, Channel, Delay, Enter, Op, Plan, Wait, lane_of, occurrences
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
@@ -130,6 +131,7 @@ class Waiting:
             caused_s (float64): Others waited for it in this step.
             suffered_s (float64): It waited for others.
         """
+        require("pandas", extra="tables", what="a frame of results")
         import pandas as pd
 
         n_steps, world_size = self.caused_s.shape
@@ -265,6 +267,7 @@ def rank_table(trace: Trace) -> "pd.DataFrame":
         caused_s (float64): Others waited for it.
         suffered_s (float64): It waited for others in collectives, behind computing too.
     """
+    require("pandas", extra="tables", what="a frame of results")
     import pandas as pd
 
     states = break_down(trace)

@@ -120,7 +120,7 @@ class Suggester:
         except ImportError:
             raise ScenarioError(
                 f"{len(candidates):,} candidates are searched with Optuna, which is not installed: "
-                f"pip install optuna, or write --evaluations {len(candidates)} to try them all"
+                f"pip install 'simdist-training[tune]', or write --evaluations {len(candidates)} to try them all"
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna

@@ -5,7 +5,6 @@ The columns are those of the traces that Lin et al. have published with their an
 """
 
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import TraceError, UnsupportedError, naming_file
+from simdist.errors import TraceError, naming_file, require
 from simdist.files import lines_of, open_regular
 from simdist.settings.base import shown
 from simdist.whatif.ideal import Cause
@@ -171,6 +170,7 @@ def read_table(path: Path, *, steps: range | None = None) -> OperationTable:
 
 def _frame(path: Path) -> "pd.DataFrame":
     """Read the columns that are known; an optional one that is not there is unknown in every row."""
+    require("pandas", extra="tables", what="a table of operations")
     import pandas as pd
 
     if not path.is_file():
@@ -199,8 +199,7 @@ def _frame(path: Path) -> "pd.DataFrame":
 
 
 def _read_parquet(path: Path) -> "pd.DataFrame":
-    if find_spec("pyarrow") is None:
-        raise UnsupportedError(f"{path}: Parquet needs pyarrow, which is not installed: pip install pyarrow")
+    require("pyarrow", extra="parquet", what=f"{path}: a Parquet file")
     from pyarrow import parquet
 
     file = parquet.ParquetFile(path)

@@ -17,7 +17,7 @@ from timeouts import TIMEOUT_S
 from simdist.report import insert_tables
 
 RUN = load_script(ROOT / "experiments" / "fault_injections" / "run.py")
-RUN.fork_server = processes.fork_server
+vars(RUN)["fork_server"] = processes.fork_server
 
 
 @pytest.fixture(scope="module")

@@ -61,26 +61,22 @@ def test_files_of_an_experiment_load_without_a_warning(run):
 # --- Horovod -----------------------------------------------------------------------------------------------------
 
 
-@cache
-def nccl_rows():
-    return horovod.nccl_rows()
-
-
 @MODELS
 @pytest.mark.parametrize("system", horovod.NCCL)
 def test_horovod_on_16_gpus_is_met_within_5_percent(system, model):
-    assert nccl_rows()[system, model].error == pytest.approx(0, abs=0.05)
+    assert horovod.nccl_rows()[system, model].error == pytest.approx(0, abs=0.05)
 
 
 def test_intervals_hold_every_row_of_horovod_with_nccl():
-    rows = [*nccl_rows().values(), *horovod.large_rows().values(), *horovod.other_rows().values()]
+    rows = [*horovod.nccl_rows().values(), *horovod.large_rows().values(), *horovod.other_rows().values()]
     assert [row for row in rows if row.inside == "no"] == []
     assert all(row.interval[0] < row.simulated < row.interval[1] for row in rows)
 
 
 def test_rdma_helps_the_model_with_most_parameters_and_hardly_the_others():
+    rows = horovod.nccl_rows()
     gains = {
-        model: nccl_rows()["RDMA Horovod NCCL", model].simulated / nccl_rows()["TCP Horovod NCCL", model].simulated
+        model: rows["RDMA Horovod NCCL", model].simulated / rows["TCP Horovod NCCL", model].simulated
         for model in horovod.PRESETS
     }
     assert 1.3 < gains["VGG-16"] < 1.5  # published: 1.37
@@ -100,7 +96,7 @@ def test_fusion_by_gpu_time_would_hide_what_was_exposed():
     """So gradients meet in the buffer before the GPU has computed them."""
     scenario = horovod.horovod("ResNet-101", "tcp")
     by_cycles = horovod.images_per_s(horovod.with_fusion(scenario, cycle_s=5e-3))
-    assert by_cycles / nccl_rows()["TCP Horovod NCCL", "ResNet-101"].simulated > 1.08
+    assert by_cycles / horovod.nccl_rows()["TCP Horovod NCCL", "ResNet-101"].simulated > 1.08
 
 
 def test_parameter_servers_are_met_within_13_percent_but_for_one_large_variable_on_16_gpus():

@@ -60,7 +60,7 @@ def test_tests_of_pages_fail_without_playwright_where_a_browser_is_needed(tools,
 def test_ci_needs_a_browser_where_there_is_one(tools):
     program(tools / "google-chrome", "exit")
     done = ci()
-    assert done.stdout == "test 1  -rfEs\n"
+    assert done.stdout == "ci 1  -rfEs\n"
     assert "Chromium" not in done.stderr
 
 
@@ -68,7 +68,7 @@ def test_ci_needs_a_browser_where_there_is_one(tools):
 def test_ci_without_a_browser_goes_on_and_says_so(tools):
     done = ci()
     assert (done.stdout, done.stderr) == (
-        "test may skip  -rfEs\n",
+        "ci may skip  -rfEs\n",
         "WARNING: no Chromium: no test of a page in a browser runs\n"
         "WARNING: no nfs-ganesha with libnfs 13: no test reads from a real file server\n",
     )
@@ -83,7 +83,7 @@ def test_ci_fails_on_a_conflict_of_packages_and_not_without_an_index(tools, code
     program(tools / "python3", f'echo "$@"; exit {code}')
     done = subprocess.run([CI], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == expected
-    assert done.stdout.startswith("tools/installs.py\ntest may skip")  # the tests run in either case
+    assert done.stdout.startswith("tools/installs.py\nci may skip")  # the tests run in either case
     assert done.stderr.startswith(message)
 
 

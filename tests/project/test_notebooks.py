@@ -5,6 +5,7 @@ import shutil
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import numpy as np
@@ -21,10 +22,7 @@ TOOL, EXECUTION, RULES, FIGURES = map(
     import_module, ("notebooks", "notebook_execution", "notebook_rules", "notebook_figures")
 )
 NAMES = TOOL.names()
-EXECUTED = (
-    "03_simulated_vs_real",
-    "05_your_own_cluster",
-)  # the others show what tests of their experiments compute too
+QUICK = ("03_simulated_vs_real", "05_your_own_cluster")  # the others take half a minute each: .ci/run runs them
 each_notebook = pytest.mark.parametrize("name", NAMES)
 
 
@@ -45,7 +43,7 @@ def test_the_index_lists_every_notebook_and_no_other() -> None:
     index = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"]({name}.ipynb)" in index] == NAMES
     assert index.count(".ipynb)") == len(NAMES)
-    assert set(EXECUTED) < set(NAMES)
+    assert set(QUICK) < set(NAMES)
 
 
 @each_notebook
@@ -58,11 +56,13 @@ def test_what_is_committed_has_captions_and_results_and_no_errors(name: str) -> 
     notebook = TOOL.paired(name)
     nbformat.validate(notebook)
     assert [*RULES.faults_of_outputs(notebook), *RULES.faults_of_text(notebook)] == []
+    assert list(RULES.faults_of_claims(notebook)) == []
     assert any(EXECUTION.has_figure(cell) for cell in notebook.cells)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in EXECUTED else pytest.mark.full) for name in NAMES]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else (pytest.mark.full, pytest.mark.notebook)) for name in NAMES],
 )
 def test_a_notebook_runs_from_a_fresh_clone_and_prints_and_draws_what_is_committed(name: str, clone: Path) -> None:
     folder = clone / "notebooks"
@@ -98,7 +98,7 @@ def percent(*cells: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def executed(folder: Path, *cells: str) -> object:
+def executed(folder: Path, *cells: str) -> Any:
     (folder / "9_try.py").write_text(percent(*cells), encoding="utf-8")
     return EXECUTION.execute(TOOL.source("9_try", folder), folder)
 
@@ -237,6 +237,37 @@ def test_an_axis_of_numbers_needs_a_unit_and_one_of_names_does_not(
 def test_what_is_missing_in_the_words_is_named(cells: tuple[str, ...], fault: str) -> None:
     faults = "\n".join(RULES.faults_of_text(pictured(*cells)))
     assert re.search(fault, faults), faults
+
+
+def claiming(text: str, *phrases: str) -> nbformat.NotebookNode:
+    """Return a notebook with a text, and a cell that prints phrases of it."""
+    printed = new_output("stream", name="stdout", text="".join(f"> {phrase}\n" for phrase in phrases))
+    return new_notebook(cells=[new_markdown_cell(text), new_code_cell("print()", outputs=[printed])])
+
+
+@pytest.mark.parametrize(
+    ("text", "phrases"),
+    [
+        ("**Result.** It gains 2 to\n3 % (Figure 4) with `local-8`.", ["gains 2 to 3 %"]),
+        ("**Answer.** Nobody is late.", []),
+        ("Not a result: 17.", []),
+        ("**Result.** With `a-2` 5 gain 7.", ["With `a-2` 5 gain 7."]),
+    ],
+)
+def test_a_text_that_says_what_cells_print_is_right(text: str, phrases: list[str]) -> None:
+    assert list(RULES.faults_of_claims(claiming(text, *phrases))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "phrases", "fault"),
+    [
+        ("**Result.** It gains 2 %.", ["It gains 3 %."], "the text does not say, as the results do: 'It gains 3 %.'"),
+        ("**Result.** It gains 2 %.", [], "no cell prints a phrase with this number: '**Result.** It gains 2 %.'"),
+        ("**Answer.** 2 of 3.", ["of 3"], "no cell prints a phrase with this number: '**Answer.** 2"),
+    ],
+)
+def test_a_text_that_says_other_numbers_than_the_results_is_refused(text: str, phrases: list[str], fault: str) -> None:
+    assert next(iter(RULES.faults_of_claims(claiming(text, *phrases)))).startswith(fault)
 
 
 def test_folders_of_the_machine_errors_and_too_many_bytes_are_named() -> None:

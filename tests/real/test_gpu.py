@@ -196,6 +196,12 @@ def test_a_host_that_waits_for_a_stuck_gpu_stops_when_another_rank_fails() -> No
     torch.cuda.synchronize()
 
 
+def pinned(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch from which copies to the GPU overlap."""
+    inputs, targets = batch
+    return inputs.pin_memory(), targets.pin_memory()
+
+
 def train(plan: Plan, training: Training, backend: str, folder: str) -> None:
     """Train on this rank, on the GPU, and leave the parameters in a file."""
     with connect(backend=backend, device="cuda", timeout_s=60.0) as connection:
@@ -208,7 +214,7 @@ def train(plan: Plan, training: Training, backend: str, folder: str) -> None:
             module,
             loss,
             optimizer,
-            lambda step: tuple(each.pin_memory() for each in training.batch(step, rank)),
+            lambda step: pinned(training.batch(step, rank)),
             memory,
             device=device,
             rank=rank,

@@ -25,7 +25,7 @@ def test_names_of_models_build_them_and_emulated_builds_nothing():
 
 def test_function_of_a_module_of_ones_own_is_imported(monkeypatch):
     module = types.ModuleType("my_job")
-    module.build = mine
+    vars(module)["build"] = mine
     monkeypatch.setitem(sys.modules, "my_job", module)
     assert find_build("my_job:build") is mine
 

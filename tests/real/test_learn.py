@@ -357,7 +357,7 @@ def test_it_ends_with_who_asked(tmp_path: Path) -> None:
     path, up = tmp_path / "endless.py", tmp_path / "up"
     path.write_text(f"import pathlib, time\npathlib.Path({str(up)!r}).touch()\ntime.sleep(600)\n")
     request = json.dumps({"task": str(path), "describe": True}).encode()
-    ask = f"import subprocess, sys; subprocess.run([sys.executable, '-m', 'real.learn'], input={request})"
+    ask = f"import subprocess, sys; subprocess.run([sys.executable, '-m', 'real.learn'], input={request!r})"
     asker = subprocess.Popen([sys.executable, "-c", ask])
     _until(up.exists)
     (child,) = Path(f"/proc/{asker.pid}/task/{asker.pid}/children").read_text().split()

@@ -134,7 +134,7 @@ def test_a_run_that_ended_while_another_began_is_not_replaced(measured: Path) ->
 def begin_before_it_is_measured(path: str) -> None:
     import real.cli
 
-    real.cli._runs = lambda _options: [run_directory.read(Path(path))]
+    real.cli._runs = lambda _options: [run_directory.read(Path(path))]  # type: ignore[assignment]
     run_as_main("real", True, path)
 
 

@@ -162,7 +162,7 @@ def perform_without_room(*args: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     if os.environ["RANK"] == "0":
-        Trace.save = fail
+        Trace.save = fail  # type: ignore[assignment]
     perform(*args)
 
 

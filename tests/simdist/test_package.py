@@ -8,7 +8,10 @@ import pytest
 
 import simdist
 from simdist import compare
+from simdist.errors import UnsupportedError
+from simdist.report import timeline_figure
 from simdist.scenario import presets
+from simdist.whatif.table import read_table
 
 SCENARIO = presets.path("scenarios", "cloud-stragglers")
 IMPORTED = """
@@ -36,3 +39,25 @@ def test_import_of_the_package_imports_nothing_else() -> None:
 def test_unknown_name_is_refused() -> None:
     with pytest.raises(AttributeError, match="module 'simdist' has no attribute 'simulator'"):
         _ = simdist.simulator  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "use"),
+    [
+        ("matplotlib", "figures", lambda trace, _: timeline_figure(trace)),
+        ("pandas", "tables", lambda trace, _: trace.frame()),
+        ("pandas", "tables", lambda _, folder: read_table(written(folder / "operations.csv"))),
+        ("pyarrow", "parquet", lambda _, folder: read_table(written(folder / "operations.parquet"))),
+    ],
+)
+def test_what_needs_an_extra_names_it(package: str, extra: str, use, tmp_path: Path, monkeypatch) -> None:
+    trace = simdist.simulate(simdist.load(SCENARIO).changed(steps=4))
+    monkeypatch.setitem(sys.modules, package, None)
+    message = rf"needs {package}, which is not installed: pip install 'simdist-training\[{extra}\]'"
+    with pytest.raises(UnsupportedError, match=message):
+        use(trace, tmp_path)
+
+
+def written(path: Path) -> Path:
+    path.write_bytes(b"step,dp_rank\n")
+    return path

@@ -6,6 +6,7 @@ arrays, and functions that numba has compiled take over; the results have the sa
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, cast
@@ -56,6 +57,8 @@ def _compiled() -> dict[str, Any]:
     try:
         import numba
     except ImportError:
+        text = "numba is not installed, so many flows at a time take longer to simulate"
+        warnings.warn(f"{text}: pip install 'simdist-training[fast]'", RuntimeWarning, stacklevel=2)
         return functions
     names = dict(vars(max_min))  # in which they call each other
     for name, each in functions.items():

@@ -60,7 +60,7 @@ def plan_of(schedule: Schedule, training: Training, checkpoint: Checkpoint | Non
     return plan
 
 
-def states_after_steps(plan: Plan, training: Training) -> list[list[tuple[dict[str, Any], dict[str, Any]]]]:
+def states_after_steps(plan: Plan, training: Training) -> list[list[tuple[dict[str, Any], list[Any]]]]:
     """Return what the model and the optimizer of every rank hold after every step, in the virtual world."""
     optimizers: dict[int, torch.optim.Optimizer] = {}
     found = []

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -449,9 +450,7 @@ def test_a_model_computes_with_its_batch_while_the_next_one_comes(tmp_path: Path
     assert seen[0].tolist() == [3, 4]
 
 
-def program_of(
-    run: run_directory.RunDirectory, rank: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[object, list[float]]:
+def program_of(run: run_directory.RunDirectory, rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[float]]:
     slept: list[float] = []
     monkeypatch.setattr(emulated, "sleep_s", lambda seconds, _interrupted: slept.append(seconds))
     connection = types.SimpleNamespace(place=types.SimpleNamespace(rank=rank), device=CPU)

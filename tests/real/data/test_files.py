@@ -229,7 +229,7 @@ def fetch(cache: FileCache, samples: Sequence[int], nbytes: int = 1000) -> None:
     """Fetch files, and look at what comes."""
     for sample in samples:
         content = content_of(sample, nbytes)
-        assert cache.fetch(sample, lambda content=content: content, keep=True) == content  # type: ignore[misc]
+        assert cache.fetch(sample, lambda content=content: content, keep=True) == content
 
 
 def cached(folder: Path) -> list[Path]:

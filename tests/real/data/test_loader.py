@@ -117,8 +117,9 @@ class Cluster:
         return self
 
     def __exit__(self, *_):
-        for each in (*self.loaders, *self.peers, *self.servers, *self.stores):
-            each.close()
+        for group in (self.loaders, self.peers, self.servers, self.stores):
+            for each in group:
+                each.close()
 
     def load(self, rank, number):
         """Return what a load brought: samples by their content, labels, counts."""

@@ -84,7 +84,7 @@ class Loading(Pretended):
         self.loaded.append(number)
         self.held[op.dst] = number
 
-    def perform(self, op: Op, step: int) -> None:
+    def perform(self, op: Op, step: object) -> None:
         if isinstance(op, Copy):
             self.copied[step] = self.held[op.src]
 

@@ -1,6 +1,7 @@
 """The script of the documentation, with DistributedDataParallel and wrapped, runs and computes the same."""
 
 from pathlib import Path
+from typing import Any
 
 import loops
 import pytest
@@ -14,7 +15,7 @@ DDP, WRAPPED = (ROOT / "docs" / "examples" / name for name in ("train_ddp.py", "
 SMALL = "--images", 202, "--batch-size", 8, "--epochs", 3  # 13 batches of a rank, of which the last one has 5 images
 
 
-def trained(path: Path, schedule: Schedule | None, kept: Path, *options: object) -> tuple[dict[str, object], str]:
+def trained(path: Path, schedule: Schedule | None, kept: Path, *options: object) -> tuple[dict[str, Any], str]:
     """Train on 2 ranks; return the checkpoint and what rank 0 prints."""
     endings = run(loops.run_example, 2, path, schedule, *SMALL, "--checkpoint", kept, *options)
     assert {ending.code for ending in endings.values()} == {0}, endings

@@ -150,6 +150,7 @@ def test_each_member_computes_the_ratios_of_its_share(world_size: int) -> None:
         program.perform(op, 0)
         found += memory.dense(op.dst).tolist()
     parameters = list(module.parameters())
+    assert isinstance(optimizer, real.Lars)
     expected = optimizer.ratios(parameters, [torch.full_like(each, 0.5) for each in parameters])
     assert len(found) == share * world_size
     assert found[:n_tensors] == pytest.approx([ratio.item() for ratio in expected])

@@ -1,7 +1,5 @@
 """Clocks that are apart and drift, in one process: a rank is what torch.distributed is told that it is."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch.distributed as dist
@@ -118,7 +116,7 @@ class Asked:
 
 
 @pytest.fixture
-def rank_0_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
+def rank_0_of_two(monkeypatch: pytest.MonkeyPatch) -> Asked:
     slow = clocks_of._N_ROUNDS - 1
     other = Asked([*[0.5] * slow, 0.01], [*[0.1] * slow, 0.01], ahead_s=7.0)
 

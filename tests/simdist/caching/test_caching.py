@@ -371,7 +371,8 @@ def one_run(plan: Plan, sizes: tuple[int, ...], disks: list[Shelf], memories: li
     for number, op in enumerate(plan.loads()):
         epoch = number // per_epoch
         samples = epoch_order(dataset, epoch, plan.world_size)[number % per_epoch]
-        rows, left_memory, left_disk = [], [], []
+        rows: list[tuple[int, ...]] = []
+        left_memory, left_disk = [], []
         for rank, place in np.ndindex(samples.shape):
             node, sample = rank // dataset.ranks_per_node, int(samples[rank, place])
             holders = [other for other, memory in enumerate(memories) if sample in memory.held]

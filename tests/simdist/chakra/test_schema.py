@@ -44,7 +44,7 @@ def test_without_protobuf_one_error_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     message_classes.cache_clear()
     try:
-        with pytest.raises(UnsupportedError, match=r"Chakra traces need protobuf, .*: pip install protobuf"):
+        with pytest.raises(UnsupportedError, match=r"a Chakra trace needs google.protobuf, .* install .*\[chakra\]"):
             message_classes()
     finally:
         message_classes.cache_clear()

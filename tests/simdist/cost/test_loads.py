@@ -203,7 +203,8 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
     storage, disk, memory, network = cluster.storage, cluster.disk, cluster.memory, cluster.network
     rate_Bps = min(storage.bandwidth_Bps, storage.client_bandwidth_Bps, network.bandwidth_Bps)
     on = {"server": 0.0, "operations": 0.0, "in": 0.0, "read": 0.0, "written": 0.0, "memory": 0.0}
-    out, files_s, n_files, latencies = {}, 0.0, 0, []
+    out: dict[int, int] = {}
+    files_s, n_files = 0.0, 0
     for place, level in enumerate(reads.level[rank].tolist()):
         sample = int(reads.samples[rank, place])
         nbytes = dataset.file_nbytes[sample if len(dataset.file_nbytes) > 1 else 0]

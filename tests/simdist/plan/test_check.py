@@ -212,7 +212,7 @@ def legal(**changes: object) -> Plan:
         "bodies": ((FIRST,),),
         "order": (Run((0,), 2),),
     }
-    return Plan(**{**fields, **changes})  # type: ignore[arg-type]
+    return Plan(**{**fields, **changes})
 
 
 PLAN_PROBLEMS: dict[str, dict[str, object]] = {

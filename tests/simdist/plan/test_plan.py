@@ -366,7 +366,7 @@ def test_every_later_field_is_written_read_and_part_of_the_digest(item: Buffer |
     else:
         defaults = {"divisor": 1, "stream": "compute", "ratios": None, "servers": None, "adds": False}
         fields = {field.name for field in dataclasses.fields(item)} & defaults.keys()
-        plain_op = dataclasses.replace(item, **{name: defaults[name] for name in fields})  # type: ignore[arg-type]
+        plain_op = dataclasses.replace(item, **{name: defaults[name] for name in fields})
         plan, other = (dataclasses.replace(TINY, bodies=((each,),)) for each in (item, plain_op))
     assert text in dumps(plan)
     assert loads(dumps(plan)) == plan

@@ -143,12 +143,14 @@ def straggler(world_size: int = 2, n_steps: int = 1, late: int = 1) -> Trace:
 
 def boxes(figure: Figure) -> dict[str, list[tuple[int, float, float]]]:
     """Return per label the band, left and right edge of what is drawn, rounded."""
-    found = {}
+    found: dict[str, list[tuple[int, float, float]]] = {}
     for collection in figure.axes[0].collections:
         if isinstance(collection, PolyCollection):
             corners = [path.vertices for path in collection.get_paths()]
             spans = [(round(box[:, 1].mean()), box[:, 0].min(), box[:, 0].max()) for box in corners]
-            found[collection.get_label()] = [(band, round(left, 6), round(right, 6)) for band, left, right in spans]
+            found[str(collection.get_label())] = [
+                (band, round(left, 6), round(right, 6)) for band, left, right in spans
+            ]
     return found
 
 

@@ -33,6 +33,7 @@ from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
 from simdist.schedules.naive_ag import NaiveAllGather
 from simdist.schedules.parameter_server import ParameterServer
+from simdist.schedules.sparse import SparseSchedule
 from simdist.schedules.torus import Torus
 
 JOB = Job(world_size=8, ranks_per_node=4, n_steps=3, tensor_counts=(4000, 300_000, 300_000, 8))
@@ -264,7 +265,7 @@ NO_SAVING = "sends no less than whole gradients at density {}: each value takes 
         (GTopK(density=1.0), "0.292"),
     ],
 )
-def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: GradientSchedule, limit: str | None) -> None:
+def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: SparseSchedule, limit: str | None) -> None:
     """8 ranks on 2 nodes."""
     problem = [f"{NO_SAVING.format(f'{schedule.density:g}')}density of {limit}"] if limit else []
     assert schedule.unused_settings(8, 4, 10) == problem

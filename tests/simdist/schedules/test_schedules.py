@@ -48,6 +48,7 @@ from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import GradientSchedule, InputPath, Job, Schedule, kinds
 from simdist.schedules.job import POLICIES, Checkpoint, Policy, levels
+from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.parts import gradient_buckets
 from simdist.testing import check_schedule
 
@@ -290,7 +291,9 @@ def test_parallel_optimizer_gathers_the_ratios_of_equal_shares(schedule: Gradien
     assert (plan.buffer("ratios.share").count, plan.buffer("ratios").count) == (3, 24)  # 17 tensors, 8 ranks
     for step in steps_of(plan):
         at = next(place for place, op in enumerate(step) if isinstance(op, TrustRatios))
-        assert step[at].group == Group(8)
+        scaled = step[at]
+        assert isinstance(scaled, TrustRatios)
+        assert scaled.group == Group(8)
         assert step[at + 1] == AllGather("ratios.share", "ratios", Group(8))
         assert isinstance(step[at + 2], Optimize)
     with pytest.raises(PlanError, match="it shares the trust ratios of LARS; the optimizer is sgd"):
@@ -412,7 +415,7 @@ def test_run_ahead_of_a_schedule_goes_before_that_of_the_job(schedule: Schedule)
 @pytest.mark.parametrize("kind", kinds())
 def test_class_is_final_documented_and_named_by_its_kind(kind: str) -> None:
     cls = kinds()[kind]
-    assert cls.__final__
+    assert vars(cls)["__final__"]
     assert cls.__doc__
     assert cls.__module__ == f"simdist.schedules.{kind}"
     assert cls.examples
@@ -610,8 +613,8 @@ def hierarchical(**settings: object) -> Schedule:
     return kinds()["hierarchical_sgd"](**settings)
 
 
-def local(**settings: object) -> Schedule:
-    return kinds()["local_sgd"](**settings)
+def local(**settings: object) -> LocalSGD:
+    return LocalSGD(**settings)
 
 
 SIXTEEN = dataclasses.replace(DRAWING, n_steps=17)

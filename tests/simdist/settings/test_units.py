@@ -131,7 +131,7 @@ def test_python_values_are_checked_too(latency_s):
 
 def test_settings_are_frozen():
     with pytest.raises(ValidationError, match="frozen"):
-        Transfer(latency_s=0, bandwidth_Bps=1).latency_s = 1  # type: ignore[misc]
+        Transfer(latency_s=0, bandwidth_Bps=1).latency_s = 1
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,6 @@ def test_number_of_workers_of_a_running_cluster_is_its_own(tmp_path, capsys):
 
 def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
-    message = r"needs the package distributed: .*pip install distributed dask-jobqueue"
+    message = r"needs the package distributed: .*pip install .*\[dask\]"
     with pytest.raises(ScenarioError, match=message), dask.connected("tcp://host:8786"):
         pass

@@ -133,7 +133,7 @@ def test_a_small_space_is_searched_in_full_without_optuna(monkeypatch):
 
 def test_a_budget_without_optuna_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ScenarioError, match=r"10 candidates .* pip install optuna.*--evaluations 10 to try"):
+    with pytest.raises(ScenarioError, match=r"10 candidates .* pip install .*\[tune\].*--evaluations 10 to try"):
         tune(small(LONGER), TuneOptions(Constraints(2), evaluations=5, **FEW))
 
 

@@ -118,7 +118,7 @@ def test_schedules_that_change_the_mathematics_need_to_be_allowed():
 
 def test_no_density_is_below_the_least_one():
     found = space(small(), Constraints(8), Extras(only=("hitopk",), min_density=0.02))
-    assert {schedule_of(each).density for each in found.candidates} == {0.02, 0.03, 0.1}
+    assert {vars(schedule_of(each))["density"] for each in found.candidates} == {0.02, 0.03, 0.1}
 
 
 def test_a_setting_that_has_no_effect_is_not_tried():

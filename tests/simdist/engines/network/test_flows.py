@@ -327,6 +327,7 @@ print(many.solve([flows.Flow(each, flows.nothing) for each in stages]), kernel.i
 """
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout == "[0.5, 0.5, 0.5, 0.5] False\n"
+    assert ended.stderr.count("pip install 'simdist-training[fast]'") == 1
 
 
 @pytest.mark.parametrize("n_filled", [0, COMPILED], ids=["plain", "compiled"])
