@@ -63,6 +63,14 @@ def commands(foreign: Path | None) -> Iterator[tuple[str, ...]]:
         yield ("compare", "OUT/../import/job.yaml", *_SEEDS)
 
 
+def plain(text: str) -> str:
+    """Return a text without the folder of this clone, and that of the tree whose code runs."""
+    import simdist
+
+    tree = Path(str(simdist.__file__)).parents[1]
+    return text.replace(f"{ROOT}/", "").replace(f"{tree}/", "")
+
+
 def digest(path: Path) -> str:
     """Return a digest of a file: of arrays if it is an archive of them, whose own bytes hold the time of day."""
     import numpy as np
@@ -89,7 +97,7 @@ def outputs(only: str, foreign: Path | None) -> dict[str, Any]:
         recorded = Path(folder, "recorded")
         shutil.copytree(ROOT / "notebooks/data/run", recorded)
         for command in commands(foreign):
-            name = " ".join(command).replace(f"{ROOT}/", "")
+            name = plain(" ".join(command))
             if only not in name:
                 continue
             for extra in ((), ("--json",)):
@@ -106,7 +114,7 @@ def outputs(only: str, foreign: Path | None) -> dict[str, Any]:
                         code: object = 0
                     except SystemExit as end:
                         code = end.code
-                text = printed.getvalue().replace(str(out), "OUT").replace(folder, "TMP")
+                text = plain(printed.getvalue().replace(str(out), "OUT").replace(folder, "TMP"))
                 text = re.sub(r"\d+(\.\d+)? (s|min) (so far|left)", "TIME", text)
                 files = {str(each.relative_to(out)): digest(each) for each in sorted(out.rglob("*")) if each.is_file()}
                 found[f"{name} {' '.join(extra)}".strip()] = {"code": code, "text": text, "files": files}

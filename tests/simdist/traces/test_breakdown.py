@@ -27,7 +27,7 @@ STATES = ("compute_s", "comm_s", "wait_s", "io_s", "host_s")
 def counted(trace):
     """Return seconds per state and rank `[5, world_size]`, by asking in every elementary interval what a rank does."""
     totals = np.zeros((len(STATES), trace.plan.world_size))
-    streams = np.array([instance.lane.stream for instance in walk(trace.plan)])
+    kinds = np.array([instance.lane.kind for instance in walk(trace.plan)])
     for rank in range(trace.plan.world_size):
         ready_s, start_s, end_s = (array[:, rank] for array in (trace.ready_s, trace.start_s, trace.end_s))
         borders = np.unique(np.concatenate([[0.0, trace.makespan_s], ready_s, start_s, end_s]))
@@ -35,15 +35,15 @@ def counted(trace):
         for low_s, high_s in itertools.pairwise(borders):
             middle_s = (low_s + high_s) / 2
             runs_now = (start_s < middle_s) & (middle_s < end_s)
-            is_open = (ready_s < middle_s) & (middle_s < end_s) & np.isin(streams, ["comm", "average"])
+            is_open = (ready_s < middle_s) & (middle_s < end_s) & (kinds == "comm")
             first = np.argmax(is_open)  # of those beside each other
-            if (runs_now & (streams == "compute")).any():
+            if (runs_now & (kinds == "compute")).any():
                 state = "compute_s"
             elif is_open.any() and runs_now[first]:
                 state = "comm_s"
             elif is_open.any() or middle_s > rank_end_s:
                 state = "wait_s"
-            elif (runs_now & np.isin(streams, ["io", "save"])).any():
+            elif (runs_now & np.isin(kinds, ["io", "save"])).any():
                 state = "io_s"
             else:
                 state = "host_s"
