@@ -8,6 +8,7 @@ from typing import NoReturn, assert_never
 
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Dataset, Group, Plan, ops
+from simdist.plan.first_come import n_in
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.plan.lanes import KINDS, LANES, Kind, Lane
 from simdist.plan.plan import ITEM_NBYTES
@@ -253,7 +254,7 @@ def _lateness(plan: Plan) -> Iterator[tuple[int, int, str]]:
             assert isinstance(op, ops.AllReduce)
             if not 0 < op.drop < op.group.size or op.group.size != plan.world_size:
                 yield number, exchange, f"drops {op.drop}; write fewer than all {plan.world_size} ranks, over all ranks"
-            if op.servers is None or op.servers.members[:1] != (0,) or not sum(op.servers.parts[:1]):
+            if op.servers is not None and (op.servers.members[:1] != (0,) or not sum(op.servers.parts[:1])):
                 where = "servers that are members, the first of them member 0, with a part"
                 yield number, exchange, f"drops the late, without saying where they come to: {where}"
             if len(collectives) > 1:
@@ -271,8 +272,10 @@ def _group_problems(group: Group, world_size: int) -> Iterator[str]:
 
 
 def _algorithm_problems(op: ops.Collective) -> Iterator[str]:
-    if op.algorithm == "halving_doubling" and op.group.size & (op.group.size - 1):
-        yield f"halving_doubling over a {op.group}; it needs a power of two, or choose ring"
+    size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
+    if op.algorithm == "halving_doubling" and size & (size - 1):
+        without = f" without {op.group.size - size}" if size < op.group.size else ""
+        yield f"halving_doubling over a {op.group}{without}; it needs a power of two, or choose ring"
     if op.algorithm == "halving_doubling" and isinstance(op, ops.Reduce | ops.Broadcast):
         yield "halving_doubling is no algorithm of a rooted collective; choose ring or tree"
     if op.algorithm == "tree" and isinstance(op, ops.ReduceScatter | ops.AllGather):

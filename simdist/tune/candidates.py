@@ -222,6 +222,9 @@ def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices,
     if "fp16" in extras.allow and workload.dtype == "float32":
         values["compression"] = ("none", "fp16")
     values["servers"] = sorted({1, cluster.nodes, cluster.world_size})
+    if kind in _DROPPING:
+        values["servers"] = ("node", *(each for each in values["servers"] if each != cluster.nodes))
+        values["algorithm"] = ("auto", "ring")
     values |= {"overlap_steps": _OVERLAPS} if "overlap" in extras.allow else {}
     values["fragments"] = [each for each in _FRAGMENTS if each <= len(workload.tensor_counts)]
     values["backup"] = sorted({max(1, cluster.world_size // part) for part in _BACKUP_PARTS})

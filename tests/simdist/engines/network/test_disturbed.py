@@ -129,8 +129,8 @@ def test_flow_without_end_over_unlimited_links_disturbs_nobody(n_flows):
     assert run(starts, [2.0, math.inf], (), background) == pytest.approx([2.0 * n_flows] * n_flows, rel=1e-14)
 
 
-def test_link_that_flaps_uses_the_rates_that_it_had_before():
-    """100 times down and up: two sets of rates for the two that share it, two for the one who is left."""
+def test_flows_on_a_link_that_flaps_go_on_where_they_stopped():
+    """Up every other second: 100 B take 100 s of 1 B/s each, until 199 s. 50 B are left: 25 s without outages."""
     timeline = Timeline()
     network = FluidNetwork(timeline, np.array([2.0]))
     ended_s = []
@@ -141,11 +141,9 @@ def test_link_that_flaps_uses_the_rates_that_it_had_before():
             timeline.call_at(at_s, lambda _, each=capacity_Bps: network.set_capacity_Bps(0, each))
     timeline.run()
     assert ended_s == [199.0, 225.0]
-    assert len(network._rates_of_form_Bps) == 4
 
 
-def test_alike_links_use_the_rates_of_each_other():
-    """To the last bit as alone; a link of another capacity, and a transfer of other bytes, has its own."""
+def test_flows_on_alike_links_end_to_the_last_bit_as_on_each_alone():
     nbytes, capacity_Bps = [3.0, 3.0, 5.0, 3.0], [0.7, 0.7, 0.7, 0.9]
     ended_s = [run([(0.0, flow(each, 0))] * 3, [Bps])[0] for each, Bps in zip(nbytes, capacity_Bps, strict=True)]
     timeline = Timeline()
@@ -156,7 +154,6 @@ def test_alike_links_use_the_rates_of_each_other():
             network.fly(flow(each, link), lambda link=link: found_s.update({link: timeline.now}))
     timeline.run()
     assert [found_s[link] for link in range(4)] == ended_s
-    assert len(network._rates_of_form_Bps) == 3
 
 
 def some_stages(latencies_s):
