@@ -9,7 +9,7 @@
 # the next steps. Against a persistent straggler nothing but dropping it: who meets seldom still waits when he meets.
 # A burst that outlasts a period is persistent for that period. Backup workers lose nothing to late ranks. Through
 # servers they are the slowest on a network as thin as here. With a ring among the ranks that are in, they beat
-# synchronous SGD under transient stragglers, and lose to it without stragglers, because they exchange the gradient in
+# synchronous SGD under transient stragglers. They lose to it without stragglers, because they exchange the gradient in
 # one piece.
 #
 # **Source.** [The experiment](../experiments/mitigations/README.md) has the scenario, the stragglers and their
@@ -63,7 +63,8 @@ figure
 #
 # **Result.** Meeting seldom pays against transient stragglers and slow links, not against a persistent one, nor
 # against bursts that last longer than a period. Backup workers with servers are slowest on this network, whoever is
-# late. With a ring they are faster than synchronous SGD under transient stragglers.
+# late. With a ring they are faster than synchronous SGD under transient stragglers, and on 128 GPUs also under bursts,
+# where nothing else gains as much.
 
 # %% [markdown]
 # ## The rule apart from its transport
@@ -112,6 +113,6 @@ figure
 # %% [markdown]
 # *Figure 2. By how much a step is longer with a straggler than without, on 128 GPUs.*
 #
-# **Result.** Backup workers lose next to nothing to ranks that are late. With servers they lose most to a slow NIC,
-# which is that of a server. All others lose the same to a persistent straggler; averages that hide lose least to
-# transient ones and to links.
+# **Result.** Backup workers lose next to nothing to ranks that are late. To a slow NIC they lose most with servers,
+# which are all behind a NIC, and as much as synchronous SGD with a ring. All others lose the same to a persistent
+# straggler; averages that hide lose least to transient ones and to links.
