@@ -96,11 +96,13 @@ class Flows:
         self._end: Any = max_min.end
         self._leave: Any = max_min.leave
         self._change_capacity: Any = max_min.change_capacity
+        if _compiled.cache_info().currsize:
+            self._compile()
         rows: list[Any] = []
         for what in range(4):
-            rows.append([[0.0] * self._room[what] for _ in range(_N_FLOATS[what])])
-            rows.append([[0] * self._room[what] for _ in range(_N_INTS[what])])
-        rows.append([0] * _N_COUNTS)
+            rows.append(self._rows(_N_FLOATS[what], self._room[what], 0.0))
+            rows.append(self._rows(_N_INTS[what], self._room[what], 0))
+        rows.append(self._rows(1, _N_COUNTS, 0)[0])
         self._state = max_min.State(*rows)
         self._state.resource_floats[max_min.CAPACITY][:] = list(capacity_Bps)
         for row in (max_min.HEAD, max_min.TAIL):
@@ -111,8 +113,12 @@ class Flows:
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # slots, by how many pairs they have
         self._n_pairs = 0
         self._joining: list[int] = []
-        if _compiled.cache_info().currsize:
-            self._compile()
+
+    def _rows(self, n_rows: int, length: int, zero: float) -> Any:
+        """Return rows of zeros: floats for 0.0, integers for 0."""
+        if self._is_array:
+            return np.zeros((n_rows, length), type(zero))
+        return [[zero] * length for _ in range(n_rows)]
 
     def _find_rows(self) -> None:
         """Have at hand the rows that are used most."""
@@ -135,10 +141,7 @@ class Flows:
         self._end = _compiled()["end"]
         self._leave = _compiled()["leave"]
         self._change_capacity = _compiled()["change_capacity"]
-        if self._settle is not max_min.settle:
-            self._state = max_min.State(*(cast(Any, np.array(rows)) for rows in self._state))
-            self._is_array = True
-            self._find_rows()
+        self._is_array = self._settle is not max_min.settle
         self._patience = -1
 
     @property
@@ -152,11 +155,11 @@ class Flows:
         self._room[what] += more
         state: list[Any] = list(self._state)
         for at in (2 * what, 2 * what + 1):
+            added = self._rows(len(state[at]), more, 0 if at % 2 else 0.0)
             if self._is_array:
-                state[at] = np.concatenate([state[at], np.zeros((len(state[at]), more), state[at].dtype)], axis=1)
+                state[at] = np.concatenate([state[at], added], axis=1)
             else:
-                zero = 0 if at % 2 else 0.0
-                state[at] = [row + [zero] * more for row in state[at]]
+                state[at] = [row + more_of_it for row, more_of_it in zip(state[at], added, strict=True)]
         self._state = max_min.State(*state)
         self._find_rows()
 
@@ -241,6 +244,9 @@ class Flows:
         """Recompute rates where flows have joined or left, or capacities have changed; return these components."""
         if self._patience >= 0 and self._state.counts[max_min.WORK] > self._patience:
             self._compile()
+            if self._is_array:
+                self._state = max_min.State(*(cast(Any, np.array(rows)) for rows in self._state))
+                self._find_rows()
         joining = self._joining
         if len(joining) > _BULK:
             self._sort(joining)
