@@ -27,7 +27,7 @@ from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 from simdist.studies.comparison import compare
 
 experiment = runpy.run_path("../experiments/mitigations/run.py")
-study = experiment["Study"](nodes=(8, 16), n_seeds=3, steps=128)
+study = experiment["Study"](nodes=(8, 16), n_seeds=3, steps=128, ring=True)
 rows = study.rows()
 sizes = [8 * nodes for nodes in study.nodes]
 schedules = [schedule for schedule in rows["none"][sizes[0]] if schedule != "sync"]
