@@ -258,8 +258,8 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
     ("code", "most"),
     [
         ("import simdist.schedules.hierarchical_sgd", 16),
-        ("import simdist.engines.des", 26),
-        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 77),
+        ("import simdist.engines.des", 27),
+        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 78),
     ],
 )
 def test_a_reader_of_the_core_needs_few_modules(code: str, most: int) -> None:
