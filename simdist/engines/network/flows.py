@@ -22,7 +22,7 @@ _REMEMBERED = 4096  # stages
 _ROOM = 32  # slots, pairs and components, at least
 _SLOTS, _PAIRS, _RESOURCES, _COMPONENTS = range(4)
 _N_FLOATS = (4, 1, 7, 3)  # rows of the state, see `max_min`
-_N_INTS = (9, 4, 8, 11)
+_N_INTS = (10, 4, 9, 11)
 _N_COUNTS = 5
 
 

@@ -65,11 +65,11 @@ _JOINED = 64
 _JOINED_EACH = 16
 
 LEFT, RATE, PACE, DUE = range(4)  # floats of a flow: bytes left, bytes per second, those alone, seconds to its end
-FIRST, N_PAIRS, RISING, COMPONENT, SLOWER, FASTER, JOINING, ENDING, STOPPING = range(9)  # integers of a flow; lists
+FIRST, N_PAIRS, RISING, COMPONENT, SLOWER, FASTER, JOINING, ENDING, STOPPING, ORDER = range(10)  # ints of a flow; lists
 WEIGHT = 0  # float of a pair
 RESOURCE, FLOW, NEXT, PREVIOUS = range(4)  # integers of a pair
 CAPACITY, LOAD, DEMAND, RISING_LOAD, SUMMED_LOAD, LEFT_BPS, FULL_AT = range(7)  # floats of a resource
-HEAD, TAIL, N_USERS, N_RISING, IS_HUB, NEXT_HUB, PREVIOUS_HUB, MARK = range(8)  # integers of a resource
+HEAD, TAIL, N_USERS, N_RISING, IS_HUB, NEXT_HUB, PREVIOUS_HUB, MARK, HUBS = range(9)  # integers of a resource; a list
 SETTLED_S, NEXT_END_S, LATEST_S = range(3)  # floats of a component: when its flows were moved, end next; last due then
 # Integers of a component. The last three are lists of components.
 SLOWEST, FASTEST, FIRST_HUB, N_FLOWS, N_JOINED, PARENT, IS_CHANGED, HAS_SHRUNK, CHANGED, FREE, GONE = range(11)
@@ -85,11 +85,11 @@ class State(NamedTuple):
 
     Args:
         flow_floats: Of every slot of a flow, by `LEFT` to `DUE`.
-        flow_ints: Likewise, by `FIRST` to `STOPPING`.
+        flow_ints: Likewise, by `FIRST` to `ORDER`.
         pair_floats: Of every pair of a flow and a resource, by `WEIGHT`.
         pair_ints: Likewise, by `RESOURCE` to `PREVIOUS`.
         resource_floats: Of every resource, by `CAPACITY` to `FULL_AT`.
-        resource_ints: Likewise, by `HEAD` to `MARK`.
+        resource_ints: Likewise, by `HEAD` to `HUBS`.
         component_floats: Of every component, by `SETTLED_S` to `LATEST_S`; there are no more of them than flows.
         component_ints: Likewise, by `SLOWEST` to `GONE`.
         counts: By `N_COMPONENTS` to `WORK`.
@@ -520,10 +520,14 @@ def fill(component: int, state: State) -> None:
     stopping = state.flow_ints[STOPPING]
     next_hub = state.resource_ints[NEXT_HUB]
     full_at = state.resource_floats[FULL_AT]
-    first_hub = state.component_ints[FIRST_HUB][component]
+    hubs = state.resource_ints[HUBS]  # lists are faster to go through than chains
+    order = state.flow_ints[ORDER]
     work = 0
-    hub = first_hub
+    n_hubs = 0
+    hub = state.component_ints[FIRST_HUB][component]
     while hub != NONE:
+        hubs[n_hubs] = hub
+        n_hubs += 1
         load = state.resource_floats[LOAD][hub]
         capacity = state.resource_floats[CAPACITY][hub]
         state.resource_floats[RISING_LOAD][hub] = load
@@ -532,9 +536,11 @@ def fill(component: int, state: State) -> None:
         full_at[hub] = capacity / load
         state.resource_ints[N_RISING][hub] = state.resource_ints[N_USERS][hub]
         hub = next_hub[hub]
-    at = state.component_ints[SLOWEST][component]
-    flow = at
+    n_flows = 0
+    flow = state.component_ints[SLOWEST][component]
     while flow != NONE:
+        order[n_flows] = flow
+        n_flows += 1
         rising[flow] = 1
         rate[flow] = float("inf")
         work += state.flow_ints[N_PAIRS][flow]
@@ -544,17 +550,23 @@ def fill(component: int, state: State) -> None:
     lowest = -1.0
     second = -1.0
     lowest_hub = NONE
-    n_rising = state.component_ints[N_FLOWS][component]
+    at = 0
+    n_rising = n_flows
     while n_rising > 0:
-        while rising[at] == 0:
-            at = faster[at]
-        slowest = pace[at]
+        while rising[order[at]] == 0:
+            at += 1
+        slowest = pace[order[at]]
         if max(level, slowest) * (1 + _SAME) >= lowest:
             lowest = float("inf")
             second = float("inf")
-            hub = first_hub
-            while hub != NONE:
+            n_open = 0
+            for number in range(n_hubs):
+                hub = hubs[number]
                 each = full_at[hub]
+                if each == float("inf"):
+                    continue  # nobody rises there, and nobody will
+                hubs[n_open] = hub
+                n_open += 1
                 if each < second:
                     if each < lowest:
                         second = lowest
@@ -562,28 +574,26 @@ def fill(component: int, state: State) -> None:
                         lowest_hub = hub
                     else:
                         second = each
-                hub = next_hub[hub]
+            n_hubs = n_open
         if min(slowest, lowest) == float("inf"):
             return
         level = max(level, min(slowest, lowest))
         limit = level * (1 + _SAME)
         n_stopped = 0
-        n_reasons = 0
-        flow = at
-        while flow != NONE and pace[flow] <= limit:
+        number = at
+        while number < n_flows and pace[order[number]] <= limit:
+            flow = order[number]
             if rising[flow] == 1:
                 rising[flow] = 2
                 stopping[n_stopped] = flow
                 n_stopped += 1
-                n_reasons += 1
-            flow = faster[flow]
+            number += 1
         if lowest <= limit:
-            hub = first_hub
-            while hub != NONE:
+            for number in range(n_hubs):
+                hub = hubs[number]
                 if second > limit:
                     hub = lowest_hub
                 if full_at[hub] <= limit:
-                    n_reasons += 1
                     pair = state.resource_ints[HEAD][hub]
                     while pair != NONE:
                         flow = state.pair_ints[FLOW][pair]
@@ -592,7 +602,8 @@ def fill(component: int, state: State) -> None:
                             stopping[n_stopped] = flow
                             n_stopped += 1
                         pair = state.pair_ints[NEXT][pair]
-                hub = NONE if second > limit else next_hub[hub]
+                if second > limit:
+                    break
         for number in range(n_stopped):
             rising[stopping[number]] = 0
             rate[stopping[number]] = level
