@@ -49,7 +49,7 @@ class Flow:
 
 
 class _Use(NamedTuple):
-    """What a stage puts on the resources that it needs bytes of, as lists and as arrays."""
+    """What a stage puts on the resources that it needs bytes of, as arrays, and as lists where these are used."""
 
     stage: Stage  # kept, so that no other takes its id
     most_nbytes: float
@@ -113,6 +113,7 @@ class Flows:
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # slots, by how many pairs they have
         self._n_pairs = 0
         self._joining: list[int] = []
+        self._n_joined = 0  # pairs
 
     def _rows(self, n_rows: int, length: int, zero: float) -> Any:
         """Return rows of zeros: floats for 0.0, integers for 0."""
@@ -171,20 +172,21 @@ class Flows:
                 self._use_of.clear()
             resources = stage.resources
             nbytes = stage.nbytes
-            sizes: list[float] = nbytes.tolist()
-            if 0.0 in sizes:
+            most_nbytes = float(nbytes.max()) if len(nbytes) else 0.0
+            if not nbytes.all():
                 resources = resources[nbytes > 0]
                 nbytes = nbytes[nbytes > 0]
-            most_nbytes = max(sizes, default=0.0)
             weights = nbytes / (most_nbytes or 1.0)
-            use = _Use(stage, most_nbytes, resources.tolist(), weights.tolist(), resources, weights)
+            is_listed = len(weights) <= _NARROW or not self._is_array
+            lists = (resources.tolist(), weights.tolist()) if is_listed else ([], [])
+            use = _Use(stage, most_nbytes, *lists, resources, weights)
             self._use_of[id(stage)] = use
         return use
 
     def join(self, flow: Flow) -> None:
         """Take in a flow."""
         _, most_nbytes, resources, weights, resource_array, weight_array = self.use(flow.stage)
-        n_used = len(resources)
+        n_used = len(resource_array)
         free = self._free[n_used]
         if free:
             slot = free.pop()
@@ -203,6 +205,7 @@ class Flows:
             self._first[slot] = first
             self._n_of[slot] = n_used
         flow.slot = slot
+        self._n_joined += n_used
         self._left[slot] = most_nbytes if flow.left_nbytes is None else flow.left_nbytes
         if not self._is_array:
             self._resource[first : first + n_used] = resources
@@ -242,7 +245,7 @@ class Flows:
 
     def settle(self, now_s: float) -> list[int]:
         """Recompute rates where flows have joined or left, or capacities have changed; return these components."""
-        if self._patience >= 0 and self._state.counts[max_min.WORK] > self._patience:
+        if self._patience >= 0 and self._state.counts[max_min.WORK] + self._n_joined > self._patience:
             self._compile()
             if self._is_array:
                 self._state = max_min.State(*(cast(Any, np.array(rows)) for rows in self._state))
@@ -260,12 +263,11 @@ class Flows:
 
     def _sort(self, joining: list[int]) -> None:
         """Sort flows by their paces: each then has its place behind those before it."""
-        capacity_Bps = self._state.resource_floats[max_min.CAPACITY]
+        capacity_Bps = np.array(self._state.resource_floats[max_min.CAPACITY])
         paces_Bps = {}
         for slot in joining:
             use = self.use(cast(Flow, self._flows[slot]).stage)
-            alone_Bps = [capacity_Bps[r] / weight for r, weight in zip(use.resources, use.weights, strict=True)]
-            paces_Bps[slot] = min(alone_Bps)
+            paces_Bps[slot] = float((capacity_Bps[use.resource_array] / use.weight_array).min())
         joining.sort(key=paces_Bps.__getitem__)
 
     def rate_Bps(self, flow: Flow) -> float:

@@ -116,7 +116,7 @@ class FluidNetwork:
         use = self._flows.use(flow.stage)
         if not use.most_nbytes:
             return
-        self._end_due(use.resources[0])
+        self._end_due(int(use.resource_array[0]))
         if flow in self._joining:
             self._joining.remove(flow)
             return
