@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.tables import shown, table
 from simdist.cost import Costs, Stage, Transfer, price
 from simdist.engines import des
-from simdist.engines.network.flows import Flow, Kernel, ManyFlows, nothing
+from simdist.engines.network.flows import Flow, Flows, nothing
 from simdist.engines.network.fluid import FluidNetwork, Timeline
 from simdist.plan import AllReduce, Buffer, Delay, Plan, Wait
 from simdist.plan.group import Group
@@ -100,9 +100,12 @@ def staircase(n_transfers: int, n_links: int, n_shared: int) -> tuple[list[Stage
 
 def max_min_rates(stages: list[Stage], capacity_Bps: np.ndarray) -> np.ndarray:
     """Return the rate of each stage, in bytes per second on its most used resource."""
-    kernel = Kernel()
-    kernel.count(sum(len(stage.resources) for stage in stages))
-    return np.array(ManyFlows(capacity_Bps.tolist(), 0.0, kernel).solve([Flow(stage, nothing) for stage in stages]))
+    sharing = Flows(capacity_Bps.tolist())
+    flows = [Flow(stage, nothing) for stage in stages]
+    for flow in flows:
+        sharing.join(flow)
+    sharing.settle(0.0)
+    return np.array([sharing.rate_Bps(flow) for flow in flows])
 
 
 def rates(sizes: Sizes) -> list[dict[str, object]]:
@@ -188,7 +191,7 @@ def engine(sizes: Sizes) -> list[dict[str, object]]:
 
 
 @dataclass(frozen=True)
-class Flows:
+class RandomFlows:
     """Transfers between nodes, in the order of their starts."""
 
     n_nodes: int
@@ -199,7 +202,7 @@ class Flows:
     transfers: list[Transfer]
 
     @classmethod
-    def draw(cls, n_nodes: int, n_periods: int) -> "Flows":
+    def draw(cls, n_nodes: int, n_periods: int) -> "RandomFlows":
         """Draw them, with a seed."""
         rng = np.random.default_rng(0)
         shape = n_periods, FLOWS_OF_NODE * n_nodes
@@ -258,7 +261,7 @@ def many_flows(sizes: Sizes) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder:
         simgrid = build_simgrid(Path(folder))
         for n_nodes, n_periods in sizes.flows:
-            flows = Flows.draw(n_nodes, n_periods)
+            flows = RandomFlows.draw(n_nodes, n_periods)
             end_s = flows.run()  # compiles, or loads what is compiled
             seconds = best_s(flows.run, sizes.repetitions)
             met = np.searchsorted(flows.start_s, flows.start_s) - np.searchsorted(np.sort(end_s), flows.start_s)
@@ -277,8 +280,8 @@ def plain(sizes: Sizes) -> dict[str, object]:
     """Run the smaller flows without a compiler, in a process where numba cannot be imported."""
     n_nodes = sizes.flows[0][0]
     code = (
-        "import sys; sys.modules['numba'] = None; from benchmarks.network import Flows, best_s; "
-        f"flows = Flows.draw({n_nodes}, {sizes.plain_periods}); "
+        "import sys; sys.modules['numba'] = None; from benchmarks.network import RandomFlows, best_s; "
+        f"flows = RandomFlows.draw({n_nodes}, {sizes.plain_periods}); "
         f"print(len(flows.nbytes), best_s(flows.run, {sizes.repetitions}))"
     )
     root = Path(__file__).resolve().parents[1]

@@ -5,7 +5,7 @@ from math import inf
 
 import numpy as np
 
-from simdist.engines.network.flows import Flow, Kernel, ManyFlows, nothing
+from simdist.engines.network.flows import Flow, Flows, nothing
 
 
 def exact_rates(flying, capacity_Bps):
@@ -74,6 +74,9 @@ def exact_end_s(starts, capacity_Bps, changes=(), background=()):
 
 def max_min_rates(flying, capacity_Bps):
     """Return what the engine says: of each stage bytes per second on its most used resource."""
-    kernel = Kernel()
-    kernel.count(sum(len(each.resources) for each in flying))
-    return np.array(ManyFlows(capacity_Bps.tolist(), 0.0, kernel).solve([Flow(each, nothing) for each in flying]))
+    sharing = Flows(capacity_Bps.tolist())
+    flows = [Flow(each, nothing) for each in flying]
+    for flow in flows:
+        sharing.join(flow)
+    sharing.settle(0.0)
+    return np.array([sharing.rate_Bps(flow) for flow in flows])

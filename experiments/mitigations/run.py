@@ -37,22 +37,29 @@ class Study:
         nodes: Machines of 8 GPUs, of each size.
         n_seeds: Random draws.
         steps: Instead of those of the scenario.
+        ring: Also backup workers with a ring among the ranks that are in, which the tables leave out.
     """
 
     nodes: Sequence[int] = NODES
     n_seeds: int = 5
     steps: int | None = None
+    ring: bool = False
 
     def scenario(self, nodes: int, straggler: str) -> Scenario:
         """Return the scenario of a size with one kind of straggler."""
         base = load(HERE / "scenario.yaml")
         cluster = base.cluster.model_copy(update={"nodes": nodes})
         backup = cluster.world_size // RANKS_PER_BACKUP
-        schedules = tuple(
-            each.model_copy(update={"backup": backup}) if each.kind == "backup_workers" else each
-            for each in base.schedules
-        )
-        changed = base.changed(cluster=cluster, schedules=schedules, disturbances=STRAGGLERS[straggler])
+        schedules = []
+        for each in base.schedules:
+            if each.kind != "backup_workers":
+                schedules.append(each)
+                continue
+            schedules.append(each.model_copy(update={"backup": backup}))
+            if self.ring:
+                by_ring = {"backup": backup, "algorithm": "ring", "label": f"{each.name}-ring"}
+                schedules.append(each.model_copy(update=by_ring))
+        changed = base.changed(cluster=cluster, schedules=tuple(schedules), disturbances=STRAGGLERS[straggler])
         return changed.changed(steps=self.steps) if self.steps else changed
 
     def rows(self) -> dict[str, dict[int, dict[str, Row]]]:

@@ -36,6 +36,7 @@ from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_serv
 from real.processes.rendezvous import own_address
 from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, op_text, ops
+from simdist.plan.first_come import n_in
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
 from simdist.plan.walk import drops_late
@@ -70,12 +71,18 @@ def groups_of(plan: Plan) -> dict[str, list[Group]]:
 
 
 def check_servers(plan: Plan) -> None:
-    """Refuse a plan with servers that are no ranks.
+    """Refuse a plan with servers that are no ranks, or with ranks that come first and have no server to come to.
 
     Raises:
         RunError: It has some.
     """
     for op in (op for body in plan.bodies for op in body):
+        if isinstance(op, ops.AllReduce) and op.drop and op.servers is None:
+            raise RunError(
+                f"plan {plan.name}: {op_text(op)} is an all-reduce among those that come first, which can be simulated "
+                f"only: a process group has its members before anybody comes; let ranks come to servers (leave "
+                f"`algorithm` out), or leave this run out"
+            )
         beside = isinstance(op, ops.AllReduce) and op.servers and not op.servers.members
         if beside or (isinstance(op, ops.Reduce | ops.Broadcast) and op.server and op.server.apart):
             raise RunError(
@@ -249,7 +256,7 @@ class ProcessWorld:
                 if op.drop and op.servers:
                     self.arrivals.sum_of_first(buffer, op.drop, op.servers)
                     if op.reduction == "mean":
-                        buffer /= op.group.size - op.drop
+                        buffer /= n_in(op)
                     return
                 _scaled(buffer, op, buffer)
                 if op.servers:

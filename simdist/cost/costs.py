@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.plan.first_come import FirstCome
 from simdist.plan.group import Group
 from simdist.plan.ops import Op
 
@@ -251,16 +252,14 @@ class Shared:
         transfers: One per group, in the groups' order.
         alone_s: Duration of each when it shares its resources with no other, `[n_groups]`, or one number.
         segments: Separate starts and ends of members, where modelled and without sharing of resources.
-        drop: Members that are left out, the last to come.
-        late_s: What it takes one of those to get the result.
+        first_come: The rule, where the first members to come do not wait for the others.
     """
 
     group: Group
     transfers: tuple[Transfer, ...]
     alone_s: float | NDArray[np.float64]
     segments: Segments | None = None
-    drop: int = 0
-    late_s: float = 0.0
+    first_come: FirstCome | None = None
 
     @classmethod
     def of(cls, group: Group, transfers: Iterable[Transfer], capacity_Bps: NDArray[np.float64]) -> "Shared":

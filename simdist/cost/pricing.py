@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from simdist.cost.algorithms import collective_transfer
 from simdist.cost.compute import ComputeCost
 from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
-from simdist.cost.topology import Call, HostCost, LinkCost, Topology
+from simdist.cost.topology import Call, HostCost, LinkCost, Messages, Topology
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, ops
+from simdist.plan.first_come import FirstCome, n_in, spread_late
 from simdist.plan.group import Group
 from simdist.plan.lanes import Lane
 from simdist.scenario.cluster import Cluster
@@ -236,19 +237,37 @@ class _Pricing:
     def _first_come(self, op: ops.AllReduce, nbytes: int) -> Shared:
         """Price the exchange of the first ranks and that of the last late rank, for evenly spread late ranks.
 
-        The first ask, are answered, push and pull; who is late asks, is answered and pulls.
+        The first ask and are answered; then they push to servers and pull, or all-reduce among themselves. Who is late
+        asks, is answered, and pulls: from the servers, or from one that is in.
         """
         n = op.group.size
+        first = np.delete(np.arange(n), spread_late(n, op.drop))
 
         def among(some: NDArray[np.int64]) -> Transfer:
             call = Call(op, some, nbytes, self.topology)
             transfer = collective_transfer(call, self._cluster, self._undisturbed_Bps)
+            if op.servers is None:
+                transfer = Transfer((*self._asked(some), *transfer.stages))
             return self._with_copies(transfer, op, nbytes) if math.isfinite(self.topology.host_Bps) else transfer
 
-        late = np.arange(1, op.drop + 1) * n // op.drop - 1
-        shared = Shared.of(op.group, [among(np.delete(np.arange(n), late))], self.capacity_Bps)
-        ask, answer, _, pull = among(np.array([n - 1])).stages
-        return replace(shared, drop=op.drop, late_s=Transfer((ask, answer, pull)).alone_s(self.capacity_Bps))
+        if op.servers is None:
+            last = np.array([n - 1])
+            pull = self.topology.transfer([Messages(first[:1], last, nbytes)])
+            late = Transfer((*self._asked(last), *pull.stages))
+            if math.isfinite(self.topology.host_Bps):
+                late = self._with_copies(late, op, nbytes)
+        else:
+            ask, answer, _, pulled = among(np.array([n - 1])).stages
+            late = Transfer((ask, answer, pulled))
+        shared = Shared.of(op.group, [among(first)], self.capacity_Bps)
+        rule = FirstCome(n_in(op), late.alone_s(self.capacity_Bps))
+        return replace(shared, first_come=rule)
+
+    def _asked(self, some: NDArray[np.int64]) -> tuple[Stage, ...]:
+        """Return how members ask rank 0 whether they are in, and its answer."""
+        asked = np.zeros_like(some)
+        messages = [Messages(some, asked, 0.0), Messages(asked, some, 0.0)]
+        return self.topology.transfer(messages).stages
 
     def _with_copies(self, transfer: Transfer, op: ops.Collective, nbytes: int) -> Transfer:
         """Add the copies of a buffer to the host, back, or both if it is replaced everywhere."""

@@ -37,6 +37,7 @@ from simdist.engines.live import LiveCluster, Observer
 from simdist.errors import PlanError, RunError, UnsupportedError
 from simdist.plan import Delay, Enter, Instance, Lane, Load, Op, Plan, Tick
 from simdist.plan.delays import Delays, check_delays
+from simdist.plan.first_come import FirstCome, sits_out
 from simdist.plan.ops import drops, entering, is_passed_over, tick_s
 from simdist.plan.walk import walk
 from simdist.traces.trace import Trace, ended_with_its_last_result
@@ -132,7 +133,7 @@ class _Task:
 class _Meeting:
     """A collective: who belongs together, and what the last to arrive starts."""
 
-    __slots__ = ("_transfers", "drop", "group_of", "late_s", "members", "seconds", "segments")
+    __slots__ = ("_transfers", "first_come", "group_of", "members", "seconds", "segments")
 
     def __init__(self, cost: Shared | Varying, world_size: int, seconds: float | NDArray[np.float64] | None) -> None:
         self.members = cost.group.members(world_size)
@@ -143,7 +144,7 @@ class _Meeting:
         self._transfers = lru_cache(_LOADS_AT_HAND)(cost.transfers) if isinstance(cost, Varying) else cost.transfers
         self.seconds = None if seconds is None else np.broadcast_to(seconds, len(self.members)).tolist()
         self.segments = cost.segments if isinstance(cost, Shared) and seconds is not None else None
-        self.drop, self.late_s = (cost.drop, cost.late_s) if isinstance(cost, Shared) else (0, 0.0)
+        self.first_come = cost.first_come if isinstance(cost, Shared) else None
 
     def transfer(self, task: _Task, group: int) -> Transfer:
         """Return what a group moves; loads differ from one another."""
@@ -180,8 +181,8 @@ class _World:
         self._waiting: defaultdict[_Key, Notice] = defaultdict(partial(Notice, self._clock))
         self._n_running = 0
         self._arrivals: dict[_Key, tuple[int, float]] = {}  # how many of a group are missing, the latest of the others
-        self._came: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)  # when, and which rank, to one
-        self._in: dict[int, list[int]] = {}  # that drops the late: who was not
+        self._came: defaultdict[int, dict[int, float]] = defaultdict(dict)  # which rank, and when, to one
+        self._in: dict[int, tuple[int, ...]] = {}  # that takes the first that come: who they were
         self._over_s: dict[int, float] = {}  # when it was over
         self._late_s: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)  # who has still to take its result
         self._sits_out = [-1] * plan.world_size  # of each rank, the last step that it does
@@ -257,7 +258,7 @@ class _World:
                 cluster.tell(who, "ready", task.instance)
             if task.exchange is not None:
                 yield clock.at(max(now_s, clock.now), priority=_LATER)
-                if self._over_s.get(task.exchange, math.inf) <= now_s:
+                if sits_out(now_s, self._over_s.get(task.exchange, math.inf)):
                     self._sits_out[rank] = task.step
                     self.late[index] = tuple(sorted((*self.late.get(index, ()), rank)))
             ready[index][rank] = now_s
@@ -274,9 +275,9 @@ class _World:
                 if notice is not None:
                     happen(notice)
             else:
-                if task.meeting.drop:
+                if task.meeting.first_come is not None:
                     yield clock.at(max(now_s, clock.now))
-                    self._come(task, task.meeting, rank, now_s)
+                    self._come(task, task.meeting.first_come, rank, now_s)
                 else:
                     self._meet(task, task.meeting, rank, now_s)
                 if end[index][rank] != end[index][rank]:
@@ -307,46 +308,51 @@ class _World:
             self._arrivals.pop(key, None)
             self._begin(task, meeting, group, latest_s)
 
-    def _come(self, task: _Task, meeting: _Meeting, rank: int, now_s: float) -> None:
-        """Come to an all-reduce that drops the late; the last that it waits for begins it."""
+    def _come(self, task: _Task, rule: FirstCome, rank: int, now_s: float) -> None:
+        """Come to an all-reduce that takes the first; the last that it waits for begins it."""
         came = self._came[task.index]
-        came.append((now_s, rank))
-        if len(came) == len(meeting.members[0]) - meeting.drop:
-            self._clock.call_at(now_s, lambda _: self._close(task, meeting), priority=_AT_LAST)
+        came[rank] = now_s
+        if len(came) == rule.n_in:
+            self._clock.call_at(now_s, lambda _: self._close(task, rule), priority=_AT_LAST)
         elif task.index in self._in:
-            self._be_late(task, meeting, rank, now_s)
+            self._be_late(task, rule, rank, now_s)
 
-    def _close(self, task: _Task, meeting: _Meeting) -> None:
+    def _close(self, task: _Task, rule: FirstCome) -> None:
         """Begin an all-reduce with the first that came."""
-        came = sorted(self._came[task.index])
+        assert task.meeting is not None
+        came = self._came[task.index]
         index = task.index
-        n_in = len(meeting.members[0]) - meeting.drop
-        self._in[index] = sorted(rank for _, rank in came[:n_in])
-        self.late[index] = tuple(sorted({*meeting.members[0]} - {*self._in[index]}))
-        self._begin(task, meeting, 0, came[n_in - 1][0])
-        for at_s, rank in came[n_in:]:
-            self._be_late(task, meeting, rank, at_s)
+        chosen = rule.choose((come_s, rank) for rank, come_s in came.items())
+        self._in[index] = chosen.first
+        self.late[index] = tuple(sorted({*task.meeting.members[0]} - {*chosen.first}))
+        self._begin(task, task.meeting, 0, chosen.start_s)
+        for rank in chosen.late:
+            self._be_late(task, rule, rank, came[rank])
 
-    def _be_late(self, task: _Task, meeting: _Meeting, rank: int, at_s: float) -> None:
+    def _be_late(self, task: _Task, rule: FirstCome, rank: int, at_s: float) -> None:
         """Come too late: take the result, as soon as it is there."""
         self.rows[1][task.index][rank] = at_s
         if self.cluster.is_live:
             self.cluster.tell(f"rank {rank} {task.lane.stream}", "started", task.instance)
         if task.index in self._over_s:
-            self._take(task, rank, at_s + meeting.late_s)
+            self._take(task, rule, rank, at_s)
         else:
-            self._late_s[task.index].append((rank, at_s + meeting.late_s))
+            self._late_s[task.index].append((rank, at_s))
 
-    def _take(self, task: _Task, rank: int, earliest_s: float) -> None:
+    def _take(self, task: _Task, rule: FirstCome, rank: int, come_s: float) -> None:
         """Take the result of an all-reduce that is over."""
-        end_s = max(earliest_s, self._over_s[task.index])
+        end_s = float(rule.end_s(come_s, self._over_s[task.index]))
         if self.cluster.is_live:
             self._clock.call_at(end_s, lambda _: self._end(task, [rank], end_s))
         else:
             self._end(task, [rank], end_s)
 
+    def _members(self, task: _Task, meeting: _Meeting, group: int) -> Sequence[int]:
+        """Return who takes part in a collective that begins."""
+        return meeting.members[group] if meeting.first_come is None else self._in[task.index]
+
     def _begin(self, task: _Task, meeting: _Meeting, group: int, start_s: float) -> None:
-        members = self._in[task.index] if meeting.drop else meeting.members[group]
+        members = self._members(task, meeting, group)
         row = self.rows[1][task.index]
         for rank in members:
             row[rank] = start_s
@@ -384,7 +390,7 @@ class _World:
             cluster.tell(name, "started", task.instance)
             yield self._clock.at(end_s)
             cluster.tell(name, "ended", task.instance)
-        self._end(task, self._in[task.index] if meeting.drop else meeting.members[group], end_s)
+        self._end(task, self._members(task, meeting, group), end_s)
 
     def _end_each(self, task: _Task, members: Sequence[int], segments: Segments, group: int) -> None:
         """End a collective whose members begin and end on their own."""
@@ -421,10 +427,11 @@ class _World:
             notice = waiting.pop((task.index, rank), None)
             if notice is not None:
                 happen(notice)
-        if task.meeting and task.meeting.drop and task.index not in self._over_s:
+        rule = task.meeting.first_come if task.meeting else None
+        if rule is not None and task.index not in self._over_s:
             self._over_s[task.index] = end_s
-            for rank, earliest_s in self._late_s.pop(task.index, ()):
-                self._take(task, rank, earliest_s)
+            for rank, come_s in self._late_s.pop(task.index, ()):
+                self._take(task, rule, rank, come_s)
 
 
 def _text(op: Op) -> str:

@@ -169,14 +169,11 @@ def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]
         match cost:
             case Local():
                 prices[op] = _alone_s(op, costs)
-            case Shared() if cost.drop:
+            case Shared() if cost.first_come:
                 if op in contention.uses:
                     raise UnsupportedError(f"{plans.op_text(op)}: others may use its links: use --engine des (or auto)")
-                alone_s = cost.alone_s
-                drop = cost.drop
-                late_s = cost.late_s
                 prices[op] = GroupMeeting.of(
-                    cost.group, plan.world_size, n_seeds, seconds=alone_s, drop=drop, late_s=late_s
+                    cost.group, plan.world_size, n_seeds, seconds=cost.alone_s, first_come=cost.first_come
                 )
             case Shared() if op in contention.uses:
                 seconds = contention.seconds(op)

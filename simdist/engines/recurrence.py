@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from simdist.cost.costs import Segments
 from simdist.plan.delays import DelaySource
+from simdist.plan.first_come import FirstCome, sits_out
 from simdist.plan.group import Group
 from simdist.plan.ops import Channel, Delay, Enter, Op, Tick, is_passed_over, tick_s
 from simdist.plan.plan import Plan
@@ -62,8 +63,7 @@ class GroupMeeting:
         check: Called with starts and ends `[n_groups, n]`, and the step, if somebody else may want its resources.
         firsts: First rank of every group of few consecutive ranks, if numpy is faster that way; else None.
         segments: How members begin and end on their own; else they begin with the last one, and end together.
-        drop: Ranks that are left out, the last to come; then there is one group.
-        late_s: What it takes one of those to get the result.
+        first_come: Where the first that come do not wait for the others: the rule; then there is one group.
     """
 
     shape: tuple[int, int, int, int]
@@ -71,8 +71,7 @@ class GroupMeeting:
     check: Check | None
     firsts: NDArray[np.int64] | None
     segments: Segments | None = None
-    drop: int = 0
-    late_s: float = 0.0
+    first_come: FirstCome | None = None
 
     @classmethod
     def of(
@@ -84,8 +83,7 @@ class GroupMeeting:
         seconds: float | Times = 0.0,
         check: Check | None = None,
         segments: Segments | None = None,
-        drop: int = 0,
-        late_s: float = 0.0,
+        first_come: FirstCome | None = None,
     ) -> "GroupMeeting":
         """Return the meeting of groups that take `seconds`: one number, `[n_groups]`, or `[n_groups or 1, n]`."""
         n_blocks, size, stride = group.shape(world_size)
@@ -93,7 +91,7 @@ class GroupMeeting:
             seconds = np.broadcast_to(seconds, (n_blocks * stride, *seconds.shape[1:]))
             seconds = seconds.reshape(n_blocks, 1, stride, -1)
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
-        return cls((n_blocks, size, stride, n), seconds, check, firsts, segments, drop, late_s)
+        return cls((n_blocks, size, stride, n), seconds, check, firsts, segments, first_come)
 
     def last_of_groups(self, ready: Times) -> Times:
         """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`."""
@@ -218,7 +216,7 @@ class Recurrence:
         index: int,
         step: int,
         *,
-        sits_out: NDArray[np.bool_] | None = None,
+        outside: NDArray[np.bool_] | None = None,
     ) -> None:
         """Append the ends of instructions; ranks that sit the step out pass over what they then need not do."""
         maximum = np.maximum
@@ -235,8 +233,8 @@ class Recurrence:
             if durations is not None:
                 ready, seconds = _given(durations, at, template, ready)
             start = ready
-            if meeting is not None and meeting.drop:
-                end = self._drop(meeting, program, rows, index, step, at - index)
+            if meeting is not None and meeting.first_come is not None:
+                end = self._take_first(meeting, meeting.first_come, program, rows, index, step, at - index)
                 if out is not None:
                     out[...] = end
             elif meeting is not None:
@@ -253,16 +251,23 @@ class Recurrence:
                 end = ready
                 if out is not None:
                     out[...] = ready
-            if sits_out is not None and is_passed_over(template.op, _BY_TIME):
-                end = np.where(sits_out, ready, end)
+            if outside is not None and is_passed_over(template.op, _BY_TIME):
+                end = np.where(outside, ready, end)
                 if out is not None:
                     out[...] = end
             rows.append(end)
             if observer is not None:
                 observer.add(at, template, ready, start, end)
 
-    def _drop(
-        self, meeting: GroupMeeting, program: list[_Instruction], rows: list[Times], index: int, step: int, here: int
+    def _take_first(
+        self,
+        meeting: GroupMeeting,
+        rule: FirstCome,
+        program: list[_Instruction],
+        rows: list[Times],
+        index: int,
+        step: int,
+        here: int,
     ) -> Times:
         """Return the ends of an all-reduce over the first that come, number `here` of a program.
 
@@ -272,19 +277,18 @@ class Recurrence:
         first = here - program[here][0].position
         base = len(rows) - here
         ready = _ready(program[here], rows)
-        order = np.argsort(ready[:, 0], kind="stable")
-        n_in = len(order) - meeting.drop
-        over_s = ready[order[n_in - 1]] + np.ravel(meeting.seconds)[0]
-        sits_out = rows[base + first] >= over_s
-        if sits_out.any():
+        chosen = rule.choose((come_s, rank) for rank, come_s in enumerate(ready[:, 0].tolist()))
+        over_s = chosen.start_s + float(np.ravel(meeting.seconds)[0])
+        outside = sits_out(rows[base + first], over_s)
+        if outside.any():
             del rows[base + first + 1 :]
-            self.late[index + first] = tuple(np.flatnonzero(sits_out).tolist())
-            self._run_once(program[first + 1 : here], rows, index + first + 1, step, sits_out=sits_out)
+            self.late[index + first] = tuple(np.flatnonzero(outside).tolist())
+            self._run_once(program[first + 1 : here], rows, index + first + 1, step, outside=outside)
             ready = _ready(program[here], rows)
-        self.late[index + here] = tuple(sorted(order[n_in:].tolist()))
-        end = np.maximum(ready + meeting.late_s, over_s)
-        end[order[:n_in]] = over_s
-        return np.asarray(end)
+        self.late[index + here] = tuple(sorted(chosen.late))
+        end = rule.end_s(ready, over_s)
+        end[list(chosen.first)] = over_s
+        return end
 
     def _meet(
         self, meeting: GroupMeeting, seconds: Seconds, template: Template, ready: Times, out: Times | None, step: int

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 from simdist.plan import ops
+from simdist.plan.first_come import n_in
 from simdist.settings.base import nearest, shown
 from simdist.settings.plugins import ALGORITHMS, entry_points_of, is_reference, load_entry_point, load_reference
 
@@ -113,8 +114,10 @@ def problems(op: ops.Collective) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    if found.needs_power_of_two and op.group.size & (op.group.size - 1):
-        yield f"{op.algorithm} over a {op.group}; it needs a power of two, or choose ring"
+    size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
+    if found.needs_power_of_two and size & (size - 1):
+        without = f" without {op.group.size - size}" if size < op.group.size else ""
+        yield f"{op.algorithm} over a {op.group}{without}; it needs a power of two, or choose ring"
     if type(op) not in found.carries:
         carried = ", ".join(_NAME_OF[each] for each in found.carries)
         yield f"{op.algorithm} is an algorithm of {carried} only; choose ring"

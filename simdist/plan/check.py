@@ -253,7 +253,7 @@ def _lateness(plan: Plan) -> Iterator[tuple[int, int, str]]:
             assert isinstance(op, ops.AllReduce)
             if not 0 < op.drop < op.group.size or op.group.size != plan.world_size:
                 yield number, exchange, f"drops {op.drop}; write fewer than all {plan.world_size} ranks, over all ranks"
-            if op.servers is None or op.servers.members[:1] != (0,) or not sum(op.servers.parts[:1]):
+            if op.servers is not None and (op.servers.members[:1] != (0,) or not sum(op.servers.parts[:1])):
                 where = "servers that are members, the first of them member 0, with a part"
                 yield number, exchange, f"drops the late, without saying where they come to: {where}"
             if len(collectives) > 1:

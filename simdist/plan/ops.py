@@ -215,9 +215,9 @@ class AllReduce:
 
     By the algorithm `server`, every member pushes its part to each of `servers`, and pulls what they have reduced.
 
-    With `drop`, the reduction is over the first `group.size - drop` members that come, and starts with the last of
-    them; of several that come at one time, those of lower numbers are first. Who comes later takes the result. The
-    first server decides who is in.
+    With `drop`, the reduction is over the first `group.size - drop` members that come, by the rule of
+    `simdist.plan.first_come`. Member 0 decides who is in. By the algorithm `server`, these push to `servers`; by any
+    other, they reduce among themselves.
 
     On another lane than `COMM`, such as `AVERAGE`, it runs beside other communication.
     """

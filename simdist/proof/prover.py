@@ -49,6 +49,7 @@ from numpy.typing import NDArray
 from simdist.errors import PlanError
 from simdist.plan import Plan, ops
 from simdist.plan.check import fail_at
+from simdist.plan.first_come import n_in
 from simdist.plan.group import Group, Result
 from simdist.proof.symbols import (
     State,
@@ -520,8 +521,8 @@ class _Proof:
         if isinstance(op, ops.ReduceScatter) and n_atoms % op.group.size:
             raise _BrokenError(f"scatters {n_atoms} slices over a {op.group}; a buffer is scattered once over a group")
         mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
-        n_in = op.group.size - (op.drop if isinstance(op, ops.AllReduce) else 0)
-        divisor = n_in if mean else 1
+        size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
+        divisor = size if mean else 1
         weights = {}
         for tag, each in value.weights.items():
             each.demand_room(op.group.size * divisor)

@@ -1,11 +1,12 @@
 """Synchronous SGD with backup workers: the update takes the first gradients that come."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, ClassVar, Literal, final
 
 from pydantic import BeforeValidator, Field
 
-from simdist.plan import AllReduce, Body, Enter, Group, Plan, Result
+from simdist.plan import AllReduce, Body, Enter, Group, Plan, Result, algorithms
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
@@ -23,8 +24,9 @@ class BackupWorkers(Schedule):
     A rank that comes too late takes the averages of the steps that the others have completed meanwhile, updates its
     parameters with them, and goes on with the newest step. So parameters are the same on all ranks. Who is waited for
     is decided once a step by rank 0, over the whole gradient, which overlaps with no backward pass. The first push it
-    to servers that hold even parts of it, and all ranks pull the averages, late or not. With b = 0 it is synchronous
-    SGD with one bucket, without servers.
+    to servers that hold even parts of it, and all ranks pull the averages, late or not. With the algorithm of an
+    all-reduce, such as `ring`, the first reduce it among themselves, and late ranks pull the average from one of them.
+    With b = 0 it is synchronous SGD with one bucket, without servers.
 
     Source:
         Chen et al., Revisiting Distributed Synchronous SGD, arXiv 1604.00981, section 3, algorithms 3 and 4.
@@ -35,6 +37,7 @@ class BackupWorkers(Schedule):
         {"backup": 0},
         {"backup": 6, "servers": "world"},
         {"backup": 1, "servers": 1},
+        {"backup": 2, "algorithm": "ring"},
     )
 
     place: ClassVar[int] = 70
@@ -48,19 +51,24 @@ class BackupWorkers(Schedule):
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return how many servers there may be, and how many ranks no update waits for."""
+        """Return how many servers there may be, or none, and how many ranks no update waits for."""
+        n_nodes = job.world_size // job.ranks_per_node
+        servers: list[int | str] = ["node", *(count for count in parts.server_counts(job) if count != n_nodes)]
         backups = sorted({max(1, job.world_size // part) for part in _BACKUP_PARTS})
-        return (cls.axis("servers", parts.server_counts(job)), cls.axis("backup", backups))
+        return (cls.axis("servers", servers), cls.axis("algorithm", ["auto", "ring"]), cls.axis("backup", backups))
 
     def default_label(self) -> str:
-        """Return the label, such as `backup-2` or `backup-2-ps-4`."""
-        return f"backup-{self.backup}" + (f"-ps-{self.servers}" if self.servers != "node" else "")
+        """Return the label, such as `backup-2`, `backup-2-ps-4` or `backup-2-ring`."""
+        transport = "" if self._by_servers else f"-{self.algorithm}"
+        return f"backup-{self.backup}{transport}" + (f"-ps-{self.servers}" if self.servers != "node" else "")
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what does not fit: an algorithm, no rank left that is waited for, or no servers."""
         found = []
-        if self.algorithm not in ("auto", "server"):
-            found.append(("algorithm", f"{self.algorithm}: ranks come to a server; leave it out"))
+        n_in = world_size - self.backup
+        if algorithms.needs_power_of_two(self.algorithm) and n_in & (n_in - 1):
+            without = f"the world without {self.backup} has {n_in} ranks"
+            found.append(("algorithm", f"{self.algorithm} needs a power of two; {without}: choose ring"))
         if self.backup >= world_size:
             found.append(("backup", f"{self.backup} of {world_size} ranks: write at most {world_size - 1}"))
         if not 1 <= self._n_servers(world_size, ranks_per_node) <= world_size:
@@ -72,17 +80,23 @@ class BackupWorkers(Schedule):
         """Return whether there are servers to which nobody comes, or a host is to run ahead."""
         if self.backup and self.run_ahead_steps is not None:
             return ["waits for the update before each step, to see which is next: run_ahead_steps has no effect"]
-        idle = self.backup == 0 and self.servers != "node"
-        return ["waits for all ranks, which need no servers: servers has no effect"] if idle else []
+        if self.servers == "node":
+            return []
+        if self.backup == 0:
+            return ["waits for all ranks, which need no servers: servers has no effect"]
+        return [] if self._by_servers else ["the first ranks all-reduce among themselves: servers has no effect"]
 
     def write(self, job: Job) -> Plan:
         """Write the plan."""
         if self.backup == 0:
-            return Sync(label=self.name, bucket_nbytes=None).write(job)
+            algorithm = "auto" if self._by_servers else self.algorithm
+            return Sync(label=self.name, bucket_nbytes=None, algorithm=algorithm).write(job)
         buckets = parts.gradient_buckets(job, first_nbytes=parts.WHOLE_MODEL_NBYTES, nbytes=parts.WHOLE_MODEL_NBYTES)
-        n_servers = self._n_servers(job.world_size, job.ranks_per_node)
-        servers = parts.even_servers(sum(job.tensor_counts), n_servers, job.world_size)
-        exchange = AllReduce("grad.0", Group(job.world_size), algorithm="server", servers=servers, drop=self.backup)
+        exchange = AllReduce("grad.0", Group(job.world_size), algorithm=self.algorithm, drop=self.backup)
+        if self._by_servers:
+            n_servers = self._n_servers(job.world_size, job.ranks_per_node)
+            servers = parts.even_servers(sum(job.tensor_counts), n_servers, job.world_size)
+            exchange = replace(exchange, algorithm="server", servers=servers)
         end = (
             *parts.last_backward(job, buckets, all_reduce=None, algorithm=self.algorithm),
             exchange,
@@ -102,6 +116,10 @@ class BackupWorkers(Schedule):
     def result(self, step: int, job: Job) -> Result:
         """Declare that every step averages the gradients of all ranks but those that are late."""
         return Result(Group(job.world_size), Group(1), job.micro_batches, drop=self.backup)
+
+    @property
+    def _by_servers(self) -> bool:
+        return self.algorithm in ("auto", "server")
 
     def _n_servers(self, world_size: int, ranks_per_node: int) -> int:
         counts: dict[object, int] = {"node": world_size // ranks_per_node, "world": world_size}

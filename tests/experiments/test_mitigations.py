@@ -23,6 +23,16 @@ def test_backup_workers_lose_nothing_to_a_late_rank_and_all_others_the_same_to_a
     assert lost_s["sync"] > 0.05
 
 
+def test_backup_workers_with_a_ring_cost_what_synchronous_sgd_does_with_one_bucket():
+    calm = run.Study(nodes=(8,), n_seeds=1, steps=8, ring=True).scenario(8, "none")
+    by_name = {schedule.name: schedule for schedule in calm.schedules}
+    one_bucket = by_name["sync"].model_copy(update={"bucket_nbytes": None, "label": "one bucket"})
+    schedules = (one_bucket, by_name["backup-ring"], by_name["backup"])
+    one, ring, servers = (row.step_s for row in run.compare(calm.changed(schedules=schedules), n_seeds=1))
+    assert ring == pytest.approx(one, rel=0.01)
+    assert servers > 1.5 * ring
+
+
 def test_who_meets_seldom_loses_less_to_transient_stragglers(rows):
     lost_s = {schedule: added_s(rows, "transient", schedule) for schedule in rows["none"][16]}
     assert lost_s["local-8-overlap2"] < lost_s["local-8"] < lost_s["hsgd-2-8,8-world"] < lost_s["sync"]

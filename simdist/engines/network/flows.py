@@ -1,26 +1,30 @@
-"""Many flows that share resources: their state, in the rows that `max_min` works on.
+"""The flows in flight in a network: their state, in the rows that `max_min` works on.
 
-The rows are lists at first. What they cost is counted, and when that is as much as to load a compiler, they become
-arrays, and functions that numba has compiled take over; the results have the same bits.
+The rows are lists at first. When filling them has cost about as much as to load a compiler, they become arrays, and
+functions that numba has compiled take over. The results have the same bits.
 """
 
 import functools
-import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from simdist.cost.costs import Stage
 from simdist.engines.network import max_min
 
-_PLAIN = 250_000  # pairs of a flow and a resource filled until numba is asked for: about a second
+_PATIENCE = 100_000  # pairs of a flow and a resource filled until numba is asked for: about half a second
 _NARROW = 8  # resources that are taken in one by one: numpy takes longer to begin
-_ROOM = 32  # slots, pairs and resources, at least
-_N_ROWS = (4, 8, 1, 4, 7, 7)  # of the state, see `max_min`
-_SLOTS, _PAIRS, _RESOURCES = range(3)
+_BULK = 32  # flows that join together and are sorted first
+_REMEMBERED = 4096  # stages
+_ROOM = 32  # slots, pairs and components, at least
+_SLOTS, _PAIRS, _RESOURCES, _COMPONENTS = range(4)
+_N_FLOATS = (4, 1, 7, 3)  # rows of the state, see `max_min`
+_N_INTS = (10, 4, 9, 11)
+_N_COUNTS = 5
 
 
 def nothing() -> None:
@@ -33,20 +37,27 @@ class Flow:
     Args:
         stage: The stage that flows.
         then: Called when it has ended.
+        left_nbytes: Bytes left on its most used resource; all of them if left out, inf for a flow without an end.
     """
 
-    __slots__ = ("has_zeros", "kind", "left_nbytes", "most_nbytes", "rate_Bps", "resources", "slot", "stage", "then")
+    __slots__ = ("left_nbytes", "slot", "stage", "then")
 
-    def __init__(self, stage: Stage, then: Callable[[], object]) -> None:
+    def __init__(self, stage: Stage, then: Callable[[], object], left_nbytes: float | None = None) -> None:
         self.stage = stage
         self.then = then
-        self.resources: list[int] = stage.resources.tolist()
-        nbytes: list[float] = stage.nbytes.tolist()
-        self.most_nbytes = self.left_nbytes = max(nbytes, default=0.0)
-        self.has_zeros = 0.0 in nbytes
-        self.rate_Bps = 0.0
-        self.kind = -1  # number of the stage, among few
-        self.slot = max_min.NONE  # among many
+        self.left_nbytes = left_nbytes
+        self.slot = max_min.NONE
+
+
+class _Use(NamedTuple):
+    """What a stage puts on the resources that it needs bytes of, as arrays, and as lists where these are used."""
+
+    stage: Stage  # kept, so that no other takes its id
+    most_nbytes: float
+    resources: list[int]
+    weights: list[float]
+    resource_array: Any
+    weight_array: Any
 
 
 @functools.cache
@@ -70,228 +81,215 @@ def _compiled() -> dict[str, Any]:
     return names
 
 
-class Kernel:
-    """The functions that recompute rates, plain until that has cost as much as to load the compiled ones."""
-
-    __slots__ = ("change_capacities", "is_compiled", "n_filled", "settle")
-
-    def __init__(self, *, n_filled: int = 0) -> None:
-        self.n_filled = n_filled
-        self.is_compiled = False
-        self.settle = max_min.settle
-        self.change_capacities = max_min.change_capacities
-
-    def count(self, n_pairs: int) -> None:
-        """Count the pairs that are filled next."""
-        self.n_filled += n_pairs
-        if not self.is_compiled and (self.n_filled > _PLAIN or _compiled.cache_info().currsize):
-            self.settle = _compiled()["settle"]
-            self.change_capacities = _compiled()["change_capacities"]
-            self.is_compiled = self.settle is not max_min.settle
-
-
-class ManyFlows:
+class Flows:
     """Flows that share resources.
 
-    Flows that join or end take part in, or are missing from, the rates as soon as `settle` is called.
+    Flows that join take part in the rates as soon as `settle` is called; those that have ended or left are missing.
 
     Args:
         capacity_Bps: Bytes per second of every resource; inf where unlimited.
-        now_s: Now.
-        kernel: What recomputes rates.
+        patience: Pairs of a flow and a resource that are filled before the functions are compiled.
     """
 
-    def __init__(self, capacity_Bps: Sequence[float], now_s: float, kernel: Kernel) -> None:
-        self._capacity_Bps = capacity_Bps
-        self._settled_s = now_s
-        self._kernel = kernel
-        self._room = [_ROOM, _ROOM, _ROOM]
-        self._is_array = kernel.is_compiled
-        rows: list[Any] = [self._rows(n, at % 2 == 0, _ROOM) for at, n in enumerate(_N_ROWS)]
-        rows.extend(self._rows(1, False, 4))  # counts
+    def __init__(self, capacity_Bps: Sequence[float], *, patience: int = _PATIENCE) -> None:
+        self._patience = patience
+        self._room = [_ROOM, _ROOM, len(capacity_Bps), _ROOM]
+        self._is_array = False
+        self._settle: Any = max_min.settle
+        self._end: Any = max_min.end
+        self._leave: Any = max_min.leave
+        self._change_capacity: Any = max_min.change_capacity
+        if _compiled.cache_info().currsize:
+            self._compile()
+        rows: list[Any] = []
+        for what in range(4):
+            rows.append(self._rows(_N_FLOATS[what], self._room[what], 0.0))
+            rows.append(self._rows(_N_INTS[what], self._room[what], 0))
+        rows.append(self._rows(1, _N_COUNTS, 0)[0])
         self._state = max_min.State(*rows)
+        self._state.resource_floats[max_min.CAPACITY][:] = list(capacity_Bps)
+        for row in (max_min.HEAD, max_min.TAIL):
+            self._state.resource_ints[row][:] = [max_min.NONE] * len(capacity_Bps)
         self._find_rows()
-        self._clear_resources(0)
+        self._use_of: dict[int, _Use] = {}  # by the id of the stage
         self._flows: list[Flow | None] = []
-        self._free: list[int] = []
-        self._added: list[int] = []
-        self._leaving: list[int] = []
-        self._n_pairs = 0  # those of flows that have left included
-        self._has_changed = False
-        self._number_of = np.full(len(capacity_Bps), max_min.NONE)
-        self._used: set[int] = set()  # those that have a number
-        self._n_numbers = 0
-        self.n_joined = 0
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # slots, by how many pairs they have
+        self._n_pairs = 0
+        self._joining: list[int] = []
+        self._n_joined = 0  # pairs
 
-    def _rows(self, n_rows: int, is_float: bool, length: int) -> Any:
+    def _rows(self, n_rows: int, length: int, zero: float) -> Any:
+        """Return rows of zeros: floats for 0.0, integers for 0."""
         if self._is_array:
-            return np.zeros((n_rows, length), np.float64 if is_float else np.int64)
-        return [[0.0 if is_float else 0] * length for _ in range(n_rows)]
+            return np.zeros((n_rows, length), type(zero))
+        return [[zero] * length for _ in range(n_rows)]
 
     def _find_rows(self) -> None:
         """Have at hand the rows that are used most."""
-        self._left, self._rate, *_ = self._state.flow_floats
-        self._first, self._n_of, *_, self._added_row, self._leaving_row, self._ending_row, _ = self._state.flow_ints
-        self._weight = self._state.pair_floats[max_min.WEIGHT]
-        self._resource = self._state.pair_ints[max_min.RESOURCE]
+        state = self._state
+        self._left = state.flow_floats[max_min.LEFT]
+        self._rate = state.flow_floats[max_min.RATE]
+        self._first = state.flow_ints[max_min.FIRST]
+        self._n_of = state.flow_ints[max_min.N_PAIRS]
+        self._joining_row = state.flow_ints[max_min.JOINING]
+        self._ending_row = state.flow_ints[max_min.ENDING]
+        self._weight = state.pair_floats[max_min.WEIGHT]
+        self._resource = state.pair_ints[max_min.RESOURCE]
+        self._changed = state.component_ints[max_min.CHANGED]
+        self.next_end_s = state.component_floats[max_min.NEXT_END_S]
+        """When the first flows of each component end."""
 
-    def __len__(self) -> int:
-        return len(self._flows) - len(self._free)
+    def _compile(self) -> None:
+        """Let compiled functions take over, on arrays, if there is a compiler."""
+        self._settle = _compiled()["settle"]
+        self._end = _compiled()["end"]
+        self._leave = _compiled()["leave"]
+        self._change_capacity = _compiled()["change_capacity"]
+        self._is_array = self._settle is not max_min.settle
+        self._patience = -1
 
-    def join(self, flow: Flow) -> None:
-        """Take in a flow that has `left_nbytes` left; where it has no bytes, or no limit, nothing is shared."""
-        if self._free:
-            slot = self._free.pop()
-            self._flows[slot] = flow
-        else:
-            slot = len(self._flows)
-            self._flows.append(flow)
-            self._make_room(_SLOTS, slot + 1)
-        flow.slot = slot
-        first = self._n_pairs
-        n_used = len(flow.resources)
-        if first + n_used > self._room[_PAIRS]:
-            self._make_room(_PAIRS, first + n_used)
-        self._added.append(slot)
-        self.n_joined += 1
-        self._left[slot] = flow.left_nbytes
-        self._first[slot] = first
-        resources = flow.stage.resources
-        nbytes = flow.stage.nbytes
-        weights: Any = nbytes / (flow.most_nbytes or 1.0)
-        if n_used <= _NARROW and not flow.has_zeros and self._used.issuperset(flow.resources):
-            number_of = self._number_of
-            resource_row = self._resource
-            weight_row = self._weight
-            for at, weight in enumerate(weights.tolist()):
-                resource_row[first + at] = number_of[flow.resources[at]]
-                weight_row[first + at] = weight
-            self._n_pairs = first + n_used
-            self._n_of[slot] = n_used
-            return
-        numbers: Any = self._number_of[resources]
-        if flow.has_zeros or max_min.NONE in numbers.tolist():
-            self._number(resources[numbers == max_min.NONE].tolist())
-            numbers = self._number_of[resources]
-            used = (numbers != max_min.NONE) & (nbytes > 0)
-            numbers = numbers[used]
-            weights = weights[used]
-        self._n_pairs = end = first + len(numbers)
-        if not self._is_array:
-            numbers = numbers.tolist()
-            weights = weights.tolist()
-        self._resource[first:end] = numbers
-        self._weight[first:end] = weights
-        self._n_of[slot] = len(numbers)
-
-    def _number(self, resources: list[int]) -> None:
-        """Number resources that were not used before, unless they are unlimited."""
-        self._make_room(_RESOURCES, self._n_numbers + len(resources))
-        capacities_Bps = self._state.resource_floats[max_min.CAPACITY]
-        for resource in resources:
-            if self._capacity_Bps[resource] < math.inf:
-                self._number_of[resource] = self._n_numbers
-                self._used.add(resource)
-                capacities_Bps[self._n_numbers] = self._capacity_Bps[resource]
-                self._n_numbers += 1
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled functions recompute rates."""
+        return self._is_array
 
     def _make_room(self, what: int, n: int) -> None:
-        """Make room for so many slots, pairs or resources, and more."""
-        if n <= self._room[what]:
-            return
+        """Make room for so many slots, pairs or components, and more."""
         more = 2 * n - self._room[what]
         self._room[what] += more
         state: list[Any] = list(self._state)
         for at in (2 * what, 2 * what + 1):
-            added = self._rows(_N_ROWS[at], at % 2 == 0, more)
+            added = self._rows(len(state[at]), more, 0 if at % 2 else 0.0)
             if self._is_array:
                 state[at] = np.concatenate([state[at], added], axis=1)
             else:
                 state[at] = [row + more_of_it for row, more_of_it in zip(state[at], added, strict=True)]
         self._state = max_min.State(*state)
         self._find_rows()
-        if what == _RESOURCES:
-            self._clear_resources(self._room[what] - more)
 
-    def _clear_resources(self, first: int) -> None:
-        """Let nobody use the resources from a number on."""
-        for row in (max_min.HEAD, max_min.TAIL, max_min.PLACE):
-            self._state.resource_ints[row][first:] = [max_min.NONE] * (self._room[_RESOURCES] - first)
+    def use(self, stage: Stage) -> _Use:
+        """Return what a stage puts on resources."""
+        use = self._use_of.get(id(stage))
+        if use is None:
+            if len(self._use_of) >= _REMEMBERED:
+                self._use_of.clear()
+            resources = stage.resources
+            nbytes = stage.nbytes
+            most_nbytes = float(nbytes.max()) if len(nbytes) else 0.0
+            if not nbytes.all():
+                resources = resources[nbytes > 0]
+                nbytes = nbytes[nbytes > 0]
+            weights = nbytes / (most_nbytes or 1.0)
+            is_listed = len(weights) <= _NARROW or not self._is_array
+            listed_resources = resources.tolist() if is_listed else []
+            listed_weights = weights.tolist() if is_listed else []
+            use = _Use(stage, most_nbytes, listed_resources, listed_weights, resources, weights)
+            self._use_of[id(stage)] = use
+        return use
 
-    def change_capacity(self, resource: int, capacity_Bps: float) -> None:
+    def join(self, flow: Flow) -> None:
+        """Take in a flow."""
+        _, most_nbytes, resources, weights, resource_array, weight_array = self.use(flow.stage)
+        n_used = len(resource_array)
+        free = self._free[n_used]
+        if free:
+            slot = free.pop()
+            first = int(self._first[slot])
+            self._flows[slot] = flow
+        else:
+            slot = len(self._flows)
+            first = self._n_pairs
+            self._n_pairs += n_used
+            if slot >= self._room[_SLOTS]:
+                self._make_room(_SLOTS, slot + 1)
+                self._make_room(_COMPONENTS, slot + 1)
+            if self._n_pairs > self._room[_PAIRS]:
+                self._make_room(_PAIRS, self._n_pairs)
+            self._flows.append(flow)
+            self._first[slot] = first
+            self._n_of[slot] = n_used
+        flow.slot = slot
+        self._n_joined += n_used
+        self._left[slot] = most_nbytes if flow.left_nbytes is None else flow.left_nbytes
+        if not self._is_array:
+            self._resource[first : first + n_used] = resources
+            self._weight[first : first + n_used] = weights
+        elif n_used <= _NARROW:
+            resource_row = self._resource
+            weight_row = self._weight
+            for at, weight in enumerate(weights, first):
+                weight_row[at] = weight
+                resource_row[at] = resources[at - first]
+        else:
+            self._resource[first : first + n_used] = resource_array
+            self._weight[first : first + n_used] = weight_array
+        self._joining.append(slot)
+
+    def take_out(self, flow: Flow, now_s: float) -> None:
+        """Let a flow leave before its end."""
+        self._leave(flow.slot, now_s, *self._state)
+        self._forget(flow.slot)
+
+    def end(self, component: int, now_s: float) -> list[Flow]:
+        """Take out the flows of a component that end now."""
+        n_ending = self._end(component, now_s, *self._state)
+        slots = [int(self._ending_row[at]) for at in range(n_ending)]
+        return [self._forget(slot) for slot in slots]
+
+    def _forget(self, slot: int) -> Flow:
+        flow = cast(Flow, self._flows[slot])
+        self._flows[slot] = None
+        self._free[int(self._n_of[slot])].append(slot)
+        flow.slot = max_min.NONE
+        return flow
+
+    def change_capacity(self, resource: int, capacity_Bps: float, now_s: float) -> None:
         """Let a resource have another capacity from now on."""
-        number = self._number_of[resource]
-        if number != max_min.NONE:
-            self._state.resource_floats[max_min.CAPACITY][number] = capacity_Bps
-            self._has_changed = True
+        self._change_capacity(resource, capacity_Bps, now_s, *self._state)
 
-    def take_out(self, flow: Flow) -> None:
-        """Let a flow leave."""
-        self._leaving.append(flow.slot)
+    def settle(self, now_s: float) -> list[int]:
+        """Recompute rates where flows have joined or left, or capacities have changed; return these components."""
+        if self._patience >= 0 and self._state.counts[max_min.WORK] + self._n_joined > self._patience:
+            self._compile()
+            if self._is_array:
+                self._state = max_min.State(*(cast(Any, np.array(rows)) for rows in self._state))
+                self._find_rows()
+        joining = self._joining
+        if len(joining) > _BULK:
+            self._sort(joining)
+        joining_row = self._joining_row
+        for at, slot in enumerate(joining):
+            joining_row[at] = slot
+        n_changed = self._settle(len(joining), now_s, *self._state)
+        joining.clear()
+        changed = self._changed
+        return [int(changed[at]) for at in range(n_changed)]
 
-    def end(self) -> list[Flow]:
-        """Take out the flows that end now, which is the time that `settle` said last."""
-        ended = [int(self._ending_row[at]) for at in range(self._state.counts[max_min.N_ENDING])]
-        self._leaving += ended
-        return [cast(Flow, self._flows[slot]) for slot in ended]
-
-    def n_staying(self) -> int:
-        """Return how many flows are left when those are gone that leave."""
-        return len(self) - len(self._leaving)
-
-    def leave(self, now_s: float) -> list[Flow]:
-        """Return all flows, with the bytes they have left now. Nothing else may be asked of it afterwards."""
-        left = self._left
-        rate = self._rate
-        elapsed_s = now_s - self._settled_s
-        gone = {*self._leaving, *self._free}
-        added = {*self._added}
-        staying = [(slot, flow) for slot, flow in enumerate(self._flows) if flow is not None and slot not in gone]
-        for slot, flow in staying:
-            if slot not in added and elapsed_s > 0:
-                flow.left_nbytes = max(float(left[slot] - rate[slot] * elapsed_s), 0.0)
-            elif slot not in added:
-                flow.left_nbytes = float(left[slot])
-        return [flow for _, flow in staying]
+    def _sort(self, joining: list[int]) -> None:
+        """Sort flows by their paces: each then has its place behind those before it."""
+        capacity_Bps = np.array(self._state.resource_floats[max_min.CAPACITY])
+        paces_Bps = {}
+        for slot in joining:
+            use = self.use(cast(Flow, self._flows[slot]).stage)
+            paces_Bps[slot] = float((capacity_Bps[use.resource_array] / use.weight_array).min())
+        joining.sort(key=paces_Bps.__getitem__)
 
     def rate_Bps(self, flow: Flow) -> float:
         """Return the rate of a flow since the last `settle`."""
         return float(self._rate[flow.slot])
 
-    def solve(self, flows: Sequence[Flow]) -> list[float]:
-        """Return the max-min fair rates of flows that flow nowhere else; nobody else is here then, or was before."""
-        if self._flows:
-            self._leaving = list(range(len(self._flows)))
-            self.settle(0.0)
-            # as new, but for the numbers of resources
-            self._flows = []
-            self._free = []
-            self._n_pairs = 0
-        for flow in flows:
-            self.join(flow)
-        self.settle(0.0)
-        return [float(self._rate[flow.slot]) for flow in flows]
+    def component_on(self, resource: int) -> int | None:
+        """Return the component on a resource, if there is one."""
+        head = self._state.resource_ints[max_min.HEAD][resource]
+        if head == max_min.NONE:
+            return None
+        flow = self._state.pair_ints[max_min.FLOW][head]
+        return int(self._state.flow_ints[max_min.COMPONENT][flow])
 
-    def settle(self, now_s: float) -> float:
-        """Let all flow at max-min fair rates from now on; return when the next of them ends."""
-        if not self._kernel.is_compiled and self._flows:
-            self._kernel.count(self._n_pairs * len(self) // len(self._flows))
-        if self._kernel.is_compiled and not self._is_array:
-            self._state = max_min.State(*(cast(Any, np.array(rows)) for rows in self._state))
-            self._is_array = True
-            self._find_rows()
-        if self._has_changed:
-            self._has_changed = False
-            self._kernel.change_capacities(self._n_numbers, self._state)
-        for at, slot in enumerate(self._added):  # one by one: usually there is one
-            self._added_row[at] = slot
-        for at, slot in enumerate(self._leaving):
-            self._leaving_row[at] = slot
-            self._flows[slot] = None
-        self._state.counts[max_min.N_SLOTS] = len(self._flows)
-        next_s = self._kernel.settle(now_s - self._settled_s, len(self._leaving), len(self._added), *self._state)
-        self._free += self._leaving
-        self._leaving = []
-        self._added = []
-        self._settled_s = now_s
-        return now_s + next_s
+    def in_flight(self) -> dict[int, list[Flow]]:
+        """Return the flows of every component."""
+        found: defaultdict[int, list[Flow]] = defaultdict(list)
+        for slot, flow in enumerate(self._flows):
+            if flow is not None and slot not in self._joining:
+                found[int(self._state.flow_ints[max_min.COMPONENT][slot])].append(flow)
+        return found

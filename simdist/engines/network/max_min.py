@@ -36,11 +36,17 @@ What need not be looked at is left out, and changes no bit of a rate:
 Subtracting leaves rounding behind; a load of which little is left is therefore summed again, at most once for each
 factor of a thousand by which its weights differ, or its users become fewer.
 
+A *component* is a set of flows that share resources, directly or through others. Rates are recomputed in the components
+in which something has changed; the others do not notice. A flow that joins unites the components on its resources. When
+flows leave, a component may fall apart. Few flows are examined at once. More of them are examined when several times as
+many have joined since: until then it only costs time that they are recomputed together.
+
 State lies in rows, lists or arrays, that the functions below change in place: a float `[n_slots]` of a flow is
-`state.flow_floats[LEFT]`, and so on. Flows have slots, their pairs with resources lie one after the other, and every
-resource has a doubly linked list of the pairs that use it, in the order in which they came. No function allocates,
-raises or calls anything but those above it, so that numba can compile them: without fast math, so that rates, and with
-them all times, have the same bits either way.
+`state.flow_floats[LEFT]`, and so on. Flows have slots. The pairs of a flow with its resources lie one after the other.
+Every resource has a doubly linked list of the pairs that use it, in the order in which they came. Every component has a
+doubly linked list of its flows, in the order of their paces, and one of its hubs. No function allocates, raises or
+calls anything but those above it, so that numba can compile them: without fast math, so that rates, and with them all
+times, have the same bits either way.
 
 Source:
     Bertsekas & Gallager, Data Networks, 2nd ed., section 6.5.2: the definition, bottlenecks and progressive filling,
@@ -53,14 +59,21 @@ _SAME = 1e-12  # resources that are full within this share of the level are full
 _PRECISE = 2.0**-10  # a load that subtraction has brought below this share of itself is summed again
 _NEARLY = 1.0 - 1e-9  # of its capacity: a resource that carries less at most stops nobody
 _TOGETHER = 1e-12  # flows due within this share of the time to the next end end together
+_FEW = 16  # flows that are examined whenever one leaves
+# More of them are examined after this many have joined, and this many for each that is left.
+_JOINED = 64
+_JOINED_EACH = 16
 
 LEFT, RATE, PACE, DUE = range(4)  # floats of a flow: bytes left, bytes per second, those alone, seconds to its end
-FIRST, N_PAIRS, RISING, ORDER, ADDED, LEAVING, ENDING, STOPPING = range(8)  # integers of a flow; lists of slots
+FIRST, N_PAIRS, RISING, COMPONENT, SLOWER, FASTER, JOINING, ENDING, STOPPING, ORDER = range(10)  # ints of a flow; lists
 WEIGHT = 0  # float of a pair
 RESOURCE, FLOW, NEXT, PREVIOUS = range(4)  # integers of a pair
 CAPACITY, LOAD, DEMAND, RISING_LOAD, SUMMED_LOAD, LEFT_BPS, FULL_AT = range(7)  # floats of a resource
-HEAD, TAIL, N_USERS, N_RISING, PLACE, HUBS, CHANGED = range(7)  # integers of a resource; a list of resources
-N_FLOWS, N_HUBS, N_SLOTS, N_ENDING = range(4)  # counts
+HEAD, TAIL, N_USERS, N_RISING, IS_HUB, NEXT_HUB, PREVIOUS_HUB, MARK, HUBS = range(9)  # integers of a resource; a list
+SETTLED_S, NEXT_END_S, LATEST_S = range(3)  # floats of a component: when its flows were moved, end next; last due then
+# Integers of a component. The last three are lists of components.
+SLOWEST, FASTEST, FIRST_HUB, N_FLOWS, N_JOINED, PARENT, IS_CHANGED, HAS_SHRUNK, CHANGED, FREE, GONE = range(11)
+N_COMPONENTS, N_CHANGED, N_FREE, N_GONE, WORK = range(5)  # counts
 NONE = -1
 
 Floats: TypeAlias = list[list[float]]
@@ -68,16 +81,18 @@ Ints: TypeAlias = list[list[int]]
 
 
 class State(NamedTuple):
-    """Rows of the same length, lists or an array of two dimensions, for flows, pairs and resources.
+    """Rows of the same length, lists or an array of two dimensions, for flows, pairs, resources and components.
 
     Args:
         flow_floats: Of every slot of a flow, by `LEFT` to `DUE`.
-        flow_ints: Likewise, by `FIRST` to `STOPPING`.
+        flow_ints: Likewise, by `FIRST` to `ORDER`.
         pair_floats: Of every pair of a flow and a resource, by `WEIGHT`.
         pair_ints: Likewise, by `RESOURCE` to `PREVIOUS`.
         resource_floats: Of every resource, by `CAPACITY` to `FULL_AT`.
-        resource_ints: Likewise, by `HEAD` to `CHANGED`.
-        counts: By `N_FLOWS` to `N_ENDING`.
+        resource_ints: Likewise, by `HEAD` to `HUBS`.
+        component_floats: Of every component, by `SETTLED_S` to `LATEST_S`; there are no more of them than flows.
+        component_ints: Likewise, by `SLOWEST` to `GONE`.
+        counts: By `N_COMPONENTS` to `WORK`.
     """
 
     flow_floats: Floats
@@ -86,28 +101,42 @@ class State(NamedTuple):
     pair_ints: Ints
     resource_floats: Floats
     resource_ints: Ints
+    component_floats: Floats
+    component_ints: Ints
     counts: list[int]
 
 
-def place_hub(resource: int, state: State) -> None:
-    """Let a resource be a hub if it may stop its users."""
-    place = state.resource_ints[PLACE]
-    hubs = state.resource_ints[HUBS]
+def take_out_hub(resource: int, component: int, state: State) -> None:
+    """Take a hub out of the list of its component."""
+    before = state.resource_ints[PREVIOUS_HUB][resource]
+    after = state.resource_ints[NEXT_HUB][resource]
+    if before == NONE:
+        state.component_ints[FIRST_HUB][component] = after
+    else:
+        state.resource_ints[NEXT_HUB][before] = after
+    if after != NONE:
+        state.resource_ints[PREVIOUS_HUB][after] = before
+    state.resource_ints[IS_HUB][resource] = 0
+
+
+def place_hub(resource: int, component: int, state: State) -> None:
+    """Let a resource be a hub of its component if it may stop its users."""
+    is_hub = state.resource_ints[IS_HUB]
     may_fill = state.resource_floats[DEMAND][resource] > state.resource_floats[CAPACITY][resource] * _NEARLY
     if state.resource_ints[N_USERS][resource] > 1 and may_fill:
-        if place[resource] == NONE:
-            place[resource] = state.counts[N_HUBS]
-            hubs[state.counts[N_HUBS]] = resource
-            state.counts[N_HUBS] += 1
-    elif place[resource] != NONE:
-        state.counts[N_HUBS] -= 1
-        last = hubs[state.counts[N_HUBS]]
-        hubs[place[resource]] = last
-        place[last] = place[resource]
-        place[resource] = NONE
+        if not is_hub[resource]:
+            first = state.component_ints[FIRST_HUB][component]
+            state.resource_ints[NEXT_HUB][resource] = first
+            state.resource_ints[PREVIOUS_HUB][resource] = NONE
+            if first != NONE:
+                state.resource_ints[PREVIOUS_HUB][first] = resource
+            state.component_ints[FIRST_HUB][component] = resource
+            is_hub[resource] = 1
+    elif is_hub[resource]:
+        take_out_hub(resource, component, state)
 
 
-def recount(resource: int, state: State) -> None:
+def recount(resource: int, component: int, state: State) -> None:
     """Sum what the users of a resource take of it."""
     pace = state.flow_floats[PACE]
     weight = state.pair_floats[WEIGHT]
@@ -122,32 +151,231 @@ def recount(resource: int, state: State) -> None:
         pair = following[pair]
     state.resource_floats[LOAD][resource] = load
     state.resource_floats[DEMAND][resource] = demand
-    place_hub(resource, state)
+    place_hub(resource, component, state)
 
 
-def advance(elapsed_s: float, state: State) -> None:
-    """Let all flow at their rates for some seconds."""
-    left = state.flow_floats[LEFT]
-    rate = state.flow_floats[RATE]
-    order = state.flow_ints[ORDER]
-    for at in range(state.counts[N_FLOWS]):
-        flow = order[at]
-        left[flow] -= rate[flow] * elapsed_s
+def find_component(flow: int, state: State) -> int:
+    """Return the component of a flow, which may have been united with others."""
+    parent = state.component_ints[PARENT]
+    component = state.flow_ints[COMPONENT][flow]
+    while parent[component] != component:
+        component = parent[component]
+    return component
 
 
-def remove(n_leaving: int, state: State) -> None:
-    """Take out the flows that leave."""
+def new_component(now_s: float, state: State) -> int:
+    """Return a component without flows."""
+    if state.counts[N_FREE]:
+        state.counts[N_FREE] -= 1
+        component = state.component_ints[FREE][state.counts[N_FREE]]
+    else:
+        component = state.counts[N_COMPONENTS]
+        state.counts[N_COMPONENTS] += 1
+    state.component_floats[SETTLED_S][component] = now_s
+    state.component_floats[NEXT_END_S][component] = float("inf")
+    state.component_ints[SLOWEST][component] = NONE
+    state.component_ints[FASTEST][component] = NONE
+    state.component_ints[FIRST_HUB][component] = NONE
+    state.component_ints[N_FLOWS][component] = 0
+    state.component_ints[N_JOINED][component] = 0
+    state.component_ints[PARENT][component] = component
+    state.component_ints[IS_CHANGED][component] = 0
+    state.component_ints[HAS_SHRUNK][component] = 0
+    return component
+
+
+def note_change(component: int, state: State) -> None:
+    """Put a component among those of which rates are to be recomputed."""
+    if not state.component_ints[IS_CHANGED][component]:
+        state.component_ints[IS_CHANGED][component] = 1
+        state.component_ints[CHANGED][state.counts[N_CHANGED]] = component
+        state.counts[N_CHANGED] += 1
+
+
+def advance(component: int, now_s: float, state: State) -> None:
+    """Let the bytes of a component flow until now."""
+    elapsed_s = now_s - state.component_floats[SETTLED_S][component]
+    if elapsed_s > 0:
+        state.component_floats[SETTLED_S][component] = now_s
+        left = state.flow_floats[LEFT]
+        rate = state.flow_floats[RATE]
+        faster = state.flow_ints[FASTER]
+        flow = state.component_ints[SLOWEST][component]
+        while flow != NONE:
+            left[flow] -= rate[flow] * elapsed_s
+            flow = faster[flow]
+
+
+def insert(flow: int, after: int, component: int, state: State) -> None:
+    """Put a flow behind another one in the order of paces, or first of all."""
+    slower = state.flow_ints[SLOWER]
+    faster = state.flow_ints[FASTER]
+    if after == NONE:
+        following = state.component_ints[SLOWEST][component]
+        state.component_ints[SLOWEST][component] = flow
+    else:
+        following = faster[after]
+        faster[after] = flow
+    slower[flow] = after
+    faster[flow] = following
+    if following == NONE:
+        state.component_ints[FASTEST][component] = flow
+    else:
+        slower[following] = flow
+
+
+def take_out(flow: int, component: int, state: State) -> None:
+    """Take a flow out of the order of paces."""
+    before = state.flow_ints[SLOWER][flow]
+    after = state.flow_ints[FASTER][flow]
+    if before == NONE:
+        state.component_ints[SLOWEST][component] = after
+    else:
+        state.flow_ints[FASTER][before] = after
+    if after == NONE:
+        state.component_ints[FASTEST][component] = before
+    else:
+        state.flow_ints[SLOWER][after] = before
+
+
+def place_by_pace(flow: int, component: int, state: State) -> None:
+    """Put a flow among those of a component, in the order of paces, after equals."""
+    pace = state.flow_floats[PACE]
+    slower = state.flow_ints[SLOWER]
+    own = pace[flow]
+    at = state.component_ints[FASTEST][component]
+    while at != NONE and pace[at] > own:
+        at = slower[at]
+    insert(flow, at, component, state)
+
+
+def find_pace(flow: int, state: State) -> None:
+    """Find out how fast a flow is alone."""
+    capacity = state.resource_floats[CAPACITY]
+    weight = state.pair_floats[WEIGHT]
+    resource_of = state.pair_ints[RESOURCE]
+    first = state.flow_ints[FIRST][flow]
+    own = float("inf")
+    for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
+        alone = capacity[resource_of[pair]] / weight[pair]
+        if alone < own:
+            own = alone
+    state.flow_floats[PACE][flow] = own
+
+
+def unite(one: int, other: int, state: State) -> int:
+    """Make one component of two, which is the larger one of them; return it."""
+    n_flows = state.component_ints[N_FLOWS]
+    if n_flows[other] > n_flows[one]:
+        larger = other
+        smaller = one
+    else:
+        larger = one
+        smaller = other
+    pace = state.flow_floats[PACE]
+    slower = state.flow_ints[SLOWER]
+    at = state.component_ints[FASTEST][larger]
+    flow = state.component_ints[FASTEST][smaller]
+    while flow != NONE:
+        following = slower[flow]
+        state.flow_ints[COMPONENT][flow] = larger
+        while at != NONE and pace[at] > pace[flow]:
+            at = slower[at]
+        insert(flow, at, larger, state)
+        flow = following
+    first = state.component_ints[FIRST_HUB][smaller]
+    if first != NONE:
+        next_hub = state.resource_ints[NEXT_HUB]
+        last = first
+        while next_hub[last] != NONE:
+            last = next_hub[last]
+        following = state.component_ints[FIRST_HUB][larger]
+        next_hub[last] = following
+        if following != NONE:
+            state.resource_ints[PREVIOUS_HUB][following] = last
+        state.component_ints[FIRST_HUB][larger] = first
+    n_flows[larger] += n_flows[smaller]
+    state.component_ints[N_JOINED][larger] += n_flows[smaller]
+    if state.component_ints[HAS_SHRUNK][smaller]:
+        state.component_ints[HAS_SHRUNK][larger] = 1
+    state.component_ints[SLOWEST][smaller] = NONE  # whose next end may still be planned
+    state.component_ints[PARENT][smaller] = larger
+    state.component_ints[GONE][state.counts[N_GONE]] = smaller
+    state.counts[N_GONE] += 1
+    return larger
+
+
+def join(flow: int, now_s: float, state: State) -> None:
+    """Take a flow into the component on its resources, and make one of several; it gets its place in order later."""
+    weight = state.pair_floats[WEIGHT]
+    resource_of = state.pair_ints[RESOURCE]
+    flow_of = state.pair_ints[FLOW]
+    following = state.pair_ints[NEXT]
+    previous = state.pair_ints[PREVIOUS]
+    head = state.resource_ints[HEAD]
+    tail = state.resource_ints[TAIL]
+    n_users = state.resource_ints[N_USERS]
+    load = state.resource_floats[LOAD]
+    demand = state.resource_floats[DEMAND]
+    first = state.flow_ints[FIRST][flow]
+    end = first + state.flow_ints[N_PAIRS][flow]
+    component = NONE
+    for pair in range(first, end):
+        user = head[resource_of[pair]]
+        if user != NONE:
+            found = find_component(flow_of[user], state)
+            if found != component:
+                advance(found, now_s, state)
+                component = found if component == NONE else unite(component, found, state)
+    if component == NONE:
+        component = new_component(now_s, state)
+    state.flow_ints[COMPONENT][flow] = component
+    state.component_ints[N_FLOWS][component] += 1
+    state.component_ints[N_JOINED][component] += 1
+    note_change(component, state)
+    find_pace(flow, state)
+    own = state.flow_floats[PACE][flow]
+    for pair in range(first, end):
+        resource = resource_of[pair]
+        flow_of[pair] = flow
+        following[pair] = NONE
+        previous[pair] = tail[resource]
+        if tail[resource] == NONE:
+            head[resource] = pair
+            load[resource] = 0.0
+            demand[resource] = 0.0
+        else:
+            following[tail[resource]] = pair
+        tail[resource] = pair
+        n_users[resource] += 1
+        load[resource] += weight[pair]
+        demand[resource] += weight[pair] * own
+        place_hub(resource, component, state)
+
+
+def recount_around(flow: int, component: int, state: State) -> None:
+    """Sum anew what is taken of those resources of a flow that have a mark, and remove the mark."""
+    mark = state.resource_ints[MARK]
+    first = state.flow_ints[FIRST][flow]
+    for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
+        resource = state.pair_ints[RESOURCE][pair]
+        if mark[resource]:
+            mark[resource] = 0
+            recount(resource, component, state)
+
+
+def remove(n_leaving: int, component: int, state: State) -> None:
+    """Take out the flows of a component that stand in `ENDING`."""
     first = state.flow_ints[FIRST]
     n_pairs = state.flow_ints[N_PAIRS]
-    leaving = state.flow_ints[LEAVING]
-    order = state.flow_ints[ORDER]
+    leaving = state.flow_ints[ENDING]
     resource_of = state.pair_ints[RESOURCE]
     following = state.pair_ints[NEXT]
     previous = state.pair_ints[PREVIOUS]
     head = state.resource_ints[HEAD]
     tail = state.resource_ints[TAIL]
     n_users = state.resource_ints[N_USERS]
-    changed = state.resource_ints[CHANGED]
+    mark = state.resource_ints[MARK]
     for number in range(n_leaving):
         flow = leaving[number]
         for pair in range(first[flow], first[flow] + n_pairs[flow]):
@@ -163,74 +391,83 @@ def remove(n_leaving: int, state: State) -> None:
             else:
                 previous[after] = before
             n_users[resource] -= 1
-            changed[resource] = 1
+            mark[resource] = 1
+        take_out(flow, component, state)
     for number in range(n_leaving):
-        flow = leaving[number]
-        for pair in range(first[flow], first[flow] + n_pairs[flow]):
-            resource = resource_of[pair]
-            if changed[resource]:
-                changed[resource] = 0
-                recount(resource, state)
-        state.flow_ints[RISING][flow] = NONE
-    n_kept = 0
-    for at in range(state.counts[N_FLOWS]):
-        flow = order[at]
-        if state.flow_ints[RISING][flow] != NONE:
-            order[n_kept] = flow
-            n_kept += 1
-    state.counts[N_FLOWS] = n_kept
+        recount_around(leaving[number], component, state)
+    state.component_ints[N_FLOWS][component] -= n_leaving
+    state.component_ints[HAS_SHRUNK][component] = 1
+    note_change(component, state)
 
 
-def place_by_pace(flow: int, n_before: int, state: State) -> None:
-    """Find out how fast a flow is alone, and put it among the first of those in order, after equals."""
-    pace = state.flow_floats[PACE]
-    order = state.flow_ints[ORDER]
-    capacity = state.resource_floats[CAPACITY]
-    own = float("inf")
-    for pair in range(state.flow_ints[FIRST][flow], state.flow_ints[FIRST][flow] + state.flow_ints[N_PAIRS][flow]):
-        alone = capacity[state.pair_ints[RESOURCE][pair]] / state.pair_floats[WEIGHT][pair]
-        if alone < own:
-            own = alone
-    pace[flow] = own
-    at = n_before
-    while at > 0 and pace[order[at - 1]] > own:
-        order[at] = order[at - 1]
-        at -= 1
-    order[at] = flow
-
-
-def add(n_added: int, state: State) -> None:
-    """Take in flows, of which bytes left, pairs, resources and weights are there."""
-    weight = state.pair_floats[WEIGHT]
-    resource_of = state.pair_ints[RESOURCE]
+def mark_connected(component: int, state: State) -> int:
+    """Mark the resources of those that are connected with the slowest flow, list these flows, and return how many."""
+    reached = state.flow_ints[STOPPING]
+    rising = state.flow_ints[RISING]
+    mark = state.resource_ints[MARK]
     following = state.pair_ints[NEXT]
-    previous = state.pair_ints[PREVIOUS]
-    head = state.resource_ints[HEAD]
-    tail = state.resource_ints[TAIL]
-    n_users = state.resource_ints[N_USERS]
-    load = state.resource_floats[LOAD]
-    demand = state.resource_floats[DEMAND]
-    for number in range(n_added):
-        flow = state.flow_ints[ADDED][number]
-        state.flow_ints[RISING][flow] = 0
-        place_by_pace(flow, state.counts[N_FLOWS], state)
-        state.counts[N_FLOWS] += 1
-        for pair in range(state.flow_ints[FIRST][flow], state.flow_ints[FIRST][flow] + state.flow_ints[N_PAIRS][flow]):
-            resource = resource_of[pair]
-            state.pair_ints[FLOW][pair] = flow
-            following[pair] = NONE
-            previous[pair] = tail[resource]
-            if tail[resource] == NONE:
-                head[resource] = pair
-                load[resource] = 0.0
-                demand[resource] = 0.0
-            else:
-                following[tail[resource]] = pair
-            tail[resource] = pair
-            n_users[resource] += 1
-            load[resource] += weight[pair]
-            demand[resource] += weight[pair] * state.flow_floats[PACE][flow]
-            place_hub(resource, state)
+    flow = state.component_ints[SLOWEST][component]
+    rising[flow] = 2
+    reached[0] = flow
+    n_reached = 1
+    number = 0
+    while number < n_reached:
+        flow = reached[number]
+        number += 1
+        first = state.flow_ints[FIRST][flow]
+        for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
+            resource = state.pair_ints[RESOURCE][pair]
+            if mark[resource]:
+                continue
+            mark[resource] = 1
+            user = state.resource_ints[HEAD][resource]
+            while user != NONE:
+                other = state.pair_ints[FLOW][user]
+                if rising[other] != 2:
+                    rising[other] = 2
+                    reached[n_reached] = other
+                    n_reached += 1
+                user = following[user]
+    for number in range(n_reached):
+        flow = reached[number]
+        first = state.flow_ints[FIRST][flow]
+        for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
+            mark[state.pair_ints[RESOURCE][pair]] = 0
+    return n_reached
+
+
+def fall_apart(component: int, state: State) -> None:
+    """Let those have a component of their own that are not connected with the rest."""
+    rising = state.flow_ints[RISING]
+    while True:
+        n_reached = mark_connected(component, state)
+        n_flows = state.component_ints[N_FLOWS][component]
+        if n_reached < n_flows:
+            other = new_component(state.component_floats[SETTLED_S][component], state)
+            note_change(other, state)
+            flow = state.component_ints[SLOWEST][component]
+            while flow != NONE:
+                following = state.flow_ints[FASTER][flow]
+                if rising[flow] == 2:
+                    take_out(flow, component, state)
+                    insert(flow, state.component_ints[FASTEST][other], other, state)
+                    state.flow_ints[COMPONENT][flow] = other
+                flow = following
+            hub = state.component_ints[FIRST_HUB][component]
+            while hub != NONE:
+                following = state.resource_ints[NEXT_HUB][hub]
+                if rising[state.pair_ints[FLOW][state.resource_ints[HEAD][hub]]] == 2:
+                    take_out_hub(hub, component, state)
+                    place_hub(hub, other, state)
+                hub = following
+            state.component_ints[N_FLOWS][component] = n_flows - n_reached
+            state.component_ints[N_FLOWS][other] = n_reached
+            state.component_ints[N_JOINED][other] = n_reached
+        for number in range(n_reached):
+            rising[state.flow_ints[STOPPING][number]] = 0
+        if n_reached == n_flows:
+            state.component_ints[N_JOINED][component] = n_flows
+            return
 
 
 def give_back(n_stopped: int, level: float, state: State) -> None:
@@ -244,12 +481,12 @@ def give_back(n_stopped: int, level: float, state: State) -> None:
     left = state.resource_floats[LEFT_BPS]
     full_at = state.resource_floats[FULL_AT]
     n_rising = state.resource_ints[N_RISING]
-    place = state.resource_ints[PLACE]
+    is_hub = state.resource_ints[IS_HUB]
     for number in range(n_stopped):
         flow = stopping[number]
         for pair in range(first[flow], first[flow] + n_pairs[flow]):
             resource = resource_of[pair]
-            if place[resource] != NONE:
+            if is_hub[resource]:
                 n_rising[resource] -= 1
                 load[resource] -= weight[pair]
                 left[resource] -= weight[pair] * level
@@ -257,7 +494,7 @@ def give_back(n_stopped: int, level: float, state: State) -> None:
         flow = stopping[number]
         for pair in range(first[flow], first[flow] + n_pairs[flow]):
             resource = resource_of[pair]
-            if place[resource] == NONE:
+            if not is_hub[resource]:
                 continue
             if n_rising[resource] == 0:
                 full_at[resource] = float("inf")
@@ -274,19 +511,23 @@ def give_back(n_stopped: int, level: float, state: State) -> None:
             full_at[resource] = left[resource] / load[resource]
 
 
-def fill(state: State) -> None:
-    """Raise all rates together and stop flows, until none rises."""
+def fill(component: int, state: State) -> None:
+    """Raise all rates of a component together and stop flows, until none rises."""
     rate = state.flow_floats[RATE]
     pace = state.flow_floats[PACE]
     rising = state.flow_ints[RISING]
-    order = state.flow_ints[ORDER]
+    faster = state.flow_ints[FASTER]
     stopping = state.flow_ints[STOPPING]
-    hubs = state.resource_ints[HUBS]
+    next_hub = state.resource_ints[NEXT_HUB]
     full_at = state.resource_floats[FULL_AT]
-    n_flows = state.counts[N_FLOWS]
-    n_hubs = state.counts[N_HUBS]
-    for number in range(n_hubs):
-        hub = hubs[number]
+    hubs = state.resource_ints[HUBS]  # lists are faster to go through than chains
+    order = state.flow_ints[ORDER]
+    work = 0
+    n_hubs = 0
+    hub = state.component_ints[FIRST_HUB][component]
+    while hub != NONE:
+        hubs[n_hubs] = hub
+        n_hubs += 1
         load = state.resource_floats[LOAD][hub]
         capacity = state.resource_floats[CAPACITY][hub]
         state.resource_floats[RISING_LOAD][hub] = load
@@ -294,10 +535,17 @@ def fill(state: State) -> None:
         state.resource_floats[LEFT_BPS][hub] = capacity
         full_at[hub] = capacity / load
         state.resource_ints[N_RISING][hub] = state.resource_ints[N_USERS][hub]
-    for number in range(n_flows):
-        flow = order[number]
+        hub = next_hub[hub]
+    n_flows = 0
+    flow = state.component_ints[SLOWEST][component]
+    while flow != NONE:
+        order[n_flows] = flow
+        n_flows += 1
         rising[flow] = 1
         rate[flow] = float("inf")
+        work += state.flow_ints[N_PAIRS][flow]
+        flow = faster[flow]
+    state.counts[WORK] += work
     level = 0.0
     lowest = -1.0
     second = -1.0
@@ -311,21 +559,27 @@ def fill(state: State) -> None:
         if max(level, slowest) * (1 + _SAME) >= lowest:
             lowest = float("inf")
             second = float("inf")
+            n_open = 0
             for number in range(n_hubs):
-                each = full_at[hubs[number]]
+                hub = hubs[number]
+                each = full_at[hub]
+                if each == float("inf"):
+                    continue  # nobody rises there, and nobody will
+                hubs[n_open] = hub
+                n_open += 1
                 if each < second:
                     if each < lowest:
                         second = lowest
                         lowest = each
-                        lowest_hub = hubs[number]
+                        lowest_hub = hub
                     else:
                         second = each
+            n_hubs = n_open
         if min(slowest, lowest) == float("inf"):
             return
         level = max(level, min(slowest, lowest))
         limit = level * (1 + _SAME)
         n_stopped = 0
-        n_reasons = 0
         number = at
         while number < n_flows and pace[order[number]] <= limit:
             flow = order[number]
@@ -333,7 +587,6 @@ def fill(state: State) -> None:
                 rising[flow] = 2
                 stopping[n_stopped] = flow
                 n_stopped += 1
-                n_reasons += 1
             number += 1
         if lowest <= limit:
             for number in range(n_hubs):
@@ -341,7 +594,6 @@ def fill(state: State) -> None:
                 if second > limit:
                     hub = lowest_hub
                 if full_at[hub] <= limit:
-                    n_reasons += 1
                     pair = state.resource_ints[HEAD][hub]
                     while pair != NONE:
                         flow = state.pair_ints[FLOW][pair]
@@ -352,12 +604,6 @@ def fill(state: State) -> None:
                         pair = state.pair_ints[NEXT][pair]
                 if second > limit:
                     break
-        if n_reasons > 1:
-            n_stopped = 0
-            for flow in range(state.counts[N_SLOTS]):
-                if rising[flow] == 2:
-                    stopping[n_stopped] = flow
-                    n_stopped += 1
         for number in range(n_stopped):
             rising[stopping[number]] = 0
             rate[stopping[number]] = level
@@ -366,74 +612,234 @@ def fill(state: State) -> None:
             give_back(n_stopped, level, state)
 
 
-def find_next_end(state: State) -> float:
-    """Return in how many seconds the first flows end, and list them; a flow of rate 0 does not."""
+def find_next_end(component: int, state: State) -> None:
+    """Find out when the first flows of a component end; a flow of rate 0 does not."""
     left = state.flow_floats[LEFT]
     rate = state.flow_floats[RATE]
     due = state.flow_floats[DUE]
-    order = state.flow_ints[ORDER]
+    faster = state.flow_ints[FASTER]
     next_s = float("inf")
-    for at in range(state.counts[N_FLOWS]):
-        flow = order[at]
+    flow = state.component_ints[SLOWEST][component]
+    while flow != NONE:
         if rate[flow] > 0:
             due[flow] = left[flow] / rate[flow]
             if due[flow] < next_s:
                 next_s = due[flow]
         else:
             due[flow] = float("inf")
-    state.counts[N_ENDING] = 0
-    if next_s == float("inf"):
-        return next_s
+        flow = faster[flow]
     next_s = max(next_s, 0.0)
-    for at in range(state.counts[N_FLOWS]):
-        flow = order[at]
-        if due[flow] <= next_s * (1 + _TOGETHER):
-            state.flow_ints[ENDING][state.counts[N_ENDING]] = flow
-            state.counts[N_ENDING] += 1
-    return next_s
+    state.component_floats[NEXT_END_S][component] = state.component_floats[SETTLED_S][component] + next_s
+    state.component_floats[LATEST_S][component] = next_s * (1 + _TOGETHER)
+
+
+def take_up(n_joining: int, now_s: float, state: State) -> None:
+    """Let the flows that stand in `JOINING` join."""
+    for number in range(n_joining):
+        join(state.flow_ints[JOINING][number], now_s, state)
+
+
+def recompute(n_joining: int, now_s: float, state: State) -> int:
+    """Recompute the rates of the components that have changed; return how many, which stand in `CHANGED`."""
+    for number in range(n_joining):
+        flow = state.flow_ints[JOINING][number]
+        component = find_component(flow, state)
+        state.flow_ints[COMPONENT][flow] = component
+        place_by_pace(flow, component, state)
+    changed = state.component_ints[CHANGED]
+    at = 0
+    n_recomputed = 0
+    while at < state.counts[N_CHANGED]:
+        component = changed[at]
+        at += 1
+        state.component_ints[IS_CHANGED][component] = 0
+        if state.component_ints[PARENT][component] != component:
+            continue
+        n_flows = state.component_ints[N_FLOWS][component]
+        if n_flows == 0:
+            state.component_ints[GONE][state.counts[N_GONE]] = component
+            state.counts[N_GONE] += 1
+            continue
+        is_examined = n_flows <= _FEW or state.component_ints[N_JOINED][component] > _JOINED + _JOINED_EACH * n_flows
+        if state.component_ints[HAS_SHRUNK][component] and is_examined:
+            fall_apart(component, state)
+        state.component_ints[HAS_SHRUNK][component] = 0
+        fill(component, state)
+        find_next_end(component, state)
+        changed[n_recomputed] = component
+        n_recomputed += 1
+    for number in range(state.counts[N_GONE]):
+        state.component_ints[FREE][state.counts[N_FREE]] = state.component_ints[GONE][number]
+        state.counts[N_FREE] += 1
+    state.counts[N_CHANGED] = 0
+    state.counts[N_GONE] = 0
+    return n_recomputed
 
 
 def settle(
-    elapsed_s: float,
-    n_leaving: int,
-    n_added: int,
+    n_joining: int,
+    now_s: float,
     flow_floats: Floats,
     flow_ints: Ints,
     pair_floats: Floats,
     pair_ints: Ints,
     resource_floats: Floats,
     resource_ints: Ints,
+    component_floats: Floats,
+    component_ints: Ints,
     counts: list[int],
-) -> float:
-    """Let all flow for some seconds, let flows leave and join, recompute all rates; return when the first one ends.
+) -> int:
+    """Let flows join, and recompute the rates of the components that have changed.
 
     Args:
-        elapsed_s: Seconds since this was called last.
-        n_leaving: How many flows leave; which stands in `state.flow_ints[LEAVING]`.
-        n_added: How many join, likewise.
+        n_joining: How many join, which stand in `state.flow_ints[JOINING]`.
+        now_s: Now.
         flow_floats: Of the state, whose parts are arguments of their own, which numba takes faster than a tuple.
-        flow_ints: Likewise; after it, the flows that end first stand in `ENDING`.
+        flow_ints: Likewise.
         pair_floats: Likewise.
         pair_ints: Likewise.
         resource_floats: Likewise.
         resource_ints: Likewise.
+        component_floats: Likewise.
+        component_ints: Likewise.
         counts: Likewise.
+
+    Returns:
+        How many components were recomputed, which stand in `state.component_ints[CHANGED]`.
     """
-    state = State(flow_floats, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints, counts)
-    if elapsed_s > 0:
-        advance(elapsed_s, state)
-    if n_leaving:
-        remove(n_leaving, state)
-    if n_added:
-        add(n_added, state)
-    fill(state)
-    return find_next_end(state)
+    state = State(
+        flow_floats,
+        flow_ints,
+        pair_floats,
+        pair_ints,
+        resource_floats,
+        resource_ints,
+        component_floats,
+        component_ints,
+        counts,
+    )
+    take_up(n_joining, now_s, state)
+    return recompute(n_joining, now_s, state)
 
 
-def change_capacities(n_resources: int, state: State) -> None:
-    """Take note that resources have other capacities than before."""
-    for at in range(state.counts[N_FLOWS]):
-        flow = state.flow_ints[ORDER][at]
-        place_by_pace(flow, at, state)
-    for resource in range(n_resources):
-        recount(resource, state)
+def end(
+    component: int,
+    now_s: float,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    component_floats: Floats,
+    component_ints: Ints,
+    counts: list[int],
+) -> int:
+    """Take out the flows of a component that end now; return how many, which stand in `state.flow_ints[ENDING]`."""
+    state = State(
+        flow_floats,
+        flow_ints,
+        pair_floats,
+        pair_ints,
+        resource_floats,
+        resource_ints,
+        component_floats,
+        component_ints,
+        counts,
+    )
+    advance(component, now_s, state)
+    due = flow_floats[DUE]
+    faster = flow_ints[FASTER]
+    ending = flow_ints[ENDING]
+    latest_s = component_floats[LATEST_S][component]
+    n_ending = 0
+    flow = component_ints[SLOWEST][component]
+    while flow != NONE:
+        if due[flow] <= latest_s:
+            ending[n_ending] = flow
+            n_ending += 1
+        flow = faster[flow]
+    if n_ending:
+        component_floats[NEXT_END_S][component] = float("inf")
+        remove(n_ending, component, state)
+    return n_ending
+
+
+def leave(
+    flow: int,
+    now_s: float,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    component_floats: Floats,
+    component_ints: Ints,
+    counts: list[int],
+) -> None:
+    """Take out a flow before its end."""
+    state = State(
+        flow_floats,
+        flow_ints,
+        pair_floats,
+        pair_ints,
+        resource_floats,
+        resource_ints,
+        component_floats,
+        component_ints,
+        counts,
+    )
+    component = state.flow_ints[COMPONENT][flow]
+    advance(component, now_s, state)
+    state.flow_ints[ENDING][0] = flow
+    remove(1, component, state)
+
+
+def change_capacity(
+    resource: int,
+    capacity_Bps: float,
+    now_s: float,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    component_floats: Floats,
+    component_ints: Ints,
+    counts: list[int],
+) -> None:
+    """Let a resource have another capacity from now on."""
+    state = State(
+        flow_floats,
+        flow_ints,
+        pair_floats,
+        pair_ints,
+        resource_floats,
+        resource_ints,
+        component_floats,
+        component_ints,
+        counts,
+    )
+    state.resource_floats[CAPACITY][resource] = capacity_Bps
+    head = state.resource_ints[HEAD][resource]
+    if head == NONE:
+        return
+    component = state.flow_ints[COMPONENT][state.pair_ints[FLOW][head]]
+    advance(component, now_s, state)
+    note_change(component, state)
+    pair = head
+    while pair != NONE:
+        flow = state.pair_ints[FLOW][pair]
+        take_out(flow, component, state)
+        find_pace(flow, state)
+        place_by_pace(flow, component, state)
+        first = state.flow_ints[FIRST][flow]
+        for each in range(first, first + state.flow_ints[N_PAIRS][flow]):
+            state.resource_ints[MARK][state.pair_ints[RESOURCE][each]] = 1
+        pair = state.pair_ints[NEXT][pair]
+    pair = head
+    while pair != NONE:
+        recount_around(state.pair_ints[FLOW][pair], component, state)
+        pair = state.pair_ints[NEXT][pair]

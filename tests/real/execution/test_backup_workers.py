@@ -10,6 +10,7 @@ from pool import Pool
 from trainings import Training, by_arrival, by_plan, comes_alone, in_virtual_world, loss
 
 from real.collectives.first_come import ArrivalClient, ArrivalServer
+from real.collectives.worlds import check_servers
 from real.execution import virtual
 from real.loops.hooks import check_shape
 from simdist.engines import simulate
@@ -59,6 +60,15 @@ def test_a_straggler_is_dropped_in_exactly_its_steps(pool: Pool) -> None:
     found = [late[row] for row in drops_late(plan)]
     assert (found[4], found[9]) == ((1,), (3,))
     assert [late.get(entering, ()) for entering in drops_late(plan).values()][5] == (1,)
+
+
+def test_all_reduce_among_the_first_is_refused_before_anything_runs() -> None:
+    plan = plan_of(BackupWorkers(backup=1, algorithm="ring"), Training())
+    with pytest.raises(
+        RunError, match=r"without the last 1.* which can be simulated only: .* let ranks come to servers"
+    ):
+        check_servers(plan)
+    check_servers(plan_of(BackupWorkers(backup=1), Training()))
 
 
 def test_without_backup_values_are_those_of_synchronous_sgd(pool: Pool) -> None:

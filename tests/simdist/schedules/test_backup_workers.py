@@ -35,6 +35,9 @@ from simdist.sweep import loads as loads_sweep
 from simdist.sweep.results import frame, read_results
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace, read_with_header, write_with_header
+from simdist.tune.candidates import Extras, schedule_of
+from simdist.tune.constraints import Constraints
+from simdist.tune.space import space
 
 N = 8
 JOB = Job(N, 4, 6, (20, 30, 7), delay_channels=frozenset({"compute"}))
@@ -109,13 +112,13 @@ def test_first_ranks_to_come_end_a_step_and_late_ones_go_on_with_the_newest(drop
     st.integers(1, N - 1),
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 3]),
-    st.sampled_from(["node", "world", 1, 3]),
+    st.sampled_from(["servers: node", "servers: world", "servers: 1", "servers: 3", "algorithm: ring"]),
     st.sampled_from([8, 2]),
 )
 def test_engines_agree_on_who_is_late_to_the_last_bit(
-    network: str, drop: int, seed: int, micro_batches: int, servers: str | int, nodes: int
+    network: str, drop: int, seed: int, micro_batches: int, transport: str, nodes: int
 ) -> None:
-    schedule = f"{{kind: backup_workers, backup: {drop}, servers: {servers}}}"
+    schedule = f"{{kind: backup_workers, backup: {drop}, {transport}}}"
     scenario = scenario_of(schedule, network=network, nodes=nodes)
     workload = scenario.workload.model_copy(update={"micro_batches": micro_batches, "optimize_s": 0.01})
     scenario = scenario.model_copy(update={"workload": workload})
@@ -189,7 +192,76 @@ def test_exchange_costs_a_push_and_a_pull_of_those_who_are_waited_for_and_a_late
     nbytes, Bps, latency_s = 4e6, 1e9, 30e-6
     assert trace.makespan_s == pytest.approx(1 + 4 * latency_s + 2 * times * nbytes / Bps, rel=1e-12)
     cost = next(cost for op, cost in built.costs.of.items() if isinstance(op, AllReduce))
-    assert cost.late_s == pytest.approx(3 * latency_s + late_times * nbytes / Bps, rel=1e-12)
+    assert cost.first_come.late_s == pytest.approx(3 * latency_s + late_times * nbytes / Bps, rel=1e-12)
+
+
+@pytest.mark.parametrize("engine", [des, fast])
+def test_first_ranks_all_reduce_among_themselves_and_a_late_one_pulls_from_one_of_them(engine) -> None:
+    """
+    Three ranks; a column is 1 ms. Latency is 1 ms, 1 GB/s carry the gradient of 4 MB in 4 ms. F computes for 10 ms, z
+    is a delay. q asks rank 0, a is the answer. A ring of two ranks has 2 rounds of 1 + 2 ms: R. Rank 2 comes 7 ms late,
+    and has the question, the answer and 1 + 4 ms of a pull before it: P.
+
+            0         10        20        30        40
+            |         |         |         |         |
+    rank 0  FFFFFFFFFFqaRRRRRRFFFFFFFFFFqaRRRRRR
+    rank 1  FFFFFFFFFFqaRRRRRRFFFFFFFFFFqaRRRRRR
+    rank 2  zzzzzzzFFFFFFFFFFqaPPPPP
+
+    Rank 2 has the first average at 24 ms, begins the second step and comes at 34 ms, when the others are in. It would
+    have the result at 41 ms, but a trace ends with the last result, at 36 ms.
+    """
+    scenario = loads("""
+        cluster: {nodes: 3, gpus_per_node: 1, fabric: ideal, network: {latency: 1 ms, bandwidth: 1 GB/s}}
+        workload: {tensors: [{name: all, count: 1000000}], batch_size: 1, forward: 10 ms, backward: 0 s, optimize: 0 s}
+        disturbances: [{kind: persistent, on: compute, ranks: [2], delay: 1 ms}]
+        schedules: [{kind: backup_workers, backup: 1, algorithm: ring}]
+        steps: 2
+    """)
+    built = build(scenario, scenario.schedules[0])
+    delays_s = np.array([[[0.0, 0.0, 7e-3], [0.0, 0.0, 0.0]]])
+    trace = engine.simulate(built.plan, built.costs, {"compute": delays_s})
+    first, second = drops_late(built.plan)
+    assert trace.late[first] == trace.late[second] == (2,)
+    np.testing.assert_allclose(trace.end_s[first], [18e-3, 18e-3, 24e-3], rtol=1e-12)
+    np.testing.assert_allclose(trace.ready_s[second], [28e-3, 28e-3, 34e-3], rtol=1e-12)
+    assert trace.makespan_s == pytest.approx(36e-3, rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "drop"), [(8, 1), (8, 2), (8, 7), (4, 3)])
+def test_a_ring_of_the_first_costs_a_ring_of_as_many_and_the_question(n: int, drop: int) -> None:
+    """2 alpha + 2 (m - 1) (alpha + S beta / m), m = n - b; a late rank 3 alpha + S beta."""
+    scenario = loads(f"""
+        cluster: {{nodes: {n}, gpus_per_node: 1, fabric: ideal, network: {SLOW}}}
+        workload: {{tensors: [{{name: all, count: 1000000}}], batch_size: 1, forward: 1 s, backward: 0 s}}
+        schedules: [{{kind: backup_workers, backup: {drop}, algorithm: ring}}]
+        steps: 1
+    """)
+    built = build(scenario, scenario.schedules[0])
+    [cost] = [cost for op, cost in built.costs.of.items() if isinstance(op, AllReduce)]
+    nbytes, Bps, latency_s, m = 4e6, 1e9, 30e-6, n - drop
+    assert cost.alone_s == pytest.approx(2 * latency_s + 2 * (m - 1) * (latency_s + nbytes / m / Bps), rel=1e-12)
+    assert cost.first_come.late_s == pytest.approx(3 * latency_s + nbytes / Bps, rel=1e-12)
+
+
+def test_algorithm_of_the_first_ranks_has_to_fit_their_number_and_needs_no_servers() -> None:
+    assert BackupWorkers(backup=2, algorithm="ring").name == "backup-2-ring"
+    assert BackupWorkers(backup=4, algorithm="halving_doubling").problems(N, 4) == []
+    [(field, says)] = BackupWorkers(backup=2, algorithm="halving_doubling").problems(N, 4)
+    assert field == "algorithm"
+    assert says == "halving_doubling needs a power of two; the world without 2 has 6 ranks: choose ring"
+    plan = BackupWorkers(backup=2, algorithm="halving_doubling").plan(JOB)
+    with pytest.raises(PlanError, match=r"over a .* without 2; it needs a power of two, or choose ring"):
+        check(plan)
+    [says] = BackupWorkers(backup=1, algorithm="ring", servers=2).unused_settings(N, 4, 1)
+    assert says == "the first ranks all-reduce among themselves: servers has no effect"
+
+
+def test_tune_tries_backup_workers_by_servers_and_by_a_ring() -> None:
+    scenario = scenario_of("{kind: sync}", nodes=4)
+    found = space(scenario, Constraints(global_every=8), Extras(only=("backup_workers",), allow=("backup",)))
+    names = {schedule_of(candidate).name for candidate in found.candidates}
+    assert names == {"backup-1", "backup-1-ps-1", "backup-1-ps-8", "backup-1-ring"}
 
 
 def test_servers_that_do_not_fit_are_refused_or_said_to_be_idle() -> None:

@@ -47,26 +47,25 @@ class Metered(FluidNetwork):
         super().__init__(env, capacity_Bps)
         self.flowed_nbytes = np.zeros(len(capacity_Bps))
         self.settled = []
+        self._last = 0.0, []
         self.solved = []
 
-    def _advance(self, component):
-        elapsed_s = self._timeline.now - component.settled_s
-        for flow in component.flows:
-            share = flow.stage.nbytes / flow.stage.nbytes.max()
-            self.flowed_nbytes[flow.stage.resources] += flow.rate_Bps * elapsed_s * share
-        super()._advance(component)
-
-    def _set_rates(self, component):
-        super()._set_rates(component)
-        self.solved.append(
-            (self._timeline.now, sorted({int(r) for flow in component.flows for r in flow.stage.resources}))
-        )
-
     def _settle(self, *event):
+        now_s = self._timeline.now
+        settled_s, flying = self._last
+        for stage, rate_Bps in flying:
+            share = stage.nbytes / stage.nbytes.max()
+            self.flowed_nbytes[stage.resources] += rate_Bps * (now_s - settled_s) * share
+        planned = dict(self._plans)
         super()._settle(*event)
-        components = dict.fromkeys(each for each in self._component_on if each is not None)
-        flying = [flow for component in components for flow in component.flows]
-        self.settled.append((self._timeline.now, [(flow.stage, flow.rate_Bps) for flow in flying]))
+        components = self._flows.in_flight()
+        rates_Bps = [(flow.stage, self._flows.rate_Bps(flow)) for flows in components.values() for flow in flows]
+        self._last = now_s, rates_Bps
+        if rates_Bps:
+            self.settled.append(self._last)
+        for component, flows in components.items():
+            if self._plans[component] != planned.get(component, 0):
+                self.solved.append((now_s, sorted({int(r) for flow in flows for r in flow.stage.resources})))
 
 
 def run(starts, capacity_Bps):
