@@ -1502,7 +1502,7 @@ _REAL = (
         "real: collectives",
         "who is no root of a reduce loses what it had",
         "real/collectives/worlds.py",
-        "buffer if self.rank == root else self._like(buffer))",
+        "buffer if self.rank == root else _like(buffer, members))",
         "buffer)",
         (_TEST_VALUES, "-k", "collectives_leave_what_numpy_says_in_both_worlds"),
     ),

@@ -319,7 +319,7 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
 @pytest.mark.parametrize(
     ("code", "most"),
     [
-        ("import simdist.schedules.hierarchical_sgd", 19),
+        ("import simdist.schedules.hierarchical_sgd", 20),
         ("import simdist.engines.des", 27),
         ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 80),
     ],

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +82,7 @@ def file(names: dict[str, str], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Iterator[object]:
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     def called(*args: object) -> Answer:
         answer = call(capsys, *args)
         assert answer.code == 0, answer.err

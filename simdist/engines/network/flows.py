@@ -49,7 +49,7 @@ class Flow:
         self.slot = max_min.NONE
 
 
-class _Use(NamedTuple):
+class _StageUse(NamedTuple):
     """What a stage puts on the resources that it needs bytes of, as arrays, and as lists where these are used."""
 
     stage: Stage  # kept, so that no other takes its id
@@ -111,7 +111,7 @@ class Flows:
         for row in (max_min.HEAD, max_min.TAIL):
             self._state.resource_ints[row][:] = [max_min.NONE] * len(capacity_Bps)
         self._find_rows()
-        self._use_of: dict[int, _Use] = {}  # by the id of the stage
+        self._use_of: dict[int, _StageUse] = {}  # by the id of the stage
         self._flows: list[Flow | None] = []
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # slots, by how many pairs they have
         self._n_pairs = 0
@@ -167,7 +167,7 @@ class Flows:
         self._state = max_min.State(*state)
         self._find_rows()
 
-    def use(self, stage: Stage) -> _Use:
+    def use(self, stage: Stage) -> _StageUse:
         """Return what a stage puts on resources."""
         use = self._use_of.get(id(stage))
         if use is None:
@@ -183,7 +183,7 @@ class Flows:
             is_listed = len(weights) <= _NARROW or not self._is_array
             listed_resources = resources.tolist() if is_listed else []
             listed_weights = weights.tolist() if is_listed else []
-            use = _Use(stage, most_nbytes, listed_resources, listed_weights, resources, weights)
+            use = _StageUse(stage, most_nbytes, listed_resources, listed_weights, resources, weights)
             self._use_of[id(stage)] = use
         return use
 
