@@ -190,7 +190,13 @@ def _serve(me: str, addresses: Sequence[str], port: int, timeout_s: float) -> TC
         limit = timedelta(seconds=timeout_s)
         descriptor = listener.detach()
         return TCPStore(
-            address, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=descriptor
+            address,
+            port,
+            is_master=True,
+            timeout=limit,
+            wait_for_workers=False,
+            master_listen_fd=descriptor,
+            use_libuv=False,  # with libuv, torch 2.4 takes no descriptor
         )
     except (OSError, RuntimeError) as error:
         why = _first_line(error)
