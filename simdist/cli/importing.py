@@ -350,7 +350,7 @@ def _slowed(imported: ImportedJob) -> str:
         count = imported.noise.count
         sum_s = format_seconds(imported.noise.seconds)
         what = f"besides {count} {plural(count, 'delay')} of single ranks and steps"
-        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains")
+        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(imported.noise.told_from_s)}")
     if imported.stragglers and proof.straggling_share > 0:
         calm_s = (1 - proof.straggling_share) * proof.measured_s
         lines.append(
@@ -358,6 +358,13 @@ def _slowed(imported: ImportedJob) -> str:
             f"lost to them"
         )
     return "\n".join(lines)
+
+
+def _told_from(least_s: float) -> str:
+    """Say from how late on a delay is told from noise: a heavy tail and rare stragglers look alike."""
+    if not math.isfinite(least_s):
+        return "its tail is too heavy, or the steps are too few, to tell a single delay from it"
+    return f"a single delay is told from it from {format_seconds(least_s)} on"
 
 
 def _lines(imported: ImportedJob) -> Iterator[str]:

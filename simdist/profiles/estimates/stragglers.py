@@ -6,8 +6,8 @@ With d[s, r] the delay of rank r in step s, and all medians lower ones:
   between the other ranks, and 3 % of a step; and the median over steps of what d[s, r] is beyond the others in the same
   step is above what noise alone does (`noise`).
 * *Transient*: d[s, r] less the rank's own median (of a rank that is not persistent: or that of the typical other rank,
-  if it is less), and the same less what the typical other rank has in this step, are above what noise alone does, and
-  5 % of a step. Steps that follow one another, late by about as much, are one burst.
+  if it is less), and the same less what the typical other rank has in this step: the smaller of both is above what noise
+  alone does (`noise`), and 5 % of a step. Steps that follow one another, late by about as much, are one burst.
 * Where all traced ranks of a node are late in the same way, it is the node.
 
 So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently
@@ -29,7 +29,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan.ops import Channel
-from simdist.profiles.estimates.noise import beyond_others_s, by_chance_once_s, by_chance_usually_s, lower_median_s
+from simdist.profiles.estimates.noise import (
+    FALSE_ALARM,
+    USUALLY,
+    beyond_others_s,
+    by_chance_once_s,
+    by_chance_usually_s,
+    lower_median_s,
+    told_from_s,
+    widths,
+)
 from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import listed
@@ -113,10 +122,13 @@ class Noise:
     Args:
         count: Of ranks and steps.
         seconds: All together.
+        told_from_s: From how late on a single delay would have been told from this noise; infinite if never, 0 without
+            noise.
     """
 
     count: int
     seconds: float
+    told_from_s: float = 0.0
 
 
 def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, ...]:
@@ -127,10 +139,11 @@ def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, 
         layout: Which ranks share a node.
     """
     found: list[Straggler] = []
-    for channel, delay_s in delays.of.items():
-        usual = _persistent(delays, channel)
-        more_s = _more_s(delay_s, [delays.ranks.index(each.ranks[0]) for each in usual])
-        bursts = _transient(delays, channel, more_s)
+    usual_of = {channel: _persistent(delays, channel) for channel in delays.of}
+    more_of = {channel: _more_s(delays.of[channel], _columns(delays, usual)) for channel, usual in usual_of.items()}
+    n_noticeable = sum(bool((more_s.min(axis=0) > _least_s(delays)).any()) for more_s in more_of.values())
+    for channel, usual in usual_of.items():
+        bursts = _transient(delays, channel, more_of[channel], alarm=(FALSE_ALARM - USUALLY) / max(1, n_noticeable))
         found += [*_by_node(usual, delays.ranks, layout), *_by_node(bursts, delays.ranks, layout)]
     return tuple(sorted(found, key=lambda each: _importance(each, delays.step_s)))
 
@@ -139,6 +152,7 @@ def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
     """Return the noticeable delays that are none of the stragglers'."""
     count = 0
     seconds = 0.0
+    from_s = 0.0
     for channel, delay_s in delays.of.items():
         own = [each for each in stragglers if each.channel == channel]
         usual = [delays.ranks.index(rank) for each in own if each.kind == "persistent" for rank in each.ranks]
@@ -146,10 +160,12 @@ def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
         for each in own:
             if each.kind == "transient":
                 more_s[delays.cells(each)] = 0.0
-        noticeable = more_s > _TRANSIENT_SHARE * delays.step_s
+        noticeable = more_s > _least_s(delays)
         count = count + int(noticeable.sum())
         seconds = seconds + float(more_s[noticeable].sum())
-    return Noise(count, seconds)
+        if noticeable.any():
+            from_s = max(from_s, told_from_s(more_s, alarm=FALSE_ALARM - USUALLY))
+    return Noise(count, seconds, from_s)
 
 
 def without(delays: DelayTable, stragglers: Sequence[Straggler]) -> dict[Channel, Floats]:
@@ -204,10 +220,20 @@ def _more_s(delay_s: Floats, persistent: Sequence[int]) -> Floats:
     return np.stack([own_s, own_s - _of_others_s(own_s)])
 
 
-def _transient(delays: DelayTable, channel: Channel, more_s: Floats) -> list[Straggler]:
+def _columns(delays: DelayTable, stragglers: Sequence[Straggler]) -> list[int]:
+    return [delays.ranks.index(rank) for each in stragglers for rank in each.ranks]
+
+
+def _least_s(delays: DelayTable) -> float:
+    return _TRANSIENT_SHARE * delays.step_s
+
+
+def _transient(delays: DelayTable, channel: Channel, more_s: Floats, *, alarm: float) -> list[Straggler]:
     """Return the bursts of all ranks."""
     own_s, beyond_s = more_s
-    is_late = more_s.min(axis=0) > max(by_chance_once_s(own_s), _TRANSIENT_SHARE * delays.step_s)
+    single_s = more_s.min(axis=0)
+    width = widths(single_s)
+    is_late = (single_s / width > by_chance_once_s(single_s / width, alarm=alarm)) & (single_s > _least_s(delays))
     found = []
     for column in range(own_s.shape[1]):
         for rows in _bursts(np.flatnonzero(is_late[:, column]).tolist(), beyond_s[:, column]):
