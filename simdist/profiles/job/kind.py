@@ -11,9 +11,10 @@ from itertools import chain
 
 import numpy as np
 
+from simdist.profiles.job.transfers import Transfer, transfers_of
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.kineto.messages import CollectiveKind
-from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective
+from simdist.profiles.steps.model import RankProfile, TracedCollective
 from simdist.settings.units import format_share
 
 MOST_LEFT_OUT = 0.02  # of a step; beyond, schedules of the scenario say nothing of the job
@@ -60,17 +61,18 @@ class JobKind:
 def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float) -> JobKind:
     """Return the kind of job that the collectives of its ranks show.
 
-    A rank is in a collective while it waits for others, so of each kind the rank that spends least in it counts.
+    A rank is in a collective while it waits for others, so of each call the rank that spends least in it counts.
 
     Args:
         profiles: One per traced rank.
         waiting_s: Seconds of a step in which devices are idle for unknown reasons.
     """
     step_s = float(np.mean([step.end_s - step.start_s for each in profiles for step in each.steps]))
-    kinds = {call.kind for each in profiles for step in each.steps for call in _left_out(step)}
+    kinds = {call.kind for each in profiles for step in each.steps for call in step.calls if _left_out(call)}
+    transfers = transfers_of(profiles)
     found: dict[CollectiveKind, tuple[float, float]] = {}
     for kind in sorted(kinds):
-        calls, seconds = zip(*(_of_kind(each.steps, kind) for each in profiles), strict=True)
+        calls, seconds = zip(*(_of_kind(steps, kind) for steps in transfers), strict=True)
         issued = max(each.issued.get(kind, 0.0) for each in profiles)
         found[kind] = max(*calls, issued if kind != "all_reduce" else 0.0), min(seconds) / step_s if step_s else 0.0
     hints = frozenset(hint for each in profiles for hint in each.hints)
@@ -79,21 +81,21 @@ def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float) -> JobKind:
     return JobKind(tuple(_names(often, hints, averages=averages)), found, waiting_s / step_s if step_s else 0.0)
 
 
-def _left_out(step: RankStep) -> list[TracedCollective]:
-    return [call for call in step.calls if not (call.of_gradients and call.kind == "all_reduce")]
+def _left_out(call: TracedCollective) -> bool:
+    return not (call.of_gradients and call.kind == "all_reduce")
 
 
-def _of_kind(steps: Sequence[RankStep], kind: CollectiveKind) -> tuple[float, float]:
-    """Return how many of a kind a rank is in per step, and for how long."""
-    calls = [[call for call in _left_out(step) if call.kind == kind] for step in steps]
+def _of_kind(steps: Sequence[Sequence[Transfer]], kind: CollectiveKind) -> tuple[float, float]:
+    """Return how many of a kind a rank is in per step, and for how long, without waiting."""
+    calls = [[each for each in step if each.call.kind == kind and _left_out(each.call)] for step in steps]
     return len(list(chain(*calls))) / len(steps), math.fsum(map(_union_s, calls)) / len(steps)
 
 
-def _union_s(calls: Sequence[TracedCollective]) -> float:
+def _union_s(transfers: Sequence[Transfer]) -> float:
     """Return for how long at least one goes on."""
     total_s = 0.0
     reached_s = -np.inf
-    for start_s, end_s in sorted((call.start_s, call.end_s) for call in calls):
+    for start_s, end_s in sorted((each.start_s, each.call.end_s) for each in transfers):
         total_s += max(0.0, end_s - max(start_s, reached_s))
         reached_s = max(reached_s, end_s)
     return total_s

@@ -1,11 +1,13 @@
 """Where the steps of a job go, on average per rank and in all, and the largest part that could be removed."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from simdist.profiles.job.transfers import transfers_of
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.step_parts import EXPOSED, StepPart
@@ -14,6 +16,7 @@ from simdist.settings.units import format_seconds, format_share
 _NOTABLE = 0.05  # of a step; less is worth no advice
 _STRAGGLING = "straggler-bound"
 _COMMUNICATION = "communication-bound"
+_WAITING = "bound by waiting"
 _LAUNCHES = "launch-bound"
 _INPUT = "input-bound"
 _HOST = "host-bound"
@@ -22,6 +25,10 @@ _UNSEEN = "bound by what is not traced"
 _REMEDIES: Final = {
     _STRAGGLING: ("ranks wait for late ones", "repair these, or see `simdist whatif`"),
     _COMMUNICATION: ("communication is exposed", "communicate less, more seldom, or behind computing"),
+    _WAITING: (
+        "ranks wait for one another, late in turns by no more than the noise of all",
+        "average more seldom, or find what disturbs all ranks",
+    ),
     _LAUNCHES: (
         "the device is idle until the host launches its next kernel",
         "larger batches, CUDA graphs, torch.compile or fused operators help",
@@ -50,6 +57,7 @@ class StepBudget:
         lasting_s: Seconds that the slowest rank takes more in most steps: averaging more seldom does not hide them.
         loading_s: Seconds of exposed communication, mean over ranks, that are waiting for the slowest loader.
         beside_s: Seconds of a step in which operators run on CPUs beside collectives, mean over ranks.
+        waiting_s: Seconds of exposed communication, mean over ranks, in which ranks wait for later ones.
     """
 
     ranks: tuple[int, ...]
@@ -59,6 +67,7 @@ class StepBudget:
     lasting_s: float
     loading_s: float
     beside_s: float
+    waiting_s: float
 
     @property
     def of_all_s(self) -> Floats:
@@ -78,7 +87,8 @@ class StepBudget:
         exposed_s = float(of_all_s[list(EXPOSED.values())].sum())
         seconds = {
             _STRAGGLING: straggling_s,
-            _COMMUNICATION: max(0.0, exposed_s - straggling_s - self.loading_s),
+            _COMMUNICATION: max(0.0, exposed_s - max(self.waiting_s, straggling_s + self.loading_s)),
+            _WAITING: max(0.0, self.waiting_s - straggling_s - self.loading_s),
             _LAUNCHES: float(of_all_s[[StepPart.SHORT_GAP, StepPart.LONG_GAP]].sum()),
             _INPUT: float(of_all_s[StepPart.INPUT]) + self.loading_s,
             _HOST: float(of_all_s[StepPart.HOST_PAUSE]),
@@ -91,7 +101,7 @@ class StepBudget:
         """Seconds of a step that no schedule of communication changes."""
         removable_s = self.removable_s
         hidden_s = removable_s[_STRAGGLING] - min(self.lasting_s, removable_s[_STRAGGLING])
-        return self.step_s - hidden_s - removable_s[_COMMUNICATION]
+        return self.step_s - hidden_s - removable_s[_COMMUNICATION] - removable_s[_WAITING]
 
     @property
     def verdict(self) -> str:
@@ -124,4 +134,10 @@ def step_budget(
     ahead_s = (float(np.median([step.start_s - step.marked_s for step in each.steps])) for each in profiles)
     ranks = (number if each.rank is None else each.rank for number, each in enumerate(profiles))
     beside_s = float(np.mean([np.mean([step.beside_s for step in each.steps]) for each in profiles]))
-    return StepBudget(tuple(ranks), parts_s, tuple(ahead_s), straggling_s, lasting_s, loading_s, beside_s)
+    exposed_s = float(parts_s[:, list(EXPOSED.values())].sum(axis=1).mean())
+    sending_s = [
+        math.fsum(each.exposed_s for step in steps for each in step) / max(1, len(steps))
+        for steps in transfers_of(profiles)
+    ]
+    waiting_s = max(0.0, exposed_s - float(np.mean(sending_s)))
+    return StepBudget(tuple(ranks), parts_s, tuple(ahead_s), straggling_s, lasting_s, loading_s, beside_s, waiting_s)

@@ -3,7 +3,8 @@
 A kernel belongs to the phase in which the host launched it. Where no kernel runs, the GPU waited for
 
 * a collective that ended in the meantime, if the next kernel had been launched by then or the host itself was blocked:
-  only an event can have held it up (`wait_s`);
+  only an event can have held it up (`wait_s`). The wait begins when this rank is in the collective: before that, the
+  GPU waits for what holds this rank up;
 * its input, while the host was in its data loader and had not launched the next kernel (`input_s`);
 * the host, for what is left, if that is more than `PAUSE_S`. Shorter gaps are what launching takes, 5 to 200
   microseconds, and belong to the phase of the kernel that follows.
@@ -238,7 +239,11 @@ def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers,
     """
     loads = host.own.of(EventKind.INPUT)
     blocks = host.trace.host.of(EventKind.SYNC, EventKind.BLOCKING)
-    done_s = np.sort(transfers.end_s)
+    order = np.argsort(transfers.end_s, kind="stable")
+    ended_s = transfers.end_s[order]
+    entered_s = transfers.start_s[order]
+    issued_s = transfers.issued_s[order]
+    done_s = ended_s
     last_done = np.searchsorted(done_s, gaps_s[:, 1] + CLOCKS_S) - 1
     done_s = np.append(done_s, -np.inf)[last_done]
     has_waited = (done_s > gaps_s[:, 0]) & (gaps_s[:, 1] > gaps_s[:, 0])
@@ -247,6 +252,11 @@ def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers,
     for i in np.flatnonzero(has_waited | (n_loads > 0) | is_long).tolist():
         start_s, end_s = gaps_s[i].tolist()
         if has_waited[i] and (launch_s[i] <= done_s[i] + woken_s or _is_blocked(blocks, float(done_s[i]))):
+            first = int(np.searchsorted(ended_s, start_s, side="right"))
+            came = first + int(entered_s[first : last_done[i] + 1].argmin())
+            if entered_s[came] - start_s > PAUSE_S:
+                yield from _idle(start_s, float(entered_s[came]), float(issued_s[came]), loads)
+                start_s = float(entered_s[came])
             yield PhaseSpan(start_s, min(float(done_s[i]), end_s), StepPhase.WAIT)
             start_s = min(float(done_s[i]), end_s)
         yield from _idle(start_s, end_s, float(launch_s[i]), loads)

@@ -23,6 +23,7 @@ class TracedCollective:
         start_s: When the rank was in it: its kernel began or, on a CPU, a thread of the backend had it.
         end_s: When it was done on this rank. `end_s - start_s` includes waiting for ranks that came later.
         of_gradients: It was issued during the backward pass, and reduces numbers that are no integers.
+        exposed_s: Time of it in which the device computed nothing, waiting included.
     """
 
     kind: CollectiveKind
@@ -33,6 +34,7 @@ class TracedCollective:
     start_s: float
     end_s: float
     of_gradients: bool
+    exposed_s: float = 0.0
 
     def members(self, world_size: int) -> tuple[int, ...] | None:
         """Return the members, None if unknown; a trace with neither members nor their number means all ranks."""

@@ -17,7 +17,7 @@ from simdist.profiles.steps.calls import Transfers
 from simdist.profiles.steps.host import HostRun, Passes
 from simdist.profiles.steps.model import Gradient, RankStep, TracedCollective
 from simdist.profiles.steps.phase_spans import Phases, StepPhase
-from simdist.profiles.steps.step_parts import BESIDE, StepPart
+from simdist.profiles.steps.step_parts import BESIDE, EXPOSED, StepPart
 
 _MOST_UPDATES = 3  # behind a backward pass each; more are of as many steps
 
@@ -139,7 +139,7 @@ def rank_steps(
         spent_s = {
             f"{phase.name.lower()}_s": float(np.diff(run.phases.before(phase, borders_s))[0]) for phase in StepPhase
         }
-        own = calls[first:last]
+        own = _exposed(run.parts, calls[first:last])
         buckets_s = _buckets_s(run, own, borders_s)
         *parts_s, beside_s = (float(np.diff(run.parts.before(part, borders_s))[0]) for part in (*StepPart, BESIDE))
         parts_s[StepPart.COMPUTE] += beside_s
@@ -158,6 +158,16 @@ def rank_steps(
         inside = (reducing_s[0] >= span.start_s) & (reducing_s[0] < span.end_s)
         steps.append(replace(step, beside_s=beside_s, reducing_s=float(np.diff(reducing_s[:, inside], axis=0).sum())))
     return steps
+
+
+def _exposed(parts: Phases, calls: Sequence[TracedCollective]) -> tuple[TracedCollective, ...]:
+    """Return the calls with the time in which each was exposed."""
+    exposed = []
+    for call in calls:
+        borders_s = np.array([call.start_s, call.end_s])
+        seconds = float(np.diff(parts.before(EXPOSED[call.kind], borders_s))[0])
+        exposed.append(replace(call, exposed_s=seconds))
+    return tuple(exposed)
 
 
 def _reducing_s(host: HostRun) -> Floats:
