@@ -5,7 +5,7 @@ neither the reader nor the engines of simdist had a part in.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from simdist.profiles.steps.model import RankStep, TracedCollective
@@ -171,6 +171,9 @@ def _step(truth: Truth, device: Device, ranks: list[_Rank], step: int) -> list[L
             times_s = (issue[0] + skew_s, start_s + skew_s, end_s + skew_s)
             calls.append(TracedCollective("all_reduce", bucket.nbytes, all_ranks, truth.n_ranks, *times_s, True))
         parts |= _after_reducing(truth, device, rank, ends_s)
+        last_s = max(ends_s, default=0.0) + skew_s
+        waits_s = last_s - parts["wait_s"]
+        calls = [replace(each, exposed_s=max(0.0, each.end_s - max(each.start_s, waits_s))) for each in calls]
         done_s = max(rank.host_s, rank.device_s)
         parts["forward_s"] += parts.pop("read_s") + done_s - rank.device_s
         parts["wait_s"] += sent[1] if sent else 0.0

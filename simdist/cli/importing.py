@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from simdist.cli import common, inputs
 from simdist.cli.tables import table_text
-from simdist.cli.where import where_text
+from simdist.cli.where import where_text, without_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.estimates.collectives import CollectiveTimes
 from simdist.profiles.estimates.links import Fabric, as_group, predicted_s
-from simdist.profiles.estimates.stragglers import Straggler
+from simdist.profiles.estimates.stragglers import Noise, Straggler
 from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
 from simdist.profiles.job.job import grouped
 from simdist.profiles.job.kind import JobKind, find_kind
@@ -227,7 +227,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         "scenario": imported.scenario.name,
         **common.picked(imported.job, "world_size", "ranks", missing_ranks="missing", steps="numbers"),
         **common.picked(imported.layout, "nodes", "gpus_per_node"),
-        "step": common.picked(proof, "measured_s", "predicted_s", "error", without_stragglers_s="calm_s"),
+        "step": common.picked(proof, "measured_s", "predicted_s", "error", "without_stragglers_s"),
         "base": common.picked(imported.base, *of_base),
         "tensors": len(imported.model.tensors),
         "parameters_nbytes": imported.model.nbytes,
@@ -235,7 +235,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         "job": _kind_record(imported.kind),
         "collectives": [_collective(imported, each) for each in imported.times],
         "stragglers": [_straggler(imported, each) for each in imported.stragglers],
-        "noise": asdict(imported.noise),
+        "noise": _noise_record(imported.noise),
         "straggling_share": proof.straggling_share,
         **common.picked(imported.clocks, clock_skew_s="skew_s", clock_residual_s="residual_s"),
         "notes": list(imported.notes),
@@ -350,14 +350,17 @@ def _slowed(imported: ImportedJob) -> str:
         count = imported.noise.count
         sum_s = format_seconds(imported.noise.seconds)
         what = f"besides {count} {plural(count, 'delay')} of single ranks and steps"
-        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(imported.noise.told_from_s)}")
-    if imported.stragglers and proof.straggling_share > 0:
-        calm_s = (1 - proof.straggling_share) * proof.measured_s
         lines.append(
-            f"without them a step would take {format_seconds(calm_s)}: {proof.straggling_share:.0%} of the step is "
-            f"lost to them"
+            f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(imported.noise.told_from_s)}"
         )
+    if imported.stragglers and proof.straggling_share > 0:
+        lines.append(without_text(proof.without_stragglers_s, proof.straggling_share))
     return "\n".join(lines)
+
+
+def _noise_record(noise: Noise) -> dict[str, object]:
+    told_from_s = noise.told_from_s if math.isfinite(noise.told_from_s) else None
+    return asdict(noise) | {"told_from_s": told_from_s}
 
 
 def _told_from(least_s: float) -> str:

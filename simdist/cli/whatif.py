@@ -14,15 +14,16 @@ from simdist.cli import common, losses, whatif_table
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
 from simdist.cli.tables import table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
-from simdist.cli.where import facts_record, facts_text, not_compared
+from simdist.cli.where import facts_record, facts_text, not_compared, without_text
 from simdist.cost import Costs
 from simdist.engines.replay import Timing, timing
 from simdist.errors import RunError, ScenarioError, naming
+from simdist.plan.ops import Channel
 from simdist.plan.text import ranks_named
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import price_of
-from simdist.scenario import Scenario
+from simdist.scenario import Imported, Scenario
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
@@ -326,13 +327,18 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
             }
             for step in range(found.n_steps)
         ],
-        "stragglers": spread_sentence(found, spread),
+        "stragglers": spread_sentence(found, spread, late_on=_late_on(job)),
         "cluster": cluster,
         "gains": _gains_document(compared) if compared else None,
         "verdict": verdict_sentence(found, spread, compared) if compared else not_compared(job.scenario),
         **({"gradients_used": used} if (used := job.trace.plan.gradients_used) < 1 else {}),
         "imported": facts_record(job.scenario.imported) if job.scenario.imported else None,
     }
+
+
+def _late_on(job: WhatifJob) -> Channel | None:
+    """Return on what stragglers of an imported job are late: its delays may be played elsewhere."""
+    return (job.scenario.imported.late_on or None) if job.scenario.imported else None
 
 
 def _optional_columns(row: Gain) -> list[str]:
@@ -390,6 +396,7 @@ def _text(job: WhatifJob, document: _Record, found: Slowdown, spread: Pattern, c
             *_worst_link(document.get("links", []), found),
             *_fixed(found),
             losses.slow_steps_line(found.step_slowdowns),
+            *_named(job.scenario.imported),
             "",
             losses.ALONE,
             "",
@@ -424,6 +431,13 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
             f"replayed {explained} per step, traced {traced}: {format_share(unexplained_s / found.replayed_s)} is in "
             f"no operation of the plan; it is kept where it was, as `between operations`"
         )
+
+
+def _named(facts: Imported | None) -> Iterator[str]:
+    """Tell what the stragglers that the import names cost, beside all that is not typical."""
+    if facts and facts.straggling_share > 0:
+        without = without_text(facts.without_stragglers_s, facts.straggling_share)
+        yield f"of that, stragglers that noise does not explain, as imported: {without}"
 
 
 def _fixed(found: Slowdown) -> Iterator[str]:

@@ -49,6 +49,11 @@ def not_compared(scenario: Scenario) -> str | None:
     return f"no schedules are compared: {facts.problem}" if facts and facts.left_out else None
 
 
+def without_text(step_s: float, share: float) -> str:
+    """Say what a traced step would take without the stragglers that the import names."""
+    return f"without them a step would take {format_seconds(step_s)}: {format_share(share)} of the step is lost to them"
+
+
 def facts_text(facts: Imported) -> str:
     """Return where the steps of the job went that a scenario was imported from, and what it is bound by."""
     return f"{where_text('where a step of the traced job goes', facts.parts)}\n{facts.verdict}."
@@ -56,5 +61,11 @@ def facts_text(facts: Imported) -> str:
 
 def facts_record(facts: Imported) -> dict[str, object]:
     """Return the facts of a traced job as JSON has them."""
-    numbers = {"step_s": facts.step_s, "error": facts.error, "parts_s": dict(facts.parts)}
+    numbers = {
+        "step_s": facts.step_s,
+        "error": facts.error,
+        "parts_s": dict(facts.parts),
+        "without_stragglers_s": facts.without_stragglers_s,
+        "straggling_share": facts.straggling_share,
+    }
     return numbers | {"left_out": facts.left_out, "verdict": facts.verdict}

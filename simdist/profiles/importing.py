@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -50,6 +51,7 @@ from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 from simdist.studies.proposals import traced_schedules
 
+_TOLD_AHEAD = 0.01  # of a step
 _FEW = 10  # steps; a low quantile of fewer says little
 _SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
 
@@ -208,7 +210,9 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     kind = find_kind(timed.job.profiles, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
     told = {
         "doubts": _caveats(timed.job, proven.links, proven.proof, kind),
-        "imported": _facts(timed.job, proven.proof, budget, kind, _unsure(timed.job, proven.links)),
+        "imported": _facts(timed.job, proven.proof, budget, kind, _unsure(timed.job, proven.links)).model_copy(
+            update={"late_on": _late_on(late.stragglers)}
+        ),
     }
     return ImportedJob(
         job=timed.job,
@@ -230,9 +234,32 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     )
 
 
+_APART = 3.0  # times as far as in any other step, for windows that opened apart
+
+
+def _opened_together(job: TracedJob) -> TracedJob:
+    """Leave out the first step if profilers opened apart: a rank whose window opened early waits for the others in it.
+
+    A straggler of that step, in contrast, has a long step itself: there, no rank has a short one.
+    """
+    step_s = parts(job).step_s
+    if len(step_s) < 3 or len(job.ranks) < 2:
+        return job
+    apart_s = np.ptp(step_s, axis=1)
+    usual_s = float(np.median(step_s[1:]))
+    if apart_s[0] <= max(_APART * float(apart_s[1:].max()), usual_s) or step_s[0].min() > 2 * usual_s:
+        return job
+    note = (
+        f"left out step {job.numbers[0]}: profilers of ranks opened up to {format_seconds(float(apart_s[0]))} apart, "
+        f"and the ranks that were first wait for the others in it"
+    )
+    rest = tuple(replace(each, steps=each.steps[1:]) for each in job.profiles)
+    return replace(job, profiles=rest, notes=(*job.notes, note))
+
+
 def _time(profiles: Sequence[RankProfile], options: ImportOptions) -> _Timed:
     """Combine the ranks and find the times of steps and collectives."""
-    job = assemble(profiles, steps=options.steps)
+    job = _opened_together(assemble(profiles, steps=options.steps))
     layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
     seconds = parts(job)
     base = base_times(job, seconds)
@@ -319,6 +346,11 @@ def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
         f"its loader is the slowest, by however little; where loaders run ahead, it shows the waiting of all"
         for each in late.loading
     ]
+    if (ahead_s := proven.proof.ahead_s) > _TOLD_AHEAD * proven.proof.measured_s:
+        notes.append(
+            f"the first batch had been loading before the traced steps; a simulated run begins with loading it, which "
+            f"is {format_seconds(ahead_s)} of each reproduced step: trace more steps to make it less"
+        )
     if proven.proof.is_silent:
         silent = "no gradients are exchanged in the backward passes of the traces"
         notes.append(f"warning: {silent}; schedules of the scenario exchange them")
@@ -341,9 +373,19 @@ def _facts(job: TracedJob, proof: Proof, budget: StepBudget, kind: JobKind, unsu
     step_s = round(proof.measured_s, 9)
     error = round(proof.error, 4)
     beside_s = round(budget.beside_s, 9)
+    share = round(proof.straggling_share, 9)
     told = {"left_out": left_out, "unsure": unsure, "verdict": budget.verdict, "parts": parts}
     profiler_s = round(float(np.mean([each.recording_s for each in job.profiles])), 9)
-    return Imported(step_s=step_s, error=error, beside_s=beside_s, profiler_s=profiler_s, **told)
+    numbers = {"step_s": step_s, "error": error, "beside_s": beside_s, "profiler_s": profiler_s}
+    return Imported.model_validate(numbers | told | {"straggling_share": share})
+
+
+def _late_on(late: Sequence[Straggler]) -> Channel | Literal[""]:
+    """Return on what stragglers are late by most, in all their steps."""
+    seconds: dict[Channel, float] = {}
+    for each in late:
+        seconds[each.channel] = seconds.get(each.channel, 0.0) + each.seconds * len(each.steps) * len(each.ranks)
+    return max(seconds, key=lambda channel: seconds[channel]) if seconds else ""
 
 
 def _cluster(

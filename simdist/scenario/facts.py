@@ -1,6 +1,6 @@
 """What is known of the real job that a scenario was imported from."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -41,6 +41,8 @@ class Imported(Settings):
         unsure: Why its traces do not tell what another schedule would gain; empty otherwise.
         verdict: What the job is bound by, a sentence.
         parts: Part of a traced step -> seconds; they add up to it.
+        straggling_share: Share of a step that is lost to the stragglers that the import names.
+        late_on: On what these are late, by the traces; empty if there are none. Delays may be played elsewhere.
     """
 
     step_s: Seconds
@@ -51,6 +53,13 @@ class Imported(Settings):
     unsure: str = ""
     verdict: str = ""
     parts: dict[str, Seconds] = Field(default_factory=dict)
+    straggling_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    late_on: Literal["", "host", "compute", "io"] = ""
+
+    @property
+    def without_stragglers_s(self) -> float:
+        """A traced step without the stragglers that the import names."""
+        return (1 - self.straggling_share) * self.step_s
 
     @property
     def uncertainty(self) -> float:

@@ -20,7 +20,8 @@ and at most a fifth of the recording, because draws would hardly differ.
     blocks estimate their spread roughly: Student's quantile replaces the normal
 
 An imported scenario reproduces the traced steps with an error (`Scenario.imported`). Speed-ups are at least as
-uncertain.
+uncertain. Step times are scaled so that the baseline takes what it takes with the recorded steps in their order, as
+`simulate` prints it. The mean of resampled runs is close to that.
 
 On delays of Bernoulli, exponential and autoregressive kind, intervals from 20 recorded steps then hold the speed-up of
 local SGD in endless runs in 96 % of the cases or more.
@@ -75,11 +76,13 @@ class Runs:
         scenario: Its recorded disturbances are resampled; a schedule runs for its steps or a few more.
         recording: The recording to resample, if there is one.
         longest_period: Of the schedules that are compared, in steps.
+        as_imported: The scenario of an imported job with its recorded steps in their order, if these are resampled.
     """
 
     scenario: Scenario
     recording: ResampledRecording | None
     longest_period: int
+    as_imported: Scenario | None = None
 
     def scenario_for(self, schedule: Schedule, varied: Scenario | None = None) -> Scenario:
         """Return the scenario, or a varied one, in which a schedule runs for whole periods."""
@@ -166,14 +169,19 @@ def runs_of(
         ScenarioError: A block is longer than the recording.
     """
     recording = _recording(scenario, longest_period, block_steps)
+    as_imported = scenario if recording and scenario.imported and not _is_resampled(scenario) else None
     if recording:
         scenario = scenario.changed(disturbances=in_blocks(scenario.disturbances, recording.block_steps))
     if dataset(scenario) is not None:
-        return Runs(scenario, recording, longest_period)
+        return Runs(scenario, recording, longest_period, as_imported)
     between = max(checkpoint_every, scenario.checkpoint.every if scenario.checkpoint else 0)
     least = max(recording.n_steps if recording else scenario.steps, _N_PERIODS * max(longest_period, between))
     steps = math.ceil(least / longest_period) * longest_period
-    return Runs(scenario.changed(steps=steps), recording, longest_period)
+    return Runs(scenario.changed(steps=steps), recording, longest_period, as_imported)
+
+
+def _is_resampled(scenario: Scenario) -> bool:
+    return any(isinstance(each, Recorded) and each.resample_steps for each in scenario.disturbances)
 
 
 def _recording(scenario: Scenario, longest_period: int, wanted: int | None) -> ResampledRecording | None:

@@ -20,6 +20,7 @@ from simdist.runs.building import Built, build
 from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.schedules import Schedule
+from simdist.studies import comparison
 from simdist.studies.comparison import Row, ScheduleTimes, row, with_ranges
 from simdist.studies.resampling import Runs
 from simdist.studies.statistics import widened
@@ -180,12 +181,13 @@ def measure_finalists(runs: Runs, baseline: Evaluated, others: Iterable[Evaluate
     scenarios = [each.scenario(runs) for each in each_once]
     measured = [measure(its, build(its, each.schedule)) for its, each in zip(scenarios, each_once, strict=True)]
     step_s = [float(each.step_s.mean()) for each in measured]
+    scale = _in_order_s(runs.as_imported, baseline.schedule) / step_s[0] if runs.as_imported else 1.0
     on_front = front([(each.facts.global_gap, time_s) for each, time_s in zip(each_once, step_s, strict=True)])
     found = [
         Finalist(
             each.schedule,
             each.facts,
-            _row(runs, (each.schedule, again), (baseline.schedule, measured[0])),
+            _scaled(_row(runs, (each.schedule, again), (baseline.schedule, measured[0])), scale),
             again,
             each.step_s,
             scenarios[index].workload.micro_batches,
@@ -205,6 +207,30 @@ def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, 
     if runs.problem(one[0]) or runs.problem(base[0]):
         return replace(row(replace(one[1], drawn={}), base[1]), step_s_ci95=None, speedup_ci95=None)
     return with_ranges(_with_chance(runs, found, one[0], base[0]), one[1], base[1])
+
+
+def _in_order_s(scenario: Scenario, schedule: Schedule) -> float:
+    """Return the seconds of a step with recorded delays as they happened."""
+    return float(comparison.measure(scenario, build(scenario, schedule), n_seeds=1).step_s.mean())
+
+
+def _scaled(found: Row, scale: float) -> Row:
+    """Return the line of a schedule with other step times, and the same speed-up."""
+    if scale == 1:
+        return found
+    pair = found.step_s_ci95
+    wide = found.step_s_range
+    return replace(
+        found,
+        step_s=found.step_s * scale,
+        step_s_ci95=(pair[0] * scale, pair[1] * scale) if pair else None,
+        step_s_range=(wide[0] * scale, wide[1] * scale) if wide else None,
+        compute_s=found.compute_s * scale,
+        comm_s=found.comm_s * scale,
+        wait_s=found.wait_s * scale,
+        io_s=found.io_s * scale,
+        host_s=found.host_s * scale,
+    )
 
 
 def _with_chance(runs: Runs, found: Row, schedule: Schedule, base: Schedule) -> Row:

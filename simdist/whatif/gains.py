@@ -16,7 +16,7 @@ Source:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from simdist.errors import ScenarioError
@@ -139,9 +139,13 @@ def find_gains(
         _gain(_measure(runs.scenario_for(each), each, n_seeds, progress), base, runs, (baseline, each))
         for each in schedules
     ]
+    base_s = float(base.step_s.mean())
+    if runs.as_imported:
+        base_s = float(_measure(runs.as_imported, baseline, 1, None).step_s.mean())
+        rows = [replace(each, step_s=base_s / each.speedup) for each in rows]
     return Gains(
         baseline=baseline.name,
-        baseline_step_s=float(base.step_s.mean()),
+        baseline_step_s=base_s,
         rows=tuple(rows),
         drawn="recorded" if runs.recording else "random" if scenario.is_random else "fixed",
         n_runs=n_seeds,

@@ -108,6 +108,20 @@ def persistent(plan: Plan, traced: Timing, *, first_step: int = 0) -> Timing:
     return _levelled(plan, traced, first_step, lambda values: _median(values)[np.newaxis])
 
 
+def shuffled(plan: Plan, traced: Timing, rng: np.random.Generator, *, first_step: int = 0) -> Timing:
+    """Return the durations of a job whose ranks, from `first_step` on, change places in every step."""
+    durations_s = traced.durations_s.copy()
+    gaps_s = None if traced.gaps_s is None else traced.gaps_s.copy()
+    places = [rng.permutation(plan.world_size) for _ in range(plan.n_steps)]
+    for each in occurrences(plan):
+        for row, step in zip(each.rows.tolist(), each.steps, strict=True):
+            if step >= first_step:
+                durations_s[row] = durations_s[row][places[step]]
+                if gaps_s is not None:
+                    gaps_s[row] = gaps_s[row][places[step]]
+    return Timing(gaps_s, durations_s)
+
+
 def simultaneous(plan: Plan, traced: Timing, *, first_step: int = 0) -> Timing:
     """Return the durations of a job in which all ranks, from `first_step` on, do what the median rank does."""
     return _levelled(plan, traced, first_step, lambda values: _median(values.T)[:, np.newaxis])

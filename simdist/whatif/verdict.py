@@ -8,6 +8,8 @@ split into
     transient      the rest: single ranks in single steps
 
 A pause in less than half of the steps leaves no trace in a rank's median step, nor a slow rank in the median rank.
+Medians of ranks that are all alike differ by chance, and the slowest counts. So the first share is what is beyond the
+median step of ranks whose steps were shuffled among them, and nothing unless it is more than in each shuffle.
 """
 
 from dataclasses import dataclass
@@ -52,7 +54,7 @@ def find_pattern(found: Slowdown) -> Pattern:
     if found.n_steps < 2 or found.world_size < 2:
         return Pattern("unknown", np.nan, np.nan, np.nan)
     lost_s = found.replayed_s - found.ideal_s
-    persistent = _share((found.persistent_s - found.ideal_s) / lost_s)
+    persistent = _share((found.persistent_s - found.persistent_by_chance_s) / lost_s)
     simultaneous = _share((found.simultaneous_s - found.ideal_s) / lost_s)
     both = max(1.0, persistent + simultaneous)  # the two replays may overlap: what is lost is lost once
     persistent = persistent / both
@@ -66,9 +68,15 @@ def _share(share: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 
-def spread_sentence(found: Slowdown, spread: Pattern) -> str:
-    """Say in a sentence whether stragglers are persistent or transient, and where they are late."""
-    where = f"mostly on {_channel_text(found.channels[0].name)}"
+def spread_sentence(found: Slowdown, spread: Pattern, *, late_on: str | None = None) -> str:
+    """Say in a sentence whether stragglers are persistent or transient, and where they are late.
+
+    Args:
+        found: The analysis.
+        spread: Its pattern.
+        late_on: The channel on which they are late, if something else than the trace tells it.
+    """
+    where = f"mostly on {_channel_text(late_on or found.channels[0].name)}"
     ranks = ranks_named(found.slowest_ranks)
     always = "the same ranks in every step (persistent)"
     sometimes = "now one rank, now another (transient)"

@@ -17,13 +17,13 @@ between themselves and the noise: with j of them above it, D(j) is far larger th
 
 * D(j) is foretold from spacings of smaller delays only: from D(j + 1) on, as many as 8 j + 200 reach, but none below
   the median. So stragglers above the gap do not hide it, however many and however late they are.
-* xi is not known. Its values from -0.2 to 1 are weighted by a prior (normal, mean 0.08, standard deviation 0.15: from
+* xi is not known. Its values from -0.2 to 1 are weighted by a prior (normal, mean 0.05, standard deviation 0.15: from
   the light tail of normal noise to that of lognormal noise with sigma 1) and by the likelihood of the spacings. With M
   of them, of sum S after scaling, the probability of a spacing beyond z S / M is (1 + z / M)^-M. If the tail is heavy,
   spacings of few delays have one, too: z counts as j ln(1 + xi z / j) / xi.
-* The test of D(j) has the share 6 / (pi j)^2 of alpha / 2. So that one delay in a gap does not hide it, the sums of 2
-  and of 4 spacings in a row are tested as well, with a quarter each. The most significant gap splits off what is above
-  it; the rest is tested again, until no gap is significant.
+* The test of D(j) has the share 6 / (pi j)^2 of 0.7 alpha. So that one delay in a gap does not hide it, the sums of 2
+  and of 4 spacings in a row are tested as well, with 0.4 alpha each; most false alarms are in several of the tests. The
+  most significant gap splits off what is above it; the rest is tested again, until no gap is significant.
 * Delays above a gap that are more than a tenth of all must also be nearer to one another than to the noise: rare
   pauses of many sizes are noise, and not all of one kind.
 * Where more than half of all delays are exactly alike, as those of hosts that never pause, they tell nothing of a
@@ -56,10 +56,10 @@ _FEWEST = 3  # steps; in fewer nothing is usual
 _NOISE = 0.6  # share of delays that are noise, at least
 _RARE = 0.1  # share of delays that are no noise even if they are of all sizes
 _TAILS = np.linspace(-0.2, 1.0, 25)  # xi
-_LIKELY_TAIL = 0.08, 0.15  # mean and standard deviation of the prior
+_LIKELY_TAIL = 0.05, 0.15  # mean and standard deviation of the prior
 _REACH = 8, 200  # spacings that foretell D(j): slope and least
 _FEWEST_SPACINGS = 2
-_GAPS = {1: 0.5, 2: 0.25, 4: 0.25}  # gaps in a row -> share of false alarms
+_GAPS = {1: 0.7, 2: 0.4, 4: 0.4}  # gaps in a row -> share of false alarms; the same ones set several off
 _SPREAD_ERROR = 1.6  # times 1 / sqrt(n_steps): relative error of the width of a rank's noise
 _LEAST_EVIDENCE = 2.0  # times what chance explains, for ranks to differ
 _MOST_DOUBLINGS = 60
@@ -277,9 +277,9 @@ def _above(ratio: Floats, n_below: Floats, n_gaps: int) -> Floats:
         n_gaps: How many variables are summed.
     """
     n_others = np.maximum(n_below, 1.0)
-    rest = ratio / (n_others + ratio)
-    term = np.exp(-n_others * np.log1p(ratio / n_others))
-    total = term.copy()
+    rest: Floats = ratio / (n_others + ratio)
+    term: Floats = np.exp(-n_others * np.log1p(ratio / n_others))
+    total: Floats = term.copy()
     for each in range(1, n_gaps):
         term = term * rest * (n_others + each - 1) / each
         total += term

@@ -31,6 +31,8 @@ class Proof:
         calm_s: Simulated with the delays that would be left if stragglers were typical ranks.
         parts: Part of a step -> reproduced and measured seconds: what is computed or held up by the host, what waits
             for communication and other ranks, what waits for input.
+        ahead_s: Part of the simulated step for which its first batch is loaded that had been loading before the traced
+            steps; it is less, the more steps are traced.
         is_silent: Whether the traced job exchanges no gradients: then the simulated step is of another schedule.
     """
 
@@ -38,6 +40,7 @@ class Proof:
     measured_s: float
     calm_s: float
     parts: dict[str, tuple[float, float]]
+    ahead_s: float
     is_silent: bool
 
     @property
@@ -54,6 +57,11 @@ class Proof:
     def straggling_share(self) -> float:
         """Share of the reproduced step that is lost to stragglers."""
         return max(0.0, 1 - self.calm_s / self.predicted_s) if self.predicted_s else 0.0
+
+    @property
+    def without_stragglers_s(self) -> float:
+        """Seconds of the measured step without what is lost to stragglers."""
+        return (1 - self.straggling_share) * self.measured_s
 
     @property
     def misses(self) -> str | None:
@@ -84,7 +92,7 @@ def prove_step(
         job: The traced job.
         calm: Scenario and delays without stragglers; the channels are the same or fewer.
         ahead_s: For how long the first batch had been loading when the traced steps began; simulated runs begin with
-            loading it.
+            loading it, so this is part of the error.
     """
     built = build(scenario, scenario.schedules[0])
     trace = simulate(built.plan, built.costs, {channel: seconds[None] for channel, seconds in delays.items()})
@@ -96,13 +104,14 @@ def prove_step(
     computing_s, waiting_s, input_s = (float(each.mean()) for each in (of.compute_s + of.host_s, of.wait_s, of.input_s))
     loads = scenario.input.source == "storage"
     return Proof(
-        predicted_s=(trace.makespan_s - ahead_s) / scenario.steps,
+        predicted_s=trace.makespan_s / scenario.steps,
         measured_s=float(of.step_s.mean()),
-        calm_s=(quiet.makespan_s - ahead_s) / scenario.steps,
+        calm_s=quiet.makespan_s / scenario.steps,
         parts={
             "computing": (predicted["compute"] + predicted["host"], computing_s + (0.0 if loads else input_s)),
             "waiting for communication and other ranks": (predicted["comm"] + predicted["wait"], waiting_s),
-            "waiting for input": (predicted["io"] - ahead_s / scenario.steps, input_s if loads else 0.0),
+            "waiting for input": (predicted["io"], input_s if loads else 0.0),
         },
+        ahead_s=ahead_s / scenario.steps,
         is_silent=job.world_size > 1 and not any(step.gradient_calls for each in job.profiles for step in each.steps),
     )

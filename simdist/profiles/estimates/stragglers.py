@@ -6,8 +6,8 @@ With d[s, r] the delay of rank r in step s, and all medians lower ones:
   between the other ranks, and 3 % of a step; and the median over steps of what d[s, r] is beyond the others in the same
   step is above what noise alone does (`noise`).
 * *Transient*: d[s, r] less the rank's own median (of a rank that is not persistent: or that of the typical other rank,
-  if it is less), and the same less what the typical other rank has in this step: the smaller of both is above what noise
-  alone does (`noise`), and 5 % of a step. Steps that follow one another, late by about as much, are one burst.
+  if it is less), and the same less what the typical other rank has in this step: the smaller of both is above what
+  noise alone does (`noise`), and 5 % of a step. Steps that follow one another, late by about as much, are one burst.
 * Where all traced ranks of a node are late in the same way, it is the node.
 
 So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently

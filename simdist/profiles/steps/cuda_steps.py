@@ -1,6 +1,8 @@
 """Phases of a rank that computes on a GPU: the work of its compute streams, and their waits.
 
-A kernel belongs to the phase in which the host launched it. Where no kernel runs, the GPU waited for
+A kernel belongs to the phase in which the host launched it. A launch takes effect when its call returns, or when the
+first of its kernels or copies begins, if that is sooner: a call may take milliseconds. Where no kernel runs, the GPU
+waited for
 
 * a collective that ended in the meantime, if the next kernel had been launched by then or the host itself was blocked:
   only an event can have held it up (`wait_s`). The wait begins when this rank is in the collective: before that, the
@@ -90,14 +92,17 @@ def _kernels(trace: RankEvents) -> _Kernels:
     is_copy = (device.kind == EventKind.COPY_IN) | (device.kind == EventKind.COPY)
     events = device.where(is_kernel | (is_copy & (device.thread == int(busy_s.argmax()))))
     ended_s = np.maximum.accumulate(events.end_s)
-    launch_s, _ = _launches(trace, events)
+    launch_s, _ = _launches(trace, events, in_effect=True)
     return _Kernels(
         np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, launch_s, events.kind, events.thread
     )
 
 
-def _launches(trace: RankEvents, events: EventColumns) -> tuple[Floats, NDArray[np.int32]]:
+def _launches(trace: RankEvents, events: EventColumns, *, in_effect: bool = False) -> tuple[Floats, NDArray[np.int32]]:
     """Return when, and on which thread, the host launched each of a device's events.
+
+    With `in_effect`, it is when the launch took effect: at the return of the call, or at the first event that it
+    launched, if that is sooner. A call that waits for its copy launched it when it began.
 
     What has no launch in the trace was launched with the work before it on its stream: streams keep the order. The
     first of a stream were launched before the trace began: at -inf. On a stream of which no launch is in the trace,
@@ -109,7 +114,13 @@ def _launches(trace: RankEvents, events: EventColumns) -> tuple[Floats, NDArray[
     at = np.searchsorted(launches.link[order], events.link)
     is_found = (np.append(launches.link[order], UNKNOWN)[at] == events.link) & (events.link > 0)
     found = np.where(is_found, np.append(order, -1)[at], -1)
-    launch_s = np.append(launches.start_s, np.nan)[found]
+    launched_s = launches.start_s
+    if in_effect:
+        first_s = np.full(len(launches) + 1, np.inf)
+        np.minimum.at(first_s, found, events.start_s)
+        returned_s = np.maximum(launched_s, np.minimum(launches.end_s, first_s[:-1]))
+        launched_s = np.where(launches.kind == EventKind.BLOCKING, launched_s, returned_s)
+    launch_s = np.append(launched_s, np.nan)[found]
     for stream in np.unique(events.thread[found < 0]):
         on_stream = np.flatnonzero(events.thread == stream)
         known = np.maximum.accumulate(np.where(found[on_stream] < 0, -1, np.arange(len(on_stream))))

@@ -268,3 +268,65 @@ def test_a_rank_that_is_late_in_most_steps_is_persistent_in_these() -> None:
     stragglers = found(replace(JOB, delays=delays))
     assert told(stragglers) == [("persistent", "rank 2", "compute", tuple(10 + step for step in late))]
     assert stragglers[0].when(20) == "17 of 20 steps"
+
+
+@pytest.mark.parametrize("mean_s", [0.015, 0.025, 0.035])
+def test_delays_far_beyond_exponential_noise_are_told(mean_s: float) -> None:
+    """300 ms are 8 to 20 times the mean: the noise of 444 delays hardly ever passes them."""
+    n_found = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        delay_s = rng.exponential(mean_s, (111, 4))
+        late = rng.choice(444, 17, replace=False)
+        delay_s.flat[late] += 0.3
+        cells = {(step, each.ranks[0]) for each in in_steps_of_1_s(delay_s) for step in each.steps}
+        n_found += len(cells & set(zip(*np.unravel_index(late, delay_s.shape), strict=True)))
+    assert n_found >= {0.015: 170, 0.025: 168, 0.035: 145}[mean_s]
+
+
+def test_a_clear_bulk_is_not_extrapolated_from_its_median() -> None:
+    """Most delays are next to nothing, a quarter are 2 to 35 ms: what is late by 300 ms is told, and nothing else."""
+    rng = np.random.default_rng(8)
+    delay_s = rng.exponential(1e-4, (111, 4))
+    busy = rng.random(delay_s.shape) < 0.25
+    delay_s[busy] += np.minimum(rng.exponential(0.009, busy.sum()), 0.035)
+    late = rng.choice(444, 17, replace=False)
+    delay_s.flat[late] += 0.3
+    layout = RankLayout(1, 4, "")
+    found_ = find_stragglers(DelayTable({"host": delay_s}, range(4), range(111), step_s=0.185), layout)
+    cells = {(step, each.ranks[0]) for each in found_ for step in each.steps}
+    assert cells == set(zip(*np.unravel_index(late, delay_s.shape), strict=True))
+
+
+def alarms_in(draw, n_jobs: int, kind: str) -> int:
+    rng = np.random.default_rng(31)
+    return sum(any(each.kind == kind for each in in_steps_of_1_s(draw(rng))) for _ in range(n_jobs))
+
+
+def test_a_rank_with_wider_noise_is_not_late() -> None:
+    widths = np.geomspace(0.05, 0.4, 8)
+    assert alarms_in(lambda rng: rng.normal(1, widths, (40, 8)), 100, "transient") <= 8
+
+
+def test_noise_that_lasts_makes_no_persistent_stragglers() -> None:
+    def lasting(rng):
+        noise_s = rng.normal(0, 0.1, (100, 4))
+        for step in range(1, 100):
+            noise_s[step] = 0.7 * noise_s[step - 1] + 0.71 * noise_s[step]
+        return 1 + noise_s
+
+    assert alarms_in(lasting, 100, "persistent") <= 5
+
+
+def test_a_clock_that_ticks_makes_no_gaps() -> None:
+    assert alarms_in(lambda rng: 0.05 * np.round(rng.exponential(2.0, (100, 4))), 100, "transient") <= 8
+
+
+def test_noise_says_from_when_on_a_delay_is_told_from_it() -> None:
+    light = noise(np.random.default_rng(2), "exponential", 0.05, 100, 4)
+    heavy = 0.05 * np.random.default_rng(2).pareto(1.5, (100, 4))
+    told_s = [
+        noise_of(DelayTable({"host": each}, range(4), range(100), step_s=0.5), ()).told_from_s
+        for each in (light, heavy)
+    ]
+    assert light.max() < told_s[0] < 1.0 < told_s[1]
