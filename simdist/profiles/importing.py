@@ -1,6 +1,7 @@
 """From profiles of ranks to a scenario: all steps in their order, without files."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -382,10 +383,10 @@ def _facts(job: TracedJob, proof: Proof, budget: StepBudget, kind: JobKind, unsu
 
 def _late_on(late: Sequence[Straggler]) -> Channel | Literal[""]:
     """Return on what stragglers are late by most, in all their steps."""
-    seconds: dict[Channel, float] = {}
+    seconds: Counter[Channel] = Counter()
     for each in late:
-        seconds[each.channel] = seconds.get(each.channel, 0.0) + each.seconds * len(each.steps) * len(each.ranks)
-    return max(seconds, key=lambda channel: seconds[channel]) if seconds else ""
+        seconds[each.channel] += round(1e9 * each.seconds) * len(each.steps) * len(each.ranks)
+    return seconds.most_common(1)[0][0] if seconds else ""
 
 
 def _cluster(

@@ -1,8 +1,6 @@
 """Phases of a rank that computes on a GPU: the work of its compute streams, and their waits.
 
-A kernel belongs to the phase in which the host launched it. A launch takes effect when its call returns, or when the
-first of its kernels or copies begins, if that is sooner: a call may take milliseconds. Where no kernel runs, the GPU
-waited for
+A kernel belongs to the phase in which the host launched it. Where no kernel runs, the GPU waited for
 
 * a collective that ended in the meantime, if the next kernel had been launched by then or the host itself was blocked:
   only an event can have held it up (`wait_s`). The wait begins when this rank is in the collective: before that, the
@@ -62,6 +60,8 @@ class _Kernels:
         start_s: When each began, or the one before it ended, `[n]`.
         end_s: When each ended, not before `start_s`, `[n]`.
         launch_s: When the host launched it; -inf if that was before the trace began, `[n]`.
+        queued_s: When the launch took effect: at the return of its call, or when the first kernel or copy of the call
+            began, if that is sooner, `[n]`. A call may take milliseconds, in which nothing is queued.
         kind: An `EventKind`, `[n]`.
         stream: Number of the stream, `[n]`.
     """
@@ -69,13 +69,14 @@ class _Kernels:
     start_s: Floats
     end_s: Floats
     launch_s: Floats
+    queued_s: Floats
     kind: NDArray[np.int8]
     stream: NDArray[np.int32]
 
     def queue_s(self) -> Floats:
-        """Return when each of the busiest stream was launched, and when it began, `[2, n]`."""
+        """Return when each of the busiest stream was queued, and when it began, `[2, n]`."""
         on_main = self.stream == np.bincount(self.stream, weights=self.end_s - self.start_s).argmax()
-        return np.stack([self.launch_s[on_main], self.start_s[on_main]])
+        return np.stack([self.queued_s[on_main], self.start_s[on_main]])
 
     def computed(self, times_s: Floats) -> Floats:
         """Return when the device had done all that the host had launched before some instants; -inf if nothing."""
@@ -92,10 +93,10 @@ def _kernels(trace: RankEvents) -> _Kernels:
     is_copy = (device.kind == EventKind.COPY_IN) | (device.kind == EventKind.COPY)
     events = device.where(is_kernel | (is_copy & (device.thread == int(busy_s.argmax()))))
     ended_s = np.maximum.accumulate(events.end_s)
-    launch_s, _ = _launches(trace, events, in_effect=True)
-    return _Kernels(
-        np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, launch_s, events.kind, events.thread
-    )
+    launch_s, _ = _launches(trace, events)
+    queued_s, _ = _launches(trace, events, in_effect=True)
+    start_s = np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1]))
+    return _Kernels(start_s, ended_s, launch_s, queued_s, events.kind, events.thread)
 
 
 def _launches(trace: RankEvents, events: EventColumns, *, in_effect: bool = False) -> tuple[Floats, NDArray[np.int32]]:
@@ -116,10 +117,10 @@ def _launches(trace: RankEvents, events: EventColumns, *, in_effect: bool = Fals
     found = np.where(is_found, np.append(order, -1)[at], -1)
     launched_s = launches.start_s
     if in_effect:
-        first_s = np.full(len(launches) + 1, np.inf)
-        np.minimum.at(first_s, found, events.start_s)
-        returned_s = np.maximum(launched_s, np.minimum(launches.end_s, first_s[:-1]))
-        launched_s = np.where(launches.kind == EventKind.BLOCKING, launched_s, returned_s)
+        begins_s = np.full(len(launches) + 1, np.inf)
+        np.minimum.at(begins_s, found, events.start_s)
+        returned_s = np.maximum(launched_s, np.minimum(launches.end_s, begins_s[:-1]))
+        launched_s = np.asarray(np.where(launches.kind == EventKind.BLOCKING, launched_s, returned_s))
     launch_s = np.append(launched_s, np.nan)[found]
     for stream in np.unique(events.thread[found < 0]):
         on_stream = np.flatnonzero(events.thread == stream)

@@ -18,6 +18,7 @@ from simdist.profiles.job.layout import find_layout
 from simdist.profiles.job.matching import match, synchronize
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.steps.model import TracedCollective
+from simdist.profiles.steps.step_parts import StepPart
 from simdist.runs.building import build
 from simdist.scenario import Cluster, Link, Tensor
 from simdist.schedules import Sync
@@ -307,9 +308,33 @@ def test_processes_that_every_step_waits_for_load_for_as_long_as_a_step() -> Non
     imported = with_loader_processes(replace(JOB, input_s=0.03))
     assert imported.scenario.input.prefetch == 2
     assert imported.scenario.cluster.storage.latency_s == pytest.approx(imported.proof.measured_s)
-    assert abs(imported.proof.error) < 0.01  # though a simulated run begins with loading a whole batch
-    predicted_s, measured_s = imported.proof.parts["waiting for input"]
-    assert predicted_s == pytest.approx(measured_s, rel=0.01)
+    proof = imported.proof
+    assert proof.error == pytest.approx(proof.ahead_s / proof.measured_s, abs=0.01)  # it begins with loading a batch
+    predicted_s, measured_s = proof.parts["waiting for input"]
+    assert predicted_s - proof.ahead_s == pytest.approx(measured_s, rel=0.01)
+    assert any("had been loading before the traced steps" in note for note in imported.notes)
+
+
+def test_windows_that_opened_apart_name_no_straggler() -> None:
+    """Ranks whose profiler was first wait in their first step until the others come."""
+    profiles = profiles_of(replace(JOB, delays=()))
+    early = []
+    for each in profiles[:-1]:
+        first = each.steps[0]
+        parts_s = list(first.parts_s)
+        parts_s[StepPart.ALL_REDUCE] += 5.0
+        longer = replace(first, start_s=first.start_s - 5.0, wait_s=first.wait_s + 5.0, parts_s=tuple(parts_s))
+        early.append(replace(each, steps=(longer, *each.steps[1:])))
+    imported = import_job([*early, profiles[-1]], name="job")
+    assert imported.stragglers == ()
+    assert imported.job.numbers == tuple(step.number for step in profiles[0].steps[1:])
+    assert any("profilers of ranks opened up to 5 s apart" in note for note in imported.notes)
+    assert abs(imported.proof.error) < 0.01
+
+
+def test_a_straggler_of_the_first_step_is_no_window_that_opened_late() -> None:
+    imported = import_job(profiles_of(replace(JOB, delays=(Delay("host", 1, 0, 0.5),))), name="job")
+    assert [(each.ranks, each.steps) for each in imported.stragglers] == [((1,), (JOB.first_step,))]
 
 
 def test_the_slowest_of_several_loaders_that_run_ahead_is_no_straggler() -> None:

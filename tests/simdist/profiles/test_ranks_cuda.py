@@ -55,8 +55,8 @@ def test_parts_of_a_drawn_step_are_exact(drawn: RankProfile) -> None:
             "COPY": 1.9,  # 10.2 to 12, 90 to 90.1
             "INPUT": 10.2,
             "SHORT_GAP": 0.02,  # 85 to 85.02, though the next kernel is queued
-            "QUEUED": 0.05,  # from 0.05 behind the launch at 50.1 on
-            "LONG_GAP": 0.35,  # the host ran operators from 50 on, and until 90.3
+            "QUEUED": 0.045,  # from 0.05 behind the return of the launch, at 50.105, on
+            "LONG_GAP": 0.355,  # the host ran operators from 50 on, and until 90.3
             "HOST_PAUSE": 29.7,  # 30 to 50, 90.3 to 100
         }
 
@@ -69,7 +69,21 @@ def test_only_a_long_gap_between_queued_kernels_is_unexplained(tmp_path: Path) -
     ):  # 15 us apart, as kernels are that follow each other, then 60
         draw.gpu("sgemm", 53.6 + number / 100, begin, begin + 0.5)
     parts = profile_rank(draw.write(tmp_path)).steps[0].parts_s
-    assert ms([parts[StepPart.QUEUED]]) == [1.01]  # 50.15 to 50.2, 90.1 to 91, and the second of the gaps
+    assert ms([parts[StepPart.QUEUED]]) == [1.005]  # 50.155 to 50.2, 90.1 to 91, and the second of the gaps
+
+
+@pytest.mark.parametrize("call", ["cudaLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync"])
+def test_nothing_is_queued_while_the_call_that_launches_it_goes_on(tmp_path: Path, call: str) -> None:
+    """A launch that takes 6.5 ms, of what begins when it returns, is the host's: nothing waits for an event."""
+    draw = Drawing(GPU)
+    draw_step(draw, 0)
+    draw.op(call, 91.0, 97.5, cat="cuda_runtime", correlation=901)
+    what = ("Memcpy DtoD", "gpu_memcpy") if call == "cudaMemcpyAsync" else ("sgemm", "kernel")
+    draw.gpu(what[0], None, 97.5, 98.0, cat=what[1])
+    draw.events[-1]["args"]["correlation"] = 901
+    parts = profile_rank(draw.write(tmp_path)).steps[0].parts_s
+    assert ms([parts[StepPart.QUEUED]]) == [0.045]  # as without this call
+    assert parts[StepPart.LONG_GAP] >= 6.5e-3
 
 
 def test_buckets_and_gradients_have_the_time_of_kernels_launched_before_them(drawn: RankProfile) -> None:
