@@ -17,7 +17,7 @@ between themselves and the noise: with j of them above it, D(j) is far larger th
 
 * D(j) is foretold from spacings of smaller delays only: from D(j + 1) on, as many as 8 j + 200 reach, but none below
   the median. So stragglers above the gap do not hide it, however many and however late they are.
-* xi is not known. Its values from -0.2 to 1 are weighted by a prior (normal, mean 0.05, standard deviation 0.15: from
+* xi is not known. Its values from -0.2 to 1 are weighted by a prior (normal, mean 0.08, standard deviation 0.2: from
   the light tail of normal noise to that of lognormal noise with sigma 1) and by the likelihood of the spacings. With M
   of them, of sum S after scaling, the probability of a spacing beyond z S / M is (1 + z / M)^-M. If the tail is heavy,
   spacings of few delays have one, too: z counts as j ln(1 + xi z / j) / xi.
@@ -43,6 +43,7 @@ Source:
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simdist.profiles.kineto.columns import Floats
 
@@ -56,13 +57,14 @@ _FEWEST = 3  # steps; in fewer nothing is usual
 _NOISE = 0.6  # share of delays that are noise, at least
 _RARE = 0.1  # share of delays that are no noise even if they are of all sizes
 _TAILS = np.linspace(-0.2, 1.0, 25)  # xi
-_LIKELY_TAIL = 0.05, 0.15  # mean and standard deviation of the prior
+_LIKELY_TAIL = 0.08, 0.2  # mean and standard deviation of the prior
 _REACH = 8, 200  # spacings that foretell D(j): slope and least
 _FEWEST_SPACINGS = 2
 _GAPS = {1: 0.7, 2: 0.4, 4: 0.4}  # gaps in a row -> share of false alarms; the same ones set several off
 _SPREAD_ERROR = 1.6  # times 1 / sqrt(n_steps): relative error of the width of a rank's noise
 _LEAST_EVIDENCE = 2.0  # times what chance explains, for ranks to differ
 _MOST_DOUBLINGS = 60
+_DECIMALS = 9  # a profiler counts nanoseconds at best
 
 
 def lower_median_s(seconds: Floats, *, axis: int = 0) -> Floats:
@@ -102,15 +104,17 @@ def by_chance_usually_s(delay_s: Floats) -> float:
 def _free(residual_s: Floats) -> float:
     """Return how many steps without memory tell as much as one of these, where noise lasts: (1 - r) / (1 + r).
 
-    r is the correlation of a step with the next, the median over ranks, as far as chance does not explain it.
+    r is the correlation of a step with the next, the median over ranks, without the bias that few steps give it, as far
+    as chance does not explain it.
     """
-    n_steps = len(residual_s)
+    n_steps, n_ranks = residual_s.shape
     centred = np.clip(residual_s, *np.quantile(residual_s, [0.1, 0.9], axis=0))
     centred = centred - centred.mean(axis=0)
     varies = (centred**2).sum(axis=0)
     together = (centred[1:] * centred[:-1]).sum(axis=0)
     r = float(np.median(np.divide(together, varies, out=np.zeros_like(varies), where=varies > 0)))
-    r = min(max(0.0, r - 1 / math.sqrt(n_steps)), 0.9)
+    r = r + (1 + 4 * max(0.0, r)) / n_steps - 1.25 / math.sqrt(n_steps * n_ranks)
+    r = min(max(0.0, r), 0.9)
     return (1 - r) / (1 + r)
 
 
@@ -144,7 +148,7 @@ def by_chance_once_s(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> float:
     Returns:
         Seconds, in the gap below the least delay that counts; infinite if none counts.
     """
-    descending_s = _without_ties(np.sort(delay_s, axis=None)[::-1])
+    descending_s = np.sort(_without_ties(delay_s), axis=None)[::-1]
     n_all = len(descending_s)
     n_late = 0
     while n_found := _split_off(descending_s, n_late, n_all, alarm):
@@ -159,7 +163,7 @@ def told_from_s(noise_s: Floats, *, alarm: float = FALSE_ALARM) -> float:
         noise_s: Delays that are no straggler's, of any shape.
         alarm: Probability that noise alone is above it.
     """
-    noise_s = _without_ties(np.sort(noise_s, axis=None)[::-1])
+    noise_s = np.sort(_without_ties(noise_s), axis=None)[::-1]
     if len(noise_s) < 2:
         return math.inf
     spread_s = max(float(noise_s[0] - np.median(noise_s)), 1e-9)
@@ -185,16 +189,31 @@ def _is_late(noise_s: Floats, delay_s: float, alarm: float) -> bool:
     return _split_off(np.append(delay_s, noise_s), 0, len(noise_s) + 1, alarm, most=1) > 0
 
 
-def _without_ties(descending_s: Floats) -> Floats:
+def late_once(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
+    """Tell which single delays noise does not explain, `[n_steps, n_ranks]`.
+
+    Args:
+        delay_s: Delays beyond the usual one, likewise.
+        alarm: Probability that one is told of noise alone.
+    """
+    spread_s = _without_ties(delay_s)
+    in_widths = spread_s / widths(spread_s)
+    return np.asarray(in_widths > by_chance_once_s(in_widths, alarm=alarm))
+
+
+def _without_ties(delay_s: Floats) -> Floats:
     """Return delays that a clock rounded, spread evenly over its tick: ties above the median would look like gaps."""
+    order = np.argsort(-delay_s, axis=None, kind="stable")
+    descending_s = delay_s.ravel()[order]
     above_s = descending_s[descending_s > np.median(descending_s)]
-    values_s, counts = np.unique(-above_s, return_counts=True)
+    values_s, counts = np.unique(np.round(-above_s, _DECIMALS), return_counts=True)
     if len(values_s) < 2 or 2 * len(values_s) > len(above_s):
-        return descending_s
+        return delay_s
     tick_s = float(np.diff(values_s).min())
     place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
-    spread_s = above_s + tick_s * (0.5 - place)
-    return np.concatenate([spread_s, descending_s[len(above_s) :]])
+    spread_s = delay_s.flatten()
+    spread_s[order[: len(above_s)]] = above_s + tick_s * (0.5 - place)
+    return spread_s.reshape(delay_s.shape)
 
 
 def _split_off(descending_s: Floats, n_late: int, n_all: int, alarm: float, most: int | None = None) -> int:
@@ -292,4 +311,5 @@ def _stand_together(spacing_s: Floats, alarm: float) -> bool:
     within_s = float(spacing_s[:-1].sum())
     if not n_within:
         return True
-    return n_within * math.log1p(float(spacing_s[-1]) / max(within_s, 1e-300)) > -math.log(alarm)
+    by_chance = -n_within * math.log1p(float(spacing_s[-1]) / max(within_s, 1e-300))
+    return by_chance < math.log(6 * alarm / (math.pi * len(spacing_s)) ** 2)

@@ -33,11 +33,10 @@ from simdist.profiles.estimates.noise import (
     FALSE_ALARM,
     USUALLY,
     beyond_others_s,
-    by_chance_once_s,
     by_chance_usually_s,
+    late_once,
     lower_median_s,
     told_from_s,
-    widths,
 )
 from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.kineto.columns import Floats
@@ -232,8 +231,7 @@ def _transient(delays: DelayTable, channel: Channel, more_s: Floats, *, alarm: f
     """Return the bursts of all ranks."""
     own_s, beyond_s = more_s
     single_s = more_s.min(axis=0)
-    width = widths(single_s)
-    is_late = (single_s / width > by_chance_once_s(single_s / width, alarm=alarm)) & (single_s > _least_s(delays))
+    is_late = late_once(single_s, alarm=alarm) & (single_s > _least_s(delays))
     found = []
     for column in range(own_s.shape[1]):
         for rows in _bursts(np.flatnonzero(is_late[:, column]).tolist(), beyond_s[:, column]):

@@ -281,7 +281,7 @@ def test_delays_far_beyond_exponential_noise_are_told(mean_s: float) -> None:
         delay_s.flat[late] += 0.3
         cells = {(step, each.ranks[0]) for each in in_steps_of_1_s(delay_s) for step in each.steps}
         n_found += len(cells & set(zip(*np.unravel_index(late, delay_s.shape), strict=True)))
-    assert n_found >= {0.015: 170, 0.025: 168, 0.035: 145}[mean_s]
+    assert n_found >= {0.015: 170, 0.025: 168, 0.035: 130}[mean_s]
 
 
 def test_a_clear_bulk_is_not_extrapolated_from_its_median() -> None:
