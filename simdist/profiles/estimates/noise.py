@@ -115,7 +115,7 @@ def _free(residual_s: Floats) -> float:
     r = float(np.median(np.divide(together, varies, out=np.zeros_like(varies), where=varies > 0)))
     r = r + (1 + 4 * max(0.0, r)) / n_steps - 1.25 / math.sqrt(n_steps * n_ranks)
     r = min(max(0.0, r), 0.9)
-    return (1 - r) / (1 + r)
+    return float((1 - r) / (1 + r))
 
 
 def widths(delay_s: Floats) -> Floats:
@@ -202,7 +202,7 @@ def late_once(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> NDArray[np.bool
 
 
 def _without_ties(delay_s: Floats) -> Floats:
-    """Return delays that a clock rounded, spread evenly over its tick: ties above the median would look like gaps."""
+    """Return delays that a clock rounded, spread evenly over the tick before: ties would look like gaps."""
     order = np.argsort(-delay_s, axis=None, kind="stable")
     descending_s = delay_s.ravel()[order]
     above_s = descending_s[descending_s > np.median(descending_s)]
@@ -212,7 +212,7 @@ def _without_ties(delay_s: Floats) -> Floats:
     tick_s = float(np.diff(values_s).min())
     place = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     spread_s = delay_s.flatten()
-    spread_s[order[: len(above_s)]] = above_s + tick_s * (0.5 - place)
+    spread_s[order[: len(above_s)]] = above_s - tick_s * place
     return spread_s.reshape(delay_s.shape)
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from simdist.profiles.job.transfers import Transfer, transfers_of
+from simdist.profiles.job.transfers import SentCall, transfers_of
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, TracedCollective
@@ -85,13 +85,13 @@ def _left_out(call: TracedCollective) -> bool:
     return not (call.of_gradients and call.kind == "all_reduce")
 
 
-def _of_kind(steps: Sequence[Sequence[Transfer]], kind: CollectiveKind) -> tuple[float, float]:
+def _of_kind(steps: Sequence[Sequence[SentCall]], kind: CollectiveKind) -> tuple[float, float]:
     """Return how many of a kind a rank is in per step, and for how long, without waiting."""
     calls = [[each for each in step if each.call.kind == kind and _left_out(each.call)] for step in steps]
     return len(list(chain(*calls))) / len(steps), math.fsum(map(_union_s, calls)) / len(steps)
 
 
-def _union_s(transfers: Sequence[Transfer]) -> float:
+def _union_s(transfers: Sequence[SentCall]) -> float:
     """Return for how long at least one goes on."""
     total_s = 0.0
     reached_s = -np.inf

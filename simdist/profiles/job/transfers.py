@@ -20,7 +20,7 @@ _Key: TypeAlias = tuple[int, CollectiveKind, tuple[int, ...] | None, int | None,
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class SentCall:
     """A call of one rank, without its waiting for later ranks.
 
     Args:
@@ -42,7 +42,7 @@ class Transfer:
         return min(self.call.exposed_s, self.seconds)
 
 
-def transfers_of(profiles: Sequence[RankProfile]) -> list[list[list[Transfer]]]:
+def transfers_of(profiles: Sequence[RankProfile]) -> list[list[list[SentCall]]]:
     """Return all calls without waiting, for each rank and step."""
     of_rank = [[list(_keys(step)) for step in each.steps] for each in profiles]
     least_s: dict[_Key, float] = defaultdict(lambda: float("inf"))
@@ -51,7 +51,7 @@ def transfers_of(profiles: Sequence[RankProfile]) -> list[list[list[Transfer]]]:
             least_s[key] = min(least_s[key], call.end_s - call.start_s)
     return [
         [
-            [Transfer(call, call.end_s - call.start_s if key[1] in _APART else least_s[key]) for key, call in step]
+            [SentCall(call, call.end_s - call.start_s if key[1] in _APART else least_s[key]) for key, call in step]
             for step in steps
         ]
         for steps in of_rank
