@@ -62,6 +62,7 @@ _REACH = 8, 200  # spacings that foretell D(j): slope and least
 _FEWEST_SPACINGS = 2
 _GAPS = {1: 0.7, 2: 0.4, 4: 0.4}  # gaps in a row -> share of false alarms; the same ones set several off
 _SPREAD_ERROR = 1.6  # times 1 / sqrt(n_steps): relative error of the width of a rank's noise
+_NARROWEST = 0.1  # of the scale of all delays: of hosts that hardly pause, the width is that of their clocks
 _LEAST_EVIDENCE = 2.0  # times what chance explains, for ranks to differ
 _MOST_DOUBLINGS = 60
 _DECIMALS = 9  # a profiler counts nanoseconds at best
@@ -122,7 +123,7 @@ def widths(delay_s: Floats) -> Floats:
     """Return how wide the noise of each rank is, against that of a typical one, `[n_ranks]`.
 
     The width is the mean distance from the median of the half of all delays that are nearest to it. Ranks differ
-    by as much as their logarithms vary more than chance explains.
+    by as much as their logarithms vary more than chance explains. A width far below the scale of all is that of none.
 
     Args:
         delay_s: Delays beyond the usual one, `[n_steps, n_ranks]`.
@@ -130,6 +131,8 @@ def widths(delay_s: Floats) -> Floats:
     n_steps, n_ranks = delay_s.shape
     distance_s = np.sort(np.abs(delay_s - lower_median_s(delay_s)), axis=0)
     width_s = distance_s[: max(1, n_steps // 2)].mean(axis=0)
+    middle_s, high_s = np.quantile(delay_s, [0.5, 0.9])
+    width_s = np.maximum(width_s, _NARROWEST * float(high_s - middle_s))
     if n_ranks < 2 or n_steps < _FEWEST or not width_s.all():
         return np.ones(n_ranks)
     ratio = np.log(width_s) - float(np.median(np.log(width_s)))

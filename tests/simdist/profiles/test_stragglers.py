@@ -330,3 +330,13 @@ def test_noise_says_from_when_on_a_delay_is_told_from_it() -> None:
         for each in (light, heavy)
     ]
     assert light.max() < told_s[0] < 1.0 < told_s[1]
+
+
+def test_ranks_whose_hosts_hardly_pause_are_not_compared_by_that() -> None:
+    """As in a job with late hosts: most pauses are next to nothing, on one rank a hundred times less than on others."""
+    rng = np.random.default_rng(3)
+    delay_s = rng.exponential([1e-6, 1e-4, 1e-4, 1e-4], (20, 4))
+    late = rng.choice(80, 14, replace=False)
+    delay_s.flat[late] += 0.4
+    cells = {(step, each.ranks[0]) for each in in_steps_of_1_s(delay_s) for step in each.steps}
+    assert cells == set(zip(*np.unravel_index(late, delay_s.shape), strict=True))
