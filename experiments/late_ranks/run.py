@@ -1,6 +1,6 @@
 """Are ranks named that are late, and only these? A grid of noise, delays, ranks and steps, drawn and looked at.
 
-    python experiments/late_ranks/run.py              draw everything and print the tables (40 minutes on one core)
+    python experiments/late_ranks/run.py              draw everything and print the tables (20 minutes on one core)
     python experiments/late_ranks/run.py --jobs 20    fewer jobs of each kind
     python experiments/late_ranks/run.py --write      also write the tables into the README
 
