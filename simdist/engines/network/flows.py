@@ -268,11 +268,12 @@ class Flows:
     def _sort(self, joining: list[int]) -> None:
         """Sort flows by their paces: each then has its place behind those before it."""
         capacity_Bps = np.array(self._state.resource_floats[max_min.CAPACITY])
-        paces_Bps = {}
-        for slot in joining:
-            use = self.use(cast(Flow, self._flows[slot]).stage)
-            paces_Bps[slot] = float((capacity_Bps[use.resource_array] / use.weight_array).min())
-        joining.sort(key=paces_Bps.__getitem__)
+        uses = [self.use(cast(Flow, self._flows[slot]).stage) for slot in joining]
+        alone_Bps = capacity_Bps[np.concatenate([use.resource_array for use in uses])]
+        alone_Bps = alone_Bps / np.concatenate([use.weight_array for use in uses])
+        firsts = np.cumsum([0, *(len(use.weight_array) for use in uses[:-1])])
+        order = np.argsort(np.minimum.reduceat(alone_Bps, firsts), kind="stable")
+        joining[:] = [joining[at] for at in order.tolist()]
 
     def rate_Bps(self, flow: Flow) -> float:
         """Return the rate of a flow since the last `settle`."""

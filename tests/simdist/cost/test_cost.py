@@ -513,8 +513,14 @@ def test_storage_that_is_not_there_is_refused():
 @pytest.mark.parametrize(
     ("op", "message"),
     [
-        (ReduceScatter("whole", "slice", Group(2), algorithm="tree"), "a tree reduces and broadcasts whole buffers"),
-        (Broadcast("whole", Group(2), algorithm="halving_doubling"), "halving_doubling is no algorithm of a rooted"),
+        (
+            ReduceScatter("whole", "slice", Group(2), algorithm="tree"),
+            "tree is an algorithm of all_reduce, reduce, broadcast only; choose ring",
+        ),
+        (
+            Broadcast("whole", Group(2), algorithm="halving_doubling"),
+            "halving_doubling is an algorithm of all_reduce, reduce_scatter, all_gather only",
+        ),
     ],
 )
 def test_algorithm_that_a_collective_does_not_have_is_refused(op, message):

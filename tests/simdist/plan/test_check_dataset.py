@@ -73,7 +73,7 @@ def test_operation_that_does_not_fit_the_data_set_is_shown(op: Op) -> None:
     first, body, *_ = str(error.value).splitlines()
     assert first.startswith(f"plan data: {op_text(op)} at step 0: ")
     assert body == "body 0:"
-    assert_message(f"data set: {op}", first)
+    assert_message(f"data set: {op_text(op)}", first)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_operation_on_a_data_set_that_is_not_there_is_refused(op: Op) -> None:
         check(plan_of(op, dataset=None))
     first = str(error.value).splitlines()[0]
     assert first.startswith(f"plan data: {op_text(op)} at step 0: ")
-    assert_message(f"no data set: {op}", first)
+    assert_message(f"no data set: {op_text(op)}", first)
 
 
 def test_buffer_that_does_not_hold_a_batch_is_refused() -> None:

@@ -13,7 +13,7 @@ from plans import ALGORITHMS, legal_plans, schedule_plans
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Plan, Run, dumps, load, loads, op_text, ops, plan_text, save
 from simdist.plan.group import Group
-from simdist.plan.lanes import COMM
+from simdist.plan.lanes import COMM, COMPUTE
 from simdist.plan.text import body_text, order_text
 
 STEP: Body = (
@@ -78,9 +78,9 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
         ("s", "r"),
     ),
     (ops.Densify("s", "g"), "densify(s -> g)", "compute", ("s",), ("g",)),
-    (ops.Densify("s", "g", 8, "comm"), "densify(s / 8 -> g)", "comm", ("s",), ("g",)),
+    (ops.Densify("s", "g", 8, COMM), "densify(s / 8 -> g)", "comm", ("s",), ("g",)),
     (ops.Merge("a", "s", "r"), "merge(a -> s, rest to r)", "compute", ("a", "r"), ("s", "r")),
-    (ops.Merge("a", "s", "r", 8, "comm"), "merge(a -> s, rest / 8 to r)", "comm", ("a", "r"), ("s", "r")),
+    (ops.Merge("a", "s", "r", 8, COMM), "merge(a -> s, rest / 8 to r)", "comm", ("a", "r"), ("s", "r")),
     (
         ops.LowRank("left", "g", "r", "p", "q", (ops.Matrix(0, 4, 6, 2), ops.Matrix(24, 4, 6, 2)), "o"),
         "low_rank(left: g, q -> p, q, o, 2 matrices of rank 2, rest in r)",
@@ -364,7 +364,7 @@ def test_every_later_field_is_written_read_and_part_of_the_digest(item: Buffer |
         plain = dataclasses.replace(item, padding=0)
         plan, other = (dataclasses.replace(TINY, buffers=(*BUFFERS, each)) for each in (item, plain))
     else:
-        defaults = {"divisor": 1, "stream": "compute", "ratios": None, "servers": None, "adds": False}
+        defaults = {"divisor": 1, "lane": COMPUTE, "ratios": None, "servers": None, "adds": False}
         fields = {field.name for field in dataclasses.fields(item)} & defaults.keys()
         plain_op = dataclasses.replace(item, **{name: defaults[name] for name in fields})
         plan, other = (dataclasses.replace(TINY, bodies=((each,),)) for each in (item, plain_op))
@@ -462,7 +462,7 @@ def damaged(path: str, value: object) -> str:
         ("bodies/0/0/op", ..., "bodies[0][0]"),
         ("bodies/0/2/reduction", "max", "bodies[0][2].reduction: Input should be 'mean' or 'sum'; found 'max'"),
         ("bodies/0/2/group", 2, "bodies[0][2].group"),
-        ("bodies/0/2/speed", 2, "bodies[0][2].speed: unknown field; known: algorithm, beside, buffer, drop, group, op"),
+        ("bodies/0/2/speed", 2, "bodies[0][2].speed: unknown field; known: algorithm, buffer, drop, group, lane, op"),
         ("bodies/0/2/group/width", 2, "bodies[0][2].group.width: unknown field; known: size, stride"),
         ("order/0/times", "3", "order[0].times: Input should be a valid integer; found '3'"),
         ("order/0/until", 3, "order[0].until: unknown field; known: bodies, times"),
@@ -486,7 +486,6 @@ SERVED = dataclasses.replace(
         ('"members"', '"ranks"', "bodies[0][0].servers.ranks: unknown field; known: members, parts"),
         ("[4, 6]", "[4, 6.5]", "bodies[0][0].servers.parts[1]: Input should be a valid integer; found 6.5"),
         ('{"parts": [4, 6], "members": []}', "2", "bodies[0][0].servers"),
-        ('"server"', '"servers"', "bodies[0][0].algorithm: Input should be 'auto', 'ring'"),
         ("0.005", '"5 ms"', "bodies[0][1].period_s: Input should be a valid number; found '5 ms'"),
         ('"period_s"', '"period"', "bodies[0][1].period_s: Field required"),
     ],

@@ -29,6 +29,7 @@ from simdist.plan import (
     writes,
 )
 from simdist.plan.group import Group
+from simdist.plan.lanes import HOST, Lane
 from simdist.plan.ops import lane_of
 from simdist.plan.plan import StepIndex
 from simdist.plan.walk import Stretch, stretches, walk
@@ -140,19 +141,19 @@ def naive_needs(plan: Plan) -> list[int]:
     """
     readers: defaultdict[str, int] = defaultdict(int)
     writers: defaultdict[str, int] = defaultdict(int)
-    on_stream: defaultdict[int, int] = defaultdict(int)
+    on_lane: defaultdict[Lane, int] = defaultdict(int)
     needs = []
     index = 0
     for body in plan.body_of_steps():
         for op in plan.bodies[body]:
-            need = on_stream[0] | on_stream[lane_of(op)]
+            need = on_lane[HOST] | on_lane[lane_of(op)]
             for name in reads(op):
                 need |= writers[name]
             for name in writes(op):
                 need |= writers[name] | readers[name]
             needs.append(need)
             bit = 1 << index
-            on_stream[lane_of(op)] |= bit
+            on_lane[lane_of(op)] |= bit
             for name in reads(op):
                 readers[name] |= bit
             for name in writes(op):
@@ -176,7 +177,7 @@ def closure(needs: list[int]) -> list[int]:
 
 
 def pruned_needs(instances: list[Instance]) -> list[int]:
-    tails: dict[int, int] = {}
+    tails: dict[Lane, int] = {}
     needs = []
     for instance in instances:
         edges = (*instance.after, tails[instance.lane]) if instance.lane in tails else instance.after
@@ -294,7 +295,7 @@ def test_live_never_drops_what_a_later_operation_of_a_schedule_refers_to(plan: P
 @settings(max_examples=60, deadline=None)
 @given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_times=6))
 def test_previous_is_the_predecessor_on_the_same_stream(plan: Plan) -> None:
-    tails: dict[int, int] = {}
+    tails: dict[Lane, int] = {}
     for stretch in stretches(plan):
         index = stretch.first_index
         for _ in range(stretch.times):

@@ -841,7 +841,7 @@ MERGED: Body = (
     *(
         op
         for n in (1, 2, 4)
-        for op in (ops.AllGather("top", "tops.2", Group(2, n)), ops.Merge("tops.2", "top", "residual", 2 * n, "comm"))
+        for op in (ops.AllGather("top", "tops.2", Group(2, n)), ops.Merge("tops.2", "top", "residual", 2 * n, COMM))
     ),
     ops.Densify("top", "grad", 8),
 )
@@ -852,7 +852,7 @@ SPARSE_FORMS: dict[str, Body] = {
         SCATTER,
         SHARD_SELECT,
         ops.AllGather("top", "tops.2", Group(2, 4)),
-        ops.Densify("tops.2", "slice.4", 2, "comm"),
+        ops.Densify("tops.2", "slice.4", 2, COMM),
         GATHER,
     ),
     "merged pair by pair": MERGED,
@@ -860,8 +860,8 @@ SPARSE_FORMS: dict[str, Body] = {
         SCATTER,
         SHARD_SELECT,
         ops.AllGather("top", "tops.2", Group(2, 4)),
-        ops.Merge("tops.2", "top", "shard_residual", 2, "comm"),
-        ops.Densify("top", "slice.4", 2, "comm"),
+        ops.Merge("tops.2", "top", "shard_residual", 2, COMM),
+        ops.Densify("top", "slice.4", 2, COMM),
         GATHER,
     ),
     "in half precision": (ops.Copy("grad", "half"), ops.AllReduce("half", WORLD), ops.Copy("half", "grad")),

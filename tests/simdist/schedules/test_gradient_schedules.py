@@ -25,6 +25,7 @@ from simdist.plan import (
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
+from simdist.plan.lanes import COMM
 from simdist.proof import prove
 from simdist.runs.building import build, delays, job
 from simdist.scenario.unused_settings import warnings_of
@@ -225,9 +226,9 @@ def test_hitopk_selects_from_the_slice_of_the_node() -> None:
     node, peers = Group(4), Group(2, stride=4)
     assert ops_of(plan, *COLLECTIVES, Select, Densify) == [
         ReduceScatter("grad.0", "shard.0", node),
-        Select("shard.0", "top.0", "residual.0", 1510, "mstopk", "comm"),  # 1 % of 604,008 / 4
+        Select("shard.0", "top.0", "residual.0", 1510, "mstopk", COMM),  # 1 % of 604,008 / 4
         AllGather("top.0", "gathered.0", peers),
-        Densify("gathered.0", "shard.0", 2, "comm"),
+        Densify("gathered.0", "shard.0", 2, COMM),
         AllGather("shard.0", "grad.0", node),
     ]
     assert plan.buffer("residual.0") == Buffer("residual.0", 151_002, initialized=True)
@@ -311,11 +312,11 @@ def test_gtopk_merges_pairs_of_pairs_and_returns_equal_shares_of_what_it_drops()
     plan = GTopK(density=0.01).plan(JOB)
     assert ops_of(plan, *COLLECTIVES, Merge) == [
         AllGather("top.0", "pair.0", Group(2)),
-        Merge("pair.0", "top.0", "residual.0", 2, "comm"),
+        Merge("pair.0", "top.0", "residual.0", 2, COMM),
         AllGather("top.0", "pair.0", Group(2, stride=2)),
-        Merge("pair.0", "top.0", "residual.0", 4, "comm"),
+        Merge("pair.0", "top.0", "residual.0", 4, COMM),
         AllGather("top.0", "pair.0", Group(2, stride=4)),
-        Merge("pair.0", "top.0", "residual.0", 8, "comm"),
+        Merge("pair.0", "top.0", "residual.0", 8, COMM),
     ]
     assert plan.buffer("pair.0").count == 2 * plan.buffer("top.0").count == 2 * 6040
 

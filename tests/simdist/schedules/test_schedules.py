@@ -64,9 +64,9 @@ PATHS = [
 DATA_PATHS = [InputPath("storage", "pinned", 2, FILES, policy) for policy in POLICIES]
 RUN_AHEAD_STEPS = [0, 1, 3, None]
 FIRST_DIGESTS = {
-    "gtopk": "361be8b27158ea0f",
+    "gtopk": "7bbe1a07a0a7452a",
     "hierarchical_sgd": "4df6431d21bb4237",
-    "hitopk": "520581b1d49d42d3",
+    "hitopk": "a3505508f66ed3bf",
     "local_sgd": "269439ba2cac2c53",
     "naive_ag": "3a40536b7a2d15e1",
     "parameter_server": "083ba3abc023d749",
