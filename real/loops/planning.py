@@ -194,7 +194,7 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
 
 
 def _rows(parameter: nn.Parameter) -> int:
-    """Return the number of rows of a parameter as a matrix: its outermost dimension in memory, all of it for a vector."""
+    """Return how many rows a parameter has as a matrix: its outermost dimension in memory, or a vector's length."""
     dims = [(parameter.stride(at), size) for at, size in enumerate(parameter.shape) if size > 1]
     return max(dims)[1] if len(dims) > 1 else parameter.numel()
 
