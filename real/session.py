@@ -1,14 +1,14 @@
-"""One run on one rank: its parts, each of them finished before the next one is made.
+"""One run on one rank: its parts, in the order in which they are made. Each is complete before the next.
 
     connection    to the other ranks: `connect`, or `meet_ranks` for a training loop
-    plan, delays  of a run directory, or of a schedule
+    plan, delays  from a run directory, or from a schedule
     memory        the buffers of the plan
     world         the process groups of the plan
     recorder      the times of this rank
     watch         knows whether a rank has failed
 
-`python -m real` and `real.wrap` both open a session. What performs the plan in it is different: a program of the
-command line (`real.execution.running`), or the loop of a user (`real.loops`).
+`python -m real` and `real.wrap` both open a session. A program of the command line (`real.execution.running`) or the
+loop of a user (`real.loops`) then performs the plan.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -32,12 +32,12 @@ from simdist.traces.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Where the ranks note their times.
+    """Where the ranks record their times.
 
     Args:
         folder: Has a file for each rank.
-        by_all: Each rank has to reach the folder. Otherwise rank 0 has to, and the others keep their times in memory
-            where they cannot.
+        by_all: Each rank must reach the folder. Otherwise only rank 0 must, and a rank that does not reach the folder
+            keeps its times in memory.
     """
 
     folder: Path
@@ -46,11 +46,11 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The moment from which the times of a run count.
+    """The common start of a run, from which its times count.
 
     Args:
-        clocks: As they were compared just before it.
-        start_s: The moment by this rank's own clock.
+        clocks: The comparison of clocks just before the start.
+        start_s: The start, on this rank's own clock.
     """
 
     clocks: Clocks
@@ -59,7 +59,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Holds the parts of a run on this rank; made by `open_session`.
+    """The parts of a run on this rank. `open_session` makes it.
 
     Args:
         connection: To the other ranks.
@@ -67,7 +67,7 @@ class Session:
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         memory: The buffers of this rank.
         world: Performs collectives.
-        recorder: For the times; None if they are not wanted.
+        recorder: Records times. None records nothing.
         watch: Knows whether a rank has failed.
     """
 
@@ -85,14 +85,14 @@ class Session:
         return self.connection.place.rank
 
     def warm_up(self) -> None:
-        """Perform, once, what takes collectives longer the first time; all ranks take part."""
+        """Perform the setup of collectives, so that the first is as fast as later ones. All ranks take part."""
         self.world.warm_up(self.plan, self.connection.device)
 
     def start(self, begins: Callable[[float], None] | None = None) -> Start:
-        """Compare clocks, agree on a common start and wait for it; all ranks take part.
+        """Compare clocks, agree on a common start and wait for it. All ranks take part.
 
         Args:
-            begins: Called at the start with the moment, by this rank's own clock.
+            begins: Called with the common start, on this rank's own clock.
         """
         group = self.connection.group
         clocks = compare(group=group)
@@ -105,17 +105,17 @@ class Session:
         return Start(clocks, start_s)
 
     def gather(self, start: Start, source: str) -> tuple[Trace | None, tuple[Clocks, Clocks]]:
-        """Bring the times of all ranks together; all take part.
+        """Gather the times of all ranks. All ranks take part.
 
         Args:
-            start: Of the run.
-            source: Who made the trace.
+            start: Start of the run.
+            source: Program that makes the trace.
 
         Returns:
-            On rank 0 the trace, and None elsewhere; the clocks at the start and now.
+            The trace on rank 0, None elsewhere; and the clocks at the start and now.
 
         Raises:
-            RunError: No times were noted.
+            RunError: No times were recorded.
         """
         recorder = self.recorder
         if recorder is None:
@@ -137,18 +137,18 @@ def open_session(
     in_place: Mapping[str, str] = MappingProxyType({}),
     recording: Recording | None = None,
 ) -> Session:
-    """Make the parts of a run that come after the connection, the plan and the delays; all ranks take part.
+    """Make the parts of a run that follow the connection, the plan and the delays. All ranks take part.
 
     Args:
         connection: To the other ranks.
-        plan: A legal plan of as many ranks as there are processes.
-        delays: For it.
+        plan: A legal plan with one rank per process.
+        delays: Injected delays of the plan.
         buffers: Names of the buffers that need memory.
-        in_place: Buffers that are another one; see `Memory`.
-        recording: Where times are noted; None if they are not wanted.
+        in_place: Buffers that share the memory of another; see `Memory`.
+        recording: Where to record times. None records nothing.
 
     Raises:
-        RunError: There is not enough memory, or times cannot be noted; or a rank is missing.
+        RunError: There is not enough memory, times cannot be recorded, or a rank is missing.
     """
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan), in_place=in_place)
     world = make_world(connection, plan)
@@ -157,7 +157,7 @@ def open_session(
 
 
 def make_world(connection: Connection, plan: Plan) -> ProcessWorld:
-    """Make the process groups of a plan, which end with the connection; all ranks take part."""
+    """Make the process groups of a plan, which end with the connection. All ranks take part."""
     world = ProcessWorld(
         groups_of(plan),
         timeout_s=connection.timeout_s,
@@ -169,10 +169,10 @@ def make_world(connection: Connection, plan: Plan) -> ProcessWorld:
 
 
 def make_recorder(connection: Connection, plan: Plan, recording: Recording) -> Recorder:
-    """Make what notes the times of this rank; all ranks take part.
+    """Make the recorder of this rank. All ranks take part.
 
     Raises:
-        RunError: The folder cannot be written where it has to.
+        RunError: A rank that must write to the folder cannot.
     """
     path = part_path(recording.folder, connection.place.rank)
     if recording.by_all:

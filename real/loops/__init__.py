@@ -1,1 +1,1 @@
-"""Training loops of users that follow a schedule."""
+"""Users' training loops that follow a schedule."""

@@ -1,4 +1,4 @@
-"""The model of a loop, tied to the buffers of the plan until the loop is closed."""
+"""The model of a loop. It is bound to the buffers of the plan until the loop is closed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,12 +16,12 @@ from real.session import Session
 
 @final
 class GradientArrivals:
-    """Tells of each gradient as autograd accumulates it.
+    """Notifies listeners of each gradient when autograd has accumulated it.
 
-    A `Binding` that is made afterwards moves gradients into their buckets, so listeners see them before.
+    Make it before the `Binding`, which moves gradients into their buckets. Listeners then see them before the move.
 
     Args:
-        parameters: Those whose gradients are told of.
+        parameters: Parameters whose gradients are reported.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -29,11 +29,11 @@ class GradientArrivals:
         self._handles = [each.register_post_accumulate_grad_hook(self._tell) for each in parameters]
 
     def listen(self, listener: Callable[[Tensor], None]) -> None:
-        """Call a function with each parameter whose gradient has arrived."""
+        """Add a function to call with each parameter when its gradient has arrived."""
         self._listeners.append(listener)
 
     def release(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -44,16 +44,16 @@ class GradientArrivals:
 
 @dataclass(frozen=True, slots=True)
 class BoundModel:
-    """A model, its optimizer, and what ties them to a plan; made by `bound`.
+    """A model, its optimizer, and the objects that bind them to a plan. `bound` makes it.
 
     Args:
         module: The model that the loop calls.
-        optimizer: Of the module's parameters.
-        arrivals: Tells of gradients before they are in their buckets.
-        binding: Of parameters and gradients to buffers.
-        rating: Of the optimizer.
-        shared: This rank's part of updates that ranks share; None if they share none.
-        outer: Updates the anchors, if there are some.
+        optimizer: Optimizer of the module's parameters.
+        arrivals: Reports gradients before they are in their buckets.
+        binding: Binds parameters and gradients to buffers.
+        rating: Computes trust ratios for the optimizer.
+        shared: This rank's part of shared updates. None if ranks share no updates.
+        outer: Updates the anchors, if the plan has any.
     """
 
     module: nn.Module
@@ -69,12 +69,12 @@ class BoundModel:
 def bound(
     session: Session, module: nn.Module, optimizer: torch.optim.Optimizer, make_outer: MakeOptimizer
 ) -> Iterator[BoundModel]:
-    """Tie a model to the plan of a session, and let go of it at the end.
+    """Bind a model to the plan of a session, and release it at the end.
 
     Args:
         session: Has the plan and its buffers.
         module: The model.
-        optimizer: Of the module's parameters.
+        optimizer: Optimizer of the module's parameters.
         make_outer: Makes the outer optimizer, if the plan has one.
 
     Raises:

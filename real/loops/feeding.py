@@ -1,4 +1,4 @@
-"""The batches of a user's own training loop, read from the plan's data set ahead of time."""
+"""Batches for a user's own training loop, read ahead from the plan's data set."""
 
 import queue
 import threading
@@ -16,25 +16,25 @@ from real.processes.launch import Connection
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan, StageIn
 
-_LOOK_S = 0.1  # between two looks whether the run has failed
+_LOOK_S = 0.1  # between two checks whether the run has failed
 
 
 def open_batches(
     plan: Plan, connection: Connection, *, first_step: int, url: str, cache: Path | None, timeout_s: float
 ) -> "LoopBatches":
-    """Open the data set of a plan for a training loop; all ranks take part.
+    """Open the data set of a plan for a training loop. All ranks take part.
 
     Args:
         plan: The plan that the loop follows.
         connection: To the other ranks.
-        first_step: Where the loop begins.
-        url: Of the data set.
-        cache: Folder on the node's disk, which is kept.
-        timeout_s: For a file, and for other ranks.
+        first_step: First step of the loop.
+        url: Location of the data set.
+        cache: Folder on the node's disk. Its files are kept.
+        timeout_s: Limit for reading a file, and for each wait for other ranks.
 
     Raises:
-        ScenarioError: The plan has no data set, or this is another one, or not every step has a batch.
-        RunError: It cannot be reached.
+        ScenarioError: The plan has no data set, the plan is for another data set, or a step has no batch.
+        RunError: The data set cannot be reached.
     """
     if plan.dataset is None:
         raise ScenarioError(f"plan {plan.name} has no data set: give the scenario of the run directory `data`")
@@ -55,10 +55,10 @@ def open_batches(
 
 @final
 class LoopBatches(AbstractContextManager["LoopBatches"]):
-    """Yields the batch of every step that is left, of this rank; made by `Worker.feed`.
+    """Yields this rank's batch of each remaining step. `Worker.feed` makes it.
 
-    A batch is uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model. On a CPU both are lent
-    until the next one is asked for.
+    A batch is uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model. On a CPU, it is valid
+    until you request the next one.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
 
     @property
     def reads(self) -> Mapping[str, int]:
-        """How many samples and bytes this rank has read from each level of storage."""
+        """Numbers of samples and bytes that this rank has read from each level of storage."""
         return totals(self._source.tally.rows[None])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -98,7 +98,7 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
         """Return the next batch.
 
         Raises:
-            RunError: A sample cannot be had; names it. Or the run has failed elsewhere.
+            RunError: A sample cannot be read, and the error names it; or another rank has failed.
         """
         self._give_back()
         match self._next():
@@ -131,7 +131,7 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
                     raise RunError("the data set was closed") from None
 
     def _give_back(self) -> None:
-        """Let the next batch come where the last one was, once a GPU has it."""
+        """Free the buffers of the last batch for the next one, once a copy to a GPU has ended."""
         if self._lent is not None:
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()

@@ -1,7 +1,7 @@
-"""Performs a plan as a user's own training loop goes along, by the hooks of its module and optimizer.
+"""Performs a plan from within a user's own training loop, by hooks of its module and optimizer.
 
-A step of a training loop is a forward pass, a backward pass and an update; a step of a plan is the same with other
-operations in between. So the loop drives:
+A step of a training loop is a forward pass, a backward pass and an update. A step of a plan has other operations in
+between. The events of the loop perform them:
 
     forward pass begins        everything up to `Forward`
     forward pass ends       everything up to the first `Backward`: the wait for an earlier loss, delays of the host
@@ -9,11 +9,10 @@ operations in between. So the loop drives:
     the last bucket is      everything up to `Optimize`: when `backward()` returns, gradients are averaged
     the update ends         the rest of the step: when `optimizer.step()` returns, parameters are averaged
 
-A plan of several micro-batches has as many forward and backward passes in a step; those before the last only compute.
-Passes in `no_sync` of a loop whose plan has one pass are none of the plan's: it performs the one that follows them.
+A plan with k micro-batches has k forward and backward passes in a step. All passes but the last only compute. If the
+plan has one pass, passes in `no_sync` do not belong to the plan. It performs the pass that follows them.
 
-The hooks tell how the loop trains. A loop that does not train in this way is refused at the place where it
-leaves it.
+The hooks also check the order of events. A loop that leaves this order gets an error at that place.
 """
 
 import weakref
@@ -37,7 +36,7 @@ from simdist.plan import Body, Instance, Plan, ops
 
 
 class _At(Enum):
-    """Where in a step the loop is."""
+    """Position of the loop in a step."""
 
     BEGIN = "before the forward pass"
     NEXT = "between two of the accumulated passes"
@@ -54,12 +53,12 @@ class Hooks:
     Args:
         session: Its plan passes `check_shape`.
         model: The model that the loop calls.
-        executor: Of the plan, at `first_step`; the hooks drive it from now on.
-        first_step: Where both begin.
+        executor: Executes the plan from `first_step` on. Only the hooks drive it from now on.
+        first_step: First step of the loop and of the executor.
         after_step: Called at the end of each step.
 
     Attributes:
-        step: The step under way, or else the next one.
+        step: The current step, or the next one between two steps.
         accumulate: Passes only add up gradients on this rank.
     """
 
@@ -111,12 +110,12 @@ class Hooks:
         ]
 
     def release(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def settle(self) -> None:
-        """End a step whose update was left out, as a gradient scaler does when gradients have overflowed."""
+        """End a step without its update, such as one that a gradient scaler skipped after an overflow."""
         if self._at is _At.UPDATE:
             self._n_left_out = self._n_left_out + 1
             self._last_left_out = self.step
@@ -126,7 +125,7 @@ class Hooks:
 
     @property
     def left_out(self) -> str:
-        """How many updates were left out on this rank, in words."""
+        """Number of updates that were skipped on this rank, in words."""
         last = f", last in step {self._last_left_out}" if self._n_left_out else ""
         return f"{self._n_left_out + int(self._overflows)}{last}"
 
@@ -140,7 +139,7 @@ class Hooks:
             self._before_step = None
 
     def pass_over_step(self) -> bool:
-        """Pass over the next step if the plan says that this rank sits it out; tell whether it does."""
+        """Skip the next step if the plan lets this rank sit it out. Tell whether it does."""
         if self.step >= self._plan.n_steps or not self._executor.sits_out(self.step):
             return False
         with self._guard.explaining(f"step {self.step}"):
@@ -150,7 +149,7 @@ class Hooks:
         return True
 
     def idle_step(self) -> None:
-        """Take part in a step without a batch: with no gradients."""
+        """Take part in a step without a batch and without gradients."""
         self._optimizer.zero_grad()
         for _ in range(self._n_passes):
             self._begin_pass()
@@ -160,7 +159,7 @@ class Hooks:
         self._end_step(updated=False)
 
     def clip_grad_norm(self, max_norm: float, everyone: dist.ProcessGroup | None) -> Tensor:
-        """Scale the gradients of the step, wherever they are; return their norm before."""
+        """Clip the gradients of the step, also where ranks share updates. Return their norm before."""
         if self._at is not _At.UPDATE:
             raise self._refusal(f"worker.clip_grad_norm_() {self._at.value}; it belongs before optimizer.step()")
         update = self._reached[ops.Optimize].op
@@ -170,19 +169,19 @@ class Hooks:
         return nn.utils.clip_grad_norm_(self._trained, max_norm)
 
     def check_unshared(self, doing: str) -> None:
-        """Refuse what would leave other ranks without this one's slice of an update."""
+        """Raise an error if ranks share updates: others would wait for this rank's slice."""
         if self._shared:
             raise RunError(f"{doing} with shared updates: others would wait for the slice of a rank that is through")
 
     def check_between_steps(self, doing: str) -> None:
-        """Refuse to do something in the middle of a pass, or of an update."""
+        """Raise an error in the middle of a pass or an update."""
         self.settle()
         if self._at not in (_At.BEGIN, _At.NEXT):
             raise RunError(f"step {self.step}: {doing} {self._at.value}; do that between two steps, on all ranks")
 
     @property
     def where(self) -> str:
-        """Where in a step the loop is, in words."""
+        """Position of the loop in its step, in words."""
         return self._at.value
 
     def _forward_begins(self, module: nn.Module, _inputs: object) -> None:
@@ -233,7 +232,7 @@ class Hooks:
         self._at = _At.LOSS
 
     def _output_gradient_arrives(self, _gradient: Tensor) -> None:
-        """Ask for news of the end of the pass that begins here; a pass within it, of a checkpoint, is another one."""
+        """Request a callback at the end of this backward pass, not of one nested in it by activation checkpoints."""
         self._awaits_end = True
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
 
@@ -332,7 +331,7 @@ class Hooks:
         return reached[0]
 
     def _refusal(self, problem: str) -> RunError:
-        """Tell the other ranks, as a script may go on with its next batch whatever is raised; return the error."""
+        """Return an error after telling the other ranks, because a script may catch it and continue."""
         error = RunError(f"step {self.step}: {problem}")
         self._guard.fail(str(error))
         return error
@@ -343,14 +342,15 @@ class Hooks:
         return f"{planned}the last of the accumulated passes must be outside worker.no_sync()"
 
     def _note_gradient(self) -> None:
-        """Note the first gradient, after the backward pass and, as clipping writes to it, again after an update."""
+        """Note the first gradient after the backward pass, and again after an update, because clipping writes to it."""
         gradient = self._first.grad if self._first is not None else None
         self._kept = (None, 0) if gradient is None else (weakref.ref(gradient), gradient._version)
 
     def _check_was_zeroed(self, parameter: Tensor) -> None:
-        """Refuse the first gradient of a step that was added to one of the step before.
+        """Raise an error if the first gradient of a step was added to the gradient of the step before.
 
-        Since the last update, or where that was left out since the pass, only autograd has written to it.
+        In that case, only autograd has written to it since the last update. After a skipped update, only autograd has
+        written to it since the last pass.
         """
         gradient = parameter.grad
         kept, version = self._kept
@@ -375,7 +375,7 @@ class Hooks:
             )
 
     def _has_others(self) -> bool:
-        """Look for other parameters; among the module's, as that takes longer, before steps 0, 1, 2, 4, 8 and so on."""
+        """Look for new parameters. The slower check of the module runs only before steps 0, 1, 2, 4, 8 and so on."""
         if _n_updated(self._optimizer) != self._n_updated:
             return True
         known = set(self._trained) if self.step & (self.step - 1) == 0 else set()
@@ -383,7 +383,7 @@ class Hooks:
 
 
 def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Keep a hook out of compiled graphs; where nothing is compiled that costs nothing."""
+    """Keep a hook out of compiled graphs. Without compilation this costs nothing."""
     apart = torch.compiler.disable(hook)
 
     def call(*args: object) -> None:
@@ -412,16 +412,16 @@ def _n_updated(optimizer: torch.optim.Optimizer) -> int:
 
 
 def n_passes(plan: Plan) -> int:
-    """Return how many forward passes a step has."""
+    """Return the number of forward passes in a step."""
     return sum(isinstance(op, ops.Forward) for op in plan.bodies[0])
 
 
 def check_shape(plan: Plan) -> None:
-    """Refuse a plan whose steps are no steps of a training loop.
+    """Check that a training loop can perform the steps of a plan.
 
     Raises:
-        UnsupportedError: A step has several updates, or passes that do not add up or that other steps do not have, or
-            they are in another order.
+        UnsupportedError: A step has several updates, its passes do not add up, other steps have another number of
+            passes, or the order is different.
     """
     n_tensors = max((buffer.tensors[1] for buffer in plan.buffers if buffer.tensors), default=0)
     for number, body in enumerate(plan.bodies):

@@ -1,4 +1,4 @@
-"""Options of `real.wrap` that few loops need, in groups that belong together."""
+"""Options of `real.wrap` that few loops need, in groups."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -12,13 +12,13 @@ from simdist.plan.delays import Delays
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaging:
-    """How parameters are averaged, beyond what the schedule says.
+    """Options for averages of parameters, in addition to the schedule.
 
     Args:
-        outer_optimizer: Makes DiLoCo's outer optimizer of a list of parameters, all that are trained; by default
+        outer_optimizer: Makes DiLoCo's outer optimizer from the list of all trained parameters; by default
             `torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True)`.
-        final_average: Average the parameters over all ranks at the end of the loop, if they differ then.
-        average_buffers: Then average the buffers of floating-point numbers, too, such as BatchNorm's.
+        final_average: Average the parameters over all ranks at the end of the loop, if they differ.
+        average_buffers: The average at the end includes floating-point buffers, such as BatchNorm's.
     """
 
     outer_optimizer: MakeOptimizer = nesterov
@@ -28,15 +28,15 @@ class Averaging:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """Checkpoints of a loop, from the newest of which it resumes.
+    """Checkpoints of a loop. It resumes from the newest one.
 
     Args:
-        folder: Where they are; only rank 0 uses it.
-        every: Steps from one checkpoint to the next. One is written after the last step, too.
-        also: Other objects of a checkpoint, by name, such as learning rate schedulers and gradient scalers.
+        folder: Folder of the checkpoints. Only rank 0 uses it.
+        every: Steps from one checkpoint to the next. One is also written after the last step.
+        also: Other objects to save, by name, such as learning rate schedulers and gradient scalers.
 
     Raises:
-        ScenarioError: A value cannot be used.
+        ScenarioError: A value is invalid.
     """
 
     folder: Path | str
@@ -54,12 +54,12 @@ class Checkpointing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What a loop does only for an experiment.
+    """Options for experiments.
 
     Args:
-        trace: File in which rank 0 leaves the trace of the run.
-        delays: Injected delays, channel -> float64 `[1, n_steps, world_size]`, seconds; by default those of the run
-            directory, else none.
+        trace: File to which rank 0 writes the trace of the run.
+        delays: Injected delays, channel -> float64 `[1, n_steps, world_size]`, seconds. The default is the delays of
+            the run directory, or none.
     """
 
     trace: Path | str | None = None
@@ -68,14 +68,14 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How the ranks were started, and how long they wait for each other.
+    """Options for the start of ranks, and their timeout.
 
     Args:
-        ranks_per_node: Ranks of one machine, for a schedule; by default as torchrun says.
-        timeout_s: For each wait for others.
+        ranks_per_node: Ranks of one machine, for a schedule. The default is torchrun's number.
+        timeout_s: Limit for each wait for other ranks.
 
     Raises:
-        ScenarioError: A value cannot be used.
+        ScenarioError: A value is invalid.
     """
 
     ranks_per_node: int | None = None
@@ -102,10 +102,10 @@ _MOVED: Mapping[str, tuple[str, str, str]] = {
 
 
 def refuse_keywords(given: Mapping[str, object]) -> None:
-    """Refuse keywords that `wrap` does not have; name the new place of those that it had.
+    """Raise an error for keywords that `wrap` does not have. It names the new place of keywords of earlier releases.
 
     Raises:
-        TypeError: There are some.
+        TypeError: There are such keywords.
 
     >>> refuse_keywords({"checkpoint": "saved", "every": 20})
     Traceback (most recent call last):
@@ -127,10 +127,10 @@ def refuse_keywords(given: Mapping[str, object]) -> None:
 def check_groups(
     averaging: Averaging, checkpointing: Checkpointing | None, experiment: Experiment, launch: Launch
 ) -> None:
-    """Refuse values that are no groups of options.
+    """Check that the values are groups of options.
 
     Raises:
-        TypeError: It names the class.
+        TypeError: A value has another class. The error names the right one.
     """
     expected: list[tuple[str, object, type]] = [
         ("averaging", averaging, Averaging),

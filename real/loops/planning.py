@@ -1,4 +1,4 @@
-"""From a schedule, a plan or a run directory to the plan of a training loop."""
+"""Makes the plan of a training loop from a schedule, a plan or a run directory."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -43,14 +43,14 @@ _DTYPES: Mapping[torch.dtype, DType] = {
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The use that a plan is wanted for.
+    """The training loop that needs a plan.
 
     Args:
-        module: Whose parameters.
-        optimizer: Of these parameters; only `Lars` makes a difference.
-        n_steps: Of a schedule, None without end; of a plan, to compare.
-        ranks_per_node: Of a schedule; None takes what torchrun says.
-        world_size: Ranks that there are.
+        module: The model.
+        optimizer: Optimizer of the model's parameters. Only `Lars` makes a difference.
+        n_steps: Steps in all. For a schedule, None is a loop without end. For a plan, None takes its own number.
+        ranks_per_node: Ranks of one machine, for a schedule. None takes torchrun's number.
+        world_size: Number of ranks.
         final_average: The loop averages parameters when it ends.
     """
 
@@ -72,21 +72,20 @@ def plan_for(
     ranks_per_node: int | None = None,
     delays: Delays | None = None,
 ) -> Plan:
-    """Return the plan that `real.wrap` performs for a model; no other rank is needed.
+    """Return the plan that `real.wrap` performs for a model. This needs no other rank.
 
     Args:
-        module: The model, on any device; its parameters are left alone.
+        module: The model, on any device. Its parameters do not change.
         schedule: The schedule.
         world_size: Ranks.
         n_steps: Steps in all.
-        optimizer: Of the module's parameters, if it is `real.Lars`.
-        ranks_per_node: Ranks of one machine; by default as torchrun says.
-        delays: Injected delays, as `real.wrap` takes them.
+        optimizer: The optimizer, if it is `real.Lars`.
+        ranks_per_node: Ranks of one machine. The default is torchrun's number.
+        delays: Injected delays, see `real.Experiment`.
 
     Raises:
         ScenarioError: The schedule does not fit the world.
-        UnsupportedError: A training loop cannot perform the plan, or the model is on several devices or of several
-            types.
+        UnsupportedError: A training loop cannot perform the plan, or the model has several devices or data types.
 
     >>> from simdist.schedules import LocalSGD
     >>> plan = plan_for(nn.Linear(4, 2), LocalSGD(period=2), 8, n_steps=6, ranks_per_node=4)
@@ -101,14 +100,14 @@ def plan_for(
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a loop follows.
+    """The plan of a loop, with delays.
 
     Args:
         plan: The plan.
-        delays: For it.
-        endless: The plan that the job is known by: of a schedule, whose jobs go on with more steps, one of
-            `ENDLESS_STEPS`.
-        doubts: What a schedule cannot do here, a sentence each.
+        delays: Injected delays of the plan.
+        endless: The plan that identifies the job in checkpoints. For a schedule it has `ENDLESS_STEPS` steps, so that
+            a job can resume with more steps.
+        doubts: Warnings about the schedule, one sentence each.
     """
 
     plan: Plan
@@ -123,10 +122,10 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
     Args:
         schedule: See `real.wrap`.
         delays: See `real.wrap`.
-        wanted: Purpose.
+        wanted: The training loop.
 
     Raises:
-        PlanError: They are not legal, or do not fit.
+        PlanError: The plan or the delays are not legal, or do not fit.
         ScenarioError: The schedule does not fit the world.
         UnsupportedError: A training loop cannot perform the plan.
         RunError: The plan is for another number of ranks.
@@ -156,14 +155,14 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
 
 
 def _check_used(plan: Plan, delays: Delays) -> None:
-    """Refuse delays that a script gives and its plan never asks for."""
+    """Raise an error if a script passes delays that its plan does not use."""
     delayed = {op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}
     if unused := sorted(set(delays) - delayed):
         raise PlanError(f"plan {plan.name} does not delay {', '.join(unused)}: leave these delays out")
 
 
 def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned:
-    """Write the plan of a schedule for a model, and one without end; only a few periods are spelled out."""
+    """Return the plan of a schedule for a model, and the endless plan. Only a few periods are written out."""
     if wanted.n_steps is not None and (not isinstance(wanted.n_steps, int) or wanted.n_steps < 1):
         raise ScenarioError(f"n_steps={wanted.n_steps}; write how many steps the loop has in all, or None")
     if wanted.n_steps is None and delays:
@@ -195,13 +194,13 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
 
 
 def _rows(parameter: nn.Parameter) -> int:
-    """Return the rows of a parameter as a matrix: its outermost dimension in memory; a vector has one element a row."""
+    """Return how many rows a parameter has as a matrix: its outermost dimension in memory, or a vector's length."""
     dims = [(parameter.stride(at), size) for at, size in enumerate(parameter.shape) if size > 1]
     return max(dims)[1] if len(dims) > 1 else parameter.numel()
 
 
 def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:
-    """Yield what is in vain, or leaves ranks apart."""
+    """Yield warnings about settings without effect, and about ranks that end with different parameters."""
     cycle = schedule.cycle(job)
     n_steps = wanted.n_steps
     if wanted.optimizer is not None:
@@ -256,7 +255,7 @@ def _ranks_per_node(wanted: PlanRequest) -> int:
 
 
 def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
-    """Refuse a legal plan that the loop, its world or its delays do not fit."""
+    """Raise an error if the loop, the number of ranks or the delays do not fit a legal plan."""
     check_shape(plan)
     check_servers(plan)
     check_delays(plan, delays)
@@ -267,11 +266,11 @@ def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return where the trained parameters are.
+    """Return the device of the trained parameters.
 
     Raises:
-        UnsupportedError: They are on several devices, of several types, or there are none; or something else
-            synchronises or shards them.
+        UnsupportedError: There are several devices or data types, or no parameters; or something else synchronises or
+            shards them.
     """
     parameters = trained_parameters(module)
     for each in (*module.modules(), *parameters):
@@ -295,10 +294,10 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer of other tensors.
+    """Check that the optimizer updates only parameters of the module.
 
     Raises:
-        UnsupportedError: It updates what is no parameter of the module, or is none.
+        UnsupportedError: It updates other tensors, or is not an optimizer.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UnsupportedError(

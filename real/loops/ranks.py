@@ -1,7 +1,8 @@
-"""The other ranks, as a user's script meets them: connected by us under torchrun, or by the script itself.
+"""Connects a user's script to the other ranks.
 
-They are watched in any case. Where the script has made a process group, that stays as it is; what we send goes through
-groups of our own, which have our timeout.
+The script may have made a process group. Otherwise this module makes one, under torchrun. In both cases it watches for
+failed ranks. It leaves the script's process group unchanged, and communicates through groups of its own, with its own
+timeout.
 """
 
 import hashlib
@@ -24,11 +25,11 @@ from simdist.errors import RunError
 
 T = TypeVar("T")
 _PATIENCE_S = 1800.0  # a checkpoint may be large, and the disk slow
-_LOOK_S = 0.2  # between two looks whether another rank has failed
+_LOOK_S = 0.2  # between two checks whether another rank has failed
 
 
 def average(connection: Connection, tensors: Iterable[Tensor]) -> None:
-    """Replace tensors on the device by their means over all ranks, unless they are the same everywhere.
+    """Replace tensors on the device by their means over all ranks, unless all ranks have equal tensors.
 
     Raises:
         RunError: A rank is missing.
@@ -50,13 +51,13 @@ def average(connection: Connection, tensors: Iterable[Tensor]) -> None:
 
 
 def last_of(active: bool, group: dist.ProcessGroup) -> int | None:
-    """Return the last rank that is active, as all ranks learn together; None if none is."""
+    """Return the highest rank that is active, or None. All ranks take part."""
     flags = byte_transfer.gather_rows(torch.tensor([active]), group=group).flatten().tolist()
     return max((rank for rank, each in enumerate(flags) if each), default=None)
 
 
 def patient_group(connection: Connection) -> dist.ProcessGroup:
-    """Make a group of all ranks for tensors of the host that waits for half an hour; all ranks take part."""
+    """Make a group of all ranks for host tensors, with a timeout of half an hour. All ranks take part."""
     made = dist.new_group(backend="gloo", timeout=timedelta(seconds=_PATIENCE_S))
     assert isinstance(made, dist.ProcessGroup)
     connection.made.append(made)
@@ -64,10 +65,10 @@ def patient_group(connection: Connection) -> dist.ProcessGroup:
 
 
 def wait(connection: Connection, function: Callable[[], T], doing: str) -> T:
-    """Call a function that waits for other ranks; give up when one of them has failed, or after half an hour.
+    """Call a function that waits for other ranks. Give up if a rank has failed, or after half an hour.
 
     Raises:
-        RunError: Says so.
+        RunError: A rank has failed, or the time is up.
     """
     late = f"{doing} has taken more than {_PATIENCE_S:g} s"
     with connection.guard.explaining(doing):
@@ -76,16 +77,16 @@ def wait(connection: Connection, function: Callable[[], T], doing: str) -> T:
 
 @contextmanager
 def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str] = os.environ) -> Iterator[Connection]:
-    """Connect the ranks; where the script has done so, watch them, and leave its process group as it is.
+    """Connect the ranks, unless the script has done so. In both cases, watch for failed ranks.
 
     Args:
-        device: Of the model.
-        timeout_s: For each wait for others.
-        environ: Variables that torchrun has set.
+        device: Device of the model.
+        timeout_s: Limit for each wait for other ranks.
+        environ: Environment variables that torchrun has set.
 
     Raises:
-        RunError: Somebody is missing; the model is on a GPU that other ranks use; the script's process group cannot
-            move what there is to move; another rank has failed.
+        RunError: A rank is missing or has failed; the model is on a GPU that other ranks use; or the script's process
+            group cannot move host tensors, or the tensors of the model.
     """
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ
     where: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
@@ -106,7 +107,7 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
 
 @contextmanager
 def _naming_who_failed(connection: Connection) -> Iterator[None]:
-    """Name the rank that failed first, where this one fails because of it; or else stands still in its collectives."""
+    """Name the rank that failed first if this one then fails or hangs in its collectives."""
     guard = connection.guard
     over = threading.Event()
 
@@ -131,7 +132,7 @@ def _naming_who_failed(connection: Connection) -> Iterator[None]:
 
 
 def _backend_for(device: torch.device) -> Backend:
-    """Return what moves tensors on a device; refuse a process group that lacks what we need."""
+    """Return the backend for tensors on a device. Raise an error if the process group is unsuitable."""
     config = str(dist.get_backend_config())
     backends = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)
     if backends.get("cpu") != "gloo" or backends.get(device.type) not in {"gloo", "nccl"}:

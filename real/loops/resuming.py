@@ -1,4 +1,4 @@
-"""Where a loop begins: at its first step, or where its newest checkpoint ends; and the checkpoints that it writes."""
+"""Resumes a loop from its newest checkpoint, and writes its checkpoints."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,20 +21,20 @@ from simdist.plan import Plan
 
 @final
 class Resuming:
-    """Keeps the state of one rank; made by `resume`.
+    """Saves and restores the state of one rank. `resume` makes it.
 
     Args:
-        state: Of this rank.
-        connection: To the others.
-        first_step: Where the loop begins.
-        checkpoints: Those of the job; None writes none.
+        state: State of this rank.
+        connection: To the other ranks.
+        first_step: First step of the loop.
+        checkpoints: Checkpoints of the job. None writes none.
         every: Steps from one checkpoint to the next.
-        random: The random numbers of the checkpoint that the state is of; None if it is of none.
+        random: State of the random numbers in the checkpoint from which the loop resumed; None without one.
 
     Attributes:
-        state: Of this rank.
-        first_step: Where the loop begins.
-        is_resumed: The state is that of a checkpoint.
+        state: State of this rank.
+        first_step: First step of the loop.
+        is_resumed: The state comes from a checkpoint.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Resuming:
         self._random = random
 
     def rewind_random(self) -> None:
-        """Set the random numbers, once, to where they were before the first step, if that is after a checkpoint."""
+        """Restore the random numbers of the checkpoint from which the loop resumed, once."""
         if self._random is not None:
             self.state.restore("random", self._random)
             self._random = None
 
     def after(self, step: int, executor: Executor, *, is_last: bool = False) -> bool:
-        """Write a checkpoint, if one is due after so many steps, and tell whether.
+        """Write a checkpoint if one is due. Tell whether it was.
 
         Args:
-            step: The next step.
-            executor: Is waited for.
-            is_last: There is none.
+            step: Number of steps that are complete.
+            executor: Completes its operations first.
+            is_last: The loop has no further step, so a checkpoint is due.
         """
         if not self._checkpoints or (step % self._every and not is_last):
             return False
@@ -76,11 +76,11 @@ class Resuming:
         return True
 
     def take_over(self, rank: int, group: dist.ProcessGroup | None) -> None:
-        """Let all ranks have what one of them has learned."""
+        """Give all ranks the state of one of them."""
         take_over(self.state, rank, self._connection.place.rank, group)
 
     def check_also(self) -> None:
-        """Refuse what would be saved too early: a loop without `steps()` has not told that its step is over."""
+        """Raise an error for `also` in a loop without `steps()`: it would be saved before its step is over."""
         if self._checkpoints and self.state.also:
             names = ", ".join(self.state.also)
             raise RunError(
@@ -99,19 +99,20 @@ def resume(
     checkpointing: Checkpointing | None,
     until_closed: ExitStack,
 ) -> Resuming:
-    """Let all ranks have the state of the newest checkpoint, or else what rank 0 has learned; all take part.
+    """Give all ranks the state of the newest checkpoint, or that of rank 0 if there is none. All ranks take part.
 
     Args:
-        state: Of this rank.
-        connection: To the others.
+        state: State of this rank.
+        connection: To the other ranks.
         plan: The plan to perform.
-        endless: What the job is known by.
-        first_step: Where to begin without a checkpoint.
-        checkpointing: Where checkpoints are, and when they are written; None: nowhere and never.
-        until_closed: The folder is locked until then.
+        endless: The plan that identifies the job.
+        first_step: First step without a checkpoint.
+        checkpointing: Options for checkpoints. None neither reads nor writes any.
+        until_closed: Locks the folder until it is closed.
 
     Raises:
-        RunError: The checkpoint is of another job, or damaged; the state holds what cannot be saved.
+        RunError: The checkpoint is damaged or belongs to another job, or the state contains an object that cannot be
+            saved.
     """
     if checkpointing is None:
         checkpoints = None
@@ -145,7 +146,7 @@ def resume(
 def _open_checkpoints(
     state: RankState, connection: Connection, endless: Plan, folder: Path, until_closed: ExitStack
 ) -> Checkpoints:
-    state.restore("also", state.pack("also"))  # now, and not after the first hours, see that it can be saved
+    state.restore("also", state.pack("also"))  # detect now, not after hours, that it cannot be saved
     model = fingerprint(state.module, state.optimizer)
     job = JobIdentity(endless.name, endless.digest(), endless.world_size, model)
     group = patient_group(connection)
@@ -157,13 +158,13 @@ def _open_checkpoints(
 
 
 def take_over(state: RankState, src: int, rank: int, group: dist.ProcessGroup | None) -> None:
-    """Let all ranks have what rank `src` has learned; all take part.
+    """Give all ranks the state of rank `src`. All ranks take part.
 
     Args:
-        state: Of this rank.
-        src: The rank that has learned.
+        state: State of this rank.
+        src: The rank that sends its state.
         rank: This rank.
-        group: Of all ranks, and able to move tensors of the host.
+        group: Group of all ranks that can move host tensors.
     """
     sent = _packed(state, LEARNED) if rank == src else {}
     for section in LEARNED:

@@ -1,4 +1,4 @@
-"""The trace of a loop: times are noted in files beside it as the loop runs, and brought together at the end."""
+"""The trace of a loop. Ranks record times in files beside it. At the end they are combined."""
 
 import warnings
 from collections.abc import Iterator
@@ -20,17 +20,18 @@ from simdist.runs import run_directory
 
 @contextmanager
 def kept_times(plan: Plan, connection: Connection, path: Path) -> Iterator[Recording]:
-    """Hold the folder beside a trace in which ranks note their times; all ranks take part.
+    """Lock the folder beside a trace in which ranks record their times. All ranks take part.
 
-    Of a loop that fails, `NAME.partial.npz` has the times; of one that is killed, after the next start.
+    If the loop fails, `NAME.partial.npz` has the times up to the failure. If it is killed, the next start writes that
+    file.
 
     Args:
-        plan: The plan that is performed.
+        plan: The plan to perform.
         connection: To the other ranks.
-        path: Of the trace.
+        path: File of the trace.
 
     Raises:
-        RunError: Rank 0 cannot write there, or another loop does.
+        RunError: Rank 0 cannot write to the folder, or another loop has locked it.
     """
     parts = path.with_suffix(".parts")
     partial = path.with_suffix(".partial.npz")
@@ -74,8 +75,8 @@ class Tracing:
 
     Args:
         session: Has the times of this rank.
-        start: From which they count.
-        path: Of the trace.
+        start: Common start of the ranks.
+        path: File of the trace.
     """
 
     session: Session
@@ -83,7 +84,7 @@ class Tracing:
     path: Path
 
     def finish(self) -> None:
-        """Write the trace, unless there is nothing to tell, as of a job that was through; all ranks take part."""
+        """Write the trace, unless the loop did no step, such as in a finished job. All ranks take part."""
         connection = self.session.connection
         source = f"training loop, {connection.backend} on {connection.device.type}"
         trace, _ = self.session.gather(self.start, source)

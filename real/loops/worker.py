@@ -1,4 +1,4 @@
-"""The worker of a loop: what a script calls between its steps, and at its end."""
+"""The worker of a loop: its methods are called between steps, and at the end."""
 
 import atexit
 import copy
@@ -33,18 +33,18 @@ _LAST_COLLECTIVE_S = 5.0  # for one that fails because another rank has
 
 @final
 class Worker(nn.Module):
-    """One rank of a training loop that follows a plan; made by `wrap`.
+    """One rank of a training loop that follows a plan. `wrap` makes it.
 
-    To call it is to call the model. As a `DistributedDataParallel` it has `module`, `no_sync`, `join` and
-    `require_backward_grad_sync`, so it may take that one's place in a script.
+    Calling it calls the model. Like `DistributedDataParallel`, it has `module`, `no_sync`, `join` and
+    `require_backward_grad_sync`, so it can replace the DDP model in a script.
 
     Attributes:
         module: The model that was wrapped.
-        rank: Which one, from 0.
-        world_size: How many ranks there are.
-        device: Where the model is.
-        plan: The plan that is performed.
-        n_steps: Steps in all; None if the end is not known.
+        rank: Number of this rank, from 0.
+        world_size: Number of ranks.
+        device: Device of the model.
+        plan: The plan that the loop performs.
+        n_steps: Steps in all. None if the end is not known.
     """
 
     def __init__(
@@ -96,28 +96,28 @@ class Worker(nn.Module):
 
     @property
     def step(self) -> int:
-        """The step under way, or else the next one; at the beginning, the first one to do."""
+        """The current step, or the next one between two steps."""
         return self._hooks.step
 
     def feed(self, url: str, *, cache: Path | str | None = None, timeout_s: float = 60.0) -> LoopBatches:
-        """Read the plan's data set for this rank, from the next step on; all ranks call this.
+        """Read the plan's data set for this rank, from the next step on. All ranks call this.
 
             batches = worker.feed("/mnt/imagenet", cache="/nvme/cache")
             for step, (images, labels) in zip(worker.steps(), batches):
                 ...
 
         Args:
-            url: Of the folder with `index.csv`; it must be the data set of the plan.
-            cache: Folder on this node's disk for files; it is kept, so that a restart finds them. By default a
-                temporary one of this user.
-            timeout_s: How long a file is tried, and other ranks are waited for.
+            url: Location of the folder with `index.csv`. It must be the data set of the plan.
+            cache: Folder on this node's disk for files. It is kept, so that a restart finds them. The default is a
+                temporary folder of this user.
+            timeout_s: Limit for reading a file, and for each wait for other ranks.
 
         Returns:
             An iterator over batches, uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model.
 
         Raises:
-            ScenarioError: The plan has no data set, or this is another one.
-            RunError: It cannot be reached; or a rank is missing.
+            ScenarioError: The plan has no data set, or is for another one.
+            RunError: The data set cannot be reached, or a rank is missing.
         """
         folder = None if cache is None else Path(cache)
         opened = open_batches(
@@ -127,14 +127,14 @@ class Worker(nn.Module):
         return self._until_closed.enter_context(opened)
 
     def steps(self) -> Iterator[int]:
-        """Yield every step that is left to do; checkpoints are written where the loop asks for the next one.
+        """Yield every remaining step, except those that this rank sits out.
 
-        Steps that the plan lets this rank sit out are not among them.
+        Checkpoints are written when the loop asks for the next step.
 
-        A loop over epochs calls this in each of them; a step that was yielded and not begun is yielded again then.
+        A loop over epochs calls this in each epoch. A step that was yielded but not begun is yielded again.
 
         Raises:
-            RunError: The loop asks for the next step and has not done this one; or see `wrap`.
+            RunError: The loop asks for the next step before it has done this one; or see `wrap`.
         """
         self._check_open("worker.steps()")
         self._iterating = True
@@ -158,7 +158,7 @@ class Worker(nn.Module):
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        """Whether the next pass belongs to the plan; one that does not only adds up gradients, as in `no_sync`."""
+        """Whether the next pass belongs to the plan. Other passes only add up gradients, as in `no_sync`."""
         return not self._hooks.accumulate
 
     @require_backward_grad_sync.setter
@@ -167,7 +167,7 @@ class Worker(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients: passes in this context add theirs up on this rank, as in DDP's `no_sync`.
+        """Accumulate gradients: passes in this context only add them up on this rank, as in DDP's `no_sync`.
 
             for step, micro_batches in zip(worker.steps(), batches):
                 optimizer.zero_grad()
@@ -177,8 +177,8 @@ class Worker(nn.Module):
                 loss_of(model(micro_batches[-1].inputs), micro_batches[-1].targets).backward()
                 optimizer.step()
 
-        The pass after them belongs to the plan, and exchanges their sum. Both the forward and the backward pass of a
-        micro-batch belong inside.
+        The next pass belongs to the plan and exchanges the sum. Put both the forward and the backward pass of a
+        micro-batch inside.
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
@@ -189,15 +189,15 @@ class Worker(nn.Module):
 
     @contextmanager
     def join(self) -> Iterator[None]:
-        """Train on data of which ranks have unequally much, as in DDP's `join`; all ranks do this together.
+        """Train on different numbers of batches per rank, as in DDP's `join`. All ranks enter this context.
 
             with worker.join():
                 for inputs, targets in loader:
                     ...
 
-        A rank that is through takes part in the steps of the others without a gradient, and means are still those over
-        all ranks. In the end all ranks have parameters, buffers and the optimizer's state of one that trained
-        longest. Every step costs one exchange more.
+        A rank that is done takes part in the steps of the others without a gradient. Means are still over all ranks.
+        At the end, all ranks have the parameters, buffers and optimizer's state of a rank that trained longest. Each
+        step costs one additional exchange.
         """
         self._check_open("worker.join()")
         self._hooks.check_unshared("worker.join()")
@@ -229,30 +229,31 @@ class Worker(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the gradients as `torch.nn.utils.clip_grad_norm_` does, also where ranks share updates.
 
-        There, each has a slice of the mean gradients, so all ranks call this, before `optimizer.step()`.
+        With shared updates, each rank has a slice of the mean gradients. So all ranks call this, before
+        `optimizer.step()`.
 
         Args:
-            max_norm: Of all gradients together.
+            max_norm: Largest norm of all gradients together.
 
         Returns:
-            Their norm before, a scalar.
+            The norm before clipping, a scalar.
 
         Raises:
-            RunError: The backward pass is not over; or a rank is missing.
+            RunError: The backward pass is not over, or a rank is missing.
         """
         return self._hooks.clip_grad_norm(max_norm, self._connection.group)
 
     def average(self, *, buffers: bool = False) -> None:
-        """Replace the parameters by their means over all ranks, between two passes, such as for an evaluation.
+        """Replace the parameters by their means over all ranks, such as for an evaluation.
 
-        All ranks call this before the same pass. It changes what training goes on from: under local SGD it is one
-        average more than the schedule has.
+        All ranks call this before the same pass. Training continues from the means: under local SGD, this is one
+        average in addition to those of the schedule.
 
         Args:
-            buffers: Also the buffers of floating-point numbers.
+            buffers: Also average floating-point buffers.
 
         Raises:
-            RunError: A pass or an update is under way, or the loop is closed; or a rank is missing.
+            RunError: The loop is in a pass or an update, or is closed; or a rank is missing.
         """
         self._check_open("worker.average()")
         self._hooks.check_between_steps("worker.average()")
@@ -261,10 +262,10 @@ class Worker(nn.Module):
         self._tell_left_out()
 
     def close(self) -> None:
-        """Wait for what is under way, write the trace, and part from the other ranks.
+        """Complete the operations of the plan, write the trace, and disconnect from the other ranks.
 
         Raises:
-            RunError: The ranks have not done the same steps, or one of them has failed.
+            RunError: The ranks have not done the same steps, or a rank has failed.
         """
         self.__exit__(None, None, None)
 
@@ -293,7 +294,7 @@ class Worker(nn.Module):
 
     @contextmanager
     def _leaving_early(self) -> Iterator[None]:
-        """Say, if the others do not end their loops, that it was this rank that left."""
+        """If the other ranks do not end their loops, say in the error that this rank left."""
         try:
             yield
         except RunError as error:
@@ -303,7 +304,7 @@ class Worker(nn.Module):
             raise RunError(f"{left}; all ranks have to leave before the same one: {error}") from None
 
     def _part_unclosed(self) -> None:
-        """Part from the other ranks as a script ends that has not closed its loop; rank 0 says what was left out."""
+        """Disconnect when a script ends without closing its loop. Rank 0 warns that the end of the loop was skipped."""
         if error := vars(sys).get("last_value"):
             self._connection.guard.fail(str(error) or type(error).__name__)
         elif self.rank == 0 and not self._ended:
@@ -318,7 +319,7 @@ class Worker(nn.Module):
         self._executor.join(_LAST_COLLECTIVE_S)
 
     def _check_open(self, doing: str) -> None:
-        """Refuse what would not be synchronised any more."""
+        """Raise an error after the loop was closed, when ranks no longer synchronise."""
         if self._closed:
             raise RunError(f"{doing} after the loop was closed; do that before, or call real.wrap again")
 
@@ -328,7 +329,7 @@ class Worker(nn.Module):
             self._conclude()
 
     def _conclude(self, *, at_end: bool = False) -> None:
-        """Do what comes after the last step that was done; at the end of the loop, average, both once."""
+        """Write a checkpoint that is due after the last step. At the end of the loop, average. Do each only once."""
         is_new = self.step > self._concluded
         self._concluded = self.step
         is_last = self.step == self.plan.n_steps or (at_end and self.n_steps is None)
@@ -361,7 +362,7 @@ class Worker(nn.Module):
         average(self._connection, [*self._binding.parameter_buffers, *floating])
 
     def _tell_left_out(self) -> None:
-        """Warn once if ranks have left out different updates; all of them are here."""
+        """Warn once if ranks have skipped different updates. All ranks take part."""
         found = self._connection.exchange("updates that were left out", self._hooks.left_out)
         if len(set(found)) == 1 or self._told:
             return

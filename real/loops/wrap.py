@@ -1,4 +1,4 @@
-"""Schedules for a training loop that exists already: wrap the model and the optimizer, and keep the loop.
+"""Schedules for an existing training loop: wrap the model and the optimizer, and keep the loop.
 
     with real.wrap(model, optimizer, LocalSGD(period=4), n_steps=1000) as worker:
         for step in worker.steps():
@@ -8,10 +8,10 @@
             optimizer.step()
 
 As with DistributedDataParallel and Horovod, nothing else changes: learning rate schedulers, gradient clipping, mixed
-precision and hooks of the user work as before. When `backward()` returns, gradients are synchronised as the schedule
-says; when `optimizer.step()` returns, parameters are. `real.loops.hooks` tells how.
+precision and the user's hooks work as before. When `backward()` returns, gradients are synchronised as the schedule
+says. When `optimizer.step()` returns, parameters are. `real.loops.hooks` describes the details.
 
-It performs a plan, the same that the simulator takes; nothing here knows what schedules are.
+The loop performs the same plan that the simulator takes. This module does not depend on the kind of schedule.
 """
 
 import warnings
@@ -61,31 +61,31 @@ def wrap(
     launch: Launch = _LAUNCH,
     **moved: Never,
 ) -> Worker:
-    """Let a training loop follow a schedule; all ranks call this.
+    """Let a training loop follow a schedule. All ranks call this.
 
-    Parameters, module buffers and the state of the optimizer become those of rank 0, or of the newest checkpoint.
+    Parameters, module buffers and the optimizer's state become those of rank 0, or of the newest checkpoint.
 
     Args:
-        module: The model that the loop calls, already on its device. Parameters that are not trained are left alone.
-        optimizer: Of the module's parameters.
-        schedule: The schedule; or a plan; or a plan file or run directory, as `simdist plan -o` writes.
-        n_steps: Steps in all, of a schedule, or None: as many as the loop likes; a plan has its own.
-        first_step: The step to begin with, where a script goes on from what it has saved itself.
+        module: The model that the loop calls, already on its device. Frozen parameters do not change.
+        optimizer: Optimizer of the module's parameters.
+        schedule: The schedule; or a plan; or a plan file or run directory from `simdist plan -o`.
+        n_steps: Steps in all, for a schedule. With None, the loop may end after any step. A plan has its own number.
+        first_step: First step, if the script resumes from a checkpoint of its own.
         averaging: DiLoCo's outer optimizer, and the average at the end of the loop.
-        checkpointing: Checkpoints. The loop goes on from the newest one; None writes none.
+        checkpointing: Options for checkpoints. The loop resumes from the newest one. None writes none.
         experiment: A trace of the run, and injected delays.
-        launch: Ranks of one machine, and how long ranks wait for each other.
-        moved: Nothing. Keywords of an earlier release are refused, with the name of their new place.
+        launch: Ranks of one machine, and the timeout of ranks.
+        moved: Leave empty. For a keyword of an earlier release, the error names its new place.
 
     Returns:
-        A context manager; without a `with` statement it is to be closed at the end.
+        A context manager. Without a `with` statement, close it at the end.
 
     Raises:
-        TypeError: A keyword does not exist, or is no group of options.
-        PlanError: The plan is not legal, or of another model.
+        TypeError: A keyword does not exist, or its value is not a group of options.
+        PlanError: The plan is not legal, or is for another model.
         ScenarioError: The schedule does not fit the world.
         UnsupportedError: A training loop cannot perform the plan.
-        RunError: A rank is missing, or wraps something else; a checkpoint is of another job, or damaged.
+        RunError: A rank is missing, or wraps something else; or a checkpoint is damaged or belongs to another job.
     """
     refuse_keywords(moved)
     check_groups(averaging, checkpointing, experiment, launch)
@@ -134,14 +134,14 @@ def wrap(
 
 
 def _agree(connection: Connection, plan: Plan, model: str, begins: str) -> None:
-    """Refuse ranks that wrap different things."""
+    """Check that all ranks wrap the same model with the same options."""
     connection.agree("the plan", f"{plan.name} ({plan.digest()[:12]})")
     connection.agree("the model", model)
     connection.agree("first_step, checkpoint and trace", begins)
 
 
 def _open_session(stack: ExitStack, connection: Connection, found: Planned, trace: Path | None) -> Session:
-    """Open a session until the stack is closed."""
+    """Open a session. The stack closes it."""
     plan = found.plan
     return open_session(
         connection,
@@ -154,7 +154,7 @@ def _open_session(stack: ExitStack, connection: Connection, found: Planned, trac
 
 
 def _state_of(session: Session, model: BoundModel, also: Mapping[str, Stateful]) -> RankState:
-    """Return the state of a rank; batches and losses are the loop's."""
+    """Return the state of a rank, without batches and losses, which belong to the loop."""
     memory = session.memory
     carried = {name: memory.tensors(name) for name in carried_buffers(session.plan) if name in memory}
     return RankState(
@@ -169,7 +169,7 @@ def _state_of(session: Session, model: BoundModel, also: Mapping[str, Stateful])
 
 
 def _warm_executor(session: Session, program: LoopProgram, resuming: Resuming) -> Executor:
-    """Make the executor, once its first step will find kernels and connections ready."""
+    """Warm up kernels and connections for the first step, then make the executor."""
     transforms.warm_up(session.plan, session.memory)
     session.warm_up()
     return make_executor(session, program, session.world, first_step=resuming.first_step, compute_in_caller=True)

@@ -1,15 +1,15 @@
-"""The rule of an all-reduce that takes the first members that come: who is in, and what the others do.
+"""The rule of an all-reduce that takes only the first members to arrive.
 
-Of n members, n - drop are in: the first to come, and of several that come at one time those of lower numbers. The
-all-reduce starts with the last of them. With d, what it takes, it is over at
+Of n members, the first n - drop to arrive are in. If several arrive at the same time, lower numbers go first. The
+all-reduce starts when the last member that is in arrives. If it takes d, it is over at
 
     over = (n - drop)-th of the arrivals + d
 
-A member that is not in asks for the result when it comes, and has it as soon as it is there. With l, what that takes,
+Every other member requests the result when it arrives, and gets it as soon as it exists. If the request takes l,
 
     end = max(arrival + l, over)
 
-A member that would begin the step when it is over sits it out.
+A member that would begin the step at `over` or later sits the step out.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ Times: TypeAlias = NDArray[np.float64]
 
 
 def n_in(op: AllReduce) -> int:
-    """Return how many members the reduction is over."""
+    """Return the number of members that are in."""
     return op.group.size - op.drop
 
 
@@ -35,8 +35,8 @@ class In:
 
     Args:
         first: Members that are in, in order.
-        late: Of those that have come, the others, in the order in which they came.
-        start_s: When the last of the first came.
+        late: Other members that have arrived, in the order of arrival.
+        start_s: When the last member that is in arrived.
     """
 
     first: tuple[int, ...]
@@ -46,11 +46,11 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class FirstCome:
-    """The rule, for the engines.
+    """The rule, as the engines apply it.
 
     Args:
-        n_in: How many are in.
-        late_s: What it takes one of the others to get the result.
+        n_in: Number of members that are in.
+        late_s: Seconds that another member needs to get the result.
     """
 
     n_in: int
@@ -60,7 +60,7 @@ class FirstCome:
         """Return who is in.
 
         Args:
-            arrivals: When, and which member came, of at least `n_in`.
+            arrivals: Time and number of each member that has arrived, at least `n_in` of them.
         """
         came = sorted(arrivals)
         first = came[: self.n_in]
@@ -69,15 +69,15 @@ class FirstCome:
         return In(tuple(sorted(member for _, member in first)), tuple(member for _, member in late), start_s)
 
     def end_s(self, come_s: Times | float, over_s: Times | float) -> Times:
-        """Return when those have the result that are not in."""
+        """Return when the members that are not in have the result."""
         return np.asarray(np.maximum(come_s + self.late_s, over_s))
 
 
 def sits_out(begin_s: Times | float, over_s: Times | float) -> NDArray[np.bool_]:
-    """Return which of those that could begin a step at some time sit it out."""
+    """Tell which members sit a step out, given when they could begin it."""
     return np.asarray(begin_s >= over_s)
 
 
 def spread_late(n: int, drop: int) -> NDArray[np.int64]:
-    """Return the late members that prices assume: spread evenly."""
+    """Return the late members that prices assume: `drop` of `n`, evenly spread."""
     return np.arange(1, drop + 1) * n // drop - 1

@@ -30,8 +30,8 @@ class Lane:
         kind: What its operations do. `host`: the host's program; `compute`: kernels of the model; `comm`: collectives
             and the kernels around them; `io`: input; `save`: checkpoints. A plan has one lane of the kind `host` and
             one of the kind `compute`.
-        communicator: Of a lane of the kind `comm`: name of the process groups that its collectives use. Lanes that
-            share a communicator issue their collectives in the same order on all ranks.
+        communicator: Only for the kind `comm`: name of the process groups that its collectives use. Lanes that share
+            a communicator issue their collectives in the same order on all ranks.
     """
 
     name: str
@@ -49,7 +49,7 @@ COMPUTE = Lane("compute", "compute")
 COMM = Lane("comm", "comm", "comm")
 IO = Lane("io", "io")
 SAVE = Lane("save", "save")
-#: All-reduces that run beside other communication, such as averages whose result is used later.
+#: All-reduces that overlap with other communication, such as averages that are applied some steps later.
 AVERAGE = Lane("average", "comm", "average")
 
 #: The lanes that every rank has, in the order in which tables list them.
@@ -57,15 +57,15 @@ LANES = (HOST, COMPUTE, COMM, IO, SAVE, AVERAGE)
 
 
 def push_to(server: int) -> Lane:
-    """Return the lane of pushes to a parameter server: it takes them in order, beside other servers."""
+    """Return the lane of pushes to a parameter server. They run in order, beside pushes to other servers."""
     return Lane(f"push {server}", "comm", COMM.communicator)
 
 
 def pull_from(server: int) -> Lane:
-    """Return the lane of pulls from a parameter server: they run in order, beside pushes and other servers."""
+    """Return the lane of pulls from a parameter server. They run in order, beside pushes and other servers' pulls."""
     return Lane(f"pull {server}", "comm", COMM.communicator)
 
 
 def all_lanes(used: Iterable[Lane]) -> tuple[Lane, ...]:
-    """Return `LANES`, and then others that are used, each once."""
+    """Return `LANES`, followed by the other lanes that are used, each once."""
     return tuple(dict.fromkeys((*LANES, *used)))

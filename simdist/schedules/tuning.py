@@ -1,4 +1,4 @@
-"""What a schedule declares to a search: what may vary about it, and what a user must allow first."""
+"""Declarations of a schedule for a search: the settings that may vary, and the permits that a user must give."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,11 +15,11 @@ Levels: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """What a user must allow before a search tries something, because of what it costs.
+    """A permit that a user must give before a search tries something costly.
 
     Args:
-        word: As of `--allow`.
-        cost: What it changes or needs: the end of a sentence that begins with "it".
+        word: The word for `--allow`.
+        cost: The change or requirement: a clause that begins with "it".
         even_if_named: The user must allow it even if `--only` names the schedule.
     """
 
@@ -30,13 +30,13 @@ class Permit:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A setting, and the values that a search tries.
+    """A setting and the values that a search tries.
 
     Args:
-        name: The attribute, of the schedule or of another part of the scenario.
-        values: In order: neighbours are alike.
-        default: Value of a candidate that does not say.
-        permit: What must be allowed first.
+        name: Attribute of the schedule, or of another part of the scenario.
+        values: In order, so that neighbours are similar.
+        default: Value of a candidate that does not set it.
+        permit: The permit that is needed, if any.
     """
 
     name: str
@@ -47,18 +47,18 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What the user of a search allows.
+    """Permissions that the user gives to a search.
 
     Args:
-        words: Of permits.
-        min_density: Least share of a gradient that may be sent; None: all of it is sent.
+        words: Words of the permits.
+        min_density: Smallest share of a gradient that a schedule may send. None requires whole gradients.
     """
 
     words: frozenset[str] = frozenset()
     min_density: float | None = None
 
     def permits(self, permit: Permit | None) -> bool:
-        """Tell whether something may be tried."""
+        """Tell whether the user has given a permit, or none is needed."""
         return permit is None or permit.word in self.words
 
 

@@ -1,10 +1,10 @@
-"""What users write in modules of their own: classes that extend simdist, found by name.
+"""Classes with which users extend simdist, in modules of their own, found by name.
 
 A class has a name in one of two ways:
 
-* `module:Class`. The module is one that Python finds: of an installed package, of a folder on PYTHONPATH, or of the
-  current directory, which is looked at last. The folder of a scenario is not looked at: to read a file must not run the
-  code beside it.
+* `module:Class`. Python must find the module: in an installed package, in a folder on PYTHONPATH, or in the current
+  directory, which is searched last. The folder of a scenario is not searched: reading a file must not run the code
+  beside it.
 * An *entry point* of an installed package, whose `pyproject.toml` gives the class a short name.
 
 Importing a module runs its code.
@@ -39,16 +39,16 @@ ALGORITHMS = "simdist.algorithms"
 
 
 def is_reference(name: object) -> bool:
-    """Tell whether a name is one of a module and of something in it, such as `gossip_sgd:GossipSGD`."""
+    """Tell whether a name consists of a module and an attribute, such as `gossip_sgd:GossipSGD`."""
     return isinstance(name, str) and ":" in name
 
 
 def load_reference(reference: str, folder: Path) -> object:
-    """Return what a name such as `gossip_sgd:GossipSGD` stands for.
+    """Import the object that a name such as `gossip_sgd:GossipSGD` refers to.
 
     Args:
         reference: Module and attribute.
-        folder: Of the file that names it; only for a hint in the error.
+        folder: Folder of the file that names it. Only a hint in the error uses it.
 
     Raises:
         ValueError: There is no such module or attribute, or the module cannot be imported.
@@ -79,7 +79,7 @@ def load_reference(reference: str, folder: Path) -> object:
 
 @lru_cache(maxsize=32)
 def _entry_points(group: str, path: tuple[str, ...]) -> "dict[str, EntryPoint]":
-    """Return the entry points of a group, as installed packages on `path` declare them."""
+    """Return the entry points of a group that installed packages on `path` declare."""
     from importlib.metadata import entry_points
 
     found: dict[str, EntryPoint] = {}
@@ -96,13 +96,13 @@ def entry_points_of(group: str) -> "dict[str, EntryPoint]":
     """Return the entry points of a group by name.
 
     Raises:
-        ValueError: Two packages declare one name.
+        ValueError: Two packages declare the same name.
     """
     return _entry_points(group, tuple(sys.path))
 
 
 def load_entry_point(entry_point: "EntryPoint") -> object:
-    """Return what an entry point stands for.
+    """Import the object that an entry point refers to.
 
     Raises:
         ValueError: Its module cannot be imported, or has no such attribute.
@@ -119,14 +119,14 @@ def load_entry_point(entry_point: "EntryPoint") -> object:
 
 @dataclass(frozen=True, slots=True)
 class OpenKinds(Generic[SettingsT]):
-    """The classes of settings that a `kind` may name: those that ship, and those that users write.
+    """The classes of settings that a `kind` may name: classes that ship with simdist, and classes of users.
 
     Args:
-        what: Such as `schedule`.
-        group: Of entry points, such as `simdist.schedules`.
-        bases: Returns the classes one of which each of them extends; users extend the first.
-        shipped: Returns those that ship, by kind.
-        shipped_as: Returns the one of a kind that ships, without importing others.
+        what: Name for errors, such as `schedule`.
+        group: Group of entry points, such as `simdist.schedules`.
+        bases: Returns base classes. Each class extends one of them; classes of users extend the first.
+        shipped: Returns the classes that ship, by kind.
+        shipped_as: Returns the class that ships for a kind, without importing others.
     """
 
     what: str
@@ -136,18 +136,18 @@ class OpenKinds(Generic[SettingsT]):
     shipped_as: Callable[[str], type[SettingsT] | None]
 
     def names(self) -> list[str]:
-        """Return the kinds that are known without naming a module."""
+        """Return the kinds that need no module name."""
         return [*self.shipped(), *entry_points_of(self.group)]
 
     def find(self, kind: str, folder: Path = Path()) -> type[SettingsT] | None:
         """Return the class that a kind names; None if there is none.
 
         Args:
-            kind: As a scenario writes it.
-            folder: Of the file that names it; only for a hint in the error.
+            kind: The kind in a scenario.
+            folder: Folder of the file that names it. Only a hint in the error uses it.
 
         Raises:
-            ValueError: It names a module or an entry point, and these do not have a right class.
+            ValueError: It names a module or an entry point without a suitable class.
         """
         if is_reference(kind):
             return self._checked(load_reference(kind, folder), kind)
@@ -157,10 +157,10 @@ class OpenKinds(Generic[SettingsT]):
         return self._of_entry_point(entry_point) if entry_point else None
 
     def installed(self) -> dict[str, type[SettingsT]]:
-        """Return those that ship, and those of all entry points, by kind.
+        """Return the classes that ship and the classes of all entry points, by kind.
 
         Raises:
-            ValueError: One of an entry point is wrong, or has the kind of one that ships.
+            ValueError: The class of an entry point is unsuitable, or has the kind of a class that ships.
         """
         found = dict(self.shipped())
         for kind, entry_point in entry_points_of(self.group).items():
@@ -180,7 +180,7 @@ class OpenKinds(Generic[SettingsT]):
         return cls
 
     def _checked(self, found: object, name: str) -> type[SettingsT]:
-        """Return a class that may be taken."""
+        """Return the class, if a `kind` may name it."""
         bases = self.bases()
         if not (inspect.isclass(found) and issubclass(found, bases)):
             first = f"{bases[0].__module__}.{bases[0].__name__}"
@@ -195,17 +195,17 @@ class OpenKinds(Generic[SettingsT]):
 
 
 def kind_of(cls: type[Settings]) -> str:
-    """Return the default of the field `kind`; an empty text if there is none."""
+    """Return the default of the field `kind`, or an empty string."""
     default = cls.model_fields["kind"].default
     return default if isinstance(default, str) else ""
 
 
 def written_kind(cls: type[Settings], group: str) -> str:
-    """Return the `kind` by which a file names a class, so that it is found again.
+    """Return the `kind` for a file, from which the class can be found again.
 
     Args:
-        cls: The class, which ships or is a user's.
-        group: Of entry points.
+        cls: A class that ships, or a class of a user.
+        group: Group of entry points.
     """
     kind = kind_of(cls)
     if cls.__module__.partition(".")[0] == "simdist":
@@ -217,7 +217,7 @@ def written_kind(cls: type[Settings], group: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FixedKinds:
-    """The classes of settings that a `kind` may name, where users add none."""
+    """The classes of settings that a `kind` may name, where users cannot add any."""
 
     classes: Mapping[str, type[Settings]]
 
@@ -232,13 +232,12 @@ class FixedKinds:
 
 @lru_cache(maxsize=256)
 def user_code_digest(name: str) -> str:
-    """Return a digest of the file in which users write what a name stands for; empty for a name of simdist's own.
+    """Return a digest of the file that defines a class of a user; empty for a name that ships with simdist.
 
-    What was computed with a user's class is only good for the code that it had then. Other files that it imports do
-    not count.
+    A stored result is valid only while the file is unchanged. Other files that it imports are not part of the digest.
 
     Args:
-        name: Such as `module:Class`, or that of an entry point of a group of simdist.
+        name: `module:Class`, or the name of an entry point in a group of simdist.
     """
     try:
         if is_reference(name):
@@ -272,7 +271,7 @@ def _imported(module_name: str, about: str) -> object:
 
 
 def _line_of(error: BaseException) -> str:
-    """Return where an error came from, if that can be told."""
+    """Return the file and line that raised an error, if known."""
     trace = error.__traceback__
     place = ""
     while trace is not None:

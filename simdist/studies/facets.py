@@ -1,8 +1,8 @@
-"""Facets: optional topics of a comparison, such as epochs, or links that misbehave.
+"""Facets: optional topics of a comparison, such as epochs or disturbed links.
 
-A facet is one class. It says what is measured, the keys of JSON, the columns of data frames, and what is on the screen.
-`FACETS` lists them in the order of their keys. A facet from elsewhere is given to `simdist.studies.comparison.compare`
-beside them:
+A facet is one class. It defines a measurement, its keys in JSON, its columns in data frames, and its output on the
+screen. `FACETS` lists the built-in facets in the order of their keys. Pass a facet of your own to
+`simdist.studies.comparison.compare` with them:
 
 >>> from simdist.scenario import load, presets
 >>> from simdist.studies.comparison import compare
@@ -43,18 +43,18 @@ ValueT = TypeVar("ValueT")
 StepTimes: TypeAlias = NDArray[np.float64]
 Again: TypeAlias = Callable[[Scenario], StepTimes]
 
-_NEARLY_ALL = 0.9  # of the updates: a rank that is late in these trains hardly anything
+_NEARLY_ALL = 0.9  # of the updates: a rank that is late in these contributes almost nothing
 _MOST_LINKS = 6  # of a schedule; JSON has all
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What one schedule did with several seeds, in a simulation or on machines.
+    """Results of one schedule with several seeds, simulated or measured.
 
     Args:
         plan: The plan of the schedule.
-        parts: Where its time went. Each part has some of the seeds.
-        epochs: Of each seed, if the schedule has a data set and traces are kept.
+        parts: Breakdown of its time. Each part has some of the seeds.
+        epochs: Epochs of each seed, if the schedule has a data set and traces are kept.
     """
 
     plan: Plan
@@ -69,12 +69,12 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Line(Generic[ValueT]):
-    """What a facet says of one schedule of a table.
+    """The value of a facet for one schedule of a table.
 
     Args:
-        schedule: Its label.
+        schedule: Label of the schedule.
         step_s: Seconds per step, averaged over seeds.
-        value: The facet's.
+        value: Value of the facet.
     """
 
     schedule: str
@@ -84,7 +84,7 @@ class Line(Generic[ValueT]):
 
 @dataclass(frozen=True)
 class FacetTable:
-    """A table of its own for a facet, below that of the schedules."""
+    """A separate table of a facet, below the table of schedules."""
 
     title: str
     columns: Sequence[Column]
@@ -95,8 +95,8 @@ class Facet(ABC, Generic[ValueT]):
     """An optional topic of a comparison.
 
     Attributes:
-        nothing: The value of a schedule about which there is nothing to say.
-        names: Keys of `cells` that tables of many scenarios have, such as results of sweeps.
+        nothing: The value of a schedule without results for this facet.
+        names: Keys of `cells` in tables of many scenarios, such as results of sweeps.
         brief: Columns of such tables on the screen.
     """
 
@@ -109,21 +109,21 @@ class Facet(ABC, Generic[ValueT]):
         """Return the value of one schedule."""
 
     def measure_again(self, scenario: Scenario, step_s: StepTimes, again: Again) -> ValueT | None:
-        """Return the value if it takes further simulations.
+        """Return the value if it needs further simulations, else None.
 
         Args:
             scenario: The scenario that was simulated.
             step_s: Seconds per step of each seed, `[n_seeds]`.
-            again: Simulates the schedule in another scenario with the same seeds; returns its seconds per step.
+            again: Simulates the schedule in another scenario with the same seeds. Returns its seconds per step.
         """
         return None
 
     @abstractmethod
     def document(self, value: ValueT) -> dict[str, object]:
-        """Return the keys of JSON; none if there is nothing to say."""
+        """Return the keys of JSON, which may be none."""
 
     def cells(self, value: ValueT) -> dict[str, object]:
-        """Return the columns of data frames and of the table of schedules, which hold one number or text each."""
+        """Return the columns of data frames and of the table of schedules. Each holds one number or text."""
         return {key: cell for key, cell in self.document(value).items() if not isinstance(cell, dict | list | tuple)}
 
     def divided(self, value: ValueT, n_parts: int) -> ValueT:
@@ -131,11 +131,11 @@ class Facet(ABC, Generic[ValueT]):
         return value
 
     def kept(self, value: ValueT) -> dict[str, object]:
-        """Return what a sweep stores."""
+        """Return the record that a sweep stores."""
         return {}
 
     def restored(self, record: Mapping[str, Any]) -> ValueT:
-        """Return the value of what a sweep stored."""
+        """Return the value from the record that a sweep stored."""
         return self.nothing
 
     def columns(self, values: Sequence[ValueT]) -> Sequence[Column]:
@@ -143,15 +143,15 @@ class Facet(ABC, Generic[ValueT]):
         return ()
 
     def table(self, lines: Sequence[Line[ValueT]], base: ValueT) -> FacetTable | None:
-        """Return a table of its own; `base` is the value of the baseline."""
+        """Return a separate table. `base` is the value of the baseline."""
         return None
 
     def sentences(self, lines: Sequence[Line[ValueT]]) -> list[str]:
-        """Return sentences that stand below the tables, without a full stop."""
+        """Return sentences to print below the tables, without full stops."""
         return []
 
     def doubts(self, scenario: Scenario, lines: Sequence[Line[ValueT]]) -> list[str]:
-        """Return sentences on what the numbers leave open; they are in JSON, too."""
+        """Return sentences about uncertainty of the numbers. JSON has them, too."""
         return []
 
 
@@ -168,7 +168,7 @@ class FacetValues:
 
     @classmethod
     def restored(cls, record: Mapping[str, Any]) -> "FacetValues":
-        """Return the values of what a sweep stored."""
+        """Return the values from the record that a sweep stored."""
         return cls({each: each.restored(record) for each in FACETS})
 
     def of(self, facet: Facet[ValueT]) -> ValueT:
@@ -176,7 +176,7 @@ class FacetValues:
         return cast(ValueT, self.values.get(facet, facet.nothing))
 
     def changed(self, facet: Facet[ValueT], value: ValueT) -> "FacetValues":
-        """Return the values with another one of a facet."""
+        """Return the values with a new value of one facet."""
         return FacetValues({**self.values, facet: value})
 
     def divided(self, n_parts: int) -> "FacetValues":
@@ -188,7 +188,7 @@ class FacetValues:
         return {key: found for facet, value in self.values.items() for key, found in facet.document(value).items()}
 
     def kept(self) -> dict[str, object]:
-        """Return what a sweep stores."""
+        """Return the record that a sweep stores."""
         return {key: found for facet, value in self.values.items() for key, found in facet.kept(value).items()}
 
     def cells(self, facets: Sequence[Facet[Any]]) -> dict[str, object]:
@@ -197,7 +197,7 @@ class FacetValues:
 
 
 class Told(Protocol):
-    """A schedule of a table, with the values of facets."""
+    """A schedule of a table, with its values of facets."""
 
     @property
     def facets(self) -> FacetValues:
@@ -205,23 +205,23 @@ class Told(Protocol):
         ...
 
     def line(self, facet: Facet[ValueT]) -> Line[ValueT]:
-        """Return what a facet says of it."""
+        """Return the line of a facet for this schedule."""
         ...
 
 
 def told(rows: Sequence[Told]) -> list[Facet[Any]]:
-    """Return the facets that say something of one of the schedules."""
+    """Return the facets with results for at least one schedule."""
     facets = dict.fromkeys(facet for each in rows for facet in each.facets.values)
     return [facet for facet in facets if any(facet.document(each.facets.of(facet)) for each in rows)]
 
 
 def columns(rows: Sequence[Told]) -> list[Column]:
-    """Return the columns that facets give to the table of schedules."""
+    """Return the columns that facets add to the table of schedules."""
     return [column for facet in told(rows) for column in facet.columns([each.facets.of(facet) for each in rows])]
 
 
 def tables(rows: Sequence[Told], base: Told) -> list[FacetTable]:
-    """Return the tables of facets; `base` is the baseline among the schedules."""
+    """Return the tables of facets. `base` is the baseline among the schedules."""
     found = (facet.table([each.line(facet) for each in rows], base.facets.of(facet)) for facet in told(rows))
     return [each for each in found if each]
 
@@ -238,7 +238,7 @@ def doubts(scenario: Scenario, rows: Sequence[Told]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class EpochMeans:
-    """An epoch of a schedule with a data set, averaged over seeds; without stalls if a sweep kept only its time.
+    """An epoch of a schedule with a data set, averaged over seeds. Rows of sweeps keep only its time.
 
     Args:
         epoch: From 0.
@@ -258,8 +258,8 @@ class EpochTimes:
     """Epochs of a schedule with a data set.
 
     Args:
-        epochs: In order; none without a data set.
-        staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
+        epochs: Epochs in order; empty without a data set.
+        staging_s: Seconds of staging files in before the first epoch, averaged over seeds.
     """
 
     epochs: tuple[EpochMeans, ...] = ()
@@ -268,7 +268,7 @@ class EpochTimes:
 
 @final
 class EpochsFacet(Facet[EpochTimes]):
-    """Epochs of a scenario with a data set: their times, stalls, and where samples came from."""
+    """Epochs of a scenario with a data set: their times, their stalls, and the levels that samples came from."""
 
     nothing = EpochTimes()
     names = ("staging_s", "epoch_first_s", "epoch_last_s")
@@ -285,7 +285,7 @@ class EpochsFacet(Facet[EpochTimes]):
     )
 
     def measure(self, simulated: Simulated) -> EpochTimes:
-        """Average epochs over seeds; what comes from where is the same with all."""
+        """Average epochs over seeds. The levels that samples come from are the same with every seed."""
         found = simulated.epochs
         if not found:
             return self.nothing
@@ -307,7 +307,7 @@ class EpochsFacet(Facet[EpochTimes]):
         return {"epochs": tuple(asdict(each) for each in value.epochs), "staging_s": value.staging_s}
 
     def cells(self, value: EpochTimes) -> dict[str, object]:
-        """Return the first and the last epoch: caches are empty in the first one."""
+        """Return the first and the last epoch. Caches are empty in the first one."""
         if not value.epochs:
             return {}
         times_s = (value.staging_s, value.epochs[0].seconds, value.epochs[-1].seconds)
@@ -351,9 +351,9 @@ class EpochsFacet(Facet[EpochTimes]):
 
 @final
 class AddedFacet(Facet[Mapping[str, float]]):
-    """Seconds per step that checkpoints and disturbed links add: what -> seconds.
+    """Seconds per step that checkpoints and disturbed links add: cause -> seconds.
 
-    The schedule is simulated again without each of them.
+    The schedule is simulated again without each cause.
     """
 
     nothing: Mapping[str, float] = {}
@@ -363,7 +363,7 @@ class AddedFacet(Facet[Mapping[str, float]]):
         return self.nothing
 
     def measure_again(self, scenario: Scenario, step_s: StepTimes, again: Again) -> Mapping[str, float]:
-        """Return the difference to the same seeds without."""
+        """Return the difference to a simulation of the same seeds without each cause."""
         return {what: float((step_s - again(without)).mean()) for what, without in _without(scenario)}
 
     def document(self, value: Mapping[str, float]) -> dict[str, object]:
@@ -396,9 +396,9 @@ def _divided(value: Mapping[str, float], n_parts: int) -> dict[str, float]:
 
 @final
 class LinksFacet(Facet[Mapping[str, float]]):
-    """Links that misbehave: for how many seconds per step each held ranks up, averaged over ranks and seeds.
+    """Disturbed links: the seconds per step for which each held ranks up, averaged over ranks and seeds.
 
-    They are part of `comm` and `io`.
+    These seconds are part of `comm` and `io`.
     """
 
     nothing: Mapping[str, float] = {}
@@ -411,7 +411,7 @@ class LinksFacet(Facet[Mapping[str, float]]):
     )
 
     def measure(self, simulated: Simulated) -> Mapping[str, float]:
-        """Average over all seeds of all parts; a link that did nothing with a seed counts as 0."""
+        """Average over all seeds of all parts. A link without effect in a seed counts as 0."""
         totals_s: dict[str, float] = {}
         for part in simulated.parts:
             for name, of_link_s in part.links_per_step_s().items():
@@ -444,9 +444,9 @@ class LinksFacet(Facet[Mapping[str, float]]):
 
 @final
 class RangesFacet(Facet[Mapping[str, float]]):
-    """Uncertain quantities: the share of the variance of the result that each makes alone.
+    """Uncertain quantities: the share of the result's variance that each causes alone.
 
-    `simdist.studies.comparison.with_ranges` computes them from draws, with the ranges of step time and speed-up.
+    `simdist.studies.comparison.with_ranges` computes the shares from draws, with the ranges of step time and speed-up.
     """
 
     nothing: Mapping[str, float] = {}
@@ -464,7 +464,7 @@ class RangesFacet(Facet[Mapping[str, float]]):
         return IN_RANGES if values[0] else ()
 
     def doubts(self, scenario: Scenario, lines: Sequence[Line[Mapping[str, float]]]) -> list[str]:
-        """Say which measurement would narrow the ranges most."""
+        """Name the measurement that would narrow the ranges most."""
         if not lines[0].value:
             return []
         from simdist.studies.uncertainty import causes
@@ -474,11 +474,11 @@ class RangesFacet(Facet[Mapping[str, float]]):
 
 @dataclass(frozen=True)
 class GradientsUsed:
-    """Which gradients updates use.
+    """The gradients that updates use.
 
     Args:
-        share: Of the batches, those whose gradients updates use.
-        late: Ranks that come too late for nearly all updates, and for which share of them.
+        share: Share of the batches whose gradients updates use.
+        late: Ranks that are too late for nearly all updates -> share of updates that each misses.
     """
 
     share: float = 1.0
@@ -486,15 +486,15 @@ class GradientsUsed:
 
     @classmethod
     def of(cls, plan: Plan, late: Mapping[int, float]) -> "GradientsUsed":
-        """Return those of a plan, and of the shares of updates for which ranks came too late."""
+        """Return the gradients that a plan uses, given the share of updates that each rank misses."""
         return cls(plan.gradients_used, {rank: share for rank, share in late.items() if share >= _NEARLY_ALL})
 
     def sentences(self, label: str, *, most: float | None = None) -> list[str]:
-        """Say of a schedule that updates do not use all gradients, nor those of which ranks; nothing if they do.
+        """Return a sentence if updates do not use all gradients. It names the ranks that are too late.
 
         Args:
-            label: Of the schedule.
-            most: The largest share, where it differs between runs.
+            label: Label of the schedule.
+            most: The largest share, if it differs between runs.
         """
         if self.share == 1:
             return []
@@ -512,7 +512,7 @@ class GradientsUsed:
 
 @final
 class GradientsFacet(Facet[GradientsUsed]):
-    """Gradients that updates do not use, as those of ranks that come too late."""
+    """Gradients that updates do not use, such as those of ranks that are too late."""
 
     nothing = GradientsUsed()
     names = ("gradients_used",)
@@ -523,7 +523,7 @@ class GradientsFacet(Facet[GradientsUsed]):
         return GradientsUsed.of(simulated.plan, mean_late(simulated.parts))
 
     def document(self, value: GradientsUsed) -> dict[str, object]:
-        """Return the share if it is not 1, and ranks that are late."""
+        """Return the share if it is not 1, and the ranks that are too late."""
         used: dict[str, object] = {} if value.share == 1 else {"gradients_used": value.share}
         return used | ({"late": dict(value.late)} if value.late else {})
 
@@ -540,7 +540,7 @@ class GradientsFacet(Facet[GradientsUsed]):
         return GradientsUsed(float(record.get("gradients_used", 1.0)))
 
     def sentences(self, lines: Sequence[Line[GradientsUsed]]) -> list[str]:
-        """Say it of each schedule."""
+        """Return the sentences of all schedules."""
         return [text for each in lines for text in each.value.sentences(each.schedule)]
 
 

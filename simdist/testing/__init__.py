@@ -1,11 +1,11 @@
-"""Rules for schedules, disturbances and algorithms of users: call these from your own tests.
+"""Rules for schedules, disturbances and algorithms. Call these functions from your own tests.
 
     from simdist.testing import check_schedule
 
     def test_my_schedule_keeps_the_rules() -> None:
         check_schedule(MySchedule)
 
-Each raises an `AssertionError` that says which rule is broken, and where. simdist holds its own classes to the same.
+Each raises an `AssertionError` that names the broken rule and the case. simdist tests its own classes in this way.
 """
 
 from simdist.testing.algorithms import check_algorithm

@@ -12,16 +12,16 @@ _COUNTS = (840, 84_000, 8_400_000)  # elements
 
 
 def check_algorithm(name: str) -> None:
-    """Hold an algorithm of collectives to what simdist expects of every algorithm.
+    """Check an algorithm of collectives against the rules for every algorithm.
 
-    It carries what it declares: on clusters of several shapes each such collective has a price, takes time, and takes
-    no less for more bytes.
+    On clusters of several shapes, each collective that it declares has a price and takes time. More bytes never take
+    less time.
 
     Args:
-        name: As scenarios and plans name it, such as `ring` or `module:NAME`.
+        name: Its name in scenarios and plans, such as `ring` or `module:NAME`.
 
     Raises:
-        AssertionError: It breaks a rule; the message says which one, and where.
+        AssertionError: It breaks a rule. The message names the rule and the case.
     """
     with telling(f"algorithm {name}"):
         found = registry.find(name)

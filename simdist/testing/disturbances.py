@@ -14,17 +14,17 @@ _CHUNKS = (1, 7, 16, 1)  # steps
 
 
 def check_disturbance(disturbance: Disturbance) -> None:
-    """Hold a disturbance to what simdist expects of every disturbance.
+    """Check a disturbance against the rules for every disturbance.
 
-    Its delays are seconds, finite and 0 or more, and follow from seed, step and rank: they are the same in other
-    chunks of steps, in a longer run, and beside other seeds. Scenarios name it so that it is found again, and both
-    engines take as long with it.
+    Its delays are finite seconds, 0 or more. They depend on seed, step and rank only: other chunks of steps, a longer
+    run or other seeds do not change them. Its name in a scenario leads back to its class. Both engines simulate the
+    same times with it.
 
     Args:
-        disturbance: With settings.
+        disturbance: The disturbance, with its settings.
 
     Raises:
-        AssertionError: It breaks a rule; the message says which one, and where.
+        AssertionError: It breaks a rule. The message names the rule and the case.
     """
     with telling(f"disturbance {disturbance.kind}"):
         kind = disturbance.kind_in_files()

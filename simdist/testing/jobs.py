@@ -1,4 +1,4 @@
-"""The scenarios on which users' classes are tried: small clusters, and a model of four tensors."""
+"""The scenarios that test users' classes: small clusters, and a model of four tensors."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,8 +22,8 @@ def scenario_of(nodes: int = 2, gpus_per_node: int = 4, changes: Mapping[str, ob
 
     Args:
         nodes: Machines.
-        gpus_per_node: Ranks of each.
-        changes: Other keys of the scenario, and values.
+        gpus_per_node: Ranks of each machine.
+        changes: Keys of the scenario to set, with values.
     """
     cluster = {
         "nodes": nodes,
@@ -56,7 +56,7 @@ def scenario_of(nodes: int = 2, gpus_per_node: int = 4, changes: Mapping[str, ob
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Raise errors of simdist, and those of rules, as an `AssertionError` that says what was tried."""
+    """Convert errors of simdist and of rules to an `AssertionError` that begins with `what`."""
     try:
         yield
     except AssertionError as error:
@@ -66,10 +66,10 @@ def telling(what: str) -> Iterator[None]:
 
 
 def engines_agree(scenario: Scenario, built: Built) -> None:
-    """Simulate with both engines, unless the plan is one that `fast` leaves to `des`.
+    """Check that both engines simulate the same times. Plans that `fast` does not support run only in `des`.
 
     Raises:
-        AssertionError: They differ.
+        AssertionError: The engines differ, or the run takes no time.
     """
     drawn = delays(scenario)
     reference = des.simulate(built.plan, built.costs, drawn)

@@ -26,16 +26,16 @@ _PATHS: tuple[tuple[dict[str, object], int], ...] = (  # keys of a scenario, and
 
 
 def check_schedule(schedule: Schedule | type[Schedule]) -> None:
-    """Hold a schedule to what simdist expects of every schedule.
+    """Check a schedule against the rules for every schedule.
 
-    On clusters of several shapes its plan is legal, does what `result` declares, and takes as long in both engines.
-    Scenarios, plans and traces name it so that it is found again. What it declares to `tune` can be tried.
+    On clusters of several shapes, its plan is legal and computes the declared `result`, and both engines simulate the
+    same times. Scenarios and plans can be written to files and read back. `tune` can try the declared axes.
 
     Args:
-        schedule: The schedule, or its class: then each of its `examples`.
+        schedule: The schedule. For a class, each of its `examples` is checked.
 
     Raises:
-        AssertionError: It breaks a rule; the message says which one, and where.
+        AssertionError: It breaks a rule. The message names the rule and the case.
     """
     if isinstance(schedule, type):
         for example in schedule.examples:
@@ -89,7 +89,7 @@ def _check_cycle(plan: Plan, schedule: Schedule, described: Job) -> None:
 
 
 def _check_steps(schedule: Schedule) -> None:
-    """Look at every step of a plan of 8 ranks: what it trains, waits for and sends."""
+    """Check the training, waits and communication in every step of a plan of 8 ranks."""
     described = job(scenario_of())
     plan = schedule.plan(described)
     for number, step in enumerate(_steps(plan)):
@@ -151,7 +151,7 @@ def _check_files(schedule: Schedule) -> None:
 
 
 def _check_search(cls: type[Schedule], schedule: Schedule) -> None:
-    """Try what the class declares to `tune`."""
+    """Try the axes and permits that the class declares to `tune`."""
     scenario = scenario_of().changed(schedules=(schedule,))
     described = job(scenario)
     kind = schedule.kind_in_files()

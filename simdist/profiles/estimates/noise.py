@@ -1,36 +1,39 @@
-"""How late noise alone makes a rank: the threshold of delays that count.
+"""How late noise alone makes a rank: the threshold above which a delay counts.
 
-Nothing is taken to be normal; the delays themselves say how they scatter. A job without stragglers is said to have one
-with the probability `FALSE_ALARM`, shared by the tests of it. With n steps, m ranks, and alpha the share of one test:
+No distribution is assumed to be normal: the tests use the scatter of the delays themselves. The probability of finding
+a straggler in a job without one is `FALSE_ALARM`, divided among the tests. Let n be the number of steps, m the number
+of ranks, and alpha the share of one test.
 
-**Usually.** What a rank *usually* takes beyond the median of the others in the same step is the lower median over its
-steps; what lengthens a step on all ranks alike is none of it. By chance it is above x if k = n - floor((n - 1) / 2) of
-n values are, so the probability p that one is above x must satisfy P(Binomial(n, p) >= k) = alpha / m, with the 3
-channels. Where noise lasts for several steps, n is the number of steps without memory that tell as much. x is where a
-share p of all residuals (values less the usual one of their rank) lie above; stretched by sqrt(n / (n - 2)), as
-residuals about the median of few steps are too small, and 1 + 2 / sqrt(n m), as quantiles err.
+**Usually.** The *usual* delay of a rank is the lower median, over its steps, of its time beyond the median of the other
+ranks in the same step. A slowdown of all ranks in a step does not affect it. By chance the usual delay is above x if
+k = n - floor((n - 1) / 2) of n values are above x. So the probability p that one value is above x must satisfy
+P(Binomial(n, p) >= k) = alpha / m, where alpha is also divided by the 3 channels. If noise is correlated over several
+steps, n is the equivalent number of independent steps. A residual is a value minus the usual delay of its rank. x is
+the value that a share p of all residuals exceed, times two factors: sqrt(n / (n - 2)), as residuals about the median
+of few steps are too small, and 1 + 2 / sqrt(n m), as quantiles have errors.
 
-**Once.** A *single* delay has as many chances as there are steps and ranks. Let x(1) >= x(2) >= ... be the delays of
-all. The spacings D(j) = j (x(j) - x(j + 1)) of exponential noise are independent, and exponential with one mean. In a
-tail of index xi, as of a generalized Pareto distribution, their mean is proportional to j^-xi. Stragglers leave a gap
-between themselves and the noise: with j of them above it, D(j) is far larger than the spacings below foretell.
+**Once.** Each rank may have a *single* delay in each step, so chance has n m attempts. Let x(1) >= x(2) >= ... be the
+sorted delays. The spacings D(j) = j (x(j) - x(j + 1)) of exponential noise are independent, and exponential with equal
+means. For a tail of index xi, as in a generalized Pareto distribution, their mean is proportional to j^-xi. Stragglers
+leave a gap between themselves and the noise: with j of them above it, D(j) is far larger than predicted from the
+spacings below.
 
-* D(j) is foretold from spacings of smaller delays only: from D(j + 1) on, as many as 8 j + 200 reach, but none below
-  the median. So stragglers above the gap do not hide it, however many and however late they are.
-* xi is not known. Its values from -0.2 to 1 are weighted by a prior (normal, mean 0.08, standard deviation 0.2: from
-  the light tail of normal noise to that of lognormal noise with sigma 1) and by the likelihood of the spacings. With M
-  of them, of sum S after scaling, the probability of a spacing beyond z S / M is (1 + z / M)^-M. If the tail is heavy,
-  spacings of few delays have one, too: z counts as j ln(1 + xi z / j) / xi.
-* The test of D(j) has the share 6 / (pi j)^2 of 0.7 alpha. So that one delay in a gap does not hide it, the sums of 2
-  and of 4 spacings in a row are tested as well, with 0.4 alpha each; most false alarms are in several of the tests. The
-  most significant gap splits off what is above it; the rest is tested again, until no gap is significant.
-* Delays above a gap that are more than a tenth of all must also be nearer to one another than to the noise: rare
-  pauses of many sizes are noise, and not all of one kind.
-* Where more than half of all delays are exactly alike, as those of hosts that never pause, they tell nothing of a
-  tail. Then other delays are stragglers if they are at most a tenth of all, or stand apart as above.
+* Only spacings of smaller delays predict D(j): those from D(j + 1) to D(8 j + 200), and none below the median. So
+  stragglers above the gap do not hide it, regardless of their number and size.
+* xi is unknown. Values from -0.2 to 1 are weighted by the likelihood of the spacings and by a prior (normal, mean 0.08,
+  standard deviation 0.2). The prior covers the light tail of normal noise and the tail of lognormal noise with sigma 1.
+  With M spacings whose sum is S after scaling, the probability of a spacing beyond z S / M is (1 + z / M)^-M. In a
+  heavy tail, spacings of few delays are heavy-tailed, too: z is replaced by j ln(1 + xi z / j) / xi.
+* The test of D(j) has the share 6 / (pi j)^2 of 0.7 alpha. One delay inside a gap must not hide it. So the sums of 2
+  and of 4 consecutive spacings are also tested, with 0.4 alpha each; most false alarms occur in several of these tests.
+  The most significant gap splits off the delays above it. The rest is tested again, until no gap is significant.
+* If the delays above a gap are more than a tenth of all, they must also be closer to each other than to the noise. Rare
+  pauses of many sizes are noise, though not all of one kind.
+* If more than half of all delays are exactly equal, as on hosts that never pause, they contain no information on a
+  tail. Then the other delays are stragglers if they are at most a tenth of all, or stand apart as above.
 
-Ranks whose noise is wider than that of others are compared in units of their own noise, as far as chance does not
-explain the difference.
+The noise of some ranks may be wider than that of others. Delays are then measured in units of the noise of their own
+rank, to the extent that chance does not explain the difference.
 
 Source:
     David & Nagaraja, Order Statistics, 3rd ed. 2003, section 2.1: the distribution of an order statistic.
@@ -47,46 +50,46 @@ from numpy.typing import NDArray
 
 from simdist.profiles.kineto.columns import Floats
 
-#: Probability that a job without stragglers is said to have one.
+#: Probability of finding a straggler in a job without one.
 FALSE_ALARM = 0.05
-#: The part of it that is of ranks which are late usually; the rest is of single delays.
+#: The part of it for ranks that are usually late. The rest is for single delays.
 USUALLY = 0.01
 
 _CHANNELS = 3  # host, compute, io
-_FEWEST = 3  # steps; in fewer nothing is usual
+_FEWEST = 3  # steps; fewer do not show a usual delay
 _NOISE = 0.6  # share of delays that are noise, at least
-_RARE = 0.1  # share of delays that are no noise even if they are of all sizes
+_RARE = 0.1  # share of delays that are stragglers even if they have many sizes
 _TAILS = np.linspace(-0.2, 1.0, 25)  # xi
 _LIKELY_TAIL = 0.08, 0.2  # mean and standard deviation of the prior
-_REACH = 8, 200  # spacings that foretell D(j): slope and least
+_REACH = 8, 200  # number of spacings that predict D(j): slope and minimum
 _FEWEST_SPACINGS = 2
-_GAPS = {1: 0.7, 2: 0.4, 4: 0.4}  # gaps in a row -> share of false alarms; the same ones set several off
+_GAPS = {1: 0.7, 2: 0.4, 4: 0.4}  # consecutive gaps -> share of false alarms; many occur in several tests
 _SPREAD_ERROR = 1.6  # times 1 / sqrt(n_steps): relative error of the width of a rank's noise
-_NARROWEST = 0.1  # of the scale of all delays: of hosts that hardly pause, the width is that of their clocks
+_NARROWEST = 0.1  # of the scale of all delays: the width of hosts that hardly pause is clock error
 _LEAST_EVIDENCE = 2.0  # times what chance explains, for ranks to differ
 _MOST_DOUBLINGS = 60
 _DECIMALS = 9  # a profiler counts nanoseconds at best
 
 
 def lower_median_s(seconds: Floats, *, axis: int = 0) -> Floats:
-    """Return the median; of an even number the lower one, so that being late in half of the steps is not usual."""
+    """Return the median, of an even number the lower one: being late in half of the steps is not usual."""
     return np.asarray(np.quantile(seconds, 0.5, axis=axis, method="lower"))
 
 
 def beyond_others_s(delay_s: Floats) -> Floats:
-    """Return how much later each rank was than the median of the other ones in the same step, `[n_steps, n_ranks]`."""
+    """Return the delay of each rank beyond the median of the others in the same step, `[n_steps, n_ranks]`."""
     others = [np.median(np.delete(delay_s, rank, axis=1), axis=1) for rank in range(delay_s.shape[1])]
     return delay_s - np.stack(others, axis=1)
 
 
 def by_chance_usually_s(delay_s: Floats) -> float:
-    """Return how much later than the median of the others noise alone may make a rank usually.
+    """Return the threshold of usual delays: the largest delay beyond the median of the others that noise explains.
 
     Args:
         delay_s: Delays `[n_steps, n_ranks]`.
 
     Returns:
-        Seconds; infinite where the steps or ranks are too few to be usual, or others.
+        Seconds; infinite with fewer than three steps or two ranks.
     """
     from scipy.special import betaincinv
 
@@ -103,10 +106,10 @@ def by_chance_usually_s(delay_s: Floats) -> float:
 
 
 def _free(residual_s: Floats) -> float:
-    """Return how many steps without memory tell as much as one of these, where noise lasts: (1 - r) / (1 + r).
+    """Return the number of independent steps that one correlated step is worth: (1 - r) / (1 + r).
 
-    r is the correlation of a step with the next, the median over ranks, without the bias that few steps give it, as far
-    as chance does not explain it.
+    r is the correlation of consecutive steps, the median over ranks. It is corrected for the bias of few steps, and
+    reduced by the correlation that chance explains.
     """
     n_steps, n_ranks = residual_s.shape
     centred = np.clip(residual_s, *np.quantile(residual_s, [0.1, 0.9], axis=0))
@@ -120,10 +123,11 @@ def _free(residual_s: Floats) -> float:
 
 
 def widths(delay_s: Floats) -> Floats:
-    """Return how wide the noise of each rank is, against that of a typical one, `[n_ranks]`.
+    """Return the width of each rank's noise, relative to a typical rank, `[n_ranks]`.
 
-    The width is the mean distance from the median of the half of all delays that are nearest to it. Ranks differ
-    by as much as their logarithms vary more than chance explains. A width far below the scale of all is that of none.
+    The width is the mean distance from the median, over the half of a rank's delays that are nearest to it. It is at
+    least a tenth of the scale of all delays. Differences between the logarithms of widths are shrunk towards 0 by the
+    share of their variance that chance explains.
 
     Args:
         delay_s: Delays beyond the usual one, `[n_steps, n_ranks]`.
@@ -142,14 +146,14 @@ def widths(delay_s: Floats) -> Floats:
 
 
 def by_chance_once_s(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> float:
-    """Return a limit between noise and single delays that noise does not explain.
+    """Return the threshold of single delays: noise does not explain larger ones.
 
     Args:
         delay_s: Delays beyond the usual one, of any shape.
-        alarm: Probability that noise alone is above it.
+        alarm: Probability that noise alone exceeds it.
 
     Returns:
-        Seconds, in the gap below the least delay that counts; infinite if none counts.
+        Seconds, in the gap below the smallest delay that counts; infinite if none counts.
     """
     descending_s = np.sort(_without_ties(delay_s), axis=None)[::-1]
     n_all = len(descending_s)
@@ -160,11 +164,11 @@ def by_chance_once_s(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> float:
 
 
 def told_from_s(noise_s: Floats, *, alarm: float = FALSE_ALARM) -> float:
-    """Return how late a single delay would have to be in order to be told from this noise; infinite if nothing would.
+    """Return the smallest single delay that could be distinguished from this noise; infinite if none could.
 
     Args:
-        noise_s: Delays that are no straggler's, of any shape.
-        alarm: Probability that noise alone is above it.
+        noise_s: Delays without those of stragglers, of any shape.
+        alarm: Probability that noise alone exceeds it.
     """
     noise_s = np.sort(_without_ties(noise_s), axis=None)[::-1]
     if len(noise_s) < 2:
@@ -196,8 +200,8 @@ def late_once(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> NDArray[np.bool
     """Tell which single delays noise does not explain, `[n_steps, n_ranks]`.
 
     Args:
-        delay_s: Delays beyond the usual one, likewise.
-        alarm: Probability that one is told of noise alone.
+        delay_s: Delays beyond the usual one, `[n_steps, n_ranks]`.
+        alarm: Probability of a false alarm from noise alone.
     """
     spread_s = _without_ties(delay_s)
     in_widths = spread_s / widths(spread_s)
@@ -205,7 +209,7 @@ def late_once(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> NDArray[np.bool
 
 
 def _without_ties(delay_s: Floats) -> Floats:
-    """Return delays that a clock rounded, spread evenly over the tick before: ties would look like gaps."""
+    """Spread delays that a clock rounded evenly over the tick before, because ties would look like gaps."""
     order = np.argsort(-delay_s, axis=None, kind="stable")
     descending_s = delay_s.ravel()[order]
     above_s = descending_s[descending_s > np.median(descending_s)]
@@ -220,14 +224,14 @@ def _without_ties(delay_s: Floats) -> Floats:
 
 
 def _split_off(descending_s: Floats, n_late: int, n_all: int, alarm: float, most: int | None = None) -> int:
-    """Return how many of the largest delays, behind those that are late already, stand apart from the others.
+    """Return how many of the largest delays stand apart from the others, after those already found to be late.
 
     Args:
-        descending_s: All delays.
-        n_late: How many of them are late already.
-        n_all: Delays of which at least the share `_NOISE` is noise.
+        descending_s: All delays, sorted.
+        n_late: Number of delays already found to be late.
+        n_all: Number of delays. At least the share `_NOISE` of them is noise.
         alarm: Probability that noise alone stands apart.
-        most: At most so many; None: as many as may be late.
+        most: Maximum to return. None allows all that are not noise.
     """
     delay_s = descending_s[n_late:]
     middle = len(delay_s) // 2
@@ -253,13 +257,14 @@ def _split_off(descending_s: Floats, n_late: int, n_all: int, alarm: float, most
 
 
 def _test(spacing_s: Floats, n_gaps: int, chance: Floats, share: float) -> None:
-    """Lower the chances of the first spacings where some in a row are larger than noise alone makes them.
+    """Test sums of consecutive spacings, and lower the chances of spacings that are larger than noise explains.
 
     Args:
-        spacing_s: Weighted by their places, from the largest delay on.
-        n_gaps: How many in a row.
-        chance: Of each of the first spacings, times the number of such tests; the largest in a row counts.
-        share: Of all false alarms, for this number in a row.
+        spacing_s: Spacings from the largest delay on, times their places.
+        n_gaps: Number of consecutive spacings in a sum.
+        chance: Chance of each of the first spacings, corrected for the number of tests. A test lowers that of the
+            largest spacing in its sum.
+        share: Share of all false alarms for this number of consecutive spacings.
     """
     n_most = min(len(chance), len(spacing_s) - n_gaps + 1)
     if n_most < 1:
@@ -291,12 +296,12 @@ def _test(spacing_s: Floats, n_gaps: int, chance: Floats, share: float) -> None:
 
 
 def _above(ratio: Floats, n_below: Floats, n_gaps: int) -> Floats:
-    """Return with what probability the sum of some exponential variables is beyond a multiple of the mean of others.
+    """Return the probability that a sum of exponential variables exceeds a multiple of the mean of others.
 
     Args:
         ratio: The multiple.
-        n_below: How many others there are.
-        n_gaps: How many variables are summed.
+        n_below: Number of the other variables.
+        n_gaps: Number of variables in the sum.
     """
     n_others = np.maximum(n_below, 1.0)
     rest: Floats = ratio / (n_others + ratio)
@@ -309,7 +314,7 @@ def _above(ratio: Floats, n_below: Floats, n_gaps: int) -> Floats:
 
 
 def _stand_together(spacing_s: Floats, alarm: float) -> bool:
-    """Tell whether the last spacing, below a group of delays, is larger than those within the group foretell."""
+    """Tell whether the last spacing, below a group of delays, is larger than predicted from those in the group."""
     n_within = len(spacing_s) - 1
     within_s = float(spacing_s[:-1].sum())
     if not n_within:

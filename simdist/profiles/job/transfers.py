@@ -1,8 +1,8 @@
-"""What collectives take without waiting: of each call, the least over its ranks.
+"""The durations of collectives without waiting: for each call, the minimum over its ranks.
 
-A rank is in a collective while it waits for ranks that come later. The last one to come waits for none: of the ranks
-of one call, the one that spends least in it tells the transfer. A mean over calls would not, where ranks are late in
-turns.
+The time of a rank in a collective includes the wait for later ranks. The last rank to arrive waits for none. So the
+shortest time of any rank in a call is the time of the transfer. A mean over calls would still contain waiting if
+ranks take turns at being late.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +13,7 @@ from typing import TypeAlias
 from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective
 
-#: Members of these do different things at different times: the calls of two ranks are not the same one.
+#: In these kinds, the calls of two ranks do not belong to the same collective.
 _APART: tuple[CollectiveKind, ...] = ("point_to_point", "other")
 
 _Key: TypeAlias = tuple[int, CollectiveKind, tuple[int, ...] | None, int | None, int]
@@ -25,7 +25,7 @@ class SentCall:
 
     Args:
         call: The call.
-        seconds: What it takes from when its last rank has come.
+        seconds: Its duration from the moment at which the last rank arrived.
     """
 
     call: TracedCollective
@@ -33,17 +33,17 @@ class SentCall:
 
     @property
     def start_s(self) -> float:
-        """When the last rank had come, on the clock of this rank."""
+        """When the last rank arrived, on the clock of this rank."""
         return self.call.end_s - self.seconds
 
     @property
     def exposed_s(self) -> float:
-        """How much of it nothing is computed beside, at most."""
+        """Upper bound of its exposed seconds: those that do not overlap with computing."""
         return min(self.call.exposed_s, self.seconds)
 
 
 def transfers_of(profiles: Sequence[RankProfile]) -> list[list[list[SentCall]]]:
-    """Return all calls without waiting, for each rank and step."""
+    """Return the calls of each rank and step, without waiting."""
     of_rank = [[list(_keys(step)) for step in each.steps] for each in profiles]
     least_s: dict[_Key, float] = defaultdict(lambda: float("inf"))
     for step in (step for steps in of_rank for step in steps):
@@ -59,7 +59,7 @@ def transfers_of(profiles: Sequence[RankProfile]) -> list[list[list[SentCall]]]:
 
 
 def _keys(step: RankStep) -> Iterator[tuple[_Key, TracedCollective]]:
-    """Yield each call with what tells which calls of other ranks are the same collective."""
+    """Yield each call with a key. Calls of several ranks with equal keys are the same collective."""
     seen: Counter[tuple[CollectiveKind, tuple[int, ...] | None, int | None]] = Counter()
     for call in step.calls:
         like = call.kind, call.ranks, call.n_ranks
