@@ -50,6 +50,7 @@ repository_pages = {
     "simdist/plan/group.py": "reference/api/simdist.plan.group",
     "simdist/runs/*.py": "reference/api/simdist.runs.*",
     "simdist/settings/base.py": "reference/api/simdist.settings.base",
+    "simdist/settings/plugins.py": "reference/api/simdist.settings.plugins",
     "simdist/settings/units.py": "reference/api/simdist.settings.units",
     "simdist/studies/*.py": "reference/api/simdist.studies.*",
     "simdist/traces/*.py": "reference/api/simdist.traces.*",

@@ -200,7 +200,8 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         collectives (list): "Collectives in the traces".
         stragglers (list): "A straggler in the traces".
         noise (object): Delays that are noticeable but within the noise of all: `count` (int) of ranks and steps,
-            `seconds` (float) in sum.
+            `seconds` (float) in sum, `told_from_s` (float or null): how late a single delay must be to be told from
+            the noise.
         straggling_share (float): Share of the predicted step that is lost to stragglers.
         clock_skew_s (float): Largest difference between the clocks of ranks. It is corrected.
         clock_residual_s (float): Difference between ranks in the end of a collective after that correction, median.

@@ -431,7 +431,7 @@ def test_validation_tells_of_epochs_and_levels(runs, capsys):
     assert row["hits_identical"] is False
     assert len(row["hits_differences"]) == 2
     section = PAGE.read_text(encoding="utf-8").partition("\n## `simdist validate`")[2].partition("\n## ")[0]
-    assert {"epochs", "epoch", "hits_identical", "hits_differences"} <= set(re.findall(r"`(\w+)`", section))
+    assert {"epochs", "hits_identical", "hits_differences"} <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_validation_without_a_data_set_says_nothing_of_epochs(tmp_path, capsys):

@@ -397,7 +397,7 @@ def test_a_trace_without_one_finished_step_is_refused(capsys: pytest.CaptureFixt
     pretend_measured(runs / "sync", n_unfinished=10**6)
     answer = call(capsys, "whatif", runs / "sync")
     assert answer.code == 2
-    assert "trace.real.npz: not even the first step was finished on all ranks" in answer.err
+    assert "trace.real.npz: no step was finished on all ranks" in answer.err
 
 
 def test_a_damaged_trace_is_refused(capsys: pytest.CaptureFixture[str], runs: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_replay_that_is_off_is_warned_of(capsys: pytest.CaptureFixture[str], t
     assert f"warning: {path}: load-data: no known kind of operation: taken as computing" in answer.err
     assert (
         f"warning: {path}: the replay is off by more than 2.0 % in 1 of 2 steps, most in step 2, by 20.0 %: operations "
-        "do not wait for each other as supposed\n"
+        "do not wait for each other as assumed\n"
     ) in answer.err
 
 

@@ -371,7 +371,7 @@ def closing_badly(env, cluster):
         (holding_a_fraction, r"holding_a_fraction failed at 0 s: TypeError: 'float' object"),
         (lambda: iter(()), r"actor .* is called with the environment and the cluster: .* 0 positional arguments"),
         (holding_for_ever, r"hold of inf s: must be a number of seconds from 0 on"),
-        (holding_what_is_no_stream, r"stream 'network': there are host, compute, comm, io"),
+        (holding_what_is_no_stream, r"lane 'network': there are host, compute, comm, io"),
         (waiting_for_who_fails, r"actor waiting_for_who_fails failed at 0.25 s: ValueError: rank 17"),
         (closing_badly, r"actor closing_badly failed at 0.69 s: OSError: disk full"),
     ],

@@ -323,7 +323,7 @@ def test_relabelling_ranks_permutes_the_trace(data):
     plan = meeting_everybody(data.draw(plans.legal_plans(op_kinds=kinds_of_ops)))
     check(plan)
     costs = price(plan, data.draw(clusters(plan.world_size, uniform=True)), data.draw(workloads()))
-    assert not costs.contested
+    assume(not costs.contested)
     assert_permuted(plan, costs, data.draw(delays_of(plan)), data.draw(st.permutations(range(plan.world_size))))
 
 

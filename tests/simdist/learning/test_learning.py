@@ -219,4 +219,4 @@ def test_a_page_tells_the_last_answer(learn, scenario, tmp_path, capsys):
     assert (refused.code, "curves of training" in refused.err) == (2, True)
     (folder / "learned.json").write_text('{"rows": [{}]}')
     damaged = call(capsys, "report", folder, "-o", page)
-    assert (damaged.code, "learned.json: is damaged: run learn again" in damaged.err) == (1, True)
+    assert (damaged.code, "learned.json: is damaged: run learn into this folder again" in damaged.err) == (1, True)

@@ -334,7 +334,7 @@ def test_flows_are_compiled_when_much_has_been_filled_and_nobody_can_tell():
     look = lambda sharing, flows: compiled.append(sharing.is_compiled)  # noqa: E731
     with interpreted():
         first = ends_alone_s(starts, capacity_Bps)
-        assert first.tolist() == ends_alone_s(starts, capacity_Bps, look, patience=50).tolist()
+        assert first.tolist() == ends_alone_s(starts, capacity_Bps, look, patience=200).tolist()
     assert compiled[0] is False
     assert compiled[-1] is True
 
