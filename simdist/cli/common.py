@@ -48,6 +48,8 @@ def printing() -> Iterator[None]:
     """
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader has seen enough: click ends the program without a word
     except OSError as error:
         raise PrintError(f"cannot print: {error.strerror or error}") from error
 
