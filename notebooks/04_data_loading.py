@@ -16,7 +16,7 @@
 
 # %%
 # %matplotlib inline
-import sys
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -255,23 +255,21 @@ figure
 # read. With a share s of the bandwidth and a demand d (bytes of a batch over c) it computes min(1, s / d) of the time.
 
 # %%
-sys.path.append(str(EXPERIMENTS / "mlperf_storage"))
-from run import EVEN, STORAGE, utilisation  # noqa: E402
-from run import scenario as accelerators  # noqa: E402
-
+mlperf = runpy.run_path(str(EXPERIMENTS / "mlperf_storage" / "run.py"))
+BANDWIDTH_BPS = mlperf["STORAGE"]
 SERVER = "FSx for Lustre 250, 24 TiB"
 figure, (axis,) = panels(height_in=3.6)
 looks = {"resnet50-a100": (palette.BLUE, "o", "-"), "resnet50-h100": (palette.VERMILLION, "s", "--")}
 for name, (color, marker, line) in looks.items():
-    job = EVEN[name]
+    job = mlperf["EVEN"][name]
     n = np.arange(1, 161)
     axis.plot(
-        n, [100 * job.utilisation(STORAGE[SERVER], k) for k in n], line, color=color, label=f"{name}: closed form"
+        n, [100 * job.utilisation(BANDWIDTH_BPS[SERVER], k) for k in n], line, color=color, label=f"{name}: closed form"
     )
     some = [10, 20, 30, 40, 60, 80, 100, 120, 160]
-    simulated = [100 * utilisation(accelerators(job, STORAGE[SERVER], k)) for k in some]
+    simulated = [100 * mlperf["utilisation"](mlperf["scenario"](job, BANDWIDTH_BPS[SERVER], k)) for k in some]
     axis.plot(some, simulated, marker, color=color, mfc="none", label=f"{name}: simulated")
-    print(f"{name}: {job.demand_Bps / 1e6:.0f} MB/s each, at 90 % utilization {job.most(STORAGE[SERVER])} accelerators")
+    print(f"{name}: {job.demand_Bps / 1e6:.0f} MB/s each, at 90 % utilization {job.most(BANDWIDTH_BPS[SERVER])} accelerators")
 axis.axhline(90, color=palette.BLACK, lw=1, ls=(0, (4, 3)))
 axis.text(159, 91, "required by MLPerf", ha="right", va="bottom")
 axis.set(xlim=(0, 162), ylim=(0, 104), xlabel="accelerators (GPUs)", ylabel="utilization (%)")

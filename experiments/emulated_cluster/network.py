@@ -174,6 +174,7 @@ def launch(
     timeout_s: float,
     scheduling: Scheduling = "realtime",
     port: int = 29400,
+    environ: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Run `torchrun` on every node, wait for all, and return what each printed; none of their processes stays.
 
@@ -187,13 +188,14 @@ def launch(
             other from a core for 100 ms; it takes a quiet machine. "ordinary" leaves
             all to the ranks and the kernel; what else computes on the machine gets little.
         port: Of the rendezvous, on the first node.
+        environ: Variables of the ranks, besides those of this process.
 
     Raises:
         RunError: names the nodes that failed or were late, with the end of what they printed.
     """
     token = secrets.token_hex(8)
-    environ = {_MARK: token, "OMP_NUM_THREADS": "1"}
-    environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # there is no name server here, and torch would warn of it
+    # There is no name server here, and torch would warn of it.
+    marked = {**(environ or {}), _MARK: token, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     mark = f"{_MARK}={token}"
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in nodes]
@@ -201,7 +203,7 @@ def launch(
         try:
             for node, output in zip(nodes, outputs, strict=True):
                 torchrun = _torchrun(node, nodes, ranks_per_node, port)
-                processes.append(node.run([*_policy(scheduling), *torchrun, *command], environ, output=output))
+                processes.append(node.run([*_policy(scheduling), *torchrun, *command], marked, output=output))
             codes = _codes(processes, timeout_s)
         finally:
             for node in nodes:

@@ -222,10 +222,10 @@ def run(
             for scenario, found in zip(scenarios, predicted, strict=True):
                 place = folder / shape.name / scenario.name
                 write_runs(scenario, place)
-                os.environ |= {"SIMDIST_LEARNED": str(place), "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+                environ = {"SIMDIST_LEARNED": str(place), "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
                 runs = [str(place / f"{number}") for number in range(len(found))]
                 command = ["-m", "real", *runs, "--program", f"program:{scenario.name}", "--timeout", "60"]
-                network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)
+                network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S, environ=environ)
                 results += measured(scenario, shape, found, targets[scenario.name], place)
                 print(f"{shape.title}, {scenario.name}: trained", flush=True)
     return results
