@@ -269,7 +269,9 @@ for name, (color, marker, line) in looks.items():
     some = [10, 20, 30, 40, 60, 80, 100, 120, 160]
     simulated = [100 * mlperf["utilisation"](mlperf["scenario"](job, BANDWIDTH_BPS[SERVER], k)) for k in some]
     axis.plot(some, simulated, marker, color=color, mfc="none", label=f"{name}: simulated")
-    print(f"{name}: {job.demand_Bps / 1e6:.0f} MB/s each, at 90 % utilization {job.most(BANDWIDTH_BPS[SERVER])} accelerators")
+    print(
+        f"{name}: {job.demand_Bps / 1e6:.0f} MB/s each, at 90 % utilization {job.most(BANDWIDTH_BPS[SERVER])} accelerators"
+    )
 axis.axhline(90, color=palette.BLACK, lw=1, ls=(0, (4, 3)))
 axis.text(159, 91, "required by MLPerf", ha="right", va="bottom")
 axis.set(xlim=(0, 162), ylim=(0, 104), xlabel="accelerators (GPUs)", ylabel="utilization (%)")

@@ -35,12 +35,16 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """One rank loses time in one step (from 0): in its data loader, on its host before backward, or computing."""
+    """One rank loses time in one step (from 0): in its data loader, on its host before backward, or computing.
+
+    `bucket`: on its host, within the backward pass, before this bucket is computed.
+    """
 
     channel: Literal["io", "host", "compute"]
     rank: int
     step: int
     seconds: float
+    bucket: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +89,10 @@ class Truth:
     def skew_of(self, rank: int) -> float:
         return self.skew_s[rank - rank % self.gpus_per_node] if self.skew_s else 0.0
 
-    def delay_s(self, channel: str, rank: int, step: int) -> float:
+    def delay_s(self, channel: str, rank: int, step: int, bucket: int = 0) -> float:
         """Return what a rank loses in a step; the sum if several delays meet."""
-        return sum(d.seconds for d in self.delays if (d.channel, d.rank, d.step) == (channel, rank, step))
+        wanted = (channel, rank, step, bucket)
+        return sum(d.seconds for d in self.delays if (d.channel, d.rank, d.step, d.bucket) == wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ class _Rank:
     device_s: float = 0.0
     step_ends_s: list[float] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
-    lost_s: float = 0.0
+    held_s: list[float] = field(default_factory=list)  # by place: forward, each bucket, update
 
     def busy(self, doing: Doing, seconds: float, bucket: int = -1, tensor: int = -1) -> float:
         """Do something; return how long the device had idled before."""
@@ -236,21 +241,27 @@ def _compute(truth: Truth, device: Device, rank: _Rank, step: int):
     computing_s = truth.micro_batches * (truth.forward_s + sum(bucket.backward_s for bucket in truth.buckets))
     slower = 1 + truth.delay_s("compute", rank.rank, step) / computing_s
     n_layers = sum(len(bucket.counts) for bucket in truth.buckets)
-    rank.lost_s = forwards_s = earlier_s = 0.0
+    rank.held_s = [0.0] * (len(truth.buckets) + 2)
+    forwards_s = earlier_s = 0.0
     for left in reversed(range(truth.micro_batches)):
         forward_s = rank.longer(truth.forward_s) * slower
         forwards_s += forward_s
-        rank.lost_s += sum(rank.busy("forward", forward_s / n_layers, tensor=layer) for layer in range(n_layers))
+        rank.held_s[0] += sum(rank.busy("forward", forward_s / n_layers, tensor=layer) for layer in range(n_layers))
         rank.host_s += 0.0 if left else rank.longer(truth.host_s) + truth.delay_s("host", rank.rank, step)
 
         buckets_s, issued = [], []
         for b, bucket in enumerate(truth.buckets):
             bucket_s = rank.longer(bucket.backward_s) * slower * (1 + (truth.beside[step] if b and truth.beside else 0))
+            paused_s = truth.delay_s("host", rank.rank, step, b) if b and not left else 0.0
+            rank.host_s += paused_s
+            on_cpu_s = paused_s if device == "cpu" else 0.0  # between operators of a backward pass counts as that pass
             for tensor in range(len(bucket.counts)):
                 share_s = bucket_s / len(bucket.counts)
-                rank.lost_s += rank.busy("backward", 0.9 * share_s, b, tensor)
-                rank.lost_s += rank.busy("accumulate", 0.1 * share_s, b, tensor)
-            buckets_s.append(bucket_s)
+                place = 1 if left else 1 + b
+                rank.held_s[place] += rank.busy("backward", 0.9 * share_s, b, tensor)
+                rank.held_s[place] += rank.busy("accumulate", 0.1 * share_s, b, tensor)
+            rank.held_s[1 + b] -= on_cpu_s
+            buckets_s.append(bucket_s + on_cpu_s)
             rank.host_s += LAUNCH_S if device == "cuda" and not left else 0.0
             issued.append((rank.host_s, rank.device_s))
         earlier_s += sum(buckets_s) if left else 0.0
@@ -286,13 +297,14 @@ def _after_reducing(truth: Truth, device: Device, rank: _Rank, ends_s: list[floa
     if device == "cpu":
         rank.host_s = rank.device_s
     optimize_s = rank.longer(truth.optimize_s)
-    lost_s = rank.lost_s + sum(rank.busy("optimize", optimize_s / 2, tensor=half) for half in range(2))
+    rank.held_s[-1] += sum(rank.busy("optimize", optimize_s / 2, tensor=half) for half in range(2))
     read_s = 0.0
     if device == "cuda" and not truth.run_ahead:
-        lost_s += rank.busy("item", ITEM_S)
+        rank.held_s[0] += rank.busy("item", ITEM_S)
         read_s = ITEM_S
         rank.host_s = max(rank.host_s, rank.device_s) + LAUNCH_S
         work = rank.work.pop()
         rank.work.append(Work("item", (work.host[0], rank.host_s + truth.skew_of(rank.rank)), work.device))
     rank.step_ends_s.append(rank.device_s)
-    return {"host_s": lost_s, "wait_s": wait_s, "optimize_s": optimize_s, "read_s": read_s}
+    held_s = {"host_s": sum(rank.held_s), "held_s": tuple(rank.held_s)}
+    return held_s | {"wait_s": wait_s, "optimize_s": optimize_s, "read_s": read_s}

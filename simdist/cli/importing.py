@@ -14,8 +14,9 @@ from simdist.cli.where import where_text, without_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.estimates.collectives import CollectiveTimes
 from simdist.profiles.estimates.links import Fabric, as_group, predicted_s
-from simdist.profiles.estimates.stragglers import Noise, Straggler
-from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
+from simdist.profiles.estimates.places import Place
+from simdist.profiles.estimates.stragglers import CommonDelay, Noise, Repeated, Straggler, repeated
+from simdist.profiles.importing import ImportedJob, ImportOptions, SlowedJob, import_job, what_slowed
 from simdist.profiles.job.job import grouped
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import UnknownLayoutError
@@ -110,7 +111,7 @@ def command(
     try:
         imported = import_job(profiles, name=output.stem, options=options)
     except (TraceError, UnknownLayoutError) as error:
-        raise _without_scenario(session, profiles, error) from None
+        raise _without_scenario(session, profiles, options, error) from None
     for note in imported.notes:
         session.say(note if note.startswith("warning") else f"note: {note}")
     if imported.proof.misses:
@@ -125,21 +126,39 @@ def command(
 
 
 def _without_scenario(
-    session: common.Session, profiles: Sequence[RankProfile], error: TraceError | UnknownLayoutError
+    session: common.Session,
+    profiles: Sequence[RankProfile],
+    options: ImportOptions,
+    error: TraceError | UnknownLayoutError,
 ) -> TraceError | UnknownLayoutError:
-    """Tell where steps go of which no scenario can be made, if they are of one job; return the error to end with."""
+    """Tell what slowed the job of which no scenario can be made, if the traces are of one job; return the error."""
     with_steps = [each for each in profiles if each.steps]
     if len({each.rank for each in with_steps}) < len(with_steps) or not with_steps:
         return error
-    budget = step_budget(with_steps)
-    kind = find_kind(with_steps, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
-    if kind.is_modelled and len(profiles) > 1 and isinstance(error, TraceError):  # they may be of different jobs
+    slowed = _what_slowed(profiles, options)
+    budget = slowed.budget if slowed else step_budget(with_steps)
+    kind = slowed.kind if slowed else find_kind(with_steps, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
+    may_differ = kind.is_modelled and len(profiles) > 1 and isinstance(error, TraceError)
+    if not slowed and may_differ:
         return error
     for note in grouped([(each.rank, note) for each in with_steps for note in each.notes]):
         session.say(f"note: {note}")
-    session.result({"where": _where_record(budget), "job": _kind_record(kind)}, _where(budget, kind))
-    parts = f"; with {' and '.join(kind.names)} ranks may differ" if kind.names and profiles[1:] else ""
-    return type(error)(f"{error}{parts}; no scenario is written")
+    record: dict[str, object] = {"where": _where_record(budget), "job": _kind_record(kind)}
+    parts = [_where(budget, kind)]
+    if slowed:
+        record |= _slowed_record(slowed)
+        parts.append(_slowed(slowed))
+    session.result(record, "\n\n".join(parts))
+    differ = f"; with {' and '.join(kind.names)} ranks may differ" if kind.names and profiles[1:] and not slowed else ""
+    return type(error)(f"{error}{differ}; no scenario is written")
+
+
+def _what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> SlowedJob | None:
+    """Return what slowed the job; None if the traces do not tell, or are of different jobs."""
+    try:
+        return what_slowed(profiles, options)
+    except (TraceError, ScenarioError):
+        return None
 
 
 def _profiles(session: common.Session, traces: Sequence[str], n_workers: int | None) -> list[RankProfile]:
@@ -199,10 +218,13 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         job (object): What the scenario leaves out: "The kind of job".
         collectives (list): "Collectives in the traces".
         stragglers (list): "A straggler in the traces".
+        repeated (list): Transient stragglers of the same ranks in the same place: "A repeated delay".
+        common (list): "A delay of all ranks at once".
         noise (object): Delays that are noticeable but within the noise of all: `count` (int) of ranks and steps,
             `seconds` (float) in sum, `told_from_s` (float or null): how late a single delay must be to be told from
             the noise.
-        straggling_share (float): Share of the predicted step that is lost to stragglers.
+        straggling_share (float): Share of a step that is lost to stragglers: simulated, or, if the scenario leaves out
+            more than 2 % of the job, what the latest rank of each step has more than without them.
         clock_skew_s (float): Largest difference between the clocks of ranks. It is corrected.
         clock_residual_s (float): Difference between ranks in the end of a collective after that correction, median.
         notes (list): What the traces do not show, and what was assumed, a text each.
@@ -211,7 +233,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
     Columns of step:
         measured_s (float): Mean over steps and traced ranks.
         predicted_s (float): Synchronous SGD of the scenario, with the delays as they happened.
-        without_stragglers_s (float): The same, with stragglers as late as typical ranks.
+        without_stragglers_s (float): A measured step without what is lost to stragglers.
         error (float): Error of the prediction.
 
     Columns of base:
@@ -228,19 +250,31 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         "scenario": imported.scenario.name,
         **common.picked(imported.job, "world_size", "ranks", missing_ranks="missing", steps="numbers"),
         **common.picked(imported.layout, "nodes", "gpus_per_node"),
-        "step": common.picked(proof, "measured_s", "predicted_s", "error", "without_stragglers_s"),
+        "step": {
+            **common.picked(proof, "measured_s", "predicted_s", "error"),
+            "without_stragglers_s": imported.without_stragglers_s,
+        },
         "base": common.picked(imported.base, *of_base),
         "tensors": len(imported.model.tensors),
         "parameters_nbytes": imported.model.nbytes,
         "where": _where_record(imported.budget),
         "job": _kind_record(imported.kind),
         "collectives": [_collective(imported, each) for each in imported.times],
-        "stragglers": [_straggler(imported, each) for each in imported.stragglers],
-        "noise": _noise_record(imported.noise),
-        "straggling_share": proof.straggling_share,
+        **_slowed_record(imported),
         **common.picked(imported.clocks, clock_skew_s="skew_s", clock_residual_s="residual_s"),
         "notes": list(imported.notes),
         "files": [str(path) for path in written],
+    }
+
+
+def _slowed_record(slowed: SlowedJob) -> dict[str, object]:
+    """Return who was late as JSON has it."""
+    return {
+        "stragglers": [_straggler(slowed, each) for each in slowed.stragglers],
+        "repeated": [_repeated_record(each) for each in repeated(slowed.stragglers) if each.each[1:]],
+        "common": [_common_record(each) for each in slowed.common],
+        "noise": _noise_record(slowed.noise),
+        "straggling_share": slowed.straggling_share,
     }
 
 
@@ -341,21 +375,20 @@ def _where(budget: StepBudget, kind: JobKind) -> str:
     return "\n".join(lines)
 
 
-def _slowed(imported: ImportedJob) -> str:
+def _slowed(slowed: SlowedJob) -> str:
     """Answer what slowed the job."""
-    proof = imported.proof
-    among = " among the traced ranks" if imported.job.missing else ""
-    lines = ["stragglers:" if imported.stragglers else f"stragglers: none{among}"]
-    lines += [f"  {line}" for line in _lines(imported)]
-    if imported.noise.count:
-        count = imported.noise.count
-        sum_s = format_seconds(imported.noise.seconds)
+    among = " among the traced ranks" if slowed.job.missing else ""
+    lines = ["stragglers:" if slowed.stragglers else f"stragglers: none{among}"]
+    lines += [f"  {line}" for line in _lines(slowed)]
+    if slowed.common:
+        lines += ["all ranks at once:", *_common_lines(slowed)]
+    if slowed.noise.count:
+        count = slowed.noise.count
+        sum_s = format_seconds(slowed.noise.seconds)
         what = f"besides {count} {plural(count, 'delay')} of single ranks and steps"
-        lines.append(
-            f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(imported.noise.told_from_s)}"
-        )
-    if imported.stragglers and proof.straggling_share > 0:
-        lines.append(without_text(proof.without_stragglers_s, proof.straggling_share))
+        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(slowed.noise.told_from_s)}")
+    if slowed.stragglers and slowed.straggling_share > 0:
+        lines.append(without_text(slowed.without_stragglers_s, slowed.straggling_share))
     return "\n".join(lines)
 
 
@@ -371,28 +404,60 @@ def _told_from(least_s: float) -> str:
     return f"a single delay is told from it from {format_seconds(least_s)} on"
 
 
-def _lines(imported: ImportedJob) -> Iterator[str]:
-    for each in imported.stragglers[:_TOLD]:
-        is_seen = set(each.ranks) <= set(imported.job.ranks)
-        who = each.who if is_seen else f"{each.who} (no trace; from the waiting of the others)"
-        more = f"{'' if is_seen else 'at least '}+{format_seconds(each.seconds)} ({_percent(imported, each)})"
-        when = each.when(len(imported.job.numbers))
-        if each.kind == "persistent":
-            yield f"{who}, persistent: {more} in {when}, {each.channel}"
+def _lines(slowed: SlowedJob) -> Iterator[str]:
+    found = repeated(slowed.stragglers)
+    for each in found[:_TOLD]:
+        first = each.each[0]
+        is_seen = set(first.ranks) <= set(slowed.job.ranks)
+        who = first.who if is_seen else f"{first.who} (no trace; from the waiting of the others)"
+        more = f"{'' if is_seen else 'at least '}+{format_seconds(each.seconds)} ({_percent(slowed, each)})"
+        what = f"{first.channel}{_where_in_step(first.place)}"
+        if first.kind == "persistent":
+            yield f"{who}, persistent: {more} in {first.when(len(slowed.job.numbers))}{_growing(first)}, {what}"
         else:
-            yield f"{who}, {when}: {more}, {each.channel}"
-    if len(imported.stragglers) > _TOLD:
-        yield f"... and {len(imported.stragglers) - _TOLD} more; --json has all"
+            yield f"{who}, {plural(len(each.steps), 'step')} {listed(each.steps)}{_every(each.every)}: {more}, {what}"
+    if len(found) > _TOLD:
+        yield f"... and {len(found) - _TOLD} more; --json has all"
 
 
-def _percent(imported: ImportedJob, straggler: Straggler) -> str:
+def _where_in_step(place: Place | None) -> str:
+    return f", {place.text}" if place else ""
+
+
+def _every(steps: float | None) -> str:
+    """Say at which distances delays come again, if they do."""
+    if steps is None:
+        return ""
+    return f" (every {steps:.0f} steps)" if steps == round(steps) else f" (about every {steps:.0f} steps)"
+
+
+def _growing(straggler: Straggler) -> str:
+    if not straggler.growth_s:
+        return ""
+    first_s, last_s = straggler.step_seconds[[0, -1]].tolist()
+    verb = "growing" if straggler.growth_s > 0 else "shrinking"
+    return f", {verb} from +{format_seconds(first_s)} to +{format_seconds(last_s)}"
+
+
+def _common_lines(slowed: SlowedJob) -> Iterator[str]:
+    for each in slowed.common:
+        share = each.seconds / slowed.step_s
+        yield (
+            f"  {plural(len(each.steps), 'step')} {listed(each.steps)}{_every(each.every)}: "
+            f"+{format_seconds(each.seconds)} (+{share:.0%} of a step), {each.channel}{_where_in_step(each.place)}"
+        )
+        if each.channel == "io" and each.every:
+            yield "  (a loader that starts its workers again each epoch? `persistent_workers=True` keeps them)"
+
+
+def _percent(slowed: SlowedJob, found: Repeated) -> str:
     """Say how large a delay is: of the computing of a step, or of the whole step."""
-    if straggler.channel == "compute" and imported.base.compute_s > 0:
-        return f"+{straggler.seconds / imported.base.compute_s:.0%} of its computing"
-    return f"+{straggler.seconds / imported.proof.measured_s:.0%} of a step"
+    if found.each[0].channel == "compute" and slowed.base.compute_s > 0:
+        return f"+{found.seconds / slowed.base.compute_s:.0%} of its computing"
+    return f"+{found.seconds / slowed.step_s:.0%} of a step"
 
 
-def _straggler(imported: ImportedJob, straggler: Straggler) -> dict[str, object]:
+def _straggler(slowed: SlowedJob, straggler: Straggler) -> dict[str, object]:
     """Return a straggler in the traces as JSON.
 
     Columns:
@@ -403,15 +468,60 @@ def _straggler(imported: ImportedJob, straggler: Straggler) -> dict[str, object]
             lower bound.
         channel (str): Channel of the delay: `host`, `compute` or `io`.
         steps (list): Steps with the delay (int).
-        seconds (float): Delay in each of these steps, compared with a typical rank.
+        seconds (float): Delay in each of these steps, compared with a typical rank. The device stood still or computed
+            for so much longer; what is hidden behind queued kernels does not count.
+        growth_s (float): Growth of the delay from one step to the next. 0 unless it grows or shrinks steadily.
+        place (object or null): "The place of a delay". `null` if the traces do not show it.
         factor (float or null): 1 + `seconds` as a share of the undisturbed computing (`compute`) or of the measured
             step. `null` if that is 0.
     """
-    base_s = imported.base.compute_s if straggler.channel == "compute" else imported.proof.measured_s
+    base_s = slowed.base.compute_s if straggler.channel == "compute" else slowed.step_s
     return asdict(straggler) | {
-        "is_traced": set(straggler.ranks) <= set(imported.job.ranks),
+        "place": _place_record(straggler.place),
+        "is_traced": set(straggler.ranks) <= set(slowed.job.ranks),
         "factor": 1 + straggler.seconds / base_s if base_s else None,
     }
+
+
+def _place_record(place: Place | None) -> dict[str, object] | None:
+    """Return the place of a delay as JSON.
+
+    Columns:
+        phase (str or null): `input`, `forward`, `backward` or `update`: what was late, or what the device computed
+            after a pause of the host. `null` if the delay is spread over several phases.
+        bucket (int or null): Of a backward pass, the gradient bucket that was late, from 1. `null` if several were.
+        n_buckets (int): Gradient buckets of a step.
+    """
+    return common.picked(place, "phase", "bucket", "n_buckets") if place else None
+
+
+def _repeated_record(found: Repeated) -> dict[str, object]:
+    """Return a repeated delay as JSON.
+
+    Columns:
+        ranks (list): The ranks (int).
+        channel (str): Channel of the delays.
+        place (object or null): "The place of a delay".
+        steps (list): All steps (int).
+        seconds (float): Delay of a step, mean.
+        every (float or null): Steps from one delay to the next, if that is about the same each time.
+    """
+    first = found.each[0]
+    of_first = {**common.picked(first, "ranks", "channel"), "place": _place_record(first.place)}
+    return of_first | common.picked(found, "steps", "seconds", "every")
+
+
+def _common_record(found: CommonDelay) -> dict[str, object]:
+    """Return a delay of all ranks at once as JSON. No rank waits for another then.
+
+    Columns:
+        channel (str): Channel of the delay.
+        place (object or null): "The place of a delay".
+        steps (list): Steps (int).
+        seconds (float): Mean over these steps and all ranks.
+        every (float or null): Steps from one delay to the next, if that is about the same each time.
+    """
+    return common.picked(found, "channel", "steps", "seconds", "every") | {"place": _place_record(found.place)}
 
 
 def _undisturbed(imported: ImportedJob) -> str:

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
@@ -25,12 +25,13 @@ from simdist.profiles.estimates.base import (
     with_late_backward,
 )
 from simdist.profiles.estimates.links import Fabric, Links, derive_links, fabric_of_gpus
+from simdist.profiles.estimates.places import Places
 from simdist.profiles.estimates.proof import Proof, prove_step
-from simdist.profiles.estimates.stragglers import DelayTable, Noise, Straggler
+from simdist.profiles.estimates.stragglers import CommonDelay, DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
-from simdist.profiles.job.layout import RankLayout, find_layout
+from simdist.profiles.job.layout import RankLayout, UnknownLayoutError, find_layout
 from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
 from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.kineto.columns import Floats
@@ -78,44 +79,64 @@ class ImportOptions:
     steps: range | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedJob:
-    """A traced job as a scenario, with intermediate results.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowedJob:
+    """A traced job, and what slowed it. No scenario is needed to tell that.
 
     Args:
         job: The traced ranks and steps.
+        base: Times of an undisturbed step.
+        stragglers: Who was late.
+        common: Delays of all ranks at once.
+        noise: Noticeable delays that are no straggler's.
+        budget: Where steps went.
+        kind: The kind of job.
+        step_s: Mean over steps and traced ranks.
+        straggling_share: Share of a step that is lost to the stragglers.
+    """
+
+    job: TracedJob
+    base: BaseTimes
+    stragglers: tuple[Straggler, ...]
+    common: tuple[CommonDelay, ...]
+    noise: Noise
+    budget: StepBudget
+    kind: JobKind
+    step_s: float
+    straggling_share: float
+
+    @property
+    def without_stragglers_s(self) -> float:
+        """Seconds of a step without what is lost to stragglers."""
+        return (1 - self.straggling_share) * self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedJob(SlowedJob):
+    """A traced job as a scenario, with intermediate results.
+
+    Args:
         layout: Which ranks share a machine.
         clocks: Of the ranks.
         times: Times that collectives took.
         links: From the traces; None if the user gave a cluster.
-        base: Times of an undisturbed step.
         host: How the simulated host behaves.
         model: Tensors and buckets.
         scenario: The job, without its delays: channels that have any are disturbed by 0 s.
         delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
-        stragglers: Who was late.
-        noise: Noticeable delays that are no straggler's.
         proof: The step as predicted and as measured.
-        budget: Where steps went.
-        kind: The kind of job.
         notes: Assumptions and omissions, a sentence each.
     """
 
-    job: TracedJob
     layout: RankLayout
     clocks: RankClocks
     times: tuple[collectives.CollectiveTimes, ...]
     links: Links | None
-    base: BaseTimes
     host: HostModel
     model: Model
     scenario: Scenario
     delays: dict[Channel, Floats]
-    stragglers: tuple[Straggler, ...]
-    noise: Noise
     proof: Proof
-    budget: StepBudget
-    kind: JobKind
     notes: tuple[str, ...]
 
 
@@ -163,8 +184,10 @@ class _Late:
         slow: Devices that are slow throughout. The cluster has them, not the delays.
         delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
         calm: The same without all stragglers.
+        common: Delays of all ranks at once.
         noise: Noticeable delays that are no straggler's.
         clipped_share: Share of a step that was below the undisturbed times, and is left out.
+        lost_s: Seconds of a step that stragglers cost if ranks meet once in each.
     """
 
     stragglers: tuple[Straggler, ...]
@@ -172,8 +195,10 @@ class _Late:
     slow: tuple[Straggler, ...]
     delays: dict[Channel, Floats]
     calm: dict[Channel, Floats]
+    common: tuple[CommonDelay, ...]
     noise: Noise
     clipped_share: float
+    lost_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,31 +232,64 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     timed = _time(profiles, options)
     late = _find_late(timed)
     proven = _prove(name, timed, late, options)
-    budget = _budget(timed, late, proven.proof)
-    kind = find_kind(timed.job.profiles, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
+    slowed = _slowed(timed, late, proven.proof)
     told = {
-        "doubts": _caveats(timed.job, proven.links, proven.proof, kind),
-        "imported": _facts(timed.job, proven.proof, budget, kind, _unsure(timed.job, proven.links)).model_copy(
-            update={"late_on": _late_on(late.stragglers)}
-        ),
+        "doubts": _caveats(timed.job, proven.links, proven.proof, slowed.kind),
+        "imported": _facts(slowed, proven.proof, _unsure(timed.job, proven.links)),
     }
     return ImportedJob(
-        job=timed.job,
+        **{each.name: getattr(slowed, each.name) for each in fields(slowed)},
         layout=timed.layout,
         clocks=timed.clocks,
         times=timed.times,
         links=proven.links,
-        base=timed.base,
         host=timed.host,
         model=timed.model,
         scenario=proven.scenario.model_copy(update=told),
         delays=late.delays,
-        stragglers=late.stragglers,
-        noise=late.noise,
         proof=proven.proof,
-        budget=budget,
-        kind=kind,
         notes=tuple(_notes(timed, late, proven)),
+    )
+
+
+def what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> SlowedJob:
+    """Return what slowed a job of which no scenario can be made.
+
+    The loss to stragglers is not simulated: it is what the latest rank of each step has more than without stragglers.
+
+    Args:
+        profiles: One per trace file, in any order.
+        options: Facts that the user knows.
+
+    Raises:
+        TraceError: The traces are of different jobs, or do not tell enough.
+        ScenarioError: The facts that the user knows contradict them.
+    """
+    try:
+        timed = _time(profiles, options)
+    except UnknownLayoutError:
+        timed = _time(profiles, options, is_layout_known=False)
+    return _slowed(timed, _find_late(timed), None)
+
+
+def _slowed(timed: _Timed, late: _Late, proof: Proof | None) -> SlowedJob:
+    """Return what slowed a job; the loss to stragglers is simulated if a scenario has nearly all of the job."""
+    step_s = float(timed.seconds.step_s.mean())
+    unseen_s = float(np.mean([step.parts_s[StepPart.QUEUED] for each in timed.job.profiles for step in each.steps]))
+    kind = find_kind(timed.job.profiles, waiting_s=unseen_s)
+    share = min(1.0, late.lost_s / step_s) if step_s else 0.0
+    if proof is not None and kind.is_modelled:
+        share = proof.straggling_share
+    return SlowedJob(
+        job=timed.job,
+        base=timed.base,
+        stragglers=late.stragglers,
+        common=late.common,
+        noise=late.noise,
+        budget=_budget(timed, late, share * step_s),
+        kind=kind,
+        step_s=step_s,
+        straggling_share=share,
     )
 
 
@@ -258,10 +316,16 @@ def _opened_together(job: TracedJob) -> TracedJob:
     return replace(job, profiles=rest, notes=(*job.notes, note))
 
 
-def _time(profiles: Sequence[RankProfile], options: ImportOptions) -> _Timed:
-    """Combine the ranks and find the times of steps and collectives."""
+def _time(profiles: Sequence[RankProfile], options: ImportOptions, *, is_layout_known: bool = True) -> _Timed:
+    """Combine the ranks and find the times of steps and collectives.
+
+    Where it is not known which ranks share a machine, all are taken to share one: then no machine is a straggler.
+    """
     job = _opened_together(assemble(profiles, steps=options.steps))
-    layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
+    if is_layout_known:
+        layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
+    else:
+        layout = RankLayout(1, job.world_size, "one machine")
     seconds = parts(job)
     base = base_times(job, seconds)
     host = host_model(job, base, seconds)
@@ -284,14 +348,19 @@ def _find_late(timed: _Timed) -> _Late:
     traced, clipped_s = excess_times(timed.seconds, timed.base)
     delays = DelayTable(traced, job.ranks, job.numbers, timed.step_s)
     excess = collectives.with_untraced_rank(delays, timed.untraced, job)
-    found = stragglers.find_stragglers(excess, timed.layout)
+    places = Places(job)
+    found = stragglers.placed(stragglers.find_stragglers(excess, timed.layout), places)
+    common = tuple(
+        replace(each, place=places.find(each.channel, job.ranks, each.steps)) for each in stragglers.find_common(delays)
+    )
     loading = [each for each in found if host.ahead_s and (each.channel, each.kind) == ("io", "persistent")]
     late = tuple(each for each in found if each not in loading)
     seen = [each for each in late if set(each.ranks) <= set(job.ranks)]
     # of a rank without a trace only what is exposed is known: that is a delay, not a slow device
     slow = stragglers.slow_throughout(seen, len(job.numbers))
     late_s = late_backward_s(job, timed.seconds, timed.base)
-    calm = recorded(stragglers.without(excess, late), host, excess.ranks, job.world_size)
+    without_late = stragglers.without(excess, late)
+    calm = recorded(without_late, host, excess.ranks, job.world_size)
     played = recorded(stragglers.without(excess, slow), host, excess.ranks, job.world_size)
     return _Late(
         stragglers=late,
@@ -299,9 +368,17 @@ def _find_late(timed: _Timed) -> _Late:
         slow=slow,
         delays=with_late_backward(played, calm, late_s, job.ranks),
         calm=with_late_backward(calm, calm, late_s, job.ranks),
+        common=common,
         noise=stragglers.noise_of(excess, late),
         clipped_share=clipped_s / timed.step_s if timed.step_s else 0.0,
+        lost_s=_latest_s(excess.of) - _latest_s(without_late),
     )
+
+
+def _latest_s(delays: Mapping[Channel, Floats]) -> float:
+    """Return the delay of the latest rank of a step, mean over the steps."""
+    of_all_channels_s = np.sum(list(delays.values()), axis=0)
+    return float(of_all_channels_s.max(axis=1).mean())
 
 
 def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Proven:
@@ -325,13 +402,13 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
     return _Proven(slowed, links, proof)
 
 
-def _budget(timed: _Timed, late: _Late, proof: Proof) -> StepBudget:
+def _budget(timed: _Timed, late: _Late, straggling_s: float) -> StepBudget:
     """Return where steps went, the cost of stragglers and of loading apart."""
     lasting_s = max((each.seconds for each in late.stragglers if each.kind == "persistent"), default=0.0)
     alone_s = max((each.seconds for each in late.loading), default=0.0)  # the others wait for it in their all_reduces
     return step_budget(
         timed.job.profiles,
-        straggling_s=proof.straggling_share * proof.measured_s,
+        straggling_s=straggling_s,
         lasting_s=lasting_s,
         loading_s=alone_s * (1 - 1 / len(timed.job.ranks)),
     )
@@ -367,18 +444,25 @@ def _unsure(job: TracedJob, links: Links | None) -> str:
     return f"{job.untraced}, and waiting for late ones among them looks like slow links: trace all ranks"
 
 
-def _facts(job: TracedJob, proof: Proof, budget: StepBudget, kind: JobKind, unsure: str) -> Imported:
+def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
     """Return the facts about the imported job for the scenario."""
+    budget = slowed.budget
     parts = {part.name.lower(): round(float(budget.of_all_s[part]), 9) for part in StepPart if budget.of_all_s[part]}
-    left_out = "" if kind.is_modelled else kind.sentence
-    step_s = round(proof.measured_s, 9)
-    error = round(proof.error, 4)
-    beside_s = round(budget.beside_s, 9)
-    share = round(proof.straggling_share, 9)
-    told = {"left_out": left_out, "unsure": unsure, "verdict": budget.verdict, "parts": parts}
-    profiler_s = round(float(np.mean([each.recording_s for each in job.profiles])), 9)
-    numbers = {"step_s": step_s, "error": error, "beside_s": beside_s, "profiler_s": profiler_s}
-    return Imported.model_validate(numbers | told | {"straggling_share": share})
+    recording_s = float(np.mean([each.recording_s for each in slowed.job.profiles]))
+    return Imported.model_validate(
+        {
+            "step_s": round(proof.measured_s, 9),
+            "error": round(proof.error, 4),
+            "left_out": "" if slowed.kind.is_modelled else slowed.kind.sentence,
+            "unsure": unsure,
+            "verdict": budget.verdict,
+            "parts": parts,
+            "beside_s": round(budget.beside_s, 9),
+            "profiler_s": round(recording_s, 9),
+            "straggling_share": round(slowed.straggling_share, 9),
+            "late_on": _late_on(slowed.stragglers),
+        }
+    )
 
 
 def _late_on(late: Sequence[Straggler]) -> Channel | Literal[""]:

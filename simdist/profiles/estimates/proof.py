@@ -59,11 +59,6 @@ class Proof:
         return max(0.0, 1 - self.calm_s / self.predicted_s) if self.predicted_s else 0.0
 
     @property
-    def without_stragglers_s(self) -> float:
-        """Seconds of the measured step without what is lost to stragglers."""
-        return (1 - self.straggling_share) * self.measured_s
-
-    @property
     def misses(self) -> str | None:
         """Say which part of the step is missed most, if the prediction is far off."""
         if abs(self.error) <= MOST_ERROR:

@@ -10,6 +10,12 @@ With d[s, r] the delay of rank r in step s, and all medians lower ones:
   noise alone does (`noise`), and 5 % of a step. Steps that follow one another, late by about as much, are one burst.
 * Where all traced ranks of a node are late in the same way, it is the node.
 
+* *Growing*: d[s, r] less the median of the other ranks in the same step follows a straight line that rises or falls by
+  3 % of a step or more (`recurring.trend`), as on a device that gets hotter. Its steps are those in which the line is
+  above 3 % of a step; the line is taken off before ranks are looked at for the other two kinds.
+* *All at once*: what all ranks have of a channel in a step, the least of d[s, :], is above what noise alone does, and
+  5 % of a step. Nobody waits for anybody then, so these are no stragglers.
+
 So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently
 late by its full size. Delays above 5 % of a step that noise explains are counted, not listed.
 
@@ -21,7 +27,7 @@ communication hides behind it.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -38,6 +44,8 @@ from simdist.profiles.estimates.noise import (
     lower_median_s,
     told_from_s,
 )
+from simdist.profiles.estimates.places import Place, Places
+from simdist.profiles.estimates.recurring import period, trend
 from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import listed
@@ -49,6 +57,7 @@ _SPREADS = 3.0
 # Shares of a step; less changes no decision.
 _PERSISTENT_SHARE = 0.03
 _TRANSIENT_SHARE = 0.05
+_ALIKE = 0.7  # of the largest: smaller delays are told apart from it
 _NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share, if the node is the cause
 
 
@@ -63,7 +72,9 @@ class Straggler:
         channel: On what.
         steps: Steps in ascending order; the steps of a burst are consecutive.
         seconds: In each of these steps, more than a typical rank: of a persistent one the difference of medians, of a
-            burst the mean.
+            burst or a growing one the mean.
+        growth_s: More seconds from one step to the next; 0 unless the delay grows or shrinks steadily.
+        place: In which part of the step; None if the traces do not tell.
     """
 
     kind: Literal["persistent", "transient"]
@@ -72,11 +83,19 @@ class Straggler:
     channel: Channel
     steps: tuple[int, ...]
     seconds: float
+    growth_s: float = 0.0
+    place: Place | None = None
 
     @property
     def who(self) -> str:
         """The rank or the node, in words."""
         return f"rank {self.ranks[0]}" if self.node is None else f"node {self.node} (ranks {listed(self.ranks)})"
+
+    @property
+    def step_seconds(self) -> Floats:
+        """Seconds in each of its steps, `[n_steps]`."""
+        steps = np.array(self.steps, np.float64)
+        return np.asarray(self.seconds + self.growth_s * (steps - steps.mean()))
 
     def when(self, n_steps: int) -> str:
         """Return the steps, in words.
@@ -90,6 +109,55 @@ class Straggler:
         if self.kind == "persistent" and not is_run:
             return f"{len(self.steps)} of {n_steps} steps"
         return f"{plural(len(self.steps), 'step')} {listed(self.steps)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Delays of the same ranks in the same place.
+
+    Args:
+        each: The stragglers, by their steps.
+    """
+
+    each: tuple[Straggler, ...]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """All steps, in ascending order."""
+        return tuple(sorted(step for straggler in self.each for step in straggler.steps))
+
+    @property
+    def seconds(self) -> float:
+        """The mean delay of a step."""
+        sizes_s = [straggler.seconds for straggler in self.each for _ in straggler.steps]
+        return float(np.mean(sizes_s))
+
+    @property
+    def every(self) -> float | None:
+        """Steps from one delay to the next, if that is about the same each time."""
+        return period([straggler.steps[0] for straggler in self.each])
+
+
+@dataclass(frozen=True, slots=True)
+class CommonDelay:
+    """A delay of all traced ranks in the same steps. None waits for another, so it is no straggler's.
+
+    Args:
+        channel: On what.
+        steps: In ascending order.
+        seconds: The mean over these steps and all ranks.
+        place: In which part of the step; None if the traces do not tell.
+    """
+
+    channel: Channel
+    steps: tuple[int, ...]
+    seconds: float
+    place: Place | None = None
+
+    @property
+    def every(self) -> float | None:
+        """Steps from one delay to the next, if that is about the same each time."""
+        return period(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +206,57 @@ def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, 
         layout: Which ranks share a node.
     """
     found: list[Straggler] = []
-    usual_of = {channel: _persistent(delays, channel) for channel in delays.of}
-    more_of = {channel: _more_s(delays.of[channel], _columns(delays, usual)) for channel, usual in usual_of.items()}
-    n_noticeable = sum(bool((more_s.min(axis=0) > _least_s(delays)).any()) for more_s in more_of.values())
+    for channel in delays.of:
+        found += _by_node(_growing(delays, channel), delays.ranks, layout)
+    steady = replace(delays, of=without(delays, found))
+    usual_of = {channel: _persistent(steady, channel) for channel in steady.of}
+    more_of = {channel: _more_s(steady.of[channel], _columns(steady, usual)) for channel, usual in usual_of.items()}
+    n_noticeable = sum(bool((more_s.min(axis=0) > _least_s(steady)).any()) for more_s in more_of.values())
     for channel, usual in usual_of.items():
-        bursts = _transient(delays, channel, more_of[channel], alarm=(FALSE_ALARM - USUALLY) / max(1, n_noticeable))
+        bursts = _transient(steady, channel, more_of[channel], alarm=(FALSE_ALARM - USUALLY) / max(1, n_noticeable))
         found += [*_by_node(usual, delays.ranks, layout), *_by_node(bursts, delays.ranks, layout)]
     return tuple(sorted(found, key=lambda each: _importance(each, delays.step_s)))
+
+
+def find_common(delays: DelayTable) -> tuple[CommonDelay, ...]:
+    """Return the delays that all traced ranks have in the same steps, the largest first."""
+    found = []
+    for channel, delay_s in delays.of.items():
+        if delay_s.shape[1] < 2:
+            continue
+        least_s = delay_s.min(axis=1)
+        least_s = least_s - np.median(least_s)
+        is_late = late_once(least_s[:, None], alarm=FALSE_ALARM / len(delays.of))[:, 0] & (least_s > _least_s(delays))
+        rows = np.flatnonzero(is_late)
+        if len(rows):
+            steps = tuple(delays.steps[row] for row in rows.tolist())
+            found.append(CommonDelay(channel, steps, float(delay_s[rows].mean())))
+    return tuple(sorted(found, key=lambda each: -each.seconds * len(each.steps)))
+
+
+def placed(stragglers: Sequence[Straggler], places: Places) -> tuple[Straggler, ...]:
+    """Return the stragglers with their places in the step."""
+    return tuple(replace(each, place=places.find(each.channel, each.ranks, each.steps)) for each in stragglers)
+
+
+def repeated(stragglers: Sequence[Straggler]) -> tuple[Repeated, ...]:
+    """Combine transient stragglers of the same ranks in the same place, of about the same size; the largest first."""
+    groups: list[list[Straggler]] = []
+    for each in stragglers:
+        alike = (group for group in groups if _is_like(each, group[0]))
+        group = next(alike, None)
+        if group is None:
+            groups.append([each])
+        else:
+            group.append(each)
+    return tuple(Repeated(tuple(sorted(group, key=lambda each: each.steps))) for group in groups)
+
+
+def _is_like(each: Straggler, first: Straggler) -> bool:
+    if "persistent" in (each.kind, first.kind):
+        return False
+    is_same = (each.ranks, each.channel, each.place) == (first.ranks, first.channel, first.place)
+    return is_same and each.seconds >= _ALIKE * first.seconds
 
 
 def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
@@ -152,9 +264,15 @@ def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
     count = 0
     seconds = 0.0
     from_s = 0.0
-    for channel, delay_s in delays.of.items():
+    steady = without(delays, [each for each in stragglers if each.growth_s])
+    for channel, delay_s in steady.items():
         own = [each for each in stragglers if each.channel == channel]
-        usual = [delays.ranks.index(rank) for each in own if each.kind == "persistent" for rank in each.ranks]
+        usual = [
+            delays.ranks.index(rank)
+            for each in own
+            if each.kind == "persistent" and not each.growth_s
+            for rank in each.ranks
+        ]
         more_s = _more_s(delay_s, usual).min(axis=0)
         for each in own:
             if each.kind == "transient":
@@ -171,13 +289,36 @@ def without(delays: DelayTable, stragglers: Sequence[Straggler]) -> dict[Channel
     """Return the delays as they would be if the stragglers were typical ranks."""
     kept = {channel: seconds.copy() for channel, seconds in delays.of.items()}
     for each in stragglers:
-        kept[each.channel][delays.cells(each)] -= each.seconds
+        kept[each.channel][delays.cells(each)] -= each.step_seconds[:, None]
     return {channel: np.maximum(0.0, seconds) for channel, seconds in kept.items()}
 
 
 def _importance(each: Straggler, step_s: float) -> tuple[str, float, int, tuple[int, ...], tuple[int, ...]]:
     per_cent = round(100 * each.seconds / step_s) if step_s else 0
     return each.kind, -per_cent, -len(each.steps), each.ranks, each.steps
+
+
+def _growing(delays: DelayTable, channel: Channel) -> list[Straggler]:
+    """Return the ranks whose delay grows or shrinks steadily; their steps are those in which it is noticeable."""
+    delay_s = delays.of[channel]
+    least_s = _PERSISTENT_SHARE * delays.step_s
+    n_ranks = delay_s.shape[1]
+    if n_ranks < 2:
+        return []
+    found = []
+    for column in range(n_ranks):
+        more_s = delay_s[:, column] - lower_median_s(np.delete(delay_s, column, axis=1), axis=1)
+        drift = trend(more_s, least_s=least_s, alarm=USUALLY / len(delays.of) / n_ranks)
+        if drift is None:
+            continue
+        rows = np.flatnonzero(drift.line_s > least_s)
+        if len(rows):
+            steps = tuple(delays.steps[row] for row in rows.tolist())
+            seconds = float(drift.line_s[rows].mean())
+            found.append(
+                Straggler("persistent", (delays.ranks[column],), None, channel, steps, seconds, drift.growth_s)
+            )
+    return found
 
 
 def _persistent(delays: DelayTable, channel: Channel) -> list[Straggler]:
@@ -275,7 +416,8 @@ def _by_node(found: list[Straggler], ranks: Sequence[int], layout: RankLayout) -
             continue
         members = tuple(sorted(each.ranks[0] for each in of))
         steps = tuple(sorted({step for each in of for step in each.steps}))
-        merged.append(Straggler(of[0].kind, members, node, of[0].channel, steps, float(np.median(sizes_s))))
+        growth_s = float(np.median([each.growth_s for each in of]))
+        merged.append(Straggler(of[0].kind, members, node, of[0].channel, steps, float(np.median(sizes_s)), growth_s))
     return merged
 
 
@@ -288,6 +430,7 @@ def slow_throughout(stragglers: Sequence[Straggler], n_steps: int) -> tuple[Stra
         each
         for each in stragglers
         if each.kind == "persistent" and each.channel == "compute" and len(each.steps) >= _NEARLY * n_steps
+        if not each.growth_s
     )
 
 

@@ -113,10 +113,23 @@ def _as_one(passes: Sequence[RankStep]) -> RankStep:
         parts_s=tuple(map(math.fsum, zip(*(each.parts_s for each in passes), strict=True))),
         buckets_s=(before_s + last.buckets_s[0], *last.buckets_s[1:]) if last.buckets_s else (),
         calls=tuple(call for each in passes for call in each.calls),
+        held_s=_held_in_all_s(passes),
         micro_batches=sum(each.micro_batches for each in passes),
         earlier_s=before_s + last.earlier_s,
         **dict(zip(_SUMMED, np.sum([_summed(each) for each in passes], axis=0).tolist(), strict=True)),
     )
+
+
+def _held_in_all_s(passes: Sequence[RankStep]) -> tuple[float, ...]:
+    """Return the pauses of all passes by place; those in backward passes before the last count for its first bucket."""
+    if not all(each.held_s for each in passes):
+        return ()
+    *before, last = (each.held_s for each in passes)
+    forward_s, *buckets_s, update_s = last
+    forward_s += math.fsum(each[0] for each in before)
+    buckets_s[0] += math.fsum(seconds for each in before for seconds in each[1:-1])
+    update_s += math.fsum(each[-1] for each in before)
+    return (forward_s, *buckets_s, update_s)
 
 
 def check_every_step(profile: RankProfile) -> None:
@@ -173,21 +186,31 @@ def _inside(profile: RankProfile, group: _Group, world_size: int) -> RankProfile
 
 def _step_inside(step: RankStep, group: _Group, world_size: int) -> RankStep:
     """Return a step without collectives beyond the group; backward time up to them counts for the next bucket."""
-    calls = []
-    buckets_s = list[float]()
+    kept = [_is_inside(call, group, world_size) for call in step.calls]
+    calls = tuple(
+        replace(call, ranks=tuple(range(len(group))), n_ranks=len(group))
+        for call, is_kept in zip(step.calls, kept, strict=True)
+        if is_kept
+    )
+    ends_bucket = [is_kept for call, is_kept in zip(step.calls, kept, strict=True) if call.of_gradients]
+    held_s = step.held_s
+    if len(held_s) == len(ends_bucket) + 2:
+        held_s = (held_s[0], *(_up_to_kept(held_s[1:-1], ends_bucket) or (math.fsum(held_s[1:-1]),)), held_s[-1])
+    return replace(step, calls=calls, buckets_s=_up_to_kept(step.buckets_s, ends_bucket), held_s=held_s)
+
+
+def _up_to_kept(seconds: Sequence[float], is_kept: Sequence[bool]) -> tuple[float, ...]:
+    """Return the seconds up to each kept bucket from the one before; the last also has what follows it."""
+    found = list[float]()
     since_s = 0.0
-    seconds = iter(step.buckets_s)
-    for call in step.calls:
-        since_s += next(seconds, 0.0) if call.of_gradients else 0.0
-        if not _is_inside(call, group, world_size):
-            continue
-        calls.append(replace(call, ranks=tuple(range(len(group))), n_ranks=len(group)))
-        if call.of_gradients and step.buckets_s:
-            buckets_s.append(since_s)
+    for each_s, is_end in zip(seconds, is_kept, strict=False):
+        since_s += each_s
+        if is_end:
+            found.append(since_s)
             since_s = 0.0
-    if buckets_s:
-        buckets_s[-1] += since_s
-    return replace(step, calls=tuple(calls), buckets_s=tuple(buckets_s))
+    if found:
+        found[-1] += since_s
+    return tuple(found)
 
 
 def _is_inside(call: TracedCollective, group: _Group, world_size: int) -> bool:

@@ -66,6 +66,9 @@ class RankStep:
             ready; the last also holds what follows it, the first all passes before the last. They add up to
             `backward_s`. Empty if there are no collectives.
         calls: The collectives that were issued in this step, in the order in which they were issued.
+        held_s: `host_s` by what the device computed next: the forward pass, the backward pass up to each gradient
+            bucket from the one before (one number without buckets), the update. They add up to `host_s`; empty if
+            unknown.
         beside_s: Time in which operators ran on a CPU beside a collective.
         reducing_s: Time in which the host copied gradients into DDP's buckets, handed these over, and copied back.
         micro_batches: Forward and backward passes of the step; only the last exchanges the summed gradients.
@@ -85,6 +88,7 @@ class RankStep:
     parts_s: tuple[float, ...]
     buckets_s: tuple[float, ...]
     calls: tuple[TracedCollective, ...]
+    held_s: tuple[float, ...] = ()
     beside_s: float = 0.0
     reducing_s: float = 0.0
     micro_batches: int = 1

@@ -140,7 +140,8 @@ def rank_steps(
             f"{phase.name.lower()}_s": float(np.diff(run.phases.before(phase, borders_s))[0]) for phase in StepPhase
         }
         own = _exposed(run.parts, calls[first:last])
-        buckets_s = _buckets_s(run, own, borders_s)
+        cuts_s = _cuts_s(run, own, borders_s)
+        in_buckets_s = tuple(np.diff(run.phases.before(StepPhase.BACKWARD, cuts_s)).tolist())
         *parts_s, beside_s = (float(np.diff(run.parts.before(part, borders_s))[0]) for part in (*StepPart, BESIDE))
         parts_s[StepPart.COMPUTE] += beside_s
         times_s = span.start_s, span.end_s, span.host.start_s
@@ -150,8 +151,9 @@ def rank_steps(
             *times_s,
             **spent_s,
             parts_s=tuple(parts_s),
-            buckets_s=buckets_s,
+            buckets_s=in_buckets_s if any(call.of_gradients for call in own) else (),
             calls=own,
+            held_s=_held_s(run.phases, own, cuts_s),
             micro_batches=n_passes,
             earlier_s=earlier_s,
         )
@@ -198,14 +200,60 @@ def _passes(host: HostRun, run: DeviceRun, span: StepSpan, calls: tuple[TracedCo
     return behind - first, float(np.diff(run.phases.before(StepPhase.BACKWARD, borders_s))[0])
 
 
-def _buckets_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: Floats) -> tuple[float, ...]:
-    """Cut the backward pass at the hand-over of gradients; the rest belongs to the last bucket."""
+def _cuts_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: Floats) -> Floats:
+    """Return when each gradient bucket was ready on the device, between the borders of the step.
+
+    The first number is the beginning of the step. The last bucket has the rest of the step; so has the only one of a
+    step without collectives.
+    """
     handed_over_s = np.array([call.issued_s for call in calls if call.of_gradients])
-    if not len(handed_over_s):
-        return ()
     ready_s = np.clip(run.computed(handed_over_s), *borders_s)
-    cuts_s = np.concatenate([borders_s[:1], ready_s[:-1], borders_s[1:]])
-    return tuple(np.diff(run.phases.before(StepPhase.BACKWARD, np.maximum.accumulate(cuts_s))).tolist())
+    cuts_s: Floats = np.maximum.accumulate(np.concatenate([borders_s[:1], ready_s[:-1], borders_s[1:]]))
+    return cuts_s
+
+
+def _held_s(phases: Phases, calls: tuple[TracedCollective, ...], cuts_s: Floats) -> tuple[float, ...]:
+    """Return for how long the host held the device up, by what the device computed next.
+
+    If a wait for a gradient collective follows, the host was late with handing over that bucket.
+
+    Args:
+        phases: Of all steps.
+        calls: Of this step.
+        cuts_s: When each bucket was ready, with the borders of the step.
+    """
+    n_buckets = len(cuts_s) - 1
+    held_s = np.zeros(n_buckets + 2)
+    entered_s = np.array([call.start_s for call in calls if call.of_gradients])
+    first, last = np.searchsorted(phases.edges_s, cuts_s[[0, -1]], side="right") - 1
+    for piece in first + np.flatnonzero(phases.phase[first : last + 1] == StepPhase.HOST):
+        begin_s = max(float(phases.edges_s[piece]), float(cuts_s[0]))
+        end_s = min(float(phases.edges_s[piece + 1]), float(cuts_s[-1]))
+        place = _place_after(phases, int(piece), entered_s, cuts_s)
+        held_s[place] += max(0.0, end_s - begin_s)
+    return tuple(held_s.tolist())
+
+
+def _place_after(phases: Phases, piece: int, entered_s: Floats, cuts_s: Floats) -> int:
+    """Return where the device went on after a pause: 0 forward, 1 ... backward to each bucket, the last: update."""
+    n_buckets = len(cuts_s) - 1
+    end_s = float(phases.edges_s[piece + 1])
+    after = piece + 1
+    while after < len(phases.phase) and phases.phase[after] in (StepPhase.HOST, StepPhase.WAIT):
+        after += 1
+    if after == len(phases.phase) or phases.edges_s[after] >= cuts_s[-1]:
+        return n_buckets + 1
+    if phases.phase[piece + 1] == StepPhase.WAIT:
+        entered = np.flatnonzero((entered_s >= end_s) & (entered_s < phases.edges_s[after]))
+        if len(entered):
+            return 1 + int(entered[0])
+    match phases.phase[after]:
+        case StepPhase.BACKWARD:
+            return 1 + int(np.searchsorted(cuts_s[1:-1], end_s, side="left"))
+        case StepPhase.OPTIMIZE:
+            return n_buckets + 1
+        case _:
+            return 0
 
 
 def gradients_of(host: HostRun, run: DeviceRun, spans: Sequence[StepSpan]) -> tuple[tuple[Gradient, ...], list[str]]:

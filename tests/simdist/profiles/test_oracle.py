@@ -33,6 +33,9 @@ JOBS: dict[str, Truth] = {
     "slow link": replace(TRUTH, buckets=(Bucket((10,), 0.005, 0.030), Bucket((20,), 0.005, 0.030))),
     "three passes a step": replace(TRUTH, micro_batches=3),
     "no copy of the batch": replace(TRUTH, copy_s=0.0),
+    "hosts that pause in backward": replace(
+        TRUTH, delays=(Delay("host", 1, 2, 0.05, bucket=1), Delay("host", 0, 4, 0.03)), jitter=0.0
+    ),
     "16 GPUs in two machines": replace(TRUTH, n_ranks=16, n_steps=3, skew_s=()),
 }
 
@@ -45,6 +48,7 @@ def assert_same(found: RankStep, lived: RankStep) -> None:
     assert found.number == lived.number
     for phase in PHASES:
         assert getattr(found, phase) == pytest.approx(getattr(lived, phase), abs=NEAR_S), (phase, lived.number)
+    assert found.held_s == pytest.approx(lived.held_s, abs=NEAR_S), lived.number
     assert found.buckets_s == pytest.approx(lived.buckets_s, abs=NEAR_S)
     assert found.micro_batches == lived.micro_batches
     assert found.earlier_s == pytest.approx(lived.earlier_s, abs=NEAR_S)
