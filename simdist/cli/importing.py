@@ -139,7 +139,8 @@ def _without_scenario(
     budget = slowed.budget if slowed else step_budget(with_steps)
     kind = slowed.kind if slowed else find_kind(with_steps, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
     may_differ = kind.is_modelled and len(profiles) > 1 and isinstance(error, TraceError)
-    if not slowed and may_differ:
+    met = slowed is not None and any(step.calls for each in slowed.job.profiles for step in each.steps)
+    if may_differ and not met:
         return error
     for note in grouped([(each.rank, note) for each in with_steps for note in each.notes]):
         session.say(f"note: {note}")
@@ -512,7 +513,7 @@ def _repeated_record(found: Repeated) -> dict[str, object]:
 
 
 def _common_record(found: CommonDelay) -> dict[str, object]:
-    """Return a delay of all ranks at once as JSON. No rank waits for another then.
+    """Return a delay of all ranks at once as JSON.
 
     Columns:
         channel (str): Channel of the delay.

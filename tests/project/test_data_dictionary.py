@@ -22,6 +22,7 @@ import pandas as pd
 import pytest
 from commandline import write
 from data_sets import DATA_CLUSTER
+from kineto_traces import Delay, Truth, write_job
 from scripts import ROOT, load_script
 
 from real.calibration.data import DataRates
@@ -317,7 +318,10 @@ def of_imports(_: Study, folder: Path) -> dict[str, Found]:
     found = [
         result("import", PROFILES / "slow", "-o", folder / "slow.yaml"),
         result("import", PROFILES / "late", *sizes_unknown, "-o", folder / "late.yaml"),
+        *_imports_of_recurring_delays(folder),
     ]
+    of_delays = ("stragglers", "repeated", "common")
+    places = [delay["place"] for name in of_delays for delay in each(found, name) if delay["place"]]
     return {
         "An imported job": keys(found),
         "A measured step and its prediction": keys(job["step"] for job in found),
@@ -326,7 +330,25 @@ def of_imports(_: Study, folder: Path) -> dict[str, Found]:
         "The kind of job": keys(job["job"] for job in found),
         "Collectives in the traces": keys(each(found, "collectives")),
         "A straggler in the traces": keys(each(found, "stragglers")),
+        "The place of a delay": keys(places),
+        "A repeated delay": keys(each(found, "repeated")),
+        "A delay of all ranks at once": keys(each(found, "common")),
     }
+
+
+def _imports_of_recurring_delays(folder: Path) -> list[dict]:
+    """Import jobs in which delays come again: of one rank, of all ranks, and of a rank without a trace."""
+    of_all = tuple(Delay("io", rank, step, 0.4) for rank in range(4) for step in (3, 7))
+    of_one = tuple(Delay("host", 0, step, 0.15) for step in (2, 9, 16))
+    uneven = tuple(Delay("compute", 1, step, 0.15) for step in (4, 13))
+    unseen = tuple(Delay("compute", 2, step, 0.15) for step in (3, 14))
+    found = []
+    for name, delays, missing in (("seen", of_all + of_one + uneven, ()), ("unseen", unseen, (2,))):
+        truth = Truth(n_steps=20, delays=delays, missing=missing)
+        (folder / name).mkdir()
+        write_job(folder / name, truth, device="cuda")
+        found.append(result("import", folder / name, "--nodes", 1, "-o", folder / f"{name}.yaml"))
+    return found
 
 
 def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:

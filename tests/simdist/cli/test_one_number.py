@@ -43,9 +43,7 @@ def test_all_commands_print_the_same_step(capsys, tmp_path: Path, name: str) -> 
     if said["whatif"]["gains"]:
         assert said["whatif"]["gains"]["baseline_step_s"] == expected_s
     assert next(row["step_s"] for row in said["tune"]["rows"] if row["schedule"] == "sync") == expected_s
-    assert said["whatif"]["imported"]["without_stragglers_s"] == pytest.approx(
-        imported.proof.without_stragglers_s, rel=1e-6
-    )
+    assert said["whatif"]["imported"]["without_stragglers_s"] == pytest.approx(imported.without_stragglers_s, rel=1e-6)
 
 
 _COMMANDS = (
