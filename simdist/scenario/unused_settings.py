@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings, Lognormal
-from simdist.scenario.disturbances import never_delays
+from simdist.scenario.disturbances import first_step, never_delays
 from simdist.scenario.links import LinkDisturbance, never_slows
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import GradientSchedule, Schedule
@@ -96,6 +96,8 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
             yield from _unused_link(i, disturbance, scenario)
         elif never_delays(disturbance):
             yield f"disturbances[{i}] has no effect: it never delays"
+        elif (begin := first_step(disturbance)) >= scenario.steps:
+            yield f"disturbances[{i}] has no effect: it begins in step {begin} of {scenario.steps}, counted from 0"
     if scenario.seed and not scenario.is_random:
         yield "seed has no effect: nothing is random"
 
