@@ -11,7 +11,7 @@ from simdist.scenario.disturbances import (
     Persistent,
     Recorded,
     Transient,
-    Work,
+    UnevenWork,
 )
 from simdist.scenario.facts import Imported
 from simdist.scenario.link import Link, TablePoint
@@ -46,7 +46,7 @@ __all__ = [
     "TablePoint",
     "Tensor",
     "Transient",
-    "Work",
+    "UnevenWork",
     "Workload",
     "dump",
     "dump_cluster",

@@ -227,7 +227,7 @@ class Pauses(_Disturbance):
         return self.first is None or self.first[0] < self.first[1] or any(low < high for low, high in ranges)
 
 
-class Work(_Disturbance):
+class UnevenWork(_Disturbance):
     """Micro-batches differ in work, because their sequences differ in length.
 
     The workload's forward and backward seconds are those of a micro-batch of the shortest length. A micro-batch whose
@@ -242,7 +242,7 @@ class Work(_Disturbance):
         quadratic: Share of the shortest micro-batch's time that grows with the square of the length, as attention.
     """
 
-    kind: Literal["work"] = "work"
+    kind: Literal["uneven_work"] = "uneven_work"
     on: Channel = "compute"
     lengths: WholeRange | None = None
     file: RecordingFile | None = None
@@ -253,11 +253,13 @@ class Work(_Disturbance):
     def _one(self) -> Self:
         if (self.lengths is None) == (self.file is None):
             hint = "write either lengths, e.g. [512, 4096], or file, e.g. lengths.csv"
-            refuse("Work", [(("lengths",), hint)])
+            refuse("UnevenWork", [(("lengths",), hint)])
         if self.lengths is not None and self.lengths[0] < 1:
-            refuse("Work", [(("lengths",), f"{self.lengths[0]}: write lengths of 1 or more, e.g. [512, 4096]")])
+            refuse("UnevenWork", [(("lengths",), f"{self.lengths[0]}: write lengths of 1 or more, e.g. [512, 4096]")])
         if self.file is None and self.order == "recorded":
-            refuse("Work", [(("order",), "recorded: lengths of a range are drawn: write file, or leave order out")])
+            refuse(
+                "UnevenWork", [(("order",), "recorded: lengths of a range are drawn: write file, or leave order out")]
+            )
         if self.file is not None:
             read_lengths(self.file)
         return self
@@ -367,7 +369,7 @@ class Recorded(_Disturbance):
 
 
 Continuous: TypeAlias = Jitter | Exponential | HeavyTail
-_Shipped: TypeAlias = Transient | Persistent | Continuous | Bursts | Pauses | Work | Interference | Recorded
+_Shipped: TypeAlias = Transient | Persistent | Continuous | Bursts | Pauses | UnevenWork | Interference | Recorded
 Disturbance: TypeAlias = _Shipped | CustomDisturbance
 _SHIPPED: dict[str, type[Disturbance]] = {each.model_fields["kind"].default: each for each in get_args(_Shipped)}
 #: The classes that `kind` may name in a scenario, but for those of links.
@@ -406,7 +408,7 @@ def never_delays(disturbance: Disturbance) -> bool:
             return disturbance.enter == 0 or disturbance.delay_s == 0
         case Pauses():
             return disturbance.delay_s[1] <= disturbance.covered_s[0]
-        case Work():
+        case UnevenWork():
             return disturbance.lengths is not None and disturbance.lengths[0] == disturbance.lengths[1]
         case Interference():
             return disturbance.lost == 0

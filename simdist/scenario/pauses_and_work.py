@@ -9,7 +9,8 @@ from typing import Protocol, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.scenario.disturbances import Pauses, Work, read_lengths
+from simdist.errors import ScenarioError
+from simdist.scenario.disturbances import Pauses, UnevenWork, read_lengths
 
 Floats: TypeAlias = NDArray[np.float64]
 Wholes: TypeAlias = NDArray[np.int64]
@@ -77,7 +78,7 @@ class Pausing:
 class Working:
     """The work of the micro-batches of all ranks and seeds."""
 
-    def __init__(self, work: Work, numbers: Numbers, compute_s: Floats, micro_batches: int) -> None:
+    def __init__(self, work: UnevenWork, numbers: Numbers, compute_s: Floats, micro_batches: int) -> None:
         """Read the lengths.
 
         Args:
@@ -112,6 +113,11 @@ class Working:
     def _lengths(self, start: int, stop: int, number: int) -> Floats:
         if self._table is not None and self._work.order == "recorded":
             rows = np.arange(start, stop) * self._micro_batches + number
+            if len(rows) and rows[-1] >= len(self._table):
+                raise ScenarioError(
+                    f"{self._work.file} ends before step {stop}: record {self._micro_batches} rows for each step, or "
+                    f"write order: drawn"
+                )
             return self._table[rows][:, self._numbers.ranks, np.newaxis]
         drawn = self._numbers.closed(start, stop, lane=number)
         if self._table is not None:

@@ -17,7 +17,7 @@ disturbance: what was recorded together stays together. It has a key of its own,
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never, final
+from typing import TYPE_CHECKING, TypeAlias, assert_never, final
 
 import numpy as np
 from numpy.random import Philox
@@ -27,7 +27,9 @@ from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
 from simdist.scenario import disturbances as kinds
 from simdist.scenario.disturbances import Disturbance, read_recorded
-from simdist.scenario.pauses_and_work import Pausing, Working
+
+if TYPE_CHECKING:
+    from simdist.scenario.pauses_and_work import Pausing, Working
 
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -194,10 +196,7 @@ class _Source:
         self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
-        self._pausing = Pausing(disturbance, uniforms) if isinstance(disturbance, kinds.Pauses) else None
-        self._working = None
-        if isinstance(disturbance, kinds.Work):
-            self._working = Working(disturbance, uniforms, compute_s, micro_batches)
+        self._by_kind = _pausing_or_working(disturbance, uniforms, compute_s, micro_batches)
 
     def delays(self, start: int, stop: int) -> Floats:
         """Return the seconds of steps `start` to `stop`, broadcastable to `[n_steps, n_ranks, n_seeds]`."""
@@ -212,12 +211,9 @@ class _Source:
                 return _continuous(continuous, uniforms, start, stop)
             case kinds.Bursts(delay_s=delay_s) as bursts:
                 return np.where(self._walk(bursts, start, stop), delay_s, 0.0)
-            case kinds.Pauses():
-                assert self._pausing is not None
-                return self._pausing.delays(start, stop)
-            case kinds.Work():
-                assert self._working is not None
-                return self._working.delays(start, stop)
+            case kinds.Pauses() | kinds.UnevenWork():
+                assert self._by_kind is not None
+                return self._by_kind.delays(start, stop)
             case kinds.Interference(lost=lost, noise=noise):
                 assert lost is not None, "lost_share tells it"
                 lost_s = lost * self._compute_s[:, np.newaxis]
@@ -271,6 +267,19 @@ class _Source:
         if stop > n_recorded:
             raise ScenarioError(f"{recorded.file} ends before step {stop}: record as many steps as the run has")
         return self._recorded_s[start:stop, self.ranks, np.newaxis]
+
+
+def _pausing_or_working(
+    disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats, micro_batches: int
+) -> "Pausing | Working | None":
+    """Return what draws pauses or work, which few scenarios have."""
+    if not isinstance(disturbance, kinds.Pauses | kinds.UnevenWork):
+        return None
+    from simdist.scenario.pauses_and_work import Pausing, Working
+
+    if isinstance(disturbance, kinds.Pauses):
+        return Pausing(disturbance, uniforms)
+    return Working(disturbance, uniforms, compute_s, micro_batches)
 
 
 def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> Floats:

@@ -22,7 +22,7 @@ from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
-from simdist.scenario.disturbances import Disturbance, Recorded, Work
+from simdist.scenario.disturbances import Disturbance, Recorded, UnevenWork
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
@@ -119,8 +119,8 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
     if cluster and n_steps and isinstance(disturbance, Recorded):
         refuse("Recorded", disturbance.shape_faults(n_steps, cluster.world_size))
     workload = info.data.get("workload")
-    if cluster and n_steps and workload and isinstance(disturbance, Work):
-        refuse("Work", disturbance.shape_faults(n_steps * workload.micro_batches, cluster.world_size))
+    if cluster and n_steps and workload and isinstance(disturbance, UnevenWork):
+        refuse("UnevenWork", disturbance.shape_faults(n_steps * workload.micro_batches, cluster.world_size))
     return disturbance
 
 

@@ -400,7 +400,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "HeavyTail": "heavy_tail",
     "Bursts": "bursts",
     "Pauses": "pauses",
-    "Work": "work",
+    "UnevenWork": "uneven_work",
     "Interference": "interference",
     "Recorded": "recorded",
     "LinkPersistent": "persistent links",

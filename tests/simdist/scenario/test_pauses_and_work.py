@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from simdist.engines import des, fast, simulate
 from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays
-from simdist.scenario import Pauses, Persistent, Work, dump, loads, sampler
+from simdist.scenario import Pauses, Persistent, UnevenWork, dump, loads, sampler
 from simdist.scenario.unused_settings import warnings_of
 from simdist.testing import check_disturbance
 
@@ -134,31 +134,33 @@ def test_host_one_step_ahead_hides_a_step_of_a_pause(delay, lost_s):
 def test_recorded_lengths_are_played_micro_batch_by_micro_batch(tmp_path):
     file = tmp_path / "lengths.csv"
     file.write_text("# lengths\n1,2,1,1\n3,1,1,1\n1,1,4,1\n1,1,2,1\n")
-    late = drawn(Work(file=file, order="recorded"), n_steps=2, micro_batches=2, compute_s=0.2)
+    late = drawn(UnevenWork(file=file, order="recorded"), n_steps=2, micro_batches=2, compute_s=0.2)
     passes = 0.1  # of a step of two
     expected = passes * np.array([[0 + 2, 1 + 0, 0, 0], [0, 0, 3 + 1, 0]])
     assert late == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ScenarioError, match="ends before step 3: record 2 rows for each step, or write order: drawn"):
+        drawn(UnevenWork(file=file, order="recorded"), n_steps=3, micro_batches=2)
 
 
 def test_lengths_of_a_file_are_drawn_with_equal_probability(tmp_path):
     file = tmp_path / "lengths.csv"
     file.write_text("2\n4\n4\n8\n")
-    late = drawn(Work(file=file), n_steps=10_000, compute_s=1.0)
+    late = drawn(UnevenWork(file=file), n_steps=10_000, compute_s=1.0)
     values, counts = np.unique(late, return_counts=True)
     assert values.tolist() == [0.0, 1.0, 3.0]
     assert counts / late.size == pytest.approx([0.25, 0.5, 0.25], abs=0.01)
 
 
 def test_lengths_of_a_range_are_equally_likely_and_part_of_the_time_grows_with_their_square():
-    late = drawn(Work(lengths=(1, 3), quadratic=0.5), n_steps=10_000, compute_s=1.0)
+    late = drawn(UnevenWork(lengths=(1, 3), quadratic=0.5), n_steps=10_000, compute_s=1.0)
     values, counts = np.unique(late, return_counts=True)
     assert values == pytest.approx([0.0, 0.5 * 2 + 0.5 * 4 - 1, 0.5 * 3 + 0.5 * 9 - 1])
     assert counts / late.size == pytest.approx([1 / 3] * 3, abs=0.01)
 
 
 def test_more_micro_batches_differ_less():
-    one = drawn(Work(lengths=(1, 9)), n_steps=10_000)
-    many = drawn(Work(lengths=(1, 9)), n_steps=10_000, micro_batches=16)
+    one = drawn(UnevenWork(lengths=(1, 9)), n_steps=10_000)
+    many = drawn(UnevenWork(lengths=(1, 9)), n_steps=10_000, micro_batches=16)
     assert many.mean() == pytest.approx(one.mean(), rel=0.02)
     assert many.std() == pytest.approx(one.std() / 4, rel=0.03)
 
@@ -166,7 +168,7 @@ def test_more_micro_batches_differ_less():
 def test_recording_that_is_too_short_for_the_micro_batches_is_refused(tmp_path):
     file = tmp_path / "lengths.csv"
     file.write_text("1,1,1,1\n" * 79)
-    text = f"{{kind: work, file: {file}, order: recorded}}"
+    text = f"{{kind: uneven_work, file: {file}, order: recorded}}"
     with pytest.raises(ScenarioError, match=r"holds \[79 micro-batches, 4 ranks\], the run needs \[80 micro-batches"):
         loads(
             JOB.replace("  batch_size: 1", "  batch_size: 1\n  micro_batches: 2").format(
@@ -211,7 +213,10 @@ def pauses(every, first, delay_s, covered_s):
 
 PAUSES = st.builds(pauses, ends(1, 9), st.none() | ends(0, 9), times(0.3), times(0.2))
 WORK = st.builds(
-    Work, lengths=ends(1, 9), quadratic=st.floats(0, 1), on=st.sampled_from(["compute", "backward", "overlap", "host"])
+    UnevenWork,
+    lengths=ends(1, 9),
+    quadratic=st.floats(0, 1),
+    on=st.sampled_from(["compute", "backward", "overlap", "host"]),
 )
 DRIFTS = st.builds(
     Persistent, factor=st.floats(1, 3), sets_in=ends(0, 20), on=st.sampled_from(["host", "compute", "backward"])
@@ -235,7 +240,7 @@ def test_engines_agree_to_the_last_bit_and_files_bring_the_same_delays_back(dist
     [
         Pauses(every=(3, 5), delay_s=(0.1, 0.3), covered_s=(0.0, 0.2)),
         Pauses(every=(4, 4), first=(2, 2), delay_s=(0.1, 0.1), ranks=(0,)),
-        Work(lengths=(512, 4096), quadratic=0.3),
+        UnevenWork(lengths=(512, 4096), quadratic=0.3),
         Persistent(factor=1.5, on="compute", sets_in=(3, 9)),
     ],
     ids=lambda disturbance: disturbance.kind,
@@ -259,10 +264,10 @@ def test_disturbances_keep_the_rules(disturbance):
             "{kind: pauses, every: 5, first: -1, delay: 1 s}",
             "first: -1: write a whole number from 0 to 1000000000",
         ),
-        ("{kind: work}", "lengths: write either lengths, e.g. [512, 4096], or file, e.g. lengths.csv"),
-        ("{kind: work, lengths: [0, 3]}", "lengths: 0: write lengths of 1 or more, e.g. [512, 4096]"),
+        ("{kind: uneven_work}", "lengths: write either lengths, e.g. [512, 4096], or file, e.g. lengths.csv"),
+        ("{kind: uneven_work, lengths: [0, 3]}", "lengths: 0: write lengths of 1 or more, e.g. [512, 4096]"),
         (
-            "{kind: work, lengths: [1, 3], order: recorded}",
+            "{kind: uneven_work, lengths: [1, 3], order: recorded}",
             "order: recorded: lengths of a range are drawn: write file, or leave order out",
         ),
     ],
@@ -276,14 +281,14 @@ def test_wrong_settings_are_refused_with_place_value_and_remedy(written, fault):
 def test_lengths_of_0_are_refused(tmp_path):
     (tmp_path / "x.csv").write_text("1\n0\n")
     with pytest.raises(ValidationError, match=r"x\.csv: 0 at row 1, column 0: lengths are finite and above 0"):
-        Work(file=tmp_path / "x.csv")
+        UnevenWork(file=tmp_path / "x.csv")
 
 
 @pytest.mark.parametrize(
     ("written", "warning"),
     [
         ("{kind: pauses, every: 5, delay: 1 s, covered: 2 s}", "it never delays"),
-        ("{kind: work, lengths: 7}", "it never delays"),
+        ("{kind: uneven_work, lengths: 7}", "it never delays"),
         ("{kind: pauses, every: 5, first: 40, delay: 1 s}", "it begins in step 40 of 40, counted from 0"),
         ("{kind: persistent, delay: 1 s, sets_in: [99, 200]}", "it begins in step 99 of 40, counted from 0"),
     ],
@@ -298,7 +303,7 @@ def test_settings_without_an_effect_are_told(written, warning):
         (Pauses(every=(5, 5), first=(2, 2), delay_s=(1.0, 1.0)), False),
         (Pauses(every=(5, 5), delay_s=(1.0, 1.0)), True),
         (Pauses(every=(5, 5), first=(2, 2), delay_s=(1.0, 2.0)), True),
-        (Work(lengths=(1, 2)), True),
+        (UnevenWork(lengths=(1, 2)), True),
         (Persistent(delay_s=1.0, sets_in=(1, 2)), False),
     ],
 )
