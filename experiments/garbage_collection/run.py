@@ -2,12 +2,10 @@
 
     python experiments/garbage_collection/run.py            print the tables
     python experiments/garbage_collection/run.py --write    write them into the README
-    python experiments/garbage_collection/run.py --facts other.json      print those of another job
 
 Published: see published.json. Nothing is fitted: the time of the run with automatic collection is predicted, not read.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist import engines
-from simdist.report import print_tables, write_tables
+from simdist.report import page_command
 from simdist.runs.building import build, delays
 from simdist.scenario import Host, Pauses, Scenario, load
 
@@ -223,18 +221,5 @@ def tables(facts: Facts, n_seeds: int = N_SEEDS) -> dict[str, str]:
     }
 
 
-def main() -> None:
-    """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
-    parser.add_argument("--facts", type=Path, default=HERE / "published.json", help="facts of a pair of runs")
-    arguments = parser.parse_args()
-    shown = tables(read_facts(arguments.facts))
-    if arguments.write:
-        write_tables(HERE / "README.md", shown)
-    else:
-        print_tables(shown)
-
-
 if __name__ == "__main__":
-    main()
+    page_command(str(__doc__), HERE / "README.md", lambda: tables(read_facts(HERE / "published.json")))

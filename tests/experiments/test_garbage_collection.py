@@ -44,6 +44,12 @@ def test_hosts_an_update_ahead_hide_all_of_a_pause_that_is_shorter_than_the_upda
     assert run.placed_run_s(FACTS, run.NOTHING_S, 0, ahead) == pytest.approx(300 * FACTS.step_s, rel=1e-12)
 
 
+def test_scenario_states_the_pauses_that_the_script_draws():
+    (stated,) = run.load(HERE / "scenario.yaml").disturbances
+    assert (stated.every, stated.first, stated.delay_s) == (FACTS.every, None, FACTS.pause_s)
+    assert stated.covered_s == (0.0, pytest.approx(FACTS.step_s, rel=1e-3))
+
+
 def test_run_that_collects_together_takes_its_published_time():
     """Its step time is taken from there: this is no prediction."""
     assert run.coordinated_run_s(FACTS) == pytest.approx(774.7, rel=1e-9)
