@@ -220,6 +220,13 @@ class Pauses(_Disturbance):
     delay_s: SecondsRange
     covered_s: SecondsRange = (0.0, 0.0)
 
+    @model_validator(mode="after")
+    def _of_hosts(self) -> Self:
+        if self.covered_s[1] > 0 and self.on != "host":
+            message = f"pauses of {self.on} are not covered by work of the device: leave covered out, or write on: host"
+            refuse("Pauses", [(("covered",), message)])
+        return self
+
     @property
     def is_random(self) -> bool:
         """Whether seeds make a difference."""

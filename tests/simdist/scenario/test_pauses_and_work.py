@@ -264,6 +264,10 @@ def test_disturbances_keep_the_rules(disturbance):
             "{kind: pauses, every: 5, first: -1, delay: 1 s}",
             "first: -1: write a whole number from 0 to 1000000000",
         ),
+        (
+            "{kind: pauses, every: 5, delay: 1 s, covered: 1 s, on: compute}",
+            "covered: pauses of compute are not covered by work of the device: leave covered out, or write on: host",
+        ),
         ("{kind: uneven_work}", "lengths: write either lengths, e.g. [512, 4096], or file, e.g. lengths.csv"),
         ("{kind: uneven_work, lengths: [0, 3]}", "lengths: 0: write lengths of 1 or more, e.g. [512, 4096]"),
         (
@@ -295,6 +299,13 @@ def test_lengths_of_0_are_refused(tmp_path):
 )
 def test_settings_without_an_effect_are_told(written, warning):
     assert warnings_of(scenario(written)) == (f"disturbances[0] has no effect: {warning}",)
+
+
+@pytest.mark.parametrize("host", ["{run_ahead_steps: 1}", "{run_ahead_steps: null}", "{waits_for: update}"])
+def test_pauses_that_would_be_hidden_twice_are_told(host):
+    (warning,) = warnings_of(scenario("{kind: pauses, every: 5, delay: 2 s, covered: 1 s}", host=host))
+    assert warning.startswith("disturbances[0].covered hides a part of pauses, and so does a host that is ahead")
+    assert warnings_of(scenario("{kind: pauses, every: 5, delay: 2 s}", host=host)) == ()
 
 
 @pytest.mark.parametrize(
