@@ -92,12 +92,8 @@ def read_facts(path: Path) -> Facts:
 def scenario_of(facts: Facts, *pauses: Pauses, host: Host | None = None) -> Scenario:
     """Return the job, of equal processes that update together."""
     base = load(HERE / "scenario.yaml")
-    nodes, rest = divmod(facts.processes, base.cluster.gpus_per_node)
-    gpus = base.cluster.gpus_per_node if rest == 0 else 1
-    cluster = base.cluster.model_copy(update={"nodes": nodes if rest == 0 else facts.processes, "gpus_per_node": gpus})
     workload = base.workload.model_copy(update={"forward_s": facts.step_s})
-    changed = base.changed(cluster=cluster, workload=workload, steps=facts.updates, disturbances=pauses)
-    return changed.changed(host=host or base.host)
+    return base.changed(workload=workload, disturbances=pauses, host=host or base.host)
 
 
 def placed_s(facts: Facts, covered_s: tuple[float, float], seed: int) -> NDArray[np.float64]:

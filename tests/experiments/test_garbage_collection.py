@@ -45,7 +45,9 @@ def test_hosts_an_update_ahead_hide_all_of_a_pause_that_is_shorter_than_the_upda
 
 
 def test_scenario_states_the_pauses_that_the_script_draws():
-    (stated,) = run.load(HERE / "scenario.yaml").disturbances
+    scenario = run.load(HERE / "scenario.yaml")
+    assert (scenario.cluster.world_size, scenario.steps) == (FACTS.processes, FACTS.updates)
+    (stated,) = scenario.disturbances
     assert (stated.every, stated.first, stated.delay_s) == (FACTS.every, None, FACTS.pause_s)
     assert stated.covered_s == (0.0, pytest.approx(FACTS.step_s, rel=1e-3))
 
