@@ -909,6 +909,8 @@ _PROOF = (
 
 _SAMPLING = "simdist/scenario/sampling.py"
 _TEST_DISTURBANCES = ("tests/simdist/scenario/test_disturbances.py",)
+_PAUSES = "simdist/scenario/pauses_and_work.py"
+_TEST_PAUSES = ("tests/simdist/scenario/test_pauses_and_work.py",)
 
 _SCENARIO = (
     Mutant(
@@ -975,6 +977,46 @@ _SCENARIO = (
         "end = min(stop, first + size)",
         _TEST_DISTURBANCES,
         equivalent="the words of a tile depend on its number only, so tiles are computed twice and give the same",
+    ),
+    Mutant(
+        "scenario",
+        "all of a pause delays, whatever the device covers",
+        _PAUSES,
+        "np.maximum(lasts_s - covered_s, 0.0)",
+        "lasts_s",
+        _TEST_PAUSES,
+    ),
+    Mutant(
+        "scenario",
+        "the first pause comes as late as any other",
+        _PAUSES,
+        "np.clip(high - np.arange(high), 0, high - low + 1)",
+        "np.ones(high)",
+        _TEST_PAUSES,
+    ),
+    Mutant(
+        "scenario",
+        "the longest interval between pauses is never drawn",
+        _PAUSES,
+        "drawn * (high - low + 1)",
+        "drawn * (high - low)",
+        _TEST_PAUSES,
+    ),
+    Mutant(
+        "scenario",
+        "all micro-batches of a step have the work of its first",
+        _PAUSES,
+        "closed(start, stop, lane=number)",
+        "closed(start, stop, lane=0)",
+        _TEST_PAUSES,
+    ),
+    Mutant(
+        "scenario",
+        "a slow-down never stops growing",
+        _SAMPLING,
+        "np.clip((steps - begin) / (end - begin), 0.0, 1.0)",
+        "np.maximum((steps - begin) / (end - begin), 0.0)",
+        _TEST_PAUSES,
     ),
 )
 

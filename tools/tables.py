@@ -192,6 +192,10 @@ def _is_stream(row: list[str]) -> bool:
     return "Streaming" in row[1]
 
 
+def _is_any_moment(row: list[str]) -> bool:
+    return "at any moment" in row[0]
+
+
 def _is_single(row: list[str]) -> bool:
     return "AMP" not in row[1] and "TensorFlow" not in row[1]
 
@@ -263,6 +267,13 @@ FAMILIES: dict[str, list[Family]] = {
     ],
     "backup_workers": [
         Family("normalised speed-up of 50 workers and 3 more: one parameter, of the same source", "steps")
+    ],
+    "garbage_collection": [
+        Family(
+            "seconds that collecting garbage together saves 64 processes, from their pauses",
+            "saved",
+            where=_is_any_moment,
+        )
     ],
     "streaming_diloco": [
         Family(
@@ -536,6 +547,10 @@ def trust(_: Path, old: str) -> list[str]:
         "step times of DiLoCo, late averages, PowerSGD, shared updates, backup workers, calibrated": known.rivals,
         "what backup workers gain, from how much longer a step takes than one worker's": (
             f"normalised speed-up {percent(numbers('backup_workers', 'steps', 'error'))}"
+        ),
+        "what garbage collection costs that is not synchronised, from the pauses": (
+            "seconds saved by synchronising it "
+            + percent(numbers("garbage_collection", "saved", "error", _is_any_moment))
         ),
         "which bandwidth DiLoCo and its stream need between data centers": (
             f"{known.bandwidths[0]} for DiLoCo and data parallelism, {known.bandwidths[1]} for the streams"

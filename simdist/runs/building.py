@@ -148,6 +148,7 @@ def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
         world_size=scenario.cluster.world_size,
         ranks_per_node=scenario.cluster.gpus_per_node,
         compute_s=compute_s(scenario.workload, scenario.cluster),
+        micro_batches=scenario.workload.micro_batches,
     )
 
 

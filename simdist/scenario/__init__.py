@@ -7,9 +7,11 @@ from simdist.scenario.disturbances import (
     HeavyTail,
     Interference,
     Jitter,
+    Pauses,
     Persistent,
     Recorded,
     Transient,
+    UnevenWork,
 )
 from simdist.scenario.facts import Imported
 from simdist.scenario.link import Link, TablePoint
@@ -35,6 +37,7 @@ __all__ = [
     "Jitter",
     "Library",
     "Link",
+    "Pauses",
     "Persistent",
     "Range",
     "Recorded",
@@ -43,6 +46,7 @@ __all__ = [
     "TablePoint",
     "Tensor",
     "Transient",
+    "UnevenWork",
     "Workload",
     "dump",
     "dump_cluster",

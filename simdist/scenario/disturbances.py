@@ -9,19 +9,21 @@ of an entry point of group `simdist.disturbances`.
 """
 
 import abc
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal, Protocol, Self, TypeAlias, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
 from simdist.scenario.recordings import RecordingFile, TableForm, read_table
 from simdist.settings.base import Fault, refuse
 from simdist.settings.plugins import DISTURBANCES, OpenKinds, written_kind
-from simdist.settings.units import Factor, Fraction, PerSecond, Seconds, Whole
+from simdist.settings.units import Factor, Fraction, PerSecond, Seconds, SecondsRange, Whole, WholeRange
 
 _FORM = TableForm(
     array="host",
@@ -31,6 +33,14 @@ _FORM = TableForm(
     values="delays are seconds, finite and 0 or more",
     place="step {}, rank {}",
 )
+_LENGTHS = TableForm(
+    array="lengths",
+    csv="write lines of numbers, the lengths of sequences; begin a header with #",
+    npz="write lengths of sequences, two-dimensional, with numpy.savez(file, lengths=lengths)",
+    values="lengths are finite and above 0",
+    place="row {}, column {}",
+)
+_MOST_BETWEEN = 10**6  # steps from one pause to the next
 
 
 class _Disturbance(Selection):
@@ -113,11 +123,18 @@ class Transient(_Disturbance):
 
 
 class Persistent(_Disturbance):
-    """Ranks are late in every step: by `delay_s`, or by (factor - 1) times their forward and backward seconds."""
+    """Ranks are late in every step: by `delay_s`, or by (factor - 1) times their forward and backward seconds.
+
+    Args:
+        factor: Of forward and backward seconds.
+        delay_s: Seconds, instead of a factor.
+        sets_in: First step that is late. A range [a, b] grows linearly, from nothing in step a to all of it in step b.
+    """
 
     kind: Literal["persistent"] = "persistent"
     factor: Annotated[Factor, Field(ge=1)] | None = None
     delay_s: Seconds | None = None
+    sets_in: WholeRange | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -172,6 +189,104 @@ class Bursts(_Disturbance):
         if self.enter == self.leave == 0:
             refuse("Bursts", [(("enter",), "with enter and leave both 0 no state is stationary: write e.g. enter: 1%")])
         return self
+
+
+def _between(every: tuple[int, int]) -> tuple[int, int]:
+    low, high = every
+    wrong = low if low < 1 else high
+    if low < 1 or high > _MOST_BETWEEN:
+        raise ValueError(f"{wrong}: write steps from 1 to {_MOST_BETWEEN}, e.g. 250")
+    return every
+
+
+class Pauses(_Disturbance):
+    """Each rank pauses in one step of many: garbage collection, evaluation on rank 0, loaders that restart each epoch.
+
+    A range of values means that each whole number, or each time, in it is as likely as any other. Each pause of each
+    rank draws its own.
+
+    Args:
+        every: Steps from one pause of a rank to its next.
+        first: Step of the first pause. None begins at a random moment between two pauses.
+        delay_s: Length of a pause.
+        covered_s: Work that the device still has when the pause begins. That much of the pause delays nothing. It is
+            for hosts that pause while their device computes. If the plan's host runs ahead, the engines find out
+            what is hidden, and this is 0.
+    """
+
+    kind: Literal["pauses"] = "pauses"
+    every: Annotated[WholeRange, AfterValidator(_between)]
+    first: WholeRange | None = None
+    delay_s: SecondsRange
+    covered_s: SecondsRange = (0.0, 0.0)
+
+    @model_validator(mode="after")
+    def _of_hosts(self) -> Self:
+        if self.covered_s[1] > 0 and self.on != "host":
+            message = f"pauses of {self.on} are not covered by work of the device: leave covered out, or write on: host"
+            refuse("Pauses", [(("covered",), message)])
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        ranges = (self.every, self.delay_s, self.covered_s)
+        return self.first is None or self.first[0] < self.first[1] or any(low < high for low, high in ranges)
+
+
+class UnevenWork(_Disturbance):
+    """Micro-batches differ in work, because their sequences differ in length.
+
+    The workload's forward and backward seconds are those of a micro-batch of the shortest length. A micro-batch whose
+    length is r times the shortest takes (1 - q) r + q r^2 times as long, with q = `quadratic`. The delay of a step is
+    what its micro-batches take longer, all together.
+
+    Args:
+        lengths: Shortest and longest length; each length in between is as likely as any other.
+        file: Lengths of sequences, instead of a range.
+        order: `drawn`: each micro-batch of each rank draws one length of the file. `recorded`: row by row, a
+            micro-batch each, of all ranks; a step takes as many rows as it has micro-batches.
+        quadratic: Share of the shortest micro-batch's time that grows with the square of the length, as attention.
+    """
+
+    kind: Literal["uneven_work"] = "uneven_work"
+    on: Channel = "compute"
+    lengths: WholeRange | None = None
+    file: RecordingFile | None = None
+    order: Literal["drawn", "recorded"] = "drawn"
+    quadratic: Fraction = 0.0
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.lengths is None) == (self.file is None):
+            hint = "write either lengths, e.g. [512, 4096], or file, e.g. lengths.csv"
+            refuse("UnevenWork", [(("lengths",), hint)])
+        if self.lengths is not None and self.lengths[0] < 1:
+            refuse("UnevenWork", [(("lengths",), f"{self.lengths[0]}: write lengths of 1 or more, e.g. [512, 4096]")])
+        if self.file is None and self.order == "recorded":
+            refuse(
+                "UnevenWork", [(("order",), "recorded: lengths of a range are drawn: write file, or leave order out")]
+            )
+        if self.file is not None:
+            read_lengths(self.file)
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return self.order == "drawn" and (self.lengths is None or self.lengths[0] < self.lengths[1])
+
+    def shape_faults(self, n_rows: int, world_size: int) -> list[Fault]:
+        """Return a fault if recorded lengths do not cover the micro-batches of a run."""
+        if self.file is None or self.order == "drawn":
+            return []
+        rows, columns = read_lengths(self.file).shape
+        if rows >= n_rows and columns == world_size:
+            return []
+        found = f"[{rows} micro-batches, {columns} ranks]"
+        needed = f"[{n_rows} micro-batches, {world_size} ranks]"
+        remedy = "as many ranks, no fewer micro-batches; or write order: drawn"
+        return [(("file",), f"{self.file.name} holds {found}, the run needs {needed}: {remedy}")]
 
 
 class Interference(_Disturbance):
@@ -261,7 +376,7 @@ class Recorded(_Disturbance):
 
 
 Continuous: TypeAlias = Jitter | Exponential | HeavyTail
-_Shipped: TypeAlias = Transient | Persistent | Continuous | Bursts | Interference | Recorded
+_Shipped: TypeAlias = Transient | Persistent | Continuous | Bursts | Pauses | UnevenWork | Interference | Recorded
 Disturbance: TypeAlias = _Shipped | CustomDisturbance
 _SHIPPED: dict[str, type[Disturbance]] = {each.model_fields["kind"].default: each for each in get_args(_Shipped)}
 #: The classes that `kind` may name in a scenario, but for those of links.
@@ -272,6 +387,15 @@ KINDS: OpenKinds[Disturbance] = OpenKinds(
     lambda: _SHIPPED,
     _SHIPPED.get,
 )
+
+
+def first_step(disturbance: Disturbance) -> int:
+    """Return the first step in which a disturbance may delay."""
+    match disturbance:
+        case Persistent(sets_in=(begin, _)) | Pauses(first=(begin, _)):
+            return begin
+        case _:
+            return 0
 
 
 def never_delays(disturbance: Disturbance) -> bool:
@@ -289,6 +413,10 @@ def never_delays(disturbance: Disturbance) -> bool:
             return disturbance.probability == 0 or disturbance.scale_s == 0
         case Bursts():
             return disturbance.enter == 0 or disturbance.delay_s == 0
+        case Pauses():
+            return disturbance.delay_s[1] <= disturbance.covered_s[0]
+        case UnevenWork():
+            return disturbance.lengths is not None and disturbance.lengths[0] == disturbance.lengths[1]
         case Interference():
             return disturbance.lost == 0
         case Recorded():
@@ -306,3 +434,17 @@ def read_recorded(recorded: Recorded) -> NDArray[np.float64]:
         ValidationError: The file cannot be read, or holds something else than delays.
     """
     return read_table(recorded.file, replace(_FORM, array=recorded.on))
+
+
+def read_lengths(file: Path) -> NDArray[np.float64]:
+    """Read lengths of sequences, two-dimensional, each above 0.
+
+    Raises:
+        ValidationError: The file cannot be read, or holds something else.
+    """
+    return read_table(file, _LENGTHS, problems=_zero_lengths)
+
+
+def _zero_lengths(table: NDArray[np.float64]) -> Iterator[str]:
+    for row, column in np.argwhere(table == 0)[:1]:
+        yield f"0 at {_LENGTHS.place.format(row, column)}: {_LENGTHS.values}"

@@ -17,7 +17,7 @@ disturbance: what was recorded together stays together. It has a key of its own,
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never, final
+from typing import TYPE_CHECKING, TypeAlias, assert_never, final
 
 import numpy as np
 from numpy.random import Philox
@@ -27,6 +27,9 @@ from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
 from simdist.scenario import disturbances as kinds
 from simdist.scenario.disturbances import Disturbance, read_recorded
+
+if TYPE_CHECKING:
+    from simdist.scenario.pauses_and_work import Pausing, Working
 
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -46,6 +49,7 @@ def sampler(
     world_size: int,
     ranks_per_node: int,
     compute_s: Floats,
+    micro_batches: int = 1,
 ) -> "DelaySampler":
     """Return a sampler of the delays of all `seeds` at once.
 
@@ -55,6 +59,7 @@ def sampler(
         world_size: Ranks.
         ranks_per_node: Consecutive ranks that share a node.
         compute_s: Forward and backward seconds of a step of each rank, shape `[world_size]`.
+        micro_batches: Passes of a step.
 
     >>> late = kinds.Transient(probability=0.5, delay_s=1.0)
     >>> delays = sampler([late], seeds=[0], world_size=4, ranks_per_node=4, compute_s=np.ones(4)).take(2)
@@ -68,7 +73,7 @@ def sampler(
         everyone = disturbance.ranks is None and disturbance.nodes is None
         ranks = slice(None) if everyone else disturbance.selected(world_size, ranks_per_node)
         uniforms = _Uniforms([np.array([seed, index], dtype=np.uint64) for seed in seeds], world_size, ranks)
-        sources.append(_Source(disturbance, uniforms, compute_s[ranks], seeds, ranks_per_node))
+        sources.append(_Source(disturbance, uniforms, compute_s[ranks], seeds, ranks_per_node, micro_batches))
     return DelaySampler(sources, world_size=world_size, n_seeds=len(seeds))
 
 
@@ -179,6 +184,7 @@ class _Source:
         compute_s: Floats,
         seeds: Sequence[int],
         ranks_per_node: int,
+        micro_batches: int,
     ) -> None:
         self.channel = disturbance.on
         self.ranks = uniforms.ranks
@@ -190,6 +196,7 @@ class _Source:
         self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
+        self._by_kind = _pausing_or_working(disturbance, uniforms, compute_s, micro_batches)
 
     def delays(self, start: int, stop: int) -> Floats:
         """Return the seconds of steps `start` to `stop`, broadcastable to `[n_steps, n_ranks, n_seeds]`."""
@@ -197,13 +204,16 @@ class _Source:
         match self._disturbance:
             case kinds.Transient(probability=probability, delay_s=delay_s):
                 return np.where(uniforms.closed(start, stop) < probability, delay_s, 0.0)
-            case kinds.Persistent(factor=factor, delay_s=delay_s):
+            case kinds.Persistent(factor=factor, delay_s=delay_s, sets_in=sets_in):
                 late_s = self._compute_s * ((factor or 1.0) - 1.0) + (delay_s or 0.0)
-                return late_s[:, np.newaxis]
+                return late_s[:, np.newaxis] * _grown(sets_in, start, stop)
             case kinds.Jitter() | kinds.Exponential() | kinds.HeavyTail() as continuous:
                 return _continuous(continuous, uniforms, start, stop)
             case kinds.Bursts(delay_s=delay_s) as bursts:
                 return np.where(self._walk(bursts, start, stop), delay_s, 0.0)
+            case kinds.Pauses() | kinds.UnevenWork():
+                assert self._by_kind is not None
+                return self._by_kind.delays(start, stop)
             case kinds.Interference(lost=lost, noise=noise):
                 assert lost is not None, "lost_share tells it"
                 lost_s = lost * self._compute_s[:, np.newaxis]
@@ -257,6 +267,30 @@ class _Source:
         if stop > n_recorded:
             raise ScenarioError(f"{recorded.file} ends before step {stop}: record as many steps as the run has")
         return self._recorded_s[start:stop, self.ranks, np.newaxis]
+
+
+def _pausing_or_working(
+    disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats, micro_batches: int
+) -> "Pausing | Working | None":
+    """Return what draws pauses or work, which few scenarios have."""
+    if not isinstance(disturbance, kinds.Pauses | kinds.UnevenWork):
+        return None
+    from simdist.scenario.pauses_and_work import Pausing, Working
+
+    if isinstance(disturbance, kinds.Pauses):
+        return Pausing(disturbance, uniforms)
+    return Working(disturbance, uniforms, compute_s, micro_batches)
+
+
+def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> Floats:
+    """Return the share of a delay that has set in, `[n_steps, 1, 1]`; `[1, 1, 1]` if it was there from the start."""
+    if sets_in is None:
+        return np.ones((1, 1, 1))
+    begin, end = sets_in
+    steps = np.arange(start, stop, dtype=np.float64).reshape(-1, 1, 1)
+    if begin == end:
+        return (steps >= begin).astype(np.float64)
+    return np.clip((steps - begin) / (end - begin), 0.0, 1.0)
 
 
 def _continuous(disturbance: kinds.Continuous, uniforms: _Uniforms, start: int, stop: int) -> Floats:

@@ -22,7 +22,7 @@ from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
-from simdist.scenario.disturbances import Disturbance, Recorded
+from simdist.scenario.disturbances import Disturbance, Recorded, UnevenWork
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
@@ -118,6 +118,9 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
         refuse("Disturbance", disturbance.range_faults(cluster.world_size, cluster.gpus_per_node))
     if cluster and n_steps and isinstance(disturbance, Recorded):
         refuse("Recorded", disturbance.shape_faults(n_steps, cluster.world_size))
+    workload = info.data.get("workload")
+    if cluster and n_steps and workload and isinstance(disturbance, UnevenWork):
+        refuse("UnevenWork", disturbance.shape_faults(n_steps * workload.micro_batches, cluster.world_size))
     return disturbance
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings, Lognormal
-from simdist.scenario.disturbances import never_delays
+from simdist.scenario.disturbances import Pauses, first_step, never_delays
 from simdist.scenario.links import LinkDisturbance, never_slows
-from simdist.scenario.scenario import Scenario
+from simdist.scenario.scenario import Host, Scenario
 from simdist.schedules import GradientSchedule, Schedule
 from simdist.schedules.job import Job, Policy, uses_disk, uses_memory
 from simdist.settings.units import format_nbytes
@@ -96,8 +96,20 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
             yield from _unused_link(i, disturbance, scenario)
         elif never_delays(disturbance):
             yield f"disturbances[{i}] has no effect: it never delays"
+        elif (begin := first_step(disturbance)) >= scenario.steps:
+            yield f"disturbances[{i}] has no effect: it begins in step {begin} of {scenario.steps}, counted from 0"
+        elif isinstance(disturbance, Pauses) and disturbance.covered_s[1] > 0 and _hides_pauses(scenario.host):
+            yield (
+                f"disturbances[{i}].covered hides a part of pauses, and so does a host that is ahead of its device: "
+                f"leave covered out, or write host.waits_for: loss and host.run_ahead_steps: 0"
+            )
     if scenario.seed and not scenario.is_random:
         yield "seed has no effect: nothing is random"
+
+
+def _hides_pauses(host: Host) -> bool:
+    """Tell whether the device still has work in the plan when its host is late."""
+    return host.waits_for == "update" or host.run_ahead_steps != 0
 
 
 def _unused_link(number: int, disturbance: LinkDisturbance, scenario: Scenario) -> Iterator[str]:

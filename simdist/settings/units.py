@@ -20,12 +20,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo
 
 from simdist.settings.base import FromFile, shown
 
+_End = TypeVar("_End", int, float)
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII | re.DOTALL)
@@ -48,6 +49,7 @@ class _Dimension:
 
 
 _LEAST_S = 1e-13  # less is what rounding leaves of a difference
+_MOST_WHOLE = 10**9  # of the ends of a range
 _ROUNDING_SHARE = 0.0005  # prints as 0.0 %
 _BIT = Decimal("0.125")
 _SECONDS_PREFIXES = {"": "1", "m": "1e-3", "u": "1e-6", "\N{MICRO SIGN}": "1e-6", "n": "1e-9"}
@@ -335,8 +337,8 @@ def _above_0(value: float) -> float:
     return value
 
 
-def _written(parse: Callable[[object], float], dimension: _Dimension, *units: str) -> PlainSerializer:
-    """Write the shortest text, in one of `units`, that `parse` reads back as the very same number."""
+def _writer(parse: Callable[[object], float], dimension: _Dimension, *units: str) -> Callable[[float], str]:
+    """Return a function that writes the shortest text, in one of `units`, that `parse` reads back as the number."""
 
     def text(value: float) -> str:
         if value == math.inf:
@@ -346,7 +348,48 @@ def _written(parse: Callable[[object], float], dimension: _Dimension, *units: st
         faithful = [candidate for candidate in candidates if len(candidate) < 40 and parse(candidate) == value]
         return min([*faithful, f"{value!r} {units[0]}"], key=len)
 
-    return PlainSerializer(text, when_used="json-unless-none")
+    return text
+
+
+def _written(parse: Callable[[object], float], dimension: _Dimension, *units: str) -> PlainSerializer:
+    return PlainSerializer(_writer(parse, dimension, *units), when_used="json-unless-none")
+
+
+def _ends_of(
+    read: Callable[[object, ValidationInfo], _End], example: str
+) -> Callable[[object, ValidationInfo], tuple[_End, _End]]:
+    """Read one value, or a list of the least and the most."""
+
+    def validate(value: object, info: ValidationInfo) -> tuple[_End, _End]:
+        if not isinstance(value, list | tuple):
+            end = read(value, info)
+            return end, end
+        if len(value) != 2:
+            raise ValueError(f"{shown(value)}: write one value, or the least and the most, e.g. {example}")
+        low = read(value[0], info)
+        high = read(value[1], info)
+        if low > high:
+            raise ValueError(f"{shown(value)}: the least comes first: write e.g. {example}")
+        return low, high
+
+    return validate
+
+
+def _whole_end(value: object, _: ValidationInfo) -> int:
+    number = parse_whole(value)
+    if not 0 <= number <= _MOST_WHOLE:
+        raise ValueError(f"{shown(value)}: write a whole number from 0 to {_MOST_WHOLE}")
+    return number
+
+
+def _ends_written(write: Callable[[_End], object]) -> PlainSerializer:
+    """Write one value if both ends are the same."""
+
+    def written(ends: tuple[_End, _End]) -> object:
+        low, high = ends
+        return write(low) if low == high else [write(low), write(high)]
+
+    return PlainSerializer(written, when_used="json-unless-none")
 
 
 Seconds: TypeAlias = Annotated[
@@ -384,3 +427,17 @@ PerSecond: TypeAlias = Annotated[
     Field(examples=[10000]),
 ]
 Whole: TypeAlias = Annotated[int, BeforeValidator(parse_whole), Field(examples=[8])]
+#: The least and the most seconds; a file has one time or a list of both.
+SecondsRange: TypeAlias = Annotated[
+    tuple[float, float],
+    BeforeValidator(_ends_of(_validator(parse_seconds), "[1 s, 2 s]")),
+    _ends_written(_writer(parse_seconds, _TIME, "s", "ms", "us")),
+    Field(examples=["1.2 s"]),
+]
+#: The least and the most of whole numbers, 0 or more; a file has one number or a list of both.
+WholeRange: TypeAlias = Annotated[
+    tuple[int, int],
+    BeforeValidator(_ends_of(_whole_end, "[250, 270]")),
+    _ends_written(lambda number: number),
+    Field(examples=[250]),
+]

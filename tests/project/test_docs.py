@@ -399,6 +399,8 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Exponential": "exponential",
     "HeavyTail": "heavy_tail",
     "Bursts": "bursts",
+    "Pauses": "pauses",
+    "UnevenWork": "uneven_work",
     "Interference": "interference",
     "Recorded": "recorded",
     "LinkPersistent": "persistent links",

@@ -52,6 +52,7 @@ MEDIANS = {  # the median error of each family of published rows, in percent or 
     "mlperf_storage": (6,),
     "efs_k80": (2, 2, 3, 27),
     "backup_workers": (11,),
+    "garbage_collection": (37,),
     "streaming_diloco": (21, 74),
     "netai_whatif": (1,),
 }

@@ -14,9 +14,11 @@ from simdist.scenario import (
     HeavyTail,
     Interference,
     Jitter,
+    Pauses,
     Persistent,
     Recorded,
     Transient,
+    UnevenWork,
     sampler,
 )
 
@@ -29,7 +31,17 @@ RANDOM = [
     Bursts(enter=0.05, leave=0.2, delay_s=0.5),
     Interference(lost=0.1, on="host"),
 ]
-ALL = [*RANDOM, Persistent(delay_s=0.1, nodes=(0,)), Persistent(factor=1.5, ranks=(1, 2), on="compute")]
+NOW_AND_THEN = [
+    Pauses(every=(3, 9), delay_s=(0.1, 0.3), covered_s=(0.0, 0.2)),
+    UnevenWork(lengths=(2, 9), quadratic=0.3, on="host"),
+]
+ALL = [
+    *RANDOM,
+    *NOW_AND_THEN,
+    Persistent(delay_s=0.1, nodes=(0,)),
+    Persistent(factor=1.5, ranks=(1, 2), on="compute"),
+    Persistent(delay_s=0.1, sets_in=(5, 30)),
+]
 
 
 def draw_host(disturbance, n_steps=40, world_size=8, seed=1):
@@ -46,12 +58,12 @@ def make_sampler(disturbances, seeds, world_size=8):
     )
 
 
-@pytest.mark.parametrize("disturbance", RANDOM, ids=lambda disturbance: disturbance.kind)
+@pytest.mark.parametrize("disturbance", [*RANDOM, *NOW_AND_THEN], ids=lambda disturbance: disturbance.kind)
 def test_longer_run_keeps_the_earlier_numbers(disturbance):
     assert np.array_equal(draw_host(disturbance, n_steps=70)[:33], draw_host(disturbance, n_steps=33))
 
 
-@pytest.mark.parametrize("disturbance", RANDOM, ids=lambda disturbance: disturbance.kind)
+@pytest.mark.parametrize("disturbance", [*RANDOM, *NOW_AND_THEN], ids=lambda disturbance: disturbance.kind)
 def test_larger_world_keeps_the_numbers_of_its_first_ranks(disturbance):
     assert np.array_equal(draw_host(disturbance, world_size=36)[:, :8], draw_host(disturbance, world_size=8))
 

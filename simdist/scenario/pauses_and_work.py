@@ -1,0 +1,140 @@
+"""Draw pauses, and the work of micro-batches whose sequences differ in length.
+
+As in `simdist.scenario.sampling`, each number follows from its place. The interval after a pause is drawn in the step
+of that pause, so that a longer run, or one drawn in other chunks, has the same pauses.
+"""
+
+from typing import Protocol, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError
+from simdist.scenario.disturbances import Pauses, UnevenWork, read_lengths
+
+Floats: TypeAlias = NDArray[np.float64]
+Wholes: TypeAlias = NDArray[np.int64]
+
+_FIRST, _INTERVAL, _LENGTH, _COVERED = range(4)  # lanes of the numbers of a pause
+
+
+class Numbers(Protocol):
+    """The uniform numbers of one disturbance."""
+
+    @property
+    def ranks(self) -> slice | Wholes:
+        """Ranks that the disturbance selects."""
+        ...
+
+    def closed(self, start: int, stop: int, *, lane: int = 0) -> Floats:
+        """Return numbers in [0, 1), `[n_steps, n_ranks, n_seeds]`."""
+        ...
+
+
+@final
+class Pausing:
+    """The pauses of all ranks and seeds, walked on from step 0."""
+
+    def __init__(self, pauses: Pauses, numbers: Numbers) -> None:
+        """Start before step 0."""
+        self._pauses = pauses
+        self._numbers = numbers
+        self._next: Wholes | None = None
+
+    def delays(self, start: int, stop: int) -> Floats:
+        """Return the seconds of the next steps, `[n_steps, n_ranks, n_seeds]`."""
+        pausing = self._walk(start, stop)
+        lasts_s = self._seconds(self._pauses.delay_s, start, stop, _LENGTH)
+        covered_s = self._seconds(self._pauses.covered_s, start, stop, _COVERED)
+        return np.where(pausing, np.maximum(lasts_s - covered_s, 0.0), 0.0)
+
+    def _walk(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which ranks pause in which step."""
+        intervals = _whole(self._pauses.every, self._numbers.closed(start, stop, lane=_INTERVAL))
+        following = self._first() if self._next is None else self._next
+        pausing = np.empty(intervals.shape, dtype=np.bool_)
+        for step in range(start, stop):
+            is_due = following == step
+            pausing[step - start] = is_due
+            following = np.where(is_due, step + intervals[step - start], following)
+        self._next = following
+        return pausing
+
+    def _first(self) -> Wholes:
+        """Return the step of the first pause, `[n_ranks, n_seeds]`."""
+        drawn = self._numbers.closed(0, 1, lane=_FIRST)[0]
+        if self._pauses.first is not None:
+            return _whole(self._pauses.first, drawn)
+        return _remaining(self._pauses.every, drawn)
+
+    def _seconds(self, ends_s: tuple[float, float], start: int, stop: int, lane: int) -> Floats:
+        low, high = ends_s
+        if low == high:
+            return np.full((1, 1, 1), low)
+        return low + (high - low) * self._numbers.closed(start, stop, lane=lane)
+
+
+@final
+class Working:
+    """The work of the micro-batches of all ranks and seeds."""
+
+    def __init__(self, work: UnevenWork, numbers: Numbers, compute_s: Floats, micro_batches: int) -> None:
+        """Read the lengths.
+
+        Args:
+            work: Its settings.
+            numbers: Its numbers.
+            compute_s: Forward and backward seconds of a step, all of the shortest length, of each selected rank.
+            micro_batches: Passes of a step.
+        """
+        self._work = work
+        self._numbers = numbers
+        self._pass_s = compute_s[:, np.newaxis] / micro_batches
+        self._micro_batches = micro_batches
+        self._table = read_lengths(work.file) if work.file else None
+
+    def delays(self, start: int, stop: int) -> Floats:
+        """Return what the micro-batches of these steps take longer, seconds `[n_steps, n_ranks, n_seeds]`."""
+        longer = sum(self._factor(start, stop, number) - 1.0 for number in range(self._micro_batches))
+        return np.asarray(longer) * self._pass_s
+
+    def _factor(self, start: int, stop: int, number: int) -> Floats:
+        """Return how many times as long as the shortest one this micro-batch of each step takes."""
+        relative = self._lengths(start, stop, number) / self._shortest()
+        quadratic = self._work.quadratic
+        return (1.0 - quadratic) * relative + quadratic * relative * relative
+
+    def _shortest(self) -> float:
+        if self._table is not None:
+            return float(self._table.min())
+        assert self._work.lengths is not None
+        return float(self._work.lengths[0])
+
+    def _lengths(self, start: int, stop: int, number: int) -> Floats:
+        if self._table is not None and self._work.order == "recorded":
+            rows = np.arange(start, stop) * self._micro_batches + number
+            if len(rows) and rows[-1] >= len(self._table):
+                raise ScenarioError(
+                    f"{self._work.file} ends before step {stop}: record {self._micro_batches} rows for each step, or "
+                    f"write order: drawn"
+                )
+            return self._table[rows][:, self._numbers.ranks, np.newaxis]
+        drawn = self._numbers.closed(start, stop, lane=number)
+        if self._table is not None:
+            return self._table.ravel()[_whole((0, self._table.size - 1), drawn)]
+        assert self._work.lengths is not None
+        return _whole(self._work.lengths, drawn).astype(np.float64)
+
+
+def _whole(ends: tuple[int, int], drawn: Floats) -> Wholes:
+    """Return a whole number from `ends[0]` to `ends[1]` for each number in [0, 1)."""
+    low, high = ends
+    return low + np.floor(drawn * (high - low + 1)).astype(np.int64)
+
+
+def _remaining(every: tuple[int, int], drawn: Floats) -> Wholes:
+    """Return the steps until the next pause, seen from a random moment: P(k) = P(interval > k) / mean interval."""
+    low, high = every
+    n_longer = np.clip(high - np.arange(high), 0, high - low + 1)
+    ends = np.cumsum(n_longer)
+    return np.asarray(np.searchsorted(ends, np.floor(drawn * ends[-1]), side="right"), dtype=np.int64)
