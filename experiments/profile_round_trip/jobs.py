@@ -91,6 +91,9 @@ class Case:
         schedules: sync first.
         window_steps: Of a window.
         options: Of train.py, besides.
+        noise_s: Mean of an exponential pause of every rank in every step, at the place of the late ones.
+        stall_share: Of all steps of ranks; in these the loader stalls for as long as others are late.
+        seed: Of what is drawn.
     """
 
     name: str
@@ -102,11 +105,14 @@ class Case:
     schedules: tuple[Schedule, ...] = (SYNC, LOCAL_4, LOCAL_8, HSGD)
     window_steps: int = WINDOW_STEPS
     options: tuple[str, ...] = ()
+    noise_s: float = 0.0
+    stall_share: float = 0.0
+    seed: int = SEED
 
     @property
     def slug(self) -> str:
         """The name, as files have it."""
-        return self.name.replace(", ", "-")
+        return self.name.replace(", ", "-").replace(" %", "").replace(" ", "-")
 
     @property
     def slow_s(self) -> float:
@@ -116,9 +122,19 @@ class Case:
     @cached_property
     def late_s(self) -> NDArray[np.float64]:
         """Seconds that each rank is late in each step of a window, `[window_steps, world_size]`."""
-        draw = np.random.default_rng(SEED)
+        draw = np.random.default_rng(self.seed)
         shape = (self.window_steps, self.world_size)
-        return np.where(draw.random(shape) < self.late_share, draw.uniform(*LATE_S, shape), 0.0).round(3)
+        late_s = np.where(draw.random(shape) < self.late_share, draw.uniform(*LATE_S, shape), 0.0)
+        if self.noise_s:
+            late_s = late_s + draw.exponential(self.noise_s, shape)
+        return late_s.round(3)
+
+    @cached_property
+    def stall_s(self) -> NDArray[np.float64]:
+        """Seconds that the loader of each rank stalls in each step of a window, likewise."""
+        draw = np.random.default_rng(self.seed + 1_000)
+        shape = (self.window_steps, self.world_size)
+        return np.where(draw.random(shape) < self.stall_share, draw.uniform(*LATE_S, shape), 0.0).round(3)
 
 
 AVERAGED = (SYNC, LOCAL_4, LOCAL_8)
@@ -137,6 +153,34 @@ CONVNETS = (
     Case("convnet, 64", model="convnet", world_size=2, schedules=AVERAGED, options=BATCH_64),
     Case("convnet, 4-ranks", model="convnet", schedules=AVERAGED, options=("--batch-size", "16")),
     Case("mlp", model="mlp", world_size=2, schedules=AVERAGED, options=MLP),
+)
+
+# Ordinary jobs: hosts with some noise, and one kind of trouble or two.
+NOISE_S = 2e-3
+UNEQUAL = ("--slowness", "1,1.1,1.25,1")
+NORM = ("--batchnorm",)
+TWICE = ("--accumulate", "2")
+ADVISED = (
+    Case("noise only", noise_s=NOISE_S, seed=2),
+    Case("late 5 %", late_share=0.05, noise_s=NOISE_S, seed=3),
+    Case("late 10 %", late_share=0.1, noise_s=NOISE_S, seed=4),
+    Case("late 20 %", late_share=0.2, noise_s=NOISE_S, seed=5),
+    Case("late 10 %, again", late_share=0.1, noise_s=NOISE_S, seed=6),
+    Case("one slow rank", slow_rank=2, noise_s=NOISE_S, seed=7),
+    Case("one slow rank, late 10 %", slow_rank=0, late_share=0.1, noise_s=NOISE_S, seed=8),
+    Case("unequal hosts", noise_s=NOISE_S, options=UNEQUAL, seed=9),
+    Case("unequal hosts, late 5 %", late_share=0.05, noise_s=NOISE_S, options=UNEQUAL, seed=10),
+    Case("unequal hosts, late 10 %", late_share=0.1, noise_s=NOISE_S, options=UNEQUAL, seed=11),
+    Case("BatchNorm", noise_s=NOISE_S, options=NORM, seed=12),
+    Case("BatchNorm, late 5 %", late_share=0.05, noise_s=NOISE_S, options=NORM, seed=13),
+    Case("BatchNorm, late 10 %", late_share=0.1, noise_s=NOISE_S, options=NORM, seed=14),
+    Case("two batches a step", noise_s=NOISE_S, options=TWICE, seed=15),
+    Case("two batches a step, late 10 %", late_share=0.1, noise_s=NOISE_S, options=TWICE, seed=16),
+    Case("loader stalls", stall_share=0.05, noise_s=NOISE_S, seed=17),
+    Case("loader stalls, late 5 %", stall_share=0.05, late_share=0.05, noise_s=NOISE_S, seed=18),
+    Case("loader stalls, unequal hosts", stall_share=0.05, noise_s=NOISE_S, options=UNEQUAL, seed=19),
+    Case("more noise", noise_s=3 * NOISE_S, seed=20),
+    Case("more noise, late 10 %", late_share=0.1, noise_s=3 * NOISE_S, seed=21),
 )
 
 TINY = Case("tiny", late_share=0.1, slow_rank=2, slow_factor=3.0, schedules=(SYNC, LOCAL_4), window_steps=12)
@@ -162,12 +206,21 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
     folder.mkdir(parents=True)
     starts = _starts(case, schedule)
     steps = starts[-1] + case.window_steps + schedule.is_profiled
-    late_s = np.zeros((steps, case.world_size))
-    for start in starts:
-        late_s[start : start + case.window_steps] = case.late_s
-    np.savetxt(folder / "late.csv", late_s, delimiter=",", fmt="%g")
+    for name, window_s in (("late", case.late_s), ("stalls", case.stall_s)):
+        seconds = np.zeros((steps, case.world_size))
+        for start in starts:
+            seconds[start : start + case.window_steps] = window_s
+        np.savetxt(folder / f"{name}.csv", seconds, delimiter=",", fmt="%g")
     options = ["--model", case.model, "--layers", str(LAYERS), "--layer-ms", str(1e3 * LAYER_S), "--steps", str(steps)]
-    options += ["--stragglers", str(folder / "late.csv"), "--times", str(folder / "times"), *schedule.options]
+    options += [
+        "--stragglers",
+        str(folder / "late.csv"),
+        "--stalls",
+        str(folder / "stalls.csv"),
+        "--times",
+        str(folder / "times"),
+        *schedule.options,
+    ]
     if case.slow_rank is not None:
         options += ["--slow-rank", str(case.slow_rank), "--slow-factor", str(case.slow_factor)]
     if case.model != "asleep":

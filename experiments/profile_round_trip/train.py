@@ -49,28 +49,46 @@ class Device(torch.autograd.Function):
 class Layer(nn.Module):
     """A linear layer that takes a stated time."""
 
-    def __init__(self, width: int, seconds: float) -> None:
+    def __init__(self, width: int, seconds: float, *, has_norm: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width) if has_norm else nn.Identity()
         self.seconds = seconds
 
     def forward(self, activations: torch.Tensor) -> torch.Tensor:
         """Return activations of the next layer."""
-        return Device.apply(torch.relu(self.linear(activations)), self.seconds)
+        return Device.apply(torch.relu(self.norm(self.linear(activations))), self.seconds)
 
 
 class Noise(Dataset):
-    """Samples of noise, each with a class."""
+    """Samples of noise, each with a class; reading the first one of a step may stall.
 
-    def __init__(self, n_samples: int, shape: tuple[int, ...], seed: int) -> None:
+    Args:
+        n_samples: Of all ranks.
+        shape: Of a sample.
+        seed: Of the samples.
+        stall_s: Seconds for which this rank stalls in each step, `[n_steps]`.
+        per_step: Samples that a rank reads in a step.
+    """
+
+    def __init__(
+        self, n_samples: int, shape: tuple[int, ...], seed: int, stall_s: Sequence[float], per_step: int
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.samples = torch.randn(n_samples, *shape, generator=generator)
         self.classes = torch.randint(0, N_CLASSES, (n_samples,), generator=generator)
+        self.stall_s = stall_s
+        self.per_step = per_step
+        self.n_read = 0
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        step, place = divmod(self.n_read, self.per_step)
+        if place == 0 and self.stall_s[step]:
+            time.sleep(self.stall_s[step])
+        self.n_read += 1
         return self.samples[index], self.classes[index]
 
 
@@ -81,7 +99,7 @@ def network(options: argparse.Namespace, slowness: float) -> tuple[nn.Module, tu
     if options.model == "mlp":
         return mlp(options.width, options.layers), (options.width,)
     seconds = 1e-3 * options.layer_ms * slowness
-    layers = [Layer(options.width, seconds) for _ in range(options.layers)]
+    layers = [Layer(options.width, seconds, has_norm=options.batchnorm) for _ in range(options.layers)]
     return nn.Sequential(*layers, nn.Linear(options.width, N_CLASSES)), (options.width,)
 
 
@@ -134,30 +152,36 @@ def train(options: argparse.Namespace) -> list[list[float]]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(options.seed)
     slowness = options.slow_factor if rank == options.slow_rank else 1.0
+    if options.slowness:
+        slowness = float(options.slowness.split(",")[rank])
     model, shape = network(options, slowness)
     model.to(options.device)
     average = averager(options)
     trained = model if average else DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9, fused=True)
-    data = Noise(options.steps * options.batch_size * world_size, shape, options.seed)
-    batches = DataLoader(data, options.batch_size, sampler=DistributedSampler(data, seed=options.seed))
-    late_s = np.zeros((options.steps, world_size))
-    if options.stragglers:
-        late_s = np.loadtxt(options.stragglers, delimiter=",", ndmin=2)
+    late_s, stall_s = (_of_steps(path, options.steps, world_size) for path in (options.stragglers, options.stalls))
+    per_step = options.batch_size * options.accumulate
+    data = Noise(options.steps * per_step * world_size, shape, options.seed, stall_s[:, rank].tolist(), per_step)
+    batches = iter(DataLoader(data, options.batch_size, sampler=DistributedSampler(data, seed=options.seed)))
     barriers = {int(step) for step in options.barriers.split(",") if step}
     stamps_s: list[list[float]] = []
     with profiler(options, rank) as recorder:
-        for step, (samples, classes) in enumerate(batches):
+        for step in range(options.steps):
             if step in barriers:
                 dist.barrier()
             began_s = time.monotonic()
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(trained(samples.to(options.device)), classes.to(options.device))
-            computed_s = time.perf_counter()
-            if late_s[step, rank]:
-                time.sleep(late_s[step, rank])
-            slept_s = time.perf_counter() - computed_s
-            loss.backward()
+            slept_s = 0.0
+            for left in reversed(range(options.accumulate)):
+                samples, classes = next(batches)
+                adds_only = left and not average
+                with trained.no_sync() if adds_only else nullcontext():
+                    loss = nn.functional.cross_entropy(trained(samples.to(options.device)), classes.to(options.device))
+                    computed_s = time.perf_counter()
+                    if late_s[step, rank] and not left:
+                        time.sleep(late_s[step, rank])
+                        slept_s = time.perf_counter() - computed_s
+                    loss.backward()
             optimizer.step()
             if average:
                 average.average_parameters(trained.parameters())
@@ -167,6 +191,11 @@ def train(options: argparse.Namespace) -> list[list[float]]:
             if recorder:
                 recorder.step()
     return stamps_s
+
+
+def _of_steps(path: Path | None, n_steps: int, world_size: int) -> np.ndarray:
+    """Return seconds of each step and rank, `[n_steps, world_size]`."""
+    return np.loadtxt(path, delimiter=",", ndmin=2) if path else np.zeros((n_steps, world_size))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -188,6 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--active-steps", type=int, default=20, help="that the profiler records")
     parser.add_argument("--trace-suffix", default="json", help="json.gz packs them")
     parser.add_argument("--stragglers", type=Path, help="seconds that each rank is late: a line per step, with commas")
+    parser.add_argument("--stalls", type=Path, help="seconds that each rank waits for its batch, likewise")
+    parser.add_argument("--slowness", default="", help="so many times as long, for each rank, with commas")
+    parser.add_argument("--batchnorm", action="store_true", help="asleep: layers have BatchNorm")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of a step, whose gradients are added up")
     parser.add_argument("--slow-rank", type=int, help="its layers take longer")
     parser.add_argument("--slow-factor", type=float, default=1.0, help="so many times as long")
     parser.add_argument("--barriers", default="", help="steps before which all ranks meet")

@@ -419,6 +419,17 @@ def _lines(slowed: SlowedJob) -> Iterator[str]:
             yield f"{who}, {plural(len(each.steps), 'step')} {listed(each.steps)}{_every(each.every)}: {more}, {what}"
     if len(found) > _TOLD:
         yield f"... and {len(found) - _TOLD} more; --json has all"
+    yield from _guesses(found)
+
+
+def _guesses(found: Sequence[Repeated]) -> Iterator[str]:
+    """Guess what pauses hosts at equal distances."""
+    regular = [each for each in found if each.every and each.each[0].channel == "host"]
+    ranks = {each.each[0].ranks for each in regular}
+    if len(ranks) > 1:
+        yield "(several hosts pause, each in its own rhythm: garbage collection? `gc.freeze()`, or all at once?)"
+    elif ranks == {(0,)}:
+        yield "(only rank 0, in a rhythm: evaluation, logging or checkpoints?)"
 
 
 def _where_in_step(place: Place | None) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from commandline import call
-from profiled_jobs import Delay, Truth, profiles_of, without_input
+from profiled_jobs import Bucket, Delay, Truth, profiles_of, without_input
 
 from simdist.profiles.importing import import_job
 from simdist.profiles.writing import write_scenario
@@ -21,6 +21,27 @@ JOBS: dict[str, tuple[Truth, str]] = {
     "broadcast buffers": (replace(PLAIN, delays=LATE, buffer_count=20), "cuda"),
     "accumulation": (replace(PLAIN, delays=LATE, micro_batches=2), "cpu"),
     "slow input": (Truth(n_ranks=4, n_steps=20, input_s=0.01, jitter=0.05, delays=LATE), "cpu"),
+    "one rank": (replace(PLAIN, n_ranks=1), "cpu"),
+    "a rank without a trace": (replace(PLAIN, gpus_per_node=2, missing=(3,), delays=LATE), "cuda"),
+    "sixteen ranks on two nodes": (replace(PLAIN, n_ranks=16, n_steps=12, delays=LATE[:2]), "cuda"),
+    "one bucket": (replace(PLAIN, buckets=(Bucket((7_000, 490_000), 0.020, 0.015),), delays=LATE), "cuda"),
+    "a slow link": (replace(PLAIN, buckets=tuple(Bucket((n,), 0.005, 0.03) for n in (10, 20)), delays=LATE), "cuda"),
+    "pauses in backward": (replace(PLAIN, delays=tuple(replace(each, bucket=1) for each in LATE)), "cuda"),
+    "a device that gets slower": (
+        replace(PLAIN, delays=tuple(Delay("compute", 2, step, 0.001 * step) for step in range(20))),
+        "cuda",
+    ),
+    "all ranks at once": (
+        replace(PLAIN, delays=tuple(Delay("host", rank, step, 0.2) for rank in range(4) for step in (4, 11, 18))),
+        "cuda",
+    ),
+    "much noise": (replace(PLAIN, jitter=0.5, delays=LATE), "cpu"),
+    "a host that is late in each step": (replace(PLAIN, host_s=0.01, delays=LATE), "cuda"),
+    "accumulation on a GPU": (replace(PLAIN, delays=LATE, micro_batches=3, run_ahead=True), "cuda"),
+    "late input": (
+        Truth(n_ranks=4, n_steps=20, input_s=0.01, delays=tuple(replace(each, channel="io") for each in LATE)),
+        "cuda",
+    ),
     "a loader that runs ahead": (Truth(n_ranks=1, n_steps=10, input_s=0.05, jitter=0.02), "loader"),
 }
 

@@ -91,14 +91,24 @@ def test_random_steps_have_hardly_ever_a_period() -> None:
 
 
 def test_delays_of_a_rank_in_one_place_are_one_line(tmp_path, capsys) -> None:
+    """Of the pause of 150 ms, 10 ms are hidden: the device computes the forward pass, which is queued."""
     truth = replace(JOB, delays=tuple(Delay("host", 0, step, 0.15) for step in (2, 12, 22)))
     write_job(tmp_path, truth, device="cuda")
     done = call(capsys, "import", tmp_path, "-o", tmp_path / "job.yaml")
-    assert "  rank 0, steps 12, 22, 32 (every 10 steps): +150 ms (" in done.out
+    assert "\n  rank 0, steps 12, 22, 32 (every 10 steps): +140 ms (" in done.out
+    assert "only rank 0, in a rhythm" in done.out
     said = json.loads(call(capsys, "import", tmp_path, "-o", tmp_path / "job.yaml", "--force", "--json").out)
     (found,) = said["repeated"]
     assert (found["steps"], found["every"], found["place"]["phase"]) == ([12, 22, 32], 10.0, "backward")
     assert [each["steps"] for each in said["stragglers"]] == [[12], [22], [32]]
+
+
+def test_hosts_that_pause_in_their_own_rhythms_are_asked_for_garbage_collection(tmp_path, capsys) -> None:
+    delays = [Delay("host", rank, step, 0.5) for rank, first in ((0, 2), (1, 5), (3, 7)) for step in (first, first + 8)]
+    delays += [Delay("host", rank, step, 0.5) for rank, step in ((0, 18), (1, 21), (3, 23))]
+    write_job(tmp_path, replace(JOB, delays=tuple(delays)), device="cuda")
+    done = call(capsys, "import", tmp_path, "-o", tmp_path / "job.yaml")
+    assert "several hosts pause, each in its own rhythm: garbage collection?" in done.out
 
 
 def test_delays_of_unlike_size_are_told_apart() -> None:
