@@ -463,8 +463,9 @@ def _common_lines(slowed: SlowedJob) -> Iterator[str]:
 
 
 def _percent(slowed: SlowedJob, found: Repeated) -> str:
-    """Say how large a delay is: of the computing of a step, or of the whole step."""
-    if found.each[0].channel == "compute" and slowed.base.compute_s > 0:
+    """Say how large a delay is: of the whole step or, of a device that is slow in most, of its computing."""
+    first = found.each[0]
+    if (first.kind, first.channel) == ("persistent", "compute") and slowed.base.compute_s > 0:
         return f"+{found.seconds / slowed.base.compute_s:.0%} of its computing"
     return f"+{found.seconds / slowed.step_s:.0%} of a step"
 

@@ -195,8 +195,8 @@ def test_stragglers_of_a_sharded_job_are_told_whether_or_not_it_becomes_a_scenar
 def test_a_late_unit_of_a_sharded_job_is_told_with_its_step(tmp_path, capsys) -> None:
     write_sharded(tmp_path, {(1, 5): 30.0, (3, 9): 20.0})
     done = call(capsys, "import", tmp_path, "-o", tmp_path / "job.yaml")
-    assert "  rank 1, step 5: +120 ms (+190% of its computing), compute, in backward\n" in done.out
-    assert "  rank 3, step 9: +80 ms (+127% of its computing), compute, in backward\n" in done.out
+    assert "  rank 1, step 5: +120 ms (+125% of a step), compute, in backward\n" in done.out
+    assert "  rank 3, step 9: +80 ms (+84% of a step), compute, in backward\n" in done.out
     assert "without them a step would take 79.1 ms" in done.out
 
 
