@@ -1,4 +1,4 @@
-"""Two engines that give the same times: `des`, event by event, the reference; `fast`, by numpy recurrences."""
+"""Two engines that compute the same times: `des`, the event-driven reference, and `fast`, by numpy recurrences."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
@@ -22,10 +22,10 @@ _Simulated = TypeVar("_Simulated")
 
 
 def choose_engine(engine: Engine, *, by_fast: Callable[[], _Simulated], by_des: Callable[[], _Simulated]) -> _Simulated:
-    """Simulate with an engine: `auto` takes the fast one, and the discrete-event one where that one refuses.
+    """Simulate with an engine. `auto` takes the fast engine, and the discrete-event engine where the fast one refuses.
 
     Raises:
-        UnsupportedError: `fast` was asked for and cannot compute this exactly.
+        UnsupportedError: The caller asked for `fast`, which cannot compute this exactly.
     """
     if engine != "des":
         try:
@@ -54,15 +54,15 @@ def simulate(
         costs: Its price list (see `simdist.cost`).
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         engine: See `choose_engine`.
-        traffic: What links do besides carrying the plan's transfers; `costs` knows which.
-        actors: Processes of the user, see `simdist.engines.actors`; they end with the last rank.
+        traffic: What links do besides carrying the plan's transfers. `costs` lists the links that it disturbs.
+        actors: Processes of the user, see `simdist.engines.actors`. They end with the last rank.
         observers: Called with every `simdist.engines.live.Change`, in order of time.
         progress: Called with the number of steps done.
 
     Raises:
         PlanError: The delays do not fit the plan.
-        UnsupportedError: `fast` was asked for and cannot compute this exactly.
-        RunError: An actor failed, or nothing can happen any more.
+        UnsupportedError: The caller asked for `fast`, which cannot compute this exactly.
+        RunError: An actor failed, or the simulation is stuck.
     """
 
     def by_fast() -> "Trace":

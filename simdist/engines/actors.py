@@ -1,4 +1,4 @@
-"""Processes besides those of the plan: users' actors, and the traffic of a scenario."""
+"""Processes besides those of the plan: actors of the user, and the traffic of a scenario."""
 
 import math
 from collections.abc import Callable, Generator
@@ -15,15 +15,15 @@ from simdist.errors import RunError
 
 Actor: TypeAlias = Callable[[simpy.Environment, LiveCluster], Generator[simpy.Event, object, object]]
 
-_AT_ONCE = 100_000  # events that an actor may wait for in one moment
+_AT_ONCE = 100_000  # events that an actor may wait for without letting time pass
 
 
 def perform(actor: Actor, cluster: LiveCluster) -> tuple[str, Steps]:
-    """Return the process of an actor, and its name.
+    """Return the name and the process of an actor.
 
     Raises:
-        RunError: The actor is no generator function; or, while it runs, it fails, yields what is no event, or goes on
-            without letting time pass.
+        RunError: The actor is not a generator function. Or it fails while it runs, yields something that is not an
+            event, or goes on without letting time pass.
     """
     try:
         steps = actor(cluster.clock, cluster)
@@ -31,7 +31,7 @@ def perform(actor: Actor, cluster: LiveCluster) -> tuple[str, Steps]:
         raise RunError(f"actor {actor!r} is called with the environment and the cluster: {error}") from error
     if not isinstance(steps, Generator):
         raise RunError(f"actor {actor!r} is no generator function: it returned {steps!r}, and must yield events")
-    name = f"actor {steps.__name__}"  # type: ignore[attr-defined]  # which generators have
+    name = f"actor {steps.__name__}"  # type: ignore[attr-defined]  # generators have a name
     return name, _performed(name, steps, cluster)
 
 
@@ -46,7 +46,7 @@ def _performed(name: str, steps: Generator[simpy.Event, object, object], cluster
 
 
 def _checked(steps: Generator[simpy.Event, object, object], cluster: LiveCluster) -> Steps:
-    """Hand on events, and what comes of them."""
+    """Pass on the events of an actor, and send their results back to it."""
     n_at_once = 0
     moment_s = 0.0
     clock = cluster.clock
@@ -79,7 +79,7 @@ def change_shares(changes: LinkShares, cluster: LiveCluster) -> Steps:
 
 
 def fly(background: Background, cluster: LiveCluster) -> Steps:
-    """Let the flows of another job share links, one after the other."""
+    """Let the flows of another job share links, one flow after the other."""
     stage = background.stage
     clock = cluster.clock
     for flight in background.flights():

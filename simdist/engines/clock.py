@@ -1,9 +1,9 @@
-"""The clock of a simulation: SimPy's environment, in which processes have names and what is urgent happens at once.
+"""The clock of a simulation: a SimPy environment with named processes and a separate queue for urgent events.
 
 SimPy keeps urgent events (a process begins, an interrupt) on its heap, before all others of the same moment. Here they
-wait in a queue of their own, in the order in which they were triggered, and happen before the heap is looked at. So a
-process that can tell early what another one waits for (when an operation will end) lets it go on at once, whatever the
-clock shows, at the price of a queue.
+wait in a queue of their own, in the order in which they were triggered. The clock empties this queue before it looks at
+the heap. A process may therefore know early when something that others wait for will end, such as an operation. It then
+lets them go on at once, whatever the clock shows. This costs one entry in a queue.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ Steps: TypeAlias = Generator[simpy.Event, object, None]
 
 
 class Notice(simpy.Event):
-    """An event that carries no value and cannot fail; it happens when the clock is told that it does."""
+    """An event that carries no value and cannot fail. It happens when it is passed to `Clock.happen`."""
 
     _ok = True
     _value = None
@@ -33,15 +33,15 @@ class Clock(Timeline):
         super().__init__(0.0)
         self._urgent: deque[simpy.Event] = deque()
         self.happen: Callable[[Notice], None] = self._urgent.append
-        """Let something happen at once: who waits for it goes on before anybody else."""
+        """Let a notice happen at once. The processes that wait for it go on before any other."""
 
     def start(self, name: str, steps: Steps) -> simpy.Process:
         """Begin a process now; `Process.name` is its name."""
-        steps.__name__ = name  # type: ignore[attr-defined]  # which generators have
+        steps.__name__ = name  # type: ignore[attr-defined]  # generators have a name
         return simpy.Process(self, steps)
 
     def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: SimTime = 0) -> None:
-        """Schedule an event, as SimPy does; the end of a process that nobody waits for is none, its failure ends all.
+        """Schedule an event, as SimPy does. If no process waits for another's end, only its failure matters.
 
         Raises:
             BaseException: What the process raised.
@@ -49,21 +49,21 @@ class Clock(Timeline):
         if isinstance(event, simpy.Process) and not event.callbacks:
             if not event._ok:
                 raise event._value
-            event.callbacks = None  # type: ignore[assignment]  # it has happened, and nobody waited
+            event.callbacks = None  # type: ignore[assignment]  # it has happened, and no process waited
         elif priority == URGENT and not delay:
             self._urgent.append(event)
         else:
             super().schedule(event, priority, delay)
 
     def is_last(self) -> bool:
-        """Return whether nothing else is to happen at this moment."""
+        """Return whether nothing else will happen at this moment."""
         return not self._urgent and super().is_last()
 
     def step(self) -> None:
-        """Let everything urgent happen, or else the next event.
+        """Process all urgent events or, if there are none, the next event.
 
         Raises:
-            EmptySchedule: There is none.
+            EmptySchedule: There is no event left.
         """
         if self._urgent:
             self.go_on()
@@ -71,7 +71,7 @@ class Clock(Timeline):
             super().step()
 
     def go_on(self) -> None:
-        """Let everything urgent happen, unless a process is at work: it happens after that."""
+        """Process all urgent events. If a process is running, they happen after it has yielded."""
         urgent = self._urgent
         while urgent and self._active_proc is None:
             event = urgent.popleft()

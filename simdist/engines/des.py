@@ -1,16 +1,16 @@
 """The reference engine: one SimPy environment, with a process for the host and for every other stream of every rank.
 
-A stream takes its operations in order. It waits until it is known when the instances end that they come after, then
-computes for its seconds, or meets the other members of its group; the last to arrive starts the transfer, which is a
-process of its own where it shares resources. The host is one more stream: what it enqueues comes after its last `Wait`
-or `Delay`.
+A stream takes its operations in order. It waits until the end times of all dependencies are known. Then it computes for
+the seconds of the operation, or meets the other members of its group. The last member to arrive starts the transfer. A
+transfer that shares resources is a process of its own. The host is one more stream: the operations that it enqueues
+come after its last `Wait` or `Delay`.
 
-When an operation ends is known when it starts, unless its transfer shares resources. A stream therefore need not sleep
-until then: its process goes on with a time of its own, ahead of the environment's, and yields an event only to learn a
-time that is not known yet. Such events happen when the time becomes known, which the `Clock` delivers at once; only
-transfers through the fluid network happen when the environment gets there. No rank can be late for them: what is known
-early is known before its time. Where nobody looks on and no link changes, a transfer needs no process either: the
-network is told at once when it begins, and tells when it has ended. There are O(1) events per rank and operation.
+The end of an operation is known at its start, unless its transfer shares resources. So a stream need not sleep until
+then. Its process goes on with a time of its own, ahead of the environment's. It yields an event only to learn a time
+that is not known yet. The `Clock` delivers such an event at once when the time becomes known. Only transfers through
+the fluid network happen when the environment gets there. No rank can be late for them, because every other time is
+known before it comes. Without observers and without links that change, a transfer needs no process either: the network
+is told at once when the transfer begins, and reports its end. There are O(1) events per rank and operation.
 """
 
 import gc
@@ -44,10 +44,10 @@ from simdist.traces.trace import Trace, ended_with_its_last_result
 
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700
-_NAMED = 8  # of those who wait when nothing can happen any more
-_ROUNDING_ULPS = 64  # of the time: what the stages of a transfer may be rounded by
-_LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
-_AT_LAST = EventPriority(3)  # when all that happens at a moment has happened
+_NAMED = 8  # processes listed in the error when the simulation is stuck
+_ROUNDING_ULPS = 64  # of the time: the rounding error that the stages of a transfer may add up to
+_LOADS_AT_HAND = 64  # transfers of loads kept; ranks may be this many loads apart before transfers are computed again
+_AT_LAST = EventPriority(3)  # after everything else at this moment
 _LATER = EventPriority(4)  # after that
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
@@ -71,14 +71,14 @@ def simulate(
         plan: A legal plan.
         costs: Its price list.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
-        traffic: What links do besides carrying the plan's transfers; `costs` knows which.
-        actors: Processes of the user; those that run when the last rank is done are ended.
+        traffic: What links do besides carrying the plan's transfers. `costs` lists the links that it disturbs.
+        actors: Processes of the user. They are stopped when the last rank is done.
         observers: Called with every change of state, in order of time.
-        progress: Called with the number of steps that the first rank has behind it.
+        progress: Called with the number of steps that the first rank has completed.
 
     Raises:
-        PlanError: The delays do not fit the plan, or the traffic the prices.
-        RunError: An actor failed, or nothing can happen any more.
+        PlanError: The delays do not fit the plan, or the traffic does not fit the prices.
+        RunError: An actor failed, or the simulation is stuck.
     """
     check_delays(plan, delays)
     traffic = traffic or Traffic()
@@ -104,7 +104,7 @@ def simulate(
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let the garbage collector look less often: a simulation makes millions of objects, and hardly any cycles."""
+    """Run the garbage collector less often: a simulation makes millions of objects, and hardly any cycles."""
     before = gc.get_threshold()
     gc.set_threshold(_COLLECT_AFTER, *before[1:])
     try:
@@ -115,7 +115,7 @@ def rare_collections() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """An instance, with what the streams need at hand."""
+    """An instance, with everything the streams need to execute it."""
 
     instance: Instance
     index: int
@@ -126,12 +126,12 @@ class _Task:
     meeting: "_Meeting | None"  # a transfer
     batch: int | None  # number of a load
     period_s: float | None  # of a tick
-    is_passed_over: bool  # by a rank that sits the step out
-    exchange: int | None  # where the host may find the step over: the index of the all-reduce that drops the late
+    is_passed_over: bool  # by a rank that sits out the step
+    exchange: int | None  # index of the all-reduce with `drop`: the host sits out the step if it is over
 
 
 class _Meeting:
-    """A collective: who belongs together, and what the last to arrive starts."""
+    """A collective: its groups, and the transfer that the last member to arrive starts."""
 
     __slots__ = ("_transfers", "first_come", "group_of", "members", "seconds", "segments")
 
@@ -147,7 +147,7 @@ class _Meeting:
         self.first_come = cost.first_come if isinstance(cost, Shared) else None
 
     def transfer(self, task: _Task, group: int) -> Transfer:
-        """Return what a group moves; loads differ from one another."""
+        """Return the transfer of a group. Each load has its own."""
         if isinstance(self._transfers, tuple):
             return self._transfers[group]
         assert task.batch is not None
@@ -177,15 +177,15 @@ class _World:
         self._tasks = _tasks(plan, costs, delays)
         self.rows: tuple[list[_Row], ...] = tuple(
             [array("d", [_NAN]) * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
-        )  # arrays, into which the garbage collector need not look
+        )  # arrays, because the garbage collector does not scan them
         self._waiting: defaultdict[_Key, Notice] = defaultdict(partial(Notice, self._clock))
         self._n_running = 0
-        self._arrivals: dict[_Key, tuple[int, float]] = {}  # how many of a group are missing, the latest of the others
-        self._came: defaultdict[int, dict[int, float]] = defaultdict(dict)  # which rank, and when, to one
-        self._in: dict[int, tuple[int, ...]] = {}  # that takes the first that come: who they were
-        self._over_s: dict[int, float] = {}  # when it was over
-        self._late_s: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)  # who has still to take its result
-        self._sits_out = [-1] * plan.world_size  # of each rank, the last step that it does
+        self._arrivals: dict[_Key, tuple[int, float]] = {}  # missing members of a group, latest arrival so far
+        self._came: defaultdict[int, dict[int, float]] = defaultdict(dict)  # first-come all-reduce -> rank -> arrival
+        self._in: dict[int, tuple[int, ...]] = {}  # first-come all-reduce -> the ranks that are in
+        self._over_s: dict[int, float] = {}  # first-come all-reduce -> when it was over
+        self._late_s: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)  # late ranks without the result
+        self._sits_out = [-1] * plan.world_size  # per rank, the last step that it sat out
         self.late: dict[int, tuple[int, ...]] = {}
         """See `simdist.traces.trace.Trace`."""
 
@@ -213,13 +213,13 @@ class _World:
         lanes = [(lane, tasks) for lane, tasks in of_lane.items() if tasks]
         reporting = next((tasks for lane, tasks in lanes if lane.kind != "host"), None)
         for rank in range(self._world_size):
-            for lane, tasks in lanes:  # rank 0 tells of its compute lane, if there is one
+            for lane, tasks in lanes:  # rank 0 reports the progress of its compute lane, if there is one
                 report = self._progress if rank == 0 and tasks is reporting else None
                 self._n_running += 1
                 yield self._clock.start(f"rank {rank} {lane.stream}", self._stream(rank, lane, tasks, report))
 
     def _standstill(self) -> str:
-        """Say who waits for what."""
+        """Name the transfers that cannot go on, and the processes that wait for operations."""
         wanted = {id(notice): self._tasks[index] for (index, _), notice in self._waiting.items()}
         alive = [process for process in self.cluster.processes if process.is_alive]
         tasks = [(process.name, wanted.get(id(process.target))) for process in alive]
@@ -231,7 +231,7 @@ class _World:
         return f"nothing can happen any more at {self._clock.now:g} s: {'; '.join(found[:_NAMED])}{more}"
 
     def _stream(self, rank: int, lane: Lane, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
-        """Take tasks in order. `now_s` is when the stream is free; yield what must be known, or happen, to go on."""
+        """Take tasks in order. `now_s` is when the stream is free. Yield an event for each time not known yet."""
         waiting = self._waiting
         happen = self._clock.happen
         ready, start, end = self.rows
@@ -254,7 +254,7 @@ class _World:
                 turn = cluster.lane_turns[rank, lane.name].request()
                 yield turn
                 if clock.now > asked_s:
-                    now_s = clock.now  # it was held
+                    now_s = clock.now  # the lane was held
                 cluster.tell(who, "ready", task.instance)
             if task.exchange is not None:
                 yield clock.at(max(now_s, clock.now), priority=_LATER)
@@ -290,13 +290,13 @@ class _World:
         self._n_running -= 1
 
     def _until_tick_s(self, task: _Task, rank: int, now_s: float) -> float:
-        """Return how long a tick takes that starts now."""
+        """Return the seconds from now until a tick that starts now ends."""
         assert task.period_s is not None
         written_s = max((self.rows[2][other][rank] for other in task.after), default=0.0)
         return max(float(tick_s(written_s, task.period_s)) - now_s, 0.0)
 
     def _meet(self, task: _Task, meeting: _Meeting, rank: int, now_s: float) -> None:
-        """Arrive at a collective; the last one begins it."""
+        """Arrive at a collective. The last member to arrive begins it."""
         group = meeting.group_of[rank]
         key = task.index, group
         n_missing, latest_s = self._arrivals.get(key) or (len(meeting.members[group]), now_s)
@@ -309,7 +309,7 @@ class _World:
             self._begin(task, meeting, group, latest_s)
 
     def _come(self, task: _Task, rule: FirstCome, rank: int, now_s: float) -> None:
-        """Come to an all-reduce that takes the first; the last that it waits for begins it."""
+        """Arrive at a first-come all-reduce. The last member that it waits for begins it."""
         came = self._came[task.index]
         came[rank] = now_s
         if len(came) == rule.n_in:
@@ -318,7 +318,7 @@ class _World:
             self._be_late(task, rule, rank, now_s)
 
     def _close(self, task: _Task, rule: FirstCome) -> None:
-        """Begin an all-reduce with the first that came."""
+        """Begin an all-reduce with the members that arrived first."""
         assert task.meeting is not None
         came = self._came[task.index]
         index = task.index
@@ -330,7 +330,7 @@ class _World:
             self._be_late(task, rule, rank, came[rank])
 
     def _be_late(self, task: _Task, rule: FirstCome, rank: int, at_s: float) -> None:
-        """Come too late: take the result, as soon as it is there."""
+        """Arrive too late: take the result as soon as it exists."""
         self.rows[1][task.index][rank] = at_s
         if self.cluster.is_live:
             self.cluster.tell(f"rank {rank} {task.lane.stream}", "started", task.instance)
@@ -348,7 +348,7 @@ class _World:
             self._end(task, [rank], end_s)
 
     def _members(self, task: _Task, meeting: _Meeting, group: int) -> Sequence[int]:
-        """Return who takes part in a collective that begins."""
+        """Return the ranks that take part in a collective that begins."""
         return meeting.members[group] if meeting.first_come is None else self._in[task.index]
 
     def _begin(self, task: _Task, meeting: _Meeting, group: int, start_s: float) -> None:
@@ -374,8 +374,9 @@ class _World:
     def _move(self, name: str, task: _Task, meeting: _Meeting, group: int, start_s: float) -> Steps:
         """Move the bytes of a collective, through the network if others may share its links.
 
-        There, one that nobody disturbs ends up to rounding when it would alone. It then ends when it would alone, to
-        the last bit, so that actors who disturb nobody change nothing; the clock may be ahead by that rounding.
+        An undisturbed transfer in the network ends when it would end alone, up to rounding. It is then given exactly
+        the end it would have alone, so an actor that disturbs nothing changes nothing. The clock may be ahead by that
+        rounding error.
         """
         cluster = self.cluster
         now_s = self._clock.now
@@ -393,7 +394,7 @@ class _World:
         self._end(task, self._members(task, meeting, group), end_s)
 
     def _end_each(self, task: _Task, members: Sequence[int], segments: Segments, group: int) -> None:
-        """End a collective whose members begin and end on their own."""
+        """End a collective with members that begin and end on their own."""
         ready_s = np.array([self.rows[0][task.index][rank] for rank in members])
         ends_s = segments.end_s(ready_s, segments.segment_s[group]).tolist()
         if self.cluster.is_live:
@@ -411,12 +412,12 @@ class _World:
         self.cluster.tell(name, "ended", task.instance)
 
     def _land(self, task: _Task, members: Sequence[int]) -> None:
-        """End a collective now; who waited goes on before anything else happens."""
+        """End a collective now. The processes that wait for it go on before anything else happens."""
         self._end(task, members, self._clock.now)
         self._clock.go_on()
 
     def _end(self, task: _Task, members: Sequence[int], end_s: float) -> None:
-        """End a collective; from now on its end is known."""
+        """Set the end of a collective, from now on known to all."""
         waiting = self._waiting
         happen = self._clock.happen
         row = self.rows[2][task.index]
@@ -455,7 +456,7 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
                 known[op] = [], _Meeting(cost, plan.world_size, seconds)
             case Varying():
                 known[op] = [], _Meeting(cost, plan.world_size, None)
-    numbers = count()  # of loads
+    numbers = count()  # number the loads
     entered = [(entering(body), drops(body)) for body in plan.bodies]
     bodies = [entered[number] for number in plan.body_of_steps()]
     return [

@@ -1,11 +1,11 @@
 """The fast engine: the same times by `simdist.engines.recurrence`, over all ranks and all seeds at once.
 
-The additions and maxima are those of the discrete-event engine, in the same order, so the results are equal to the last
+It does the additions and maxima of the discrete-event engine, in the same order. So the results are equal to the last
 bit wherever no resource is shared.
 
-Transfers of one operation that are joined by shared resources must start together: then their durations are those of
-the fluid network from a common start, solved once, ahead. Transfers of different operations must not overlap on a
-resource. Anything else is refused with `UnsupportedError`; the discrete-event engine can do it.
+Transfers of one operation that share resources, directly or through others, must start together. Their durations are
+then those of the fluid network with a common start, solved once in advance. Transfers of different operations must not
+overlap on a resource. Everything else is refused with `UnsupportedError`; the discrete-event engine can simulate it.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from simdist.traces.breakdown import Attribution, Breakdown, HeldUp, break_down,
 from simdist.traces.links import LinkRecorder
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
-_FEW = 8  # members of a group up to which numpy is faster member by member than by a reduction along a short axis
+_FEW = 8  # up to this many members, numpy is faster member by member than by a reduction along a short axis
 
 
 def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | None = None) -> Trace:
@@ -43,7 +43,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
         UnsupportedError: Transfers share a resource and start at different times, or loads differ from one another.
     """
     check_delays(plan, delays)
-    times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough to get huge pages from Linux
+    times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough for Linux to use huge pages
     ready_s, start_s, end_s = times_s
     walked = list(stretches(plan))
     table = end_s[:, :, np.newaxis]
@@ -71,7 +71,7 @@ def measure(
 ) -> Breakdown:
     """Simulate a plan for many seeds at once and keep only where the time went.
 
-    Memory is that of a few steps, however many there are.
+    Memory is that of a few steps, whatever the number of steps.
 
     Args:
         plan: A legal plan.
@@ -79,7 +79,7 @@ def measure(
         delays: Source of `[n_seeds, n_steps, world_size]` delays.
         n_seeds: Seeds.
         progress: Called with the number of steps done.
-        held: Names the links that hold operations up.
+        held: Names the links that hold up operations.
 
     Raises:
         UnsupportedError: Transfers share a resource and start at different times.
@@ -97,7 +97,7 @@ def measure(
 
 
 def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
-    """Return the seconds per step of many seeds, each at prices of its own, `[n_seeds]`.
+    """Return the seconds per step of many seeds, each with its own prices, `[n_seeds]`.
 
     Args:
         plan: A legal plan.
@@ -105,7 +105,7 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
         delays: Source of `[n_seeds, n_steps, world_size]` delays.
 
     Raises:
-        UnsupportedError: As of `measure`.
+        UnsupportedError: See `measure`.
     """
     if drops_late(plan):
         raise UnsupportedError("who comes first depends on prices, which differ from seed to seed: use --engine des")
@@ -120,15 +120,15 @@ class _LastEnds:
     """Keeps when the last operation of each lane ended, `[world_size, n_seeds]`."""
 
     def __init__(self) -> None:
-        self.of: dict[str, Times] = {}  # by name of the lane
+        self.of: dict[str, Times] = {}  # name of the lane -> end
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
-        """Take the times of the next instance."""
+        """Add the times of the next instance."""
         self.of[template.lane.name] = end_s
 
 
 def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, end_s: Times) -> None:
-    """Fill in, from when all ended, when every operation was ready and started, over all repetitions at once."""
+    """Derive from all ends when every operation was ready and when it started, over all repetitions at once."""
     n = len(stretch.templates)
     last = stretch.first_index + n * stretch.times
     for at, template in enumerate(stretch.templates, start=stretch.first_index):
@@ -148,12 +148,12 @@ def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, e
 
 
 def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]:
-    """Return what operations take by themselves, and where transfers share resources, what they take together.
+    """Return the seconds of each operation alone or, where transfers share resources, together.
 
-    Where there are several price lists, one for each seed, a resource counts as shared if it is with one of them.
+    With several price lists, one for each seed, a resource counts as shared if it is shared in one of them.
 
     Raises:
-        UnsupportedError: Loads differ from one another, or segments of several price lists do.
+        UnsupportedError: Loads differ from one another, or segments differ between price lists.
     """
     for op, cost in costs[0].of.items():
         if isinstance(cost, Varying):
@@ -197,14 +197,14 @@ def _alone_s(op: Op, costs: Sequence[Costs]) -> float | Times:
 
 
 def _side_by_side(seconds: Sequence[float | Times]) -> float | Times:
-    """Return the seconds of every price list in a column of its own, `[n or 1, n_lists]`; of equal ones, the first."""
+    """Return the seconds of each price list as a column, `[n or 1, n_lists]`; if all are equal, the first."""
     if all(np.array_equal(seconds[0], each) for each in seconds[1:]):
         return seconds[0]
     return np.stack(np.broadcast_arrays(*map(np.atleast_1d, seconds)), axis=1)
 
 
 def _refuse_disturbed(costs: Costs) -> None:
-    """Refuse operations on links whose rate changes during the run, or that other jobs use."""
+    """Refuse operations on links that change their rate during the run or that carry traffic of other jobs."""
     for op, cost in costs.of.items():
         for transfer in cost.transfers if isinstance(cost, Shared) and costs.disturbed else ():
             used = {resource for stage in transfer.stages for resource in stage.resources.tolist()}
@@ -217,14 +217,14 @@ def _refuse_disturbed(costs: Costs) -> None:
 
 
 class _Contention:
-    """The resources that several transfers may want, and until when each is taken."""
+    """The resources that several transfers may want, and until when each resource is taken."""
 
     def __init__(self, costs: Sequence[Costs], n_seeds: int) -> None:
         self._busy_s = np.zeros((len(costs[0].capacity_Bps), n_seeds))
         self.uses = {op: _Use(op, costs) for op in frozenset[Op]().union(*(each.contested for each in costs))}
 
     def seconds(self, op: Op) -> float | Times:
-        """Return what the transfers of an operation take when they start together, `[n_groups]` or with seeds."""
+        """Return the seconds of an operation's transfers when they start together, `[n_groups]` or with seeds."""
         return self.uses[op].seconds
 
     def check(self, op: Op, start_s: Times, end_s: Times, step: int) -> None:
@@ -233,11 +233,11 @@ class _Contention:
         Args:
             op: The operation.
             start_s: Start of each transfer, `[n_groups, n_seeds]`.
-            end_s: End of each, if they share as foreseen.
+            end_s: End of each, if the transfers share as assumed.
             step: Step, for the message.
 
         Raises:
-            UnsupportedError: They do not start together, or somebody else is on a resource.
+            UnsupportedError: They do not start together, or another operation is on a resource.
         """
         use = self.uses[op]
         if (start_s != start_s[use.leader]).any():
@@ -254,7 +254,7 @@ class _Contention:
 
 
 class _Use:
-    """Who uses which resource in an operation."""
+    """The resources that each group of an operation uses."""
 
     def __init__(self, op: Op, costs: Sequence[Costs]) -> None:
         of_op = [each.of[op] for each in costs]
@@ -267,14 +267,14 @@ class _Use:
         self.groups = np.repeat(np.arange(len(pairs)), [len(resources) for resources in pairs])
         self.resources = np.concatenate(pairs)
         self.leader = self._leaders(len(pairs), len(costs[0].capacity_Bps))
-        """The first group of each group's component: those that share, directly or through others."""
+        """Per group, the first group of its component: the groups that share, directly or through others."""
         from simdist.engines.network.fluid import common_start_s
 
         seconds = (common_start_s(each, its.capacity_Bps) for each, its in zip(transfers, costs, strict=True))
         self.seconds = _side_by_side(list(seconds))
 
     def _leaders(self, n_groups: int, n_resources: int) -> NDArray[np.int64]:
-        """Let the lowest number spread over resources and groups until it stands still."""
+        """Spread the lowest number over resources and groups until nothing changes."""
         leader = np.arange(n_groups)
         while True:
             lowest = np.full(n_resources, n_groups)

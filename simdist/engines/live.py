@@ -1,8 +1,8 @@
-"""A cluster while it is simulated: what actors change of it, and what observers hear of it.
+"""A cluster during a simulation: the part that actors change and observers watch.
 
 Links are the resources that have a capacity. Transfers and flows of actors, the disturbances of a scenario and the
-plan's own transfers meet on the same links and share them max-min fairly. Streams are resources of SimPy that one
-operation, or one hold, has at a time, in the order in which they asked for it.
+plan's own transfers meet on the same links and share them max-min fairly. Streams are SimPy resources. One operation,
+or one hold, has a stream at a time, in the order of their requests.
 """
 
 import math
@@ -37,8 +37,8 @@ class Change:
         who: A process or a link, by name: `rank 3 compute`, `AllReduce of step 2, group 0`, `nic_out[3]`.
         state: Of a rank's stream: an operation is `ready`, has `started` or `ended`, or the stream is `held` or
             `released`. Of a transfer, or an actor's flow: it has `started` or `ended`. Of a link: it has a new `share`.
-        instance: The operation; None where there is none.
-        share: What is left of the link's capacity.
+        instance: The operation. None if the change does not belong to one.
+        share: Share of the link's capacity that is left.
     """
 
     time_s: float
@@ -71,9 +71,10 @@ class LiveLink:
 
     @property
     def share(self) -> float:
-        """What is left of the capacity, from 0 to 1; nothing passes at 0.
+        """Share of the capacity that is left, from 0 to 1. At 0 nothing passes.
 
-        Every process sets a share of its own, which holds until it sets another, and what is left is their product.
+        Every process sets a share of its own, which holds until it sets another. The share that is left is the product
+        of them all.
         """
         return math.prod(self._shares.values())
 
@@ -94,7 +95,7 @@ class LiveRank:
     """A rank.
 
     Args:
-        cluster: Where it is.
+        cluster: The cluster that it belongs to.
         rank: Its number.
     """
 
@@ -102,10 +103,11 @@ class LiveRank:
     rank: int
 
     def hold(self, lane: str, seconds: float) -> simpy.Process:
-        """Occupy a lane for some seconds: from now on, or from when what has it, or waits for it already, is done.
+        """Occupy a lane for some seconds, after everything that has the lane now or already waits for it.
 
-        What is running runs on. An operation that still waits for others does not have its lane yet, a collective
-        that waits for its members does. What comes after the hold is ready when the lane is free again.
+        Running operations are not interrupted. An operation that still waits for its dependencies does not have its
+        lane yet. A collective that waits for its members does. Operations after the hold are ready when the lane is
+        free again.
 
         Args:
             lane: Name of a lane of the plan, such as `compute` or `comm`.
@@ -138,8 +140,8 @@ class LiveCluster:
         clock: Its environment.
         costs: Resources and their capacities.
         observers: Called with every change of state, in order of time.
-        lanes: Of the plan.
-        is_live: Whether actors or observers look on.
+        lanes: Lanes of the plan.
+        is_live: Whether there are actors or observers.
     """
 
     def __init__(
@@ -154,14 +156,14 @@ class LiveCluster:
         self.recorder = LinkRecorder(costs.slow)
         """What links do besides carrying the plan's transfers."""
         self.lane_turns: defaultdict[tuple[int, str], simpy.Resource] = defaultdict(partial(simpy.Resource, clock))
-        """Who may run on a lane of a rank, by rank and name of the lane."""
+        """Turns on each lane of each rank, by rank and name of the lane."""
         self._costs = costs
         self._observers = observers
         self._moving: dict[Notice, tuple[str, Transfer]] = {}
 
     @cached_property
     def links(self) -> dict[int, LiveLink]:
-        """Links by their numbers; those that are unlimited, so that nothing shares them, are left out."""
+        """Links by number, without unlimited ones, which no transfer has to share."""
         name = self._costs.resources.name
         limits_Bps = self._costs.capacity_Bps.tolist()
         return {n: LiveLink(self, name(n), n, limit) for n, limit in enumerate(limits_Bps) if limit < math.inf}
@@ -174,7 +176,7 @@ class LiveCluster:
         """Return a link by its name, such as `storage_server`.
 
         Raises:
-            ValueError: There is none, or it is unlimited, so that nothing shares it.
+            ValueError: There is none, or it is unlimited, so no transfer has to share it.
         """
         if name not in self._link_of:
             kinds = dict.fromkeys(each.partition("[")[0] for each in self._link_of)
@@ -194,41 +196,41 @@ class LiveCluster:
         return LiveRank(self, _checked("rank", rank, self._costs.resources.world_size))
 
     def send(self, from_node: int, to_node: int, nbytes: float) -> simpy.Event:
-        """Send bytes from one node to another; the event is that they have arrived.
+        """Send bytes from one node to another. The event happens when they have arrived.
 
-        They pass both nodes' network cards, and the switch where it limits. There is no latency.
+        They pass both nodes' network cards, and the switch if it has a limit. There is no latency.
         """
         return self.transfer(self.path(from_node, to_node), nbytes)
 
     def read(self, node: int, nbytes: float) -> simpy.Event:
-        """Read bytes from storage on a node; the event is that they are there."""
+        """Read bytes from storage on a node. The event happens when they have arrived."""
         return self.transfer(self._storage("nic_in", node), nbytes)
 
     def write(self, node: int, nbytes: float) -> simpy.Event:
-        """Write bytes from a node to storage; the event is that they are there."""
+        """Write bytes from a node to storage. The event happens when they have arrived."""
         return self.transfer(self._storage("nic_out", node), nbytes)
 
     def path(self, from_node: int, to_node: int) -> list[LiveLink]:
-        """Return the links from one node to another, unlimited ones left out."""
+        """Return the links from one node to another, without unlimited ones."""
         if from_node == to_node:
             raise ValueError(f"from node {from_node} to node {to_node}: no link between nodes is on the way")
         nodes = [_checked("node", node, self._costs.resources.n_machines) for node in (from_node, to_node)]
         return self._limited(f"nic_out[{nodes[0]}]", f"nic_in[{nodes[1]}]", "switch")
 
     def transfer(self, links: Sequence[LiveLink], nbytes: float) -> simpy.Event:
-        """Move bytes over all of some links; the event is that it is done."""
+        """Move bytes over all of the links. The event happens when this is done."""
         if not 0 <= nbytes < math.inf:
             raise ValueError(f"transfer of {nbytes} bytes: must be a number from 0 on")
         return self.carry(self._doing(links), Transfer((_stage(links, nbytes),)))
 
     def flow(self, *links: LiveLink) -> ExitStack:
-        """Open a flow over all of some links, which it shares fairly until `close()`, or until the end of a `with`."""
+        """Open a flow over all of the links. It shares them fairly until `close()` or the end of a `with` block."""
         if not links:
             raise ValueError("a flow needs a link")
         return self.open(self._doing(links), _stage(links, 1.0))
 
     def open(self, who: str, stage: Stage) -> ExitStack:
-        """Open a flow without an end that has a name."""
+        """Open a named flow without an end."""
         flow = self.network.open(stage)
         self.tell(who, "started")
         self._record(stage, 1)
@@ -241,12 +243,12 @@ class LiveCluster:
     def carry(
         self, who: str, transfer: Transfer, *, start_s: float | None = None, instance: Instance | None = None
     ) -> Notice:
-        """Let a transfer begin, now or later; the event is that it is done.
+        """Start a transfer, now or later. The event happens when it is done.
 
         Args:
-            who: Its name.
-            transfer: What it moves.
-            start_s: Not before now.
+            who: Name of the transfer.
+            transfer: The transfer.
+            start_s: When it begins, not before now. Now if left out.
             instance: The operation, for observers.
         """
         done = Notice(self.clock)
@@ -266,7 +268,7 @@ class LiveCluster:
         self.clock.go_on()
 
     def _record(self, stage: Stage, n_flows: int) -> None:
-        """Take down that flows of others begin on links, or end."""
+        """Record that flows of others begin or end on links."""
         for resource in stage.resources.tolist():
             self.recorder.add_flows(self.clock.now, self._costs.resources.name(resource), n_flows)
 
@@ -281,7 +283,7 @@ class LiveCluster:
                     raise RunError(f"observer {observer!r} failed at {change}: {error!r}") from error
 
     def stopped(self) -> list[str]:
-        """Return which transfers cannot go on, and where."""
+        """Return the transfers that cannot go on, and the closed links of each."""
         closed = {number: link.name for number, link in self.links.items() if not link.share}
         used = {
             who: {closed[each] for stage in transfer.stages for each in stage.resources.tolist() if each in closed}
@@ -290,7 +292,7 @@ class LiveCluster:
         return [f"{who} waits for {', '.join(sorted(names))}, of which nothing is left" for who, names in used.items()]
 
     def _doing(self, links: Sequence[LiveLink]) -> str:
-        """Return what a transfer is called that the process at work starts."""
+        """Return the name of a transfer that the running process starts."""
         process = self.clock.active_process
         return f"{process.name if process else 'somebody'} on {', '.join(link.name for link in links)}"
 

@@ -6,9 +6,9 @@ With time as a vector over `[world_size, n]`, an operation is three lines of max
     start = max over its group of ready
     end   = start + seconds
 
-and for a ring whose members begin and end on their own, a few more (`simdist.cost.costs.Segments`). One pass over the
-instances in program order gives every time, without events. Seconds follow from prices, or are given for every
-instance; only then there are gaps. A `Tick` is no duration: it ends when its clock ticks next.
+and a few more for a ring with members that begin and end on their own (`simdist.cost.costs.Segments`). One pass over
+the instances in program order gives every time, without events. Seconds follow from prices, or are given for every
+instance. Gaps exist only if seconds are given. A `Tick` has no duration: it ends at the next tick of its clock.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,22 +34,22 @@ Progress: TypeAlias = Callable[[int], None]
 Check: TypeAlias = Callable[[Times, Times, int], None]
 Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
-_BY_TIME = Enter(awaits="")  # whatever it awaits
-_FEW_COLUMNS = 2  # up to which numpy finds the last of a group faster by `reduceat`
+_BY_TIME = Enter(awaits="")  # for any buffer it may await
+_FEW_COLUMNS = 2  # up to this many columns, numpy finds the last of a group faster by `reduceat`
 
 
 class Durations(Protocol):
-    """Says how long everything takes, in every variant."""
+    """Gives the duration of every instance, in every variant."""
 
     def gap_s(self, index: int) -> Times | None:
-        """Return the seconds between what instance `index` waits for and its being ready; None for none.
+        """Return the seconds from the end of the dependencies of instance `index` until it is ready; None for none.
 
         Like `seconds`, they broadcast to `[world_size, n]`.
         """
         ...
 
     def seconds(self, index: int) -> Times | None:
-        """Return the seconds of instance `index`, from its start, or that of its group, to its end; None for none."""
+        """Return the seconds of instance `index`, from its start or its group's start to its end; None for none."""
         ...
 
 
@@ -59,11 +59,11 @@ class GroupMeeting:
 
     Args:
         shape: Ranks and columns as `[n_blocks, size, stride, n]`.
-        seconds: Of each group, broadcasting over `[n_blocks, 1, stride, n]`; not used where durations are given.
-        check: Called with starts and ends `[n_groups, n]`, and the step, if somebody else may want its resources.
-        firsts: First rank of every group of few consecutive ranks, if numpy is faster that way; else None.
-        segments: How members begin and end on their own; else they begin with the last one, and end together.
-        first_come: Where the first that come do not wait for the others: the rule; then there is one group.
+        seconds: Of each group, broadcasting over `[n_blocks, 1, stride, n]`. Not used if durations are given.
+        check: Called with starts and ends `[n_groups, n]`, and the step, if other operations may want its resources.
+        firsts: First rank of each group of a few consecutive ranks, if numpy is faster that way; else None.
+        segments: How members begin and end on their own. If None, they begin with the last one and end together.
+        first_come: The rule, if the first members to arrive do not wait for the others. There is then one group.
     """
 
     shape: tuple[int, int, int, int]
@@ -101,13 +101,13 @@ class GroupMeeting:
         return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n)
 
     def ends(self, ready: Times, segments: Segments) -> Times:
-        """Return when each member ends that begins on its own, `[n_blocks, size, stride, n]`."""
+        """Return the end of each member that begins on its own, `[n_blocks, size, stride, n]`."""
         n_blocks, size, stride, _ = self.shape
         segment_s = segments.segment_s.reshape(n_blocks, stride, size).transpose(2, 0, 1)[..., np.newaxis]
         return np.moveaxis(segments.end_s(np.moveaxis(ready.reshape(self.shape), 1, 0), segment_s), 0, 1)
 
     def of_ranks(self, times: Times) -> Times:
-        """Return times of groups, `[n_blocks, 1, stride, n]`, for every rank, `[world_size, n]`."""
+        """Spread times of groups, `[n_blocks, 1, stride, n]`, over their ranks, `[world_size, n]`."""
         n_blocks, size, stride, n = self.shape
         spread = np.empty((n_blocks * size * stride, n))
         spread.reshape(self.shape)[...] = times
@@ -115,28 +115,27 @@ class GroupMeeting:
 
 
 Price: TypeAlias = float | Times | GroupMeeting
-#: Template, row of its predecessor, rows of what it comes after, seconds, meeting.
+#: Template, row of its predecessor, rows of its other dependencies, seconds, meeting.
 _Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None]
 
 
 @final
 class Recurrence:
-    """Executes a plan on vectors `[world_size, n]`; fills `table` with all ends, or tells `observer` all times.
+    """Executes a plan on vectors `[world_size, n]`; fills `table` with all ends, or reports all times to `observer`.
 
-    The ends of the instances stand in a table of rows: zeros, the rows carried over from earlier repetitions that may
-    still be referred to, and the rows of this repetition. An instruction names its operands by their place in the
-    table.
+    The ends of the instances are rows of a list: zeros, the rows of earlier repetitions that may still be needed, and
+    the rows of this repetition. An instruction names its operands by their place in that list.
 
     Args:
         plan: A legal plan.
         n: Columns of a vector: seeds, or variants.
-        prices: Prices of operations: a meeting, or seconds, one number, `[world_size]` or `[world_size or 1, n]`;
-            nothing if left out.
+        prices: Price of each operation: a meeting, or seconds as one number, `[world_size]` or `[world_size or 1, n]`.
+            An operation without a price takes no time.
         delays: Source of the injected delays.
-        durations: Take the place of the seconds of prices, and of delays.
+        durations: Replace the seconds of prices, and delays.
         observer: Gets the times of every instance in program order.
-        table: For the ends, float64 `[n_instances, world_size, n]`. One column of it is
-            needed where the late are dropped.
+        table: Receives the ends, float64 `[n_instances, world_size, n]`. A plan that drops late ranks needs a table of
+            one column.
 
     Attributes:
         late: See `simdist.traces.trace.Trace`.
@@ -162,7 +161,7 @@ class Recurrence:
         self.late: dict[int, tuple[int, ...]] = {}
 
     def run(self, walked: Iterable[Stretch], progress: Progress | None = None) -> None:
-        """Execute the plan, of which `walked` are the stretches; `progress` is called with the number of steps done."""
+        """Execute the plan, given its stretches; `progress` is called with the number of steps done."""
         ends: dict[int, Times] = {}
         for stretch in walked:
             carried, program = self._compile(stretch)
@@ -184,14 +183,14 @@ class Recurrence:
             }
 
     def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
-        """Return how far before a repetition the rows lie that it needs, and its instructions."""
+        """Return how many rows before a repetition each row that it needs lies, and its instructions."""
         n = len(stretch.templates)
         backs = [
             [back for back in (template.previous, *template.after) if back is not None]
             for template in stretch.templates
         ]
         needed = {back - at for at, each in enumerate(backs) for back in each if back > at}
-        for distance in tuple(needed):  # what comes from further back passes through the repetitions between
+        for distance in tuple(needed):  # a row from further back passes through the repetitions between
             needed.update(range(distance % n or n, distance, n))
         carried = tuple(sorted(needed, reverse=True))
         program: list[_Instruction] = []
@@ -218,7 +217,7 @@ class Recurrence:
         *,
         outside: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Append the ends of instructions; ranks that sit the step out pass over what they then need not do."""
+        """Append the ends of instructions. Ranks that sit out the step skip the operations that they then omit."""
         maximum = np.maximum
         add = np.add
         observer = self._observer
@@ -269,10 +268,10 @@ class Recurrence:
         step: int,
         here: int,
     ) -> Times:
-        """Return the ends of an all-reduce over the first that come, number `here` of a program.
+        """Return the ends of a first-come all-reduce, which is number `here` of a program.
 
-        Who comes first is found as if all had entered the step: a rank that could not would have come after its end.
-        Then the step is run again, for those that sit it out.
+        The first to arrive are found as if all ranks had entered the step. This is valid: a rank that sits out would
+        have arrived after the end. Then the step is run again for the ranks that sit it out.
         """
         first = here - program[here][0].position
         base = len(rows) - here
@@ -312,14 +311,14 @@ class Recurrence:
 
 
 def _given(durations: Durations, index: int, template: Template, ready: Times) -> tuple[Times, Times | None]:
-    """Return when an instance is ready after its gap, and its seconds; a tick has none."""
+    """Return when an instance is ready after its gap, and its seconds (None for a tick)."""
     gap_s = durations.gap_s(index)
     seconds = None if isinstance(template.op, Tick) else durations.seconds(index)
     return ready if gap_s is None else ready + gap_s, seconds
 
 
 def _ready(instruction: _Instruction, rows: list[Times]) -> Times:
-    """Return when what an instruction waits for has ended."""
+    """Return when all dependencies of an instruction have ended."""
     _, first, others, _, _ = instruction
     return reduce(np.maximum, (rows[other] for other in others), rows[first])
 
@@ -330,14 +329,14 @@ def _place(position: int, carried: tuple[int, ...]) -> int:
 
 
 def _added(price: Price) -> tuple[Seconds, GroupMeeting | None]:
-    """Return the seconds of a price, shaped to be added to `[world_size, n]`, and its meeting."""
+    """Return the seconds of a price, in a shape to add to `[world_size, n]`, and its meeting."""
     if isinstance(price, GroupMeeting):
         return price.seconds, price
     return (price.reshape(len(price), -1) if isinstance(price, np.ndarray) else price or None), None
 
 
 class _DelayFeed:
-    """Takes delays from their source in chunks that stay small, however many ranks and seeds there are."""
+    """Takes delays from their source in chunks that stay small for any number of ranks and seeds."""
 
     _CHUNK_VALUES = 4_000_000
 

@@ -3,14 +3,15 @@
 The rules are those of the other engines, with time as a vector over `[world_size, n_variants]`
 (`simdist.engines.recurrence`).
 
-Durations are not priced but taken from a trace (`timing`), changed or not, so contention, slow machines and injected
-delays are in them. A collective's seconds count from its last member's start: the transfer, without the waiting. The
-gap is what a trace leaves unexplained before an operation: nothing in a simulation, the program's own overhead on real
-machines. With its own gaps and seconds a trace is replayed as it was. Many variants of one trace are replayed at once.
+Durations are not priced. They are taken from a trace (`timing`), changed or not, so they contain contention, slow
+machines and injected delays. The seconds of a collective count from its last member's start: the transfer, without the
+waiting. The gap is the time before an operation that the trace leaves unexplained. In a simulation there is none; on
+real machines it is the program's own overhead. A trace replayed with its own gaps and seconds gives itself. Many
+variants of one trace are replayed at once.
 
 Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713:
-    replay by dependencies and durations; `gap` is what their analyzer calls launch delay.
+    replay by dependencies and durations; their analyzer calls the `gap` launch delay.
 """
 
 from dataclasses import dataclass
@@ -31,12 +32,12 @@ _APART = ("io", "save")  # kinds of lanes
 
 @dataclass(frozen=True)
 class Timing:
-    """The seconds of every instance in a trace: one variant, of what was.
+    """The seconds of every instance in a trace: the single variant that was recorded.
 
     Args:
-        gaps_s: Seconds before it was ready that nothing in the plan explains, float64 `[n_instances, world_size]`;
-            None if there are none at all.
-        durations_s: Seconds from the start to the end, likewise.
+        gaps_s: Seconds before each operation was ready that the plan does not explain, float64
+            `[n_instances, world_size]`; None if there are no gaps.
+        durations_s: Seconds from start to end, likewise.
     """
 
     gaps_s: Times | None
@@ -54,7 +55,7 @@ class Timing:
 def timing(trace: Trace) -> Timing:
     """Take a trace apart into gaps and seconds.
 
-    Times of real machines may contradict the plan by as much as their clocks do; no gap is negative.
+    Clocks of real machines differ, so times may contradict the plan by that much. A negative gap becomes 0.
 
     Raises:
         TraceError: An operation did not run on some rank.
@@ -90,9 +91,9 @@ def timing(trace: Trace) -> Timing:
 def replay(
     plan: Plan, durations: Durations, observer: Observer, *, n_variants: int, progress: Progress | None = None
 ) -> None:
-    """Execute a plan with given durations and tell all times to `observer`.
+    """Execute a plan with given durations and report all times to `observer`.
 
-    Memory is that of a few steps, besides what `durations` and `observer` keep.
+    Memory is that of a few steps, plus what `durations` and `observer` keep.
 
     Args:
         plan: A legal plan.
@@ -107,7 +108,7 @@ def replay(
 
 
 def step_end_s(plan: Plan, durations: Durations, *, n_variants: int, progress: Progress | None = None) -> Times:
-    """Return when the last rank was done with each step in each variant, float64 `[n_steps, n_variants]`.
+    """Return when the last rank finished each step in each variant, float64 `[n_steps, n_variants]`.
 
     Loads and saves do not count: they belong to later steps, or to none (as in `simdist.traces.waiting.step_end_s`).
     """
@@ -117,7 +118,7 @@ def step_end_s(plan: Plan, durations: Durations, *, n_variants: int, progress: P
 
 
 class _StepEnds:
-    """Keeps when each step ended; a stream runs in order, so only its last operation of a step is looked at."""
+    """Keeps the end of each step. A stream runs in order, so only its last operation of a step counts."""
 
     def __init__(self, plan: Plan, n_variants: int) -> None:
         lengths = [len(body) for body in plan.bodies]
@@ -134,7 +135,7 @@ class _StepEnds:
 
 
 def _last_positions(plan: Plan, number: int) -> NDArray[np.bool_]:
-    """Tell which operations of a body are the last in their lane, input and output left out."""
+    """Tell which operations of a body are the last in their lane, without input and output lanes."""
     lanes = [lane_of(op) for op in plan.bodies[number]]
     last_of = {lane: position for position, lane in enumerate(lanes) if lane.kind not in _APART}
     return np.isin(np.arange(len(lanes)), list(last_of.values()))

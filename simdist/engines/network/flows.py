@@ -1,7 +1,7 @@
 """The flows in flight in a network: their state, in the rows that `max_min` works on.
 
-The rows are lists at first. When filling them has cost about as much as to load a compiler, they become arrays, and
-functions that numba has compiled take over. The results have the same bits.
+The rows are lists at first. When filling them has taken about as long as loading a compiler, they become arrays, and
+functions compiled by numba take over. The results have the same bits.
 """
 
 import functools
@@ -16,11 +16,11 @@ import numpy as np
 from simdist.cost.costs import Stage
 from simdist.engines.network import max_min
 
-_PATIENCE = 100_000  # pairs of a flow and a resource filled until numba is asked for: about half a second
-_NARROW = 8  # resources that are taken in one by one: numpy takes longer to begin
-_BULK = 32  # flows that join together and are sorted first
-_REMEMBERED = 4096  # stages
-_ROOM = 32  # slots, pairs and components, at least
+_PATIENCE = 100_000  # pairs of a flow and a resource filled before numba is loaded: about half a second
+_NARROW = 8  # up to this many resources they are added one by one: a numpy call has a fixed cost
+_BULK = 32  # from this many flows that join together, they are sorted first
+_REMEMBERED = 4096  # stages kept
+_ROOM = 32  # slots, pairs and components at least
 _SLOTS, _PAIRS, _RESOURCES, _COMPONENTS = range(4)
 _N_FLOATS = (4, 1, 7, 3)  # rows of the state, see `max_min`
 _N_INTS = (10, 4, 9, 11)
@@ -28,7 +28,7 @@ _N_COUNTS = 5
 
 
 def nothing() -> None:
-    """End as nobody waits for."""
+    """Do nothing at the end of a flow that no process waits for."""
 
 
 class Flow:
@@ -37,7 +37,7 @@ class Flow:
     Args:
         stage: The stage that flows.
         then: Called when it has ended.
-        left_nbytes: Bytes left on its most used resource; all of them if left out, inf for a flow without an end.
+        left_nbytes: Bytes left on its most used resource. All of them if left out; inf for a flow without an end.
     """
 
     __slots__ = ("left_nbytes", "slot", "stage", "then")
@@ -50,9 +50,9 @@ class Flow:
 
 
 class _StageUse(NamedTuple):
-    """What a stage puts on the resources that it needs bytes of, as arrays, and as lists where these are used."""
+    """The bytes of a stage on each resource that it uses, as arrays, and as lists for the code that needs lists."""
 
-    stage: Stage  # kept, so that no other takes its id
+    stage: Stage  # kept so that no other stage gets its id
     most_nbytes: float
     resources: list[int]
     weights: list[float]
@@ -62,7 +62,7 @@ class _StageUse(NamedTuple):
 
 @functools.cache
 def _compiled() -> dict[str, Any]:
-    """Return the functions of `max_min`, compiled, by name; as they are where numba cannot be imported."""
+    """Return the functions of `max_min` by name, compiled; uncompiled if numba cannot be imported."""
     found = {name: each for name, each in vars(max_min).items() if isinstance(each, FunctionType)}
     functions = {name: each for name, each in found.items() if each.__module__ == max_min.__name__}
     try:
@@ -71,12 +71,12 @@ def _compiled() -> dict[str, Any]:
         text = "numba is not installed, so many flows at a time take longer to simulate"
         warnings.warn(f"{text}: pip install 'simdist-training[fast]'", RuntimeWarning, stacklevel=2)
         return functions
-    names = dict(vars(max_min))  # in which they call each other
+    names = dict(vars(max_min))  # the namespace in which they call each other
     for name, each in functions.items():
         copy = FunctionType(each.__code__, names, name)
         try:
             names[name] = numba.njit(cache=True)(copy)
-        except RuntimeError:  # there is no folder to keep it in
+        except RuntimeError:  # there is no folder for the cache
             names[name] = numba.njit(copy)
     return names
 
@@ -84,11 +84,11 @@ def _compiled() -> dict[str, Any]:
 class Flows:
     """Flows that share resources.
 
-    Flows that join take part in the rates as soon as `settle` is called; those that have ended or left are missing.
+    Flows that join count in the rates after the next `settle`. Flows that have ended or left count no longer.
 
     Args:
         capacity_Bps: Bytes per second of every resource; inf where unlimited.
-        patience: Pairs of a flow and a resource that are filled before the functions are compiled.
+        patience: Pairs of a flow and a resource to fill before the functions are compiled.
     """
 
     def __init__(self, capacity_Bps: Sequence[float], *, patience: int = _PATIENCE) -> None:
@@ -111,9 +111,9 @@ class Flows:
         for row in (max_min.HEAD, max_min.TAIL):
             self._state.resource_ints[row][:] = [max_min.NONE] * len(capacity_Bps)
         self._find_rows()
-        self._use_of: dict[int, _StageUse] = {}  # by the id of the stage
+        self._use_of: dict[int, _StageUse] = {}  # by id of the stage
         self._flows: list[Flow | None] = []
-        self._free: defaultdict[int, list[int]] = defaultdict(list)  # slots, by how many pairs they have
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # free slots, by number of pairs
         self._n_pairs = 0
         self._joining: list[int] = []
         self._n_joined = 0  # pairs
@@ -125,7 +125,7 @@ class Flows:
         return [[zero] * length for _ in range(n_rows)]
 
     def _find_rows(self) -> None:
-        """Have at hand the rows that are used most."""
+        """Keep references to the rows that are used most."""
         state = self._state
         self._left = state.flow_floats[max_min.LEFT]
         self._rate = state.flow_floats[max_min.RATE]
@@ -140,7 +140,7 @@ class Flows:
         """When the first flows of each component end."""
 
     def _compile(self) -> None:
-        """Let compiled functions take over, on arrays, if there is a compiler."""
+        """Switch to compiled functions and arrays, if there is a compiler."""
         self._settle = _compiled()["settle"]
         self._end = _compiled()["end"]
         self._leave = _compiled()["leave"]
@@ -154,7 +154,7 @@ class Flows:
         return self._is_array
 
     def _make_room(self, what: int, n: int) -> None:
-        """Make room for so many slots, pairs or components, and more."""
+        """Make room for at least `n` slots, pairs or components."""
         more = 2 * n - self._room[what]
         self._room[what] += more
         state: list[Any] = list(self._state)
@@ -168,7 +168,7 @@ class Flows:
         self._find_rows()
 
     def use(self, stage: Stage) -> _StageUse:
-        """Return what a stage puts on resources."""
+        """Return the use that a stage makes of resources."""
         use = self._use_of.get(id(stage))
         if use is None:
             if len(self._use_of) >= _REMEMBERED:
@@ -188,7 +188,7 @@ class Flows:
         return use
 
     def join(self, flow: Flow) -> None:
-        """Take in a flow."""
+        """Add a flow."""
         _, most_nbytes, resources, weights, resource_array, weight_array = self.use(flow.stage)
         n_used = len(resource_array)
         free = self._free[n_used]
@@ -226,12 +226,12 @@ class Flows:
         self._joining.append(slot)
 
     def take_out(self, flow: Flow, now_s: float) -> None:
-        """Let a flow leave before its end."""
+        """Remove a flow before its end."""
         self._leave(flow.slot, now_s, *self._state)
         self._forget(flow.slot)
 
     def end(self, component: int, now_s: float) -> list[Flow]:
-        """Take out the flows of a component that end now."""
+        """Remove and return the flows of a component that end now."""
         n_ending = self._end(component, now_s, *self._state)
         slots = [int(self._ending_row[at]) for at in range(n_ending)]
         return [self._forget(slot) for slot in slots]
@@ -244,11 +244,11 @@ class Flows:
         return flow
 
     def change_capacity(self, resource: int, capacity_Bps: float, now_s: float) -> None:
-        """Let a resource have another capacity from now on."""
+        """Set the capacity of a resource from now on."""
         self._change_capacity(resource, capacity_Bps, now_s, *self._state)
 
     def settle(self, now_s: float) -> list[int]:
-        """Recompute rates where flows have joined or left, or capacities have changed; return these components."""
+        """Recompute rates where flows joined or left, or capacities changed. Return the components recomputed."""
         if self._patience >= 0 and self._state.counts[max_min.WORK] + self._n_joined > self._patience:
             self._compile()
             if self._is_array:
@@ -266,7 +266,7 @@ class Flows:
         return [int(changed[at]) for at in range(n_changed)]
 
     def _sort(self, joining: list[int]) -> None:
-        """Sort flows by their paces: each then has its place behind those before it."""
+        """Sort flows by pace. Each is then inserted directly behind the one before it."""
         capacity_Bps = np.array(self._state.resource_floats[max_min.CAPACITY])
         uses = [self.use(cast(Flow, self._flows[slot]).stage) for slot in joining]
         alone_Bps = capacity_Bps[np.concatenate([use.resource_array for use in uses])]
@@ -280,7 +280,7 @@ class Flows:
         return float(self._rate[flow.slot])
 
     def component_on(self, resource: int) -> int | None:
-        """Return the component on a resource, if there is one."""
+        """Return the component that uses a resource, if there is one."""
         head = self._state.resource_ints[max_min.HEAD][resource]
         if head == max_min.NONE:
             return None

@@ -1,15 +1,16 @@
 """Transfers in flight share resources max-min fairly, as a fluid.
 
 A stage of a transfer needs d_r bytes on each of its resources r; b = max over r of d_r. While it flows at rate x, it
-takes x d_r / b of every resource. No rate can grow unless one that is no larger shrinks: n streams on one NIC get an
-n-th each; pushes converge on a server; a transfer that another resource holds back leaves its share to the others.
+takes x d_r / b of every resource. No rate can grow unless a rate that is no larger shrinks. So n streams on one NIC get
+1/n of it each. Pushes converge on a server. A transfer with its bottleneck elsewhere leaves its share to the others.
 
-Between two changes of the set of transfers in flight all rates are constant, so only changes are events. A change is
-felt by those who share a resource with who came or went, directly or through others: a *component*. Components do not
-know of each other; an event costs the size of the component that it happens in, however many transfers fly elsewhere.
+Between two changes of the set of transfers in flight all rates are constant, so only changes are events. A change
+affects only the transfers that share a resource with the one that came or went, directly or through others: its
+*component*. Components are independent. The cost of an event depends on the size of its component, not on the number of
+transfers in other components.
 
-Capacities may change while transfers fly; nothing passes a resource of capacity 0, and what was in flight goes on where
-it stopped. Flows without an end share like transfers until they are closed.
+Capacities may change while transfers are in flight. Nothing passes a resource of capacity 0, and transfers resume where
+they stopped. Flows without an end share like transfers until they are closed.
 """
 
 import math
@@ -31,14 +32,14 @@ LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent
 
 Then: TypeAlias = Callable[[], object]
 
-_SLACK_ULPS = 4  # a flow due within so many units in the last place of the time has ended when a capacity changes
+_SLACK_ULPS = 4  # when a capacity changes, a flow due within this many units in the last place of the time has ended
 
 
 class Timeline(simpy.Environment):
-    """A SimPy environment that can be told when something happens, not in how many seconds, which would round."""
+    """A SimPy environment that schedules events at absolute times. A delay in seconds would round."""
 
     def at(self, at_s: float, *, priority: EventPriority = NORMAL) -> simpy.Event:
-        """Return an event that happens at a time, which is not before now."""
+        """Return an event that happens at a time not before now."""
         event = simpy.Event(self)
         event._ok = True
         event._value = None
@@ -46,17 +47,17 @@ class Timeline(simpy.Environment):
         return event
 
     def call_at(self, at_s: float, then: Callable[[simpy.Event], None], *, priority: EventPriority = NORMAL) -> None:
-        """Call a function at a time, which is not before now; its argument is an event of no interest."""
+        """Call a function at a time not before now. Its argument is an event that it can ignore."""
         event: Any = _Call(then)
         heappush(self._queue, (at_s, priority, next(self._eid), event))
 
     def is_last(self) -> bool:
-        """Return whether nothing else is to happen at this moment."""
+        """Return whether nothing else will happen at this moment."""
         return not self._queue or self._queue[0][0] > self._now
 
 
 class _Call:
-    """What SimPy needs to know of an event that only calls a function."""
+    """The attributes that SimPy needs of an event that only calls a function."""
 
     __slots__ = ("callbacks",)
 
@@ -70,31 +71,31 @@ class FluidNetwork:
     """Transfers in flight on a timeline.
 
     Args:
-        timeline: When what happens.
+        timeline: The clock that schedules the events.
         capacity_Bps: Bytes per second of every resource, `[n_resources]`; inf where unlimited.
     """
 
     def __init__(self, timeline: Timeline, capacity_Bps: NDArray[np.float64]) -> None:
         self._timeline = timeline
         self._flows = Flows(capacity_Bps.tolist())
-        self._plans: defaultdict[int, int] = defaultdict(int)  # how often a component's next end was planned
-        self._changing: dict[int, float] = {}  # capacities from this moment on
+        self._plans: defaultdict[int, int] = defaultdict(int)  # per component, how often its next end was planned
+        self._changing: dict[int, float] = {}  # new capacities of resources from this moment on
         self._joining: list[Flow] = []
         self._is_settling = False
-        self._has_shrunk = False  # a component, in which rates are to be recomputed
+        self._has_shrunk = False  # whether flows left a component since the last `_settle`
 
     def start(self, transfer: Transfer) -> simpy.Event:
-        """Start a transfer now; the event happens when its last stage has ended."""
+        """Start a transfer now. The event happens when its last stage has ended."""
         done = self._timeline.event()
         self.fly(transfer, done.succeed)
         return done
 
     def fly(self, transfer: Transfer, then: Then, *, start_s: float | None = None) -> None:
-        """Start a transfer at a time that is not before now, and call a function when its last stage has ended."""
+        """Start a transfer at a time not before now. Call a function when its last stage has ended."""
         self._begin(transfer.stages, then, self._timeline.now if start_s is None else start_s)
 
     def set_capacity_Bps(self, resource: int, capacity_Bps: float) -> None:
-        """Let a resource carry so many bytes per second from now on; who is due now ends before.
+        """Set the bytes per second of a resource from now on. Transfers due now end first.
 
         Args:
             resource: Its index.
@@ -104,7 +105,7 @@ class FluidNetwork:
         self._settle_soon()
 
     def open(self, stage: Stage) -> Flow:
-        """Let a flow without an end share resources, in proportion to the bytes of a stage, from now on; return it."""
+        """Open a flow without an end and return it. It shares resources in proportion to the bytes of a stage."""
         flow = Flow(stage, nothing, math.inf)
         if self._flows.use(stage).most_nbytes:
             self._joining.append(flow)
@@ -112,7 +113,7 @@ class FluidNetwork:
         return flow
 
     def close(self, flow: Flow) -> None:
-        """Let a flow that was opened share no longer."""
+        """Close an open flow: it shares no longer."""
         use = self._flows.use(flow.stage)
         if not use.most_nbytes:
             return
@@ -125,7 +126,7 @@ class FluidNetwork:
         self._settle_soon()
 
     def _begin(self, stages: tuple[Stage, ...], then: Then, start_s: float) -> None:
-        """Begin the first of some stages, if one is left."""
+        """Begin the first of the stages, if one is left."""
         flow_s = start_s + stages[0].latency_s if stages else start_s
         if flow_s == self._timeline.now:
             self._flow(stages, then)
@@ -140,7 +141,7 @@ class FluidNetwork:
             self._settle_now()
 
     def _flow(self, stages: tuple[Stage, ...], then: Then) -> None:
-        """Let the bytes of the first of some stages flow, and the other stages follow."""
+        """Let the bytes of the first stage flow, and the other stages follow."""
         if not stages:
             then()
             return
@@ -155,13 +156,13 @@ class FluidNetwork:
         self._begin(stages, then, self._timeline.now)
 
     def _settle_soon(self) -> None:
-        """Recompute the rates when all that happens at this moment has happened."""
+        """Recompute the rates after everything else that happens at this moment."""
         if not self._is_settling:
             self._is_settling = True
             self._timeline.call_at(self._timeline.now, self._settle, priority=LAST)
 
     def _settle_now(self) -> None:
-        """Recompute the rates where there is something new, without an event if nothing else happens at this moment."""
+        """Recompute the rates where something changed. Use an event only if more happens at this moment."""
         self._is_settling = False
         if self._joining or self._changing or self._has_shrunk:
             if self._timeline.is_last():
@@ -187,14 +188,14 @@ class FluidNetwork:
                 self._timeline.call_at(next_end_s, partial(self._end_planned, component, self._plans[component]))
 
     def _end_due(self, resource: int) -> None:
-        """End the transfers of the component on a resource that are due now, up to rounding."""
+        """End the transfers that are due now, up to rounding, in the component that uses a resource."""
         component = self._flows.component_on(resource)
         slack_s = _SLACK_ULPS * math.ulp(self._timeline.now)
         if component is not None and self._flows.next_end_s[component] <= self._timeline.now + slack_s:
             self._end(component)
 
     def _end_planned(self, component: int, plan: int, _: simpy.Event) -> None:
-        """End the transfers that are due, unless the rates have changed since."""
+        """End the transfers that are due, unless the rates have changed since the plan."""
         if self._plans[component] == plan:
             is_settling = self._is_settling
             self._is_settling = True
@@ -212,7 +213,7 @@ class FluidNetwork:
 
 
 def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how long each transfer takes when all start together and no other is there, shape `[n_transfers]`."""
+    """Return how long each transfer takes if all start together and no other is in flight, `[n_transfers]`."""
     timeline = Timeline()
     network = FluidNetwork(timeline, capacity_Bps)
     end_s = np.zeros(len(transfers))

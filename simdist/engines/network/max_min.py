@@ -1,76 +1,78 @@
-"""Max-min fair rates by progressive filling, on flat arrays: the same source runs as it stands, and compiled.
+"""Max-min fair rates by progressive filling, on flat arrays: the same source runs in Python and compiled.
 
 A stage i of a transfer that flows at x[i] bytes per second on its most used resource takes a[r, i] x[i] of resource r,
 
     a[r, i] = nbytes_i[r] / max(nbytes_i),    0 < a <= 1 on the resources it uses, 0 elsewhere.
 
-Rates are *feasible* if sum_i a[r, i] x[i] <= c[r] for every resource r. They are *max-min fair* if they are feasible,
-and no flow can be faster without making one slower that is not faster than itself: for every feasible y with
-y[i] > x[i] there is a j with x[j] <= x[i] and y[j] < x[j].
+Rates are *feasible* if sum_i a[r, i] x[i] <= c[r] for every resource r. They are *max-min fair* if they are feasible
+and no flow can be faster unless a flow that is no faster becomes slower: for every feasible y with y[i] > x[i] there is
+a j with x[j] <= x[i] and y[j] < x[j].
 
 r is a *bottleneck* of i if i uses it, it is full, and no flow on it is faster than i: x[j] <= x[i] for all j with
 a[r, j] > 0. Feasible rates are max-min fair if and only if every flow has a bottleneck:
 
-    if       Let r be a bottleneck of i, y feasible, y[i] > x[i]. Both sums over r are at most c[r], and that of x is
-             c[r]: some j on r has y[j] < x[j], and x[j] <= x[i].
-    only if  Say that i has none: every resource of i has room, or is full and has somebody faster. Raise x[i] by a
-             little, and lower those by what that takes; they are still faster than i. So x was not max-min fair.
+    if       Let r be a bottleneck of i, y feasible, y[i] > x[i]. The sum over r of y is at most c[r], and that of x is
+             c[r]. So some j on r has y[j] < x[j], and x[j] <= x[i].
+    only if  Suppose i has no bottleneck: every resource of i has room, or is full and carries a faster flow. Raise x[i]
+             a little, and lower the faster flows by the same load. They are still faster than i. So x was not max-min
+             fair.
 
-There is only one such x. If y is another, let i be the one of those with x[i] != y[i] for whom min(x[i], y[i]) is
-least, say x[i] < y[i]. Then some j has y[j] < x[j] <= x[i], and its minimum is less: a contradiction.
+There is only one such x. Suppose y is another. Of all i with x[i] != y[i], take the one with the least min(x[i], y[i]),
+say x[i] < y[i]. Then some j has y[j] < x[j] <= x[i]. Its minimum is smaller: a contradiction.
 
-Progressive filling finds it: raise all rates together; when resources are full, stop everybody on them; go on with the
-rest. Who stops on r has a bottleneck in r: others on it stopped before, at less, or stop now. A resource is full at the
-level left[r] / load[r], where `left` is what those who stopped leave of it, and `load` the sum of a[r, i] over those
-who rise. If w of the load stops at level t <= left / load, then (left - t w) / (load - w) >= left / load: levels never
-fall. So one pass suffices, and rounding is not allowed to make a level fall.
+Progressive filling finds x: raise all rates together. When resources are full, stop every flow on them and continue
+with the rest. A flow that stops on r has its bottleneck in r: the other flows on r stopped before, at lower rates, or
+stop now. A resource is full at the level left[r] / load[r]. Here `left` is the capacity that stopped flows leave, and
+`load` the sum of a[r, i] over the rising flows. If w of the load stops at level t <= left / load, then
+(left - t w) / (load - w) >= left / load: levels never fall. So one pass suffices, and a level that rounding would lower
+is kept.
 
-What need not be looked at is left out, and changes no bit of a rate:
+Three shortcuts skip work and change no bit of a rate:
 
-    paces    A flow is never faster than alone, at its pace min over r of c[r] / a[r, i], where the resources stop it
-             that it uses alone. Flows are kept in the order of their paces.
-    hubs     A resource that carries all its users at their paces never stops them. What remains, and has several
-             users, is a hub.
-    levels   Those of hubs never fall, so as long as paces are below the lowest one, nobody looks at them again.
+    paces    A flow is never faster than its pace, the rate that it has alone: min over r of c[r] / a[r, i]. Resources
+             that only this flow uses stop it there. Flows are kept in the order of their paces.
+    hubs     A resource that can carry all its users at their paces never stops them. Each other resource with several
+             users is a hub.
+    levels   Levels of hubs never fall. While paces are below the lowest one, hubs are not examined again.
 
-Subtracting leaves rounding behind; a load of which little is left is therefore summed again, at most once for each
-factor of a thousand by which its weights differ, or its users become fewer.
+Subtraction leaves rounding errors behind. So a load is summed again when little of it is left. This happens at most
+once for each factor of a thousand by which its weights differ or the number of its users falls.
 
-A *component* is a set of flows that share resources, directly or through others. Rates are recomputed in the components
-in which something has changed; the others do not notice. A flow that joins unites the components on its resources. When
-flows leave, a component may fall apart. Few flows are examined at once. More of them are examined when several times as
-many have joined since: until then it only costs time that they are recomputed together.
+A *component* is a set of flows that share resources, directly or through others. Rates are recomputed only in
+components with a change. A flow that joins unites the components on its resources. When flows leave, a component may
+fall apart. A component of few flows is examined for this at once. A larger one is examined when several times as many
+flows have joined since: until then, to recompute its parts together only costs time.
 
 State lies in rows, lists or arrays, that the functions below change in place: a float `[n_slots]` of a flow is
-`state.flow_floats[LEFT]`, and so on. Flows have slots. The pairs of a flow with its resources lie one after the other.
-Every resource has a doubly linked list of the pairs that use it, in the order in which they came. Every component has a
-doubly linked list of its flows, in the order of their paces, and one of its hubs. No function allocates, raises or
-calls anything but those above it, so that numba can compile them: without fast math, so that rates, and with them all
-times, have the same bits either way.
+`state.flow_floats[LEFT]`, and so on. Flows have slots. The pairs of a flow with its resources are contiguous. Every
+resource has a doubly linked list of the pairs that use it, in order of arrival. Every component has a doubly linked
+list of its flows, in the order of their paces, and one of its hubs. No function allocates, raises or calls anything but
+the functions above it, so numba can compile them. It compiles without fast math, so rates and times have the same bits
+with and without numba.
 
 Source:
     Bertsekas & Gallager, Data Networks, 2nd ed., section 6.5.2: the definition, bottlenecks and progressive filling,
-    there for a[r, i] of 0 or 1.
+    there with a[r, i] = 0 or 1.
 """
 
 from typing import NamedTuple, TypeAlias
 
 _SAME = 1e-12  # resources that are full within this share of the level are full together
 _PRECISE = 2.0**-10  # a load that subtraction has brought below this share of itself is summed again
-_NEARLY = 1.0 - 1e-9  # of its capacity: a resource that carries less at most stops nobody
-_TOGETHER = 1e-12  # flows due within this share of the time to the next end end together
-_FEW = 16  # flows that are examined whenever one leaves
-# More of them are examined after this many have joined, and this many for each that is left.
+_NEARLY = 1.0 - 1e-9  # of its capacity: a resource that carries at most this share stops no flow
+_TOGETHER = 1e-12  # flows end together if they are due within this share of the time to the next end
+_FEW = 16  # with up to this many flows, a component is examined whenever one leaves
+# A larger one is examined after `_JOINED` flows, and `_JOINED_EACH` for each remaining flow, have joined.
 _JOINED = 64
 _JOINED_EACH = 16
 
-LEFT, RATE, PACE, DUE = range(4)  # floats of a flow: bytes left, bytes per second, those alone, seconds to its end
+LEFT, RATE, PACE, DUE = range(4)  # floats of a flow: bytes left, bytes per second, the same alone, seconds to its end
 FIRST, N_PAIRS, RISING, COMPONENT, SLOWER, FASTER, JOINING, ENDING, STOPPING, ORDER = range(10)  # ints of a flow; lists
 WEIGHT = 0  # float of a pair
 RESOURCE, FLOW, NEXT, PREVIOUS = range(4)  # integers of a pair
 CAPACITY, LOAD, DEMAND, RISING_LOAD, SUMMED_LOAD, LEFT_BPS, FULL_AT = range(7)  # floats of a resource
 HEAD, TAIL, N_USERS, N_RISING, IS_HUB, NEXT_HUB, PREVIOUS_HUB, MARK, HUBS = range(9)  # integers of a resource; a list
-SETTLED_S, NEXT_END_S, LATEST_S = range(3)  # floats of a component: when its flows were moved, end next; last due then
+SETTLED_S, NEXT_END_S, LATEST_S = range(3)  # floats of a component: last advance, next end, latest that ends with it
 # Integers of a component. The last three are lists of components.
 SLOWEST, FASTEST, FIRST_HUB, N_FLOWS, N_JOINED, PARENT, IS_CHANGED, HAS_SHRUNK, CHANGED, FREE, GONE = range(11)
 N_COMPONENTS, N_CHANGED, N_FREE, N_GONE, WORK = range(5)  # counts
@@ -81,7 +83,7 @@ Ints: TypeAlias = list[list[int]]
 
 
 class State(NamedTuple):
-    """Rows of the same length, lists or an array of two dimensions, for flows, pairs, resources and components.
+    """Rows of the same length, as lists or a two-dimensional array, for flows, pairs, resources and components.
 
     Args:
         flow_floats: Of every slot of a flow, by `LEFT` to `DUE`.
@@ -107,7 +109,7 @@ class State(NamedTuple):
 
 
 def take_out_hub(resource: int, component: int, state: State) -> None:
-    """Take a hub out of the list of its component."""
+    """Remove a hub from the list of its component."""
     before = state.resource_ints[PREVIOUS_HUB][resource]
     after = state.resource_ints[NEXT_HUB][resource]
     if before == NONE:
@@ -120,7 +122,7 @@ def take_out_hub(resource: int, component: int, state: State) -> None:
 
 
 def place_hub(resource: int, component: int, state: State) -> None:
-    """Let a resource be a hub of its component if it may stop its users."""
+    """Make a resource a hub of its component if it may stop its users."""
     is_hub = state.resource_ints[IS_HUB]
     may_fill = state.resource_floats[DEMAND][resource] > state.resource_floats[CAPACITY][resource] * _NEARLY
     if state.resource_ints[N_USERS][resource] > 1 and may_fill:
@@ -137,7 +139,7 @@ def place_hub(resource: int, component: int, state: State) -> None:
 
 
 def recount(resource: int, component: int, state: State) -> None:
-    """Sum what the users of a resource take of it."""
+    """Sum the use of a resource over its users."""
     pace = state.flow_floats[PACE]
     weight = state.pair_floats[WEIGHT]
     flow_of = state.pair_ints[FLOW]
@@ -155,7 +157,7 @@ def recount(resource: int, component: int, state: State) -> None:
 
 
 def find_component(flow: int, state: State) -> int:
-    """Return the component of a flow, which may have been united with others."""
+    """Return the component of a flow, also after components were united."""
     parent = state.component_ints[PARENT]
     component = state.flow_ints[COMPONENT][flow]
     while parent[component] != component:
@@ -185,7 +187,7 @@ def new_component(now_s: float, state: State) -> int:
 
 
 def note_change(component: int, state: State) -> None:
-    """Put a component among those of which rates are to be recomputed."""
+    """Add a component to those to recompute."""
     if not state.component_ints[IS_CHANGED][component]:
         state.component_ints[IS_CHANGED][component] = 1
         state.component_ints[CHANGED][state.counts[N_CHANGED]] = component
@@ -193,7 +195,7 @@ def note_change(component: int, state: State) -> None:
 
 
 def advance(component: int, now_s: float, state: State) -> None:
-    """Let the bytes of a component flow until now."""
+    """Move the bytes of a component up to now."""
     elapsed_s = now_s - state.component_floats[SETTLED_S][component]
     if elapsed_s > 0:
         state.component_floats[SETTLED_S][component] = now_s
@@ -207,7 +209,7 @@ def advance(component: int, now_s: float, state: State) -> None:
 
 
 def insert(flow: int, after: int, component: int, state: State) -> None:
-    """Put a flow behind another one in the order of paces, or first of all."""
+    """Insert a flow behind another one in the order of paces, or as the first."""
     slower = state.flow_ints[SLOWER]
     faster = state.flow_ints[FASTER]
     if after == NONE:
@@ -225,7 +227,7 @@ def insert(flow: int, after: int, component: int, state: State) -> None:
 
 
 def take_out(flow: int, component: int, state: State) -> None:
-    """Take a flow out of the order of paces."""
+    """Remove a flow from the order of paces."""
     before = state.flow_ints[SLOWER][flow]
     after = state.flow_ints[FASTER][flow]
     if before == NONE:
@@ -239,7 +241,7 @@ def take_out(flow: int, component: int, state: State) -> None:
 
 
 def place_by_pace(flow: int, component: int, state: State) -> None:
-    """Put a flow among those of a component, in the order of paces, after equals."""
+    """Insert a flow into the order of paces of a component, after equal paces."""
     pace = state.flow_floats[PACE]
     slower = state.flow_ints[SLOWER]
     own = pace[flow]
@@ -250,7 +252,7 @@ def place_by_pace(flow: int, component: int, state: State) -> None:
 
 
 def find_pace(flow: int, state: State) -> None:
-    """Find out how fast a flow is alone."""
+    """Compute the rate that a flow has alone."""
     capacity = state.resource_floats[CAPACITY]
     weight = state.pair_floats[WEIGHT]
     resource_of = state.pair_ints[RESOURCE]
@@ -264,7 +266,7 @@ def find_pace(flow: int, state: State) -> None:
 
 
 def unite(one: int, other: int, state: State) -> int:
-    """Make one component of two, which is the larger one of them; return it."""
+    """Unite two components into the larger one. Return it."""
     n_flows = state.component_ints[N_FLOWS]
     if n_flows[other] > n_flows[one]:
         larger = other
@@ -298,7 +300,7 @@ def unite(one: int, other: int, state: State) -> int:
     state.component_ints[N_JOINED][larger] += n_flows[smaller]
     if state.component_ints[HAS_SHRUNK][smaller]:
         state.component_ints[HAS_SHRUNK][larger] = 1
-    state.component_ints[SLOWEST][smaller] = NONE  # whose next end may still be planned
+    state.component_ints[SLOWEST][smaller] = NONE  # because its next end may still be planned
     state.component_ints[PARENT][smaller] = larger
     state.component_ints[GONE][state.counts[N_GONE]] = smaller
     state.counts[N_GONE] += 1
@@ -306,7 +308,7 @@ def unite(one: int, other: int, state: State) -> int:
 
 
 def join(flow: int, now_s: float, state: State) -> None:
-    """Take a flow into the component on its resources, and make one of several; it gets its place in order later."""
+    """Unite the components on the resources of a flow, and add the flow. It gets its place in the order later."""
     weight = state.pair_floats[WEIGHT]
     resource_of = state.pair_ints[RESOURCE]
     flow_of = state.pair_ints[FLOW]
@@ -354,7 +356,7 @@ def join(flow: int, now_s: float, state: State) -> None:
 
 
 def recount_around(flow: int, component: int, state: State) -> None:
-    """Sum anew what is taken of those resources of a flow that have a mark, and remove the mark."""
+    """Sum again the use of each marked resource of a flow, and remove the mark."""
     mark = state.resource_ints[MARK]
     first = state.flow_ints[FIRST][flow]
     for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
@@ -365,7 +367,7 @@ def recount_around(flow: int, component: int, state: State) -> None:
 
 
 def remove(n_leaving: int, component: int, state: State) -> None:
-    """Take out the flows of a component that stand in `ENDING`."""
+    """Remove the flows of a component that are listed in `ENDING`."""
     first = state.flow_ints[FIRST]
     n_pairs = state.flow_ints[N_PAIRS]
     leaving = state.flow_ints[ENDING]
@@ -401,7 +403,7 @@ def remove(n_leaving: int, component: int, state: State) -> None:
 
 
 def mark_connected(component: int, state: State) -> int:
-    """Mark the resources of those that are connected with the slowest flow, list these flows, and return how many."""
+    """List the flows that are connected with the slowest one. Return how many there are."""
     reached = state.flow_ints[STOPPING]
     rising = state.flow_ints[RISING]
     mark = state.resource_ints[MARK]
@@ -437,7 +439,7 @@ def mark_connected(component: int, state: State) -> int:
 
 
 def fall_apart(component: int, state: State) -> None:
-    """Let those have a component of their own that are not connected with the rest."""
+    """Split off each part of a component that is not connected with the rest."""
     rising = state.flow_ints[RISING]
     while True:
         n_reached = mark_connected(component, state)
@@ -471,7 +473,7 @@ def fall_apart(component: int, state: State) -> None:
 
 
 def give_back(n_stopped: int, level: float, state: State) -> None:
-    """Leave to the others what those who have stopped do not use."""
+    """Leave the capacity that stopped flows do not use to the others."""
     first = state.flow_ints[FIRST]
     n_pairs = state.flow_ints[N_PAIRS]
     stopping = state.flow_ints[STOPPING]
@@ -512,7 +514,7 @@ def give_back(n_stopped: int, level: float, state: State) -> None:
 
 
 def fill(component: int, state: State) -> None:
-    """Raise all rates of a component together and stop flows, until none rises."""
+    """Raise all rates of a component together and stop flows at their bottlenecks, until none rises."""
     rate = state.flow_floats[RATE]
     pace = state.flow_floats[PACE]
     rising = state.flow_ints[RISING]
@@ -520,7 +522,7 @@ def fill(component: int, state: State) -> None:
     stopping = state.flow_ints[STOPPING]
     next_hub = state.resource_ints[NEXT_HUB]
     full_at = state.resource_floats[FULL_AT]
-    hubs = state.resource_ints[HUBS]  # lists are faster to go through than chains
+    hubs = state.resource_ints[HUBS]  # a list is faster to traverse than a chain
     order = state.flow_ints[ORDER]
     work = 0
     n_hubs = 0
@@ -564,7 +566,7 @@ def fill(component: int, state: State) -> None:
                 hub = hubs[number]
                 each = full_at[hub]
                 if each == float("inf"):
-                    continue  # nobody rises there, and nobody will
+                    continue  # no flow rises there, and none will
                 hubs[n_open] = hub
                 n_open += 1
                 if each < second:
@@ -613,7 +615,7 @@ def fill(component: int, state: State) -> None:
 
 
 def find_next_end(component: int, state: State) -> None:
-    """Find out when the first flows of a component end; a flow of rate 0 does not."""
+    """Find when the first flows of a component end. A flow of rate 0 has no end."""
     left = state.flow_floats[LEFT]
     rate = state.flow_floats[RATE]
     due = state.flow_floats[DUE]
@@ -634,13 +636,13 @@ def find_next_end(component: int, state: State) -> None:
 
 
 def take_up(n_joining: int, now_s: float, state: State) -> None:
-    """Let the flows that stand in `JOINING` join."""
+    """Let the flows that are listed in `JOINING` join."""
     for number in range(n_joining):
         join(state.flow_ints[JOINING][number], now_s, state)
 
 
 def recompute(n_joining: int, now_s: float, state: State) -> int:
-    """Recompute the rates of the components that have changed; return how many, which stand in `CHANGED`."""
+    """Recompute the rates of the components that changed. Return how many there are; `CHANGED` lists them."""
     for number in range(n_joining):
         flow = state.flow_ints[JOINING][number]
         component = find_component(flow, state)
@@ -692,9 +694,9 @@ def settle(
     """Let flows join, and recompute the rates of the components that have changed.
 
     Args:
-        n_joining: How many join, which stand in `state.flow_ints[JOINING]`.
+        n_joining: Number of flows that join. `state.flow_ints[JOINING]` lists them.
         now_s: Now.
-        flow_floats: Of the state, whose parts are arguments of their own, which numba takes faster than a tuple.
+        flow_floats: Of the state. Its parts are separate arguments, which numba takes faster than a tuple.
         flow_ints: Likewise.
         pair_floats: Likewise.
         pair_ints: Likewise.
@@ -705,7 +707,7 @@ def settle(
         counts: Likewise.
 
     Returns:
-        How many components were recomputed, which stand in `state.component_ints[CHANGED]`.
+        Number of components recomputed. `state.component_ints[CHANGED]` lists them.
     """
     state = State(
         flow_floats,
@@ -735,7 +737,7 @@ def end(
     component_ints: Ints,
     counts: list[int],
 ) -> int:
-    """Take out the flows of a component that end now; return how many, which stand in `state.flow_ints[ENDING]`."""
+    """Remove the flows of a component that end now. Return their number; `state.flow_ints[ENDING]` lists them."""
     state = State(
         flow_floats,
         flow_ints,
@@ -778,7 +780,7 @@ def leave(
     component_ints: Ints,
     counts: list[int],
 ) -> None:
-    """Take out a flow before its end."""
+    """Remove a flow before its end."""
     state = State(
         flow_floats,
         flow_ints,
@@ -810,7 +812,7 @@ def change_capacity(
     component_ints: Ints,
     counts: list[int],
 ) -> None:
-    """Let a resource have another capacity from now on."""
+    """Set the capacity of a resource from now on."""
     state = State(
         flow_floats,
         flow_ints,
