@@ -1,9 +1,9 @@
-"""The algorithms of collectives, as far as plans and schedules know them: their names, and what each carries.
+"""The algorithms of collectives, as far as plans and schedules know them: their names and the collectives they carry.
 
-An algorithm that ships is a module of `simdist.cost.algorithms` of that name, which declares it as `ALGORITHM`. One of
-a user's own is a `CollectiveAlgorithm` in any module, which plans and scenarios name `module:NAME`, or by an entry
-point of group `simdist.algorithms`. It is imported when it is first asked for: formulas stand above plans, and a plan
-only says which one it takes.
+A shipped algorithm is a module of that name in `simdist.cost.algorithms`, which declares it as `ALGORITHM`. A user's
+algorithm is a `CollectiveAlgorithm` in any module. Plans and scenarios name it as `module:NAME`, or by an entry point
+of group `simdist.algorithms`. An algorithm is imported on first use: its formulas belong to a layer above plans, and a
+plan only names it.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from simdist.plan.first_come import n_in
 from simdist.settings.base import nearest, shown
 from simdist.settings.plugins import ALGORITHMS, entry_points_of, is_reference, load_entry_point, load_reference
 
-AUTO = "auto"  # what the library of the cluster takes: any collective has one
+AUTO = "auto"  # the choice of the cluster's library, which has an algorithm for every collective
 _SHIPPED = "simdist.cost.algorithms"
 _NAME_OF = {
     ops.AllReduce: "all_reduce",
@@ -35,9 +35,9 @@ class CollectiveAlgorithm:
     """How the members of a group carry out a collective.
 
     Args:
-        carries: Classes of operations that it carries, such as `AllReduce`.
+        carries: Classes of operations that it carries out, such as `AllReduce`.
         messages: Yields the `simdist.cost.topology.Messages` of one group, given its `simdist.cost.topology.Call`.
-        needs_power_of_two: Groups have a power of two members.
+        needs_power_of_two: The number of members of a group must be a power of two.
     """
 
     carries: tuple[type[ops.Collective], ...]
@@ -46,7 +46,7 @@ class CollectiveAlgorithm:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that are known without naming a module, `auto` first."""
+    """Return the names of all algorithms but users' `module:NAME`, `auto` first."""
     shipped = (name for name in _modules() if _shipped_as(name))
     return (AUTO, *shipped, *entry_points_of(ALGORITHMS))
 
@@ -58,7 +58,7 @@ def _modules() -> tuple[str, ...]:
 
 
 def _shipped_as(name: str) -> CollectiveAlgorithm | None:
-    """Return the algorithm of that name that ships."""
+    """Return the shipped algorithm of that name; None if there is none."""
     if name not in _modules():
         return None
     found: CollectiveAlgorithm | None = vars(importlib.import_module(f"{_SHIPPED}.{name}")).get("ALGORITHM")
@@ -71,10 +71,10 @@ def find(name: str, folder: Path = Path()) -> CollectiveAlgorithm:
 
     Args:
         name: As a plan or a scenario writes it.
-        folder: Of the file that names it; only for a hint in the error.
+        folder: Folder of the file that names it. Used only for a hint in the error.
 
     Raises:
-        ValueError: There is none, or what is there is no algorithm.
+        ValueError: There is none, or the name stands for something that is not an algorithm.
     """
     if shipped := _shipped_as(name):
         return shipped
@@ -92,7 +92,7 @@ def find(name: str, folder: Path = Path()) -> CollectiveAlgorithm:
 
 
 def carries(name: str, *collectives: type[ops.Collective]) -> bool:
-    """Tell whether an algorithm carries all of these collectives.
+    """Tell whether an algorithm can carry out all of these collectives.
 
     >>> carries("ring", ops.AllReduce), carries("tree", ops.ReduceScatter), carries("auto", ops.AllGather)
     (True, False, True)
@@ -101,7 +101,7 @@ def carries(name: str, *collectives: type[ops.Collective]) -> bool:
 
 
 def needs_power_of_two(name: str) -> bool:
-    """Tell whether an algorithm needs groups of a power of two members."""
+    """Tell whether an algorithm needs groups with a power of two members."""
     return name != AUTO and find(name).needs_power_of_two
 
 

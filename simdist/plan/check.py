@@ -1,4 +1,4 @@
-"""Is this plan legal? Every mistake is reported with the step, the operation and the body it stands in."""
+"""Check that a plan is legal. Every error names the step, the operation and the body."""
 
 import math
 from collections import Counter
@@ -12,8 +12,8 @@ from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.plan.lanes import KINDS, LANES, Kind, Lane
 from simdist.plan.plan import ITEM_NBYTES
 
-_MOST_SERVERS = 4096  # that take pushes and pulls one by one
-_ONE_LANE: tuple[Kind, ...] = ("host", "compute")  # kinds of which a rank has one lane
+_MOST_SERVERS = 4096  # servers that take pushes and pulls one by one
+_ONE_LANE: tuple[Kind, ...] = ("host", "compute")  # a rank has one lane of each of these kinds
 _MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
 
 
@@ -21,7 +21,7 @@ def check(plan: Plan) -> None:
     """Refuse a plan that cannot be executed.
 
     Raises:
-        PlanError: With the first mistake found, its place and what would be right.
+        PlanError: The first mistake found, with its place and the remedy.
     """
     for problem in _plan_problems(plan):
         raise PlanError(f"plan {plan.name}: {problem}")
@@ -38,7 +38,7 @@ def check(plan: Plan) -> None:
 
 
 def fail_at(plan: Plan, *, step: int, body: int, position: int, problem: str) -> NoReturn:
-    """Raise the error that shows where in the plan something is wrong."""
+    """Raise the error that shows the place of a mistake in the plan."""
     from simdist.plan.text import body_text, op_text
 
     operation = op_text(plan.bodies[body][position])
@@ -145,7 +145,7 @@ def _plan_lane_problems(plan: Plan) -> Iterator[str]:
 
 
 def _place_problems(op: ops.Op, buffers: dict[str, Buffer]) -> Iterator[str]:
-    """The GPU computes and communicates in its own memory; only copies, loads and saves reach the host's."""
+    """The GPU computes and communicates in its own memory. Only copies, loads and saves access host memory."""
     if ops.lane_of(op).kind not in ("compute", "comm") or isinstance(op, ops.Copy | ops.Delay):
         return
     for name in dict.fromkeys((*ops.reads(op), *ops.writes(op))):
@@ -232,7 +232,7 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
 
 
 def _lateness(plan: Plan) -> Iterator[tuple[int, int, str]]:
-    """Yield body, position and what is wrong with who sits a step out, or comes too late in it."""
+    """Yield body, position and problem of operations by which ranks sit out a step or are late in it."""
     for number, body in enumerate(plan.bodies):
         enter = ops.entering(body)
         exchange = ops.drops(body)
@@ -493,7 +493,7 @@ def _merge_problems(op: ops.Merge, buffers: dict[str, Buffer]) -> Iterator[str]:
 
 
 def _residual_problems(src: Buffer, dst: Buffer, residual: Buffer) -> Iterator[str]:
-    """A residual gathers what is small beside what it holds already; it must not round more than those it is of."""
+    """A residual sums values that are small beside its own, so its type must be at least as precise as theirs."""
     for buffer in (src, dst):
         is_narrower = ITEM_NBYTES[buffer.dtype] < ITEM_NBYTES[residual.dtype]
         if not (_is_floating(buffer) and (is_narrower or buffer.dtype == residual.dtype)):
@@ -509,15 +509,16 @@ def _divisor_problems(divisor: int) -> Iterator[str]:
 
 
 def _misfits(plan: Plan) -> Iterator[tuple[int, int, str]]:
-    """Yield body, position and problem of operations that take a sparse buffer for entries of a vector of two lengths.
+    """Yield body, position and problem of operations that use one sparse buffer for vectors of two lengths.
 
-    A sparse buffer does not say how long the vector is that its indices point into. An entry selected from a vector of
-    one length and scattered into one of another would be written beside it. So every operation must imply one length.
+    A sparse buffer does not record the length of the vector that its indices point into. An entry selected from a
+    vector of one length and scattered into a vector of another could be written out of bounds. So every operation must
+    imply the same length.
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     counts: dict[str, int] = {}  # sparse buffer -> elements of its vector
     n_known = -1
-    while len(counts) > n_known:  # what a later operation implies may be news for an earlier one
+    while len(counts) > n_known:  # a later operation may imply lengths for an earlier one
         n_known = len(counts)
         for number, body in enumerate(plan.bodies):
             for position, op in enumerate(body):
@@ -527,7 +528,7 @@ def _misfits(plan: Plan) -> Iterator[tuple[int, int, str]]:
 
 
 def _missing_copies(plan: Plan) -> Iterator[tuple[int, int, str]]:
-    """Yield body, position and problem of operations that read a copy which not every rank has."""
+    """Yield body, position and problem of operations that read a copy that only some ranks have."""
     copies = [op for body in plan.bodies for op in body if isinstance(op, ops.Copy)]
     of = {op.dst: op.by for op in copies if op.by.size > 1}
     for number, body in enumerate(plan.bodies):
@@ -539,7 +540,7 @@ def _missing_copies(plan: Plan) -> Iterator[tuple[int, int, str]]:
 
 
 def _implied(op: ops.Op, buffers: dict[str, Buffer], counts: dict[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield `(sparse buffer, elements of its vector)`, given those known so far."""
+    """Yield `(sparse buffer, elements of its vector)`, given those already known."""
     match op:
         case ops.Select():
             yield op.dst, buffers[op.src].count

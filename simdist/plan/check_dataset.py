@@ -1,4 +1,4 @@
-"""Is what a plan says of its data set legal? The part of `simdist.plan.check` that data sets and their loads take."""
+"""Check the data set of a plan and its loads. Part of `simdist.plan.check`."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -84,7 +84,7 @@ def _level_problems(verb: str, levels: tuple[str, ...], known: tuple[str, ...]) 
 
 
 def stage_in_problems(op: StageIn, dataset: Dataset | None) -> Iterator[str]:
-    """Yield what is wrong with bringing files to a node's disk."""
+    """Yield what is wrong with copying files to a node's disk."""
     if dataset is None:
         yield "brings files of a data set, but the plan has none; give it one"
     elif op.group != Group(dataset.ranks_per_node):

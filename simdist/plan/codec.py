@@ -1,7 +1,7 @@
-"""Plans as JSON: the file `plan.json`, written and read.
+"""Plans as JSON: write and read the file `plan.json`.
 
-The document is what the dataclasses say, each operation tagged with its class in `op`. Reading is strict: wrong types,
-unknown fields and unknown operations are refused, with the place in the document.
+The document mirrors the dataclasses. Each operation is tagged with its class in `op`. Reading is strict: it refuses
+wrong types, unknown fields and unknown operations, and names the place in the document.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _OP_CLASSES: dict[str, type] = {cls.__name__: cls for cls in get_args(ops.Op)}
 
 
 def dumps(plan: Plan) -> str:
-    """Return the plan as a JSON document, one operation a line."""
+    """Return the plan as a JSON document, one operation per line."""
     document = plan.document()
     bodies = ",\n".join("  [\n    " + ",\n    ".join(map(_compact, body)) + "\n  ]" for body in document.pop("bodies"))
     head = ",\n".join(f'"{key}": {_compact(value)}' for key, value in document.items() if key != "buffers")
@@ -38,7 +38,7 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
         name: Name for errors: a file name.
 
     Raises:
-        PlanError: Not JSON, or not a plan; the message names every wrong place.
+        PlanError: Not JSON, or not a plan. The message names every wrong place.
     """
     from pydantic import ValidationError
 
@@ -70,7 +70,7 @@ def load(path: Path | str) -> Plan:
         PlanError: The file cannot be read, or is not a plan.
     """
     try:
-        text = read_content(path, line_nbytes=None).decode()  # a data set is one line, of millions of sizes
+        text = read_content(path, line_nbytes=None).decode()  # a data set of millions of sizes is a single line
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a plan: {error}") from None
     return loads(text, name=str(path))
@@ -107,7 +107,7 @@ def _adapter() -> "TypeAdapter[Any]":
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object; of two equal keys, one would be lost."""
+    """Build an object. Refuse a repeated key, because one of its values would be lost."""
     known = dict(pairs)
     if len(known) < len(pairs):
         names = [name for name, _ in pairs]
@@ -116,7 +116,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _unknown(raw: Any, decoded: Any, place: str = "") -> Iterator[str]:
-    """Name every field that what was decoded does not have."""
+    """Yield an error for every field that the decoded value does not have."""
     if isinstance(raw, list):
         for number, (item, made) in enumerate(zip(raw, decoded, strict=True)):
             yield from _unknown(item, made, f"{place}[{number}]")

@@ -1,7 +1,7 @@
-"""Where engines take injected delays from: chunk by chunk, so that memory does not grow with the steps.
+"""Sources of injected delays for the engines: chunk by chunk, so that memory does not grow with the steps.
 
-Delays have one shape everywhere, `[n_seeds, n_steps, world_size]`; of a single run, `[1, n_steps, world_size]`. Only
-files leave the seed out, for they hold one.
+Delays have the shape `[n_seeds, n_steps, world_size]` everywhere. For a single run it is `[1, n_steps, world_size]`.
+Only files omit the seed, because each holds one.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class DelaySource(Protocol):
 
 
 class DrawnDelays:
-    """Delays that were drawn before: channel -> float64 `[n_seeds, n_steps, world_size]`."""
+    """Delays drawn in advance: channel -> float64 `[n_seeds, n_steps, world_size]`."""
 
     def __init__(self, delays: Delays) -> None:
         self._delays = delays
@@ -40,7 +40,7 @@ class DrawnDelays:
 
 
 def check_delays(plan: Plan, delays: Delays) -> None:
-    """Refuse delays that are not those of one run of a plan.
+    """Refuse delays that do not fit one run of a plan.
 
     Raises:
         PlanError: A channel is missing, too short, for another world, of several seeds, negative or not a number.

@@ -31,7 +31,7 @@ def n_in(op: AllReduce) -> int:
 
 @dataclass(frozen=True, slots=True)
 class In:
-    """Who is in.
+    """The members of an all-reduce that are in, and those that are late.
 
     Args:
         first: Members that are in, in order.
@@ -57,7 +57,7 @@ class FirstCome:
     late_s: float
 
     def choose(self, arrivals: Iterable[tuple[float, int]]) -> In:
-        """Return who is in.
+        """Return which members are in.
 
         Args:
             arrivals: Time and number of each member that has arrived, at least `n_in` of them.

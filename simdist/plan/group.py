@@ -1,4 +1,4 @@
-"""Who talks to whom: partitions of the ranks into groups of equal size."""
+"""Groups: partitions of the ranks into groups of equal size."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MAX_WORLD_SIZE = 2**20  # a trace holds one float64 per rank and operation
 class Group:
     """Partition the ranks into groups of `size` members that lie `stride` apart.
 
-    Blocks of `size * stride` consecutive ranks; inside a block, the ranks with equal `rank % stride` form one group.
+    Blocks have `size * stride` consecutive ranks. Inside a block, the ranks with equal `rank % stride` form one group.
 
     >>> Group(4).members(8)                 # neighbours: the GPUs of a 4-GPU node
     [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -30,7 +30,7 @@ class Group:
         return self.size >= 1 and self.stride >= 1 and world_size % (self.size * self.stride) == 0
 
     def shape(self, world_size: int) -> tuple[int, int, int]:
-        """Return `(n_blocks, size, stride)`, the shape that a vector over ranks is viewed in.
+        """Return `(n_blocks, size, stride)`: in this shape a vector over ranks has its groups along axis 1.
 
         Raises:
             PlanError: The groups do not partition the ranks.
@@ -47,7 +47,7 @@ class Group:
         return list(self._iter_members(world_size))
 
     def number(self, rank: int) -> int:
-        """Return which of the groups a rank belongs to, as in `members`.
+        """Return the number of the group that a rank belongs to, as in `members`.
 
         >>> Group(2, stride=4).number(7)
         3
@@ -81,18 +81,18 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of a step, which a schedule claims and `simdist.proof` proves.
+    """The result of a step: a schedule declares it, and `simdist.proof` proves it.
 
     Args:
-        gradients: Every rank updates its parameters with the mean gradient over its group; `Group(1)` is its own.
-        parameters: After the update, every rank holds the mean of the parameters over its group; `Group(1)`: no mean.
-        micro_batches: Forward and backward passes of the step; a rank's gradient is the sum over them.
-        late_steps: The mean is that of so many steps ago, and each rank adds what it has learned since.
-        tensors: The mean is that of these ranges of tensors only; all of them if empty.
-        mixing: The mean is that of outer gradients: the outer optimizer moves anchors against it, and parameters
-            become this share of the rank's own and the rest of the anchors. None: there is no outer optimizer.
-        drop: The mean gradient is over all members but so many, the last to come.
-        absent: Ranks that sit the step out: they have no gradient, and leave their parameters as they are.
+        gradients: Every rank updates its parameters with the mean gradient over its group. `Group(1)`: with its own.
+        parameters: After the update, every rank holds the mean of the parameters over its group. `Group(1)`: no mean.
+        micro_batches: Forward and backward passes of the step. A rank's gradient is the sum over them.
+        late_steps: The mean is this many steps old. Each rank adds its own progress since then.
+        tensors: The mean covers these ranges of tensors only; all of them if empty.
+        mixing: The mean is that of outer gradients. The outer optimizer moves anchors against it, and parameters become
+            this share of the rank's own plus the rest of the anchors. None: there is no outer optimizer.
+        drop: Number of members left out of the mean gradient, the last to arrive.
+        absent: Ranks that sit out the step. They have no gradient, and their parameters do not change.
     """
 
     gradients: Group

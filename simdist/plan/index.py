@@ -1,8 +1,9 @@
-"""The index of a data set: what every sample's file is called, its label, its size and its checksum.
+"""The index of a data set: for every sample the name of its file, its label, its size and its checksum.
 
-`index.csv` lies in the folder of the files: the header `name,label,nbytes,crc32`, then one line per sample; sample 0
-is the first line after the header. Names are paths relative to the folder, with `/`, each once. The checksum is zlib's
-CRC-32, in decimal: enough to notice a changed, truncated or mixed-up file, and fast enough for every read.
+`index.csv` lies in the folder of the files. The first line is the header `name,label,nbytes,crc32`. One line per sample
+follows, so sample 0 is the first line after the header. Names are unique paths relative to the folder, with `/`. The
+checksum is zlib's CRC-32, in decimal. It detects a changed, truncated or mixed-up file, and is fast enough to check on
+every read.
 """
 
 import csv
@@ -24,7 +25,7 @@ _INT64 = (-(2**63), 2**63 - 1)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Holds one sample's line: its file's name, its label, and size and CRC-32 of the file."""
+    """One sample: the name of its file, its label, and size and CRC-32 of the file."""
 
     name: str
     label: int
@@ -32,12 +33,12 @@ class Entry:
     crc32: int
 
     def matches(self, content: bytes) -> bool:
-        """Return whether this is the content of the file."""
+        """Return whether this is the unchanged content of the file."""
         return len(content) == self.nbytes and zlib.crc32(content) == self.crc32
 
 
 def refuse_name(name: str, where: str) -> None:
-    """Raise ScenarioError if a name is no path of a file inside the folder.
+    """Raise ScenarioError if a name is not the path of a file inside the folder.
 
     >>> refuse_name("n01440764/1.JPEG", "index.csv")
     >>> refuse_name("../secret", "index.csv")
@@ -58,7 +59,7 @@ def read_index(path: Path) -> bytes:
     """Return the content of an index.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is too large.
+        OSError: It cannot be read, is not a regular file, or is too large.
     """
     return read_content(path, most_nbytes=_MAX_NBYTES)
 
@@ -67,11 +68,11 @@ def parse_entries(content: bytes, *, where: str) -> Iterator[Entry]:
     """Yield the samples of an index in order.
 
     Args:
-        content: Of the file, UTF-8.
+        content: Content of the file, UTF-8.
         where: The file's name, for messages.
 
     Raises:
-        ScenarioError: A line of it is wrong, or names a file again; names file, line, column and value.
+        ScenarioError: A line is wrong, or repeats a file. The message names file, line, column and value.
     """
     try:
         text = content.decode()

@@ -1,8 +1,8 @@
 """The operations of a plan: data, without behaviour, bandwidth or torch.
 
 The union `Op` is closed. An interpreter matches on the classes and ends in `assert_never`, so that a new
-operation is a type error wherever it is not handled. Every operation names the buffers it touches; `reads`, `writes`
-and `lane_of` are the only statements of what it depends on and where it runs.
+operation is a type error wherever it is not handled. Every operation names the buffers it touches. Only `reads`,
+`writes` and `lane_of` state its dependencies and its lane.
 
 Lanes follow the streams of CUDA: the *host* of each rank walks the body and enqueues; every other lane runs its
 operations in order, concurrently with other lanes (`simdist.plan.lanes`).
@@ -24,14 +24,14 @@ SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
 Destination: TypeAlias = Literal["storage", "disk"]
 Optimizer: TypeAlias = Literal["inner", "outer"]
 
-_TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
+_TICK_SLACK = 1e-9  # of a period: rounding may have moved a time from a tick to just after it
 
-ALONE = Group(1)  # every rank for itself
+ALONE = Group(1)  # every rank is a group of its own
 
 #: A level of storage that samples are read from, the fastest first.
 #:
-#: memory: the decoded samples in the memory of the own node; peer: those in the memory of another node, over the
-#: network; disk: the raw files that the own node keeps on a local disk; storage: the raw files on the server.
+#: memory: decoded samples in the memory of the own node; peer: decoded samples in the memory of another node, over the
+#: network; disk: raw files on the own node's local disk; storage: raw files on the server.
 #:
 #: Source:
 #:     Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
@@ -42,14 +42,14 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Begin a step, or sit it out: pass over its forward and backward passes, and over its delays (host).
+    """Begin a step, or sit it out: skip its forward and backward passes and its delays (host).
 
-    It stands first in a body. Input is brought all the same.
+    It is the first operation of a body. A rank that sits out the step still loads its input.
 
     Args:
-        absent: Ranks that sit it out, in order; they make no update then.
-        awaits: The host waits for the last writer of this buffer. If the all-reduce of the step that drops the late is
-            over by then, the rank sits the step out, and takes its result.
+        absent: Ranks that sit out the step, in order. They make no update.
+        awaits: The host waits for the last writer of this buffer. If the step's all-reduce with `drop` is over by then,
+            the rank sits out the step and takes the result.
     """
 
     absent: tuple[int, ...] = ()
@@ -62,9 +62,9 @@ class Load:
 
     Args:
         dst: Buffer in host memory.
-        read: Levels of storage where samples of the plan's data set are looked for, the preferred one first. Without
-            any, the batch is one request to the storage server.
-        keep: Levels (`disk`, `memory`) where the node keeps what it had to read from a slower one.
+        read: Levels of storage to search for samples of the plan's data set, the preferred one first. If empty, the
+            batch is one request to the storage server.
+        keep: Levels (`disk`, `memory`) where the node keeps samples that it read from a slower level.
     """
 
     dst: str
@@ -75,7 +75,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class StageIn:
-    """Bring the files that a node will read from storage to its disk (lane `io`); it ends for the whole group at once.
+    """Copy the files that a node will read from storage to its disk (lane `io`). It ends for the whole group at once.
 
     Args:
         group: The ranks of a node.
@@ -86,15 +86,15 @@ class StageIn:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy `src` to `dst`: within the device, or between host and device where the buffers' places differ.
+    """Copy `src` to `dst`: within the device, or between host and device if the buffers have different places.
 
-    Between floating-point buffers of different types it converts.
+    A copy between floating-point buffers of different types converts.
 
     Args:
         src: Buffer to copy.
         dst: Its copy.
-        by: The first member of each of these groups does it, the others nothing; only a `Save` by the same may then
-            read the copy.
+        by: Only the first member of each of these groups copies. The copy may then be read only by a `Save` with the
+            same `by`.
     """
 
     src: str
@@ -114,7 +114,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Unpack:
-    """Take the fusion buffer `src` apart into `dsts`, converted to their types."""
+    """Split the fusion buffer `src` into `dsts`, converted to their types."""
 
     src: str
     dsts: tuple[str, ...]
@@ -134,9 +134,9 @@ class Backward:
     """Run the backward pass of the tensors of gradient bucket `dst`.
 
     Args:
-        srcs: Parameters and what the forward pass left.
+        srcs: Parameters and outputs of the forward pass.
         dst: The bucket.
-        adds: Its gradients are added to those in the bucket, as in all passes of a step but the first.
+        adds: Add the gradients to those in the bucket, as in all passes of a step but the first.
     """
 
     srcs: tuple[str, ...]
@@ -146,9 +146,9 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class TrustRatios:
-    """Compute how far LARS may move each tensor: member j does the j-th of `group.size` equal shares of the tensors.
+    """Compute LARS trust ratios of tensors: member j computes the j-th of `group.size` equal shares of the tensors.
 
-    `dst` holds `dst.count` ratios, one for each tensor of the share; the last shares may have fewer tensors, or none.
+    `dst` holds `dst.count` ratios, one for each tensor of the share. The last shares may have fewer tensors, or none.
 
     Source:
         You, Gitman, Ginsburg, Large Batch Training of Convolutional Networks, arXiv 1708.03888, equation 6.
@@ -162,19 +162,19 @@ class TrustRatios:
 
 @dataclass(frozen=True, slots=True)
 class Optimize:
-    """Update `params` with `grads`; with `ratios`, each tensor's learning rate is multiplied by its trust ratio.
+    """Update `params` with `grads`. With `ratios`, each tensor's learning rate is multiplied by its trust ratio.
 
-    With `slices`, ranks share the work: member j of each group updates the j-th of `shared_by.size` equal slices of
-    each of `params` and writes it to the one of `slices` in the same place; `params` stay as they were. Each gradient
-    buffer belongs to the parameters in the same place, and holds either that slice or all.
+    With `slices`, ranks share the work. Member j of each group updates the j-th of `shared_by.size` equal slices of
+    each of `params`. It writes the result to the corresponding one of `slices`, and `params` do not change. Each
+    gradient buffer belongs to the parameters at the same place in the list. It holds either that slice or all.
 
     Args:
-        params: Parameters; of the outer optimizer, anchors: what the parameters were at its last update.
-        grads: Gradients; of the outer optimizer, how far the parameters have come from the anchors, with a minus.
+        params: Parameters. For the outer optimizer: anchors, the parameters at its last update.
+        grads: Gradients. For the outer optimizer: anchors minus parameters.
         ratios: Trust ratios of the tensors.
-        optimizer: The optimizer of the training job, or that of DiLoCo which updates anchors.
-        slices: What each member has updated.
-        shared_by: Who shares the work.
+        optimizer: The optimizer of the training job, or DiLoCo's outer optimizer, which updates anchors.
+        slices: The slice that each member updated.
+        shared_by: Groups that share the work.
     """
 
     params: tuple[str, ...]
@@ -187,7 +187,7 @@ class Optimize:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """Replace `dst` by the sum of `srcs`, each times its weight; `dst` may be one of them."""
+    """Replace `dst` by the weighted sum of `srcs`; `dst` may be one of them."""
 
     srcs: tuple[str, ...]
     weights: tuple[float, ...]
@@ -201,8 +201,8 @@ class Servers:
 
     Args:
         parts: Elements of the buffer that each server holds, in order.
-        members: Which member of the group each server is. Without members they are machines of their own, one server
-            each, beside the ranks.
+        members: Member of the group that each server is. If empty, each server is a machine of its own, beside the
+            ranks.
     """
 
     parts: tuple[int, ...]
@@ -213,13 +213,13 @@ class Servers:
 class AllReduce:
     """Replace `buffer` on every member by the reduction over its group.
 
-    By the algorithm `server`, every member pushes its part to each of `servers`, and pulls what they have reduced.
+    With the algorithm `server`, every member pushes its part to each of `servers` and pulls the reduced parts.
 
-    With `drop`, the reduction is over the first `group.size - drop` members that come, by the rule of
-    `simdist.plan.first_come`. Member 0 decides who is in. By the algorithm `server`, these push to `servers`; by any
-    other, they reduce among themselves.
+    With `drop`, the reduction covers the first `group.size - drop` members to arrive, by the rule of
+    `simdist.plan.first_come`. Member 0 decides which members are in. With the algorithm `server` these push to
+    `servers`. With any other algorithm they reduce among themselves.
 
-    On another lane than `COMM`, such as `AVERAGE`, it runs beside other communication.
+    On another lane than `COMM`, such as `AVERAGE`, it overlaps with other communication.
     """
 
     buffer: str
@@ -233,7 +233,7 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """Reduce `src` over the group; member j keeps the j-th of `group.size` equal slices in `dst`."""
+    """Reduce `src` over the group. Member j keeps the j-th of `group.size` equal slices in `dst`."""
 
     src: str
     dst: str
@@ -256,11 +256,11 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A parameter server, which takes pushes (`Reduce`) and pulls (`Broadcast`).
+    """A parameter server, which serves pushes (`Reduce`) and pulls (`Broadcast`).
 
     Args:
         number: Its number, from 0.
-        apart: It is a machine of its own, beside the ranks, and keeps what the root would keep.
+        apart: It is a machine of its own, beside the ranks, and holds the buffer in place of the root.
     """
 
     number: int
@@ -271,8 +271,8 @@ class Server:
 class Reduce:
     """Replace `buffer` on member number `root` of each group by the reduction over the group.
 
-    With `server` it is a push to the parameter server that the root is, or that stands in for the root; its lane is
-    then `push_to` that server.
+    With `server` it is a push to that parameter server, which is the root or stands in for the root. Its lane is then
+    `push_to` that server.
     """
 
     buffer: str
@@ -288,7 +288,7 @@ class Reduce:
 class Broadcast:
     """Replace `buffer` on every member by that of member number `root` of its group.
 
-    With `server` it is a pull from that parameter server; its lane is then `pull_from` that server.
+    With `server` it is a pull from that parameter server. Its lane is then `pull_from` that server.
     """
 
     buffer: str
@@ -301,7 +301,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """Move the `k` largest magnitudes of `src + residual` to the sparse buffer `dst`; the rest stays in `residual`."""
+    """Move the `k` largest magnitudes of `src + residual` to the sparse buffer `dst`. Keep the rest in `residual`."""
 
     src: str
     dst: str
@@ -313,10 +313,10 @@ class Select:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Sum what `src` holds under equal indices and move the largest of it to the smaller sparse buffer `dst`.
+    """Sum the entries of `src` with equal indices and move the largest sums to the smaller sparse buffer `dst`.
 
-    The rest, divided by `divisor`, is added to `residual`. Ranks that merge the same data drop the same; each of them
-    keeps its share, so that nothing is lost.
+    The rest, divided by `divisor`, is added to `residual`. Ranks that merge the same data drop the same entries. Each
+    keeps its share of them, so that nothing is lost.
     """
 
     src: str
@@ -338,7 +338,7 @@ class Densify:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A tensor of a gradient bucket as a matrix, row by row, from its element `first` on; its factors have `rank`."""
+    """A tensor of a gradient bucket as a row-major matrix that starts at element `first`. Its factors have `rank`."""
 
     first: int
     rows: int
@@ -350,20 +350,20 @@ class Matrix:
 class LowRank:
     """A stage of approximating the matrices M of the bucket `grad` by factors, left P and right Q, with M = P Q^T.
 
-    left: `residual` += M, and is M from now on; the columns of Q are made orthonormal; P = M Q; `rest` = other tensors
-    right: the columns of P are made orthonormal; Q = M^T P
+    left: M = M + `residual`, saved in `residual`; orthonormalize the columns of Q; P = M Q; `rest` = other tensors
+    right: orthonormalize the columns of P; Q = M^T P
     product: `grad` = P Q^T, and `rest`; `residual` = M - P Q^T
 
     Args:
-        stage: Which.
+        stage: The stage.
         grad: The bucket.
-        residual: As large; of the tensors that are no such matrices it holds nothing.
+        residual: As large as the bucket. It holds nothing for tensors that are not among `matrices`.
         left: P of one matrix after the other.
-        right: Q likewise.
+        right: Q of one matrix after the other.
         matrices: The matrices, in that order.
         rest: The other tensors, one after the other; None if there are none.
-        seed: Of the stage `left`: draw Q from a standard normal distribution; None: take it as it is.
-        lane: Where it runs.
+        seed: For the stage `left`: draw Q from a standard normal distribution. None: use Q as it is.
+        lane: The lane.
 
     Source:
         Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019, arXiv 1905.13727, algorithm 1.
@@ -381,16 +381,16 @@ class LowRank:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The buffer of the other tensors, if there are some."""
+        """The buffer of the other tensors, if there are any."""
         return (self.rest,) if self.rest else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Hold a lane until a clock that runs from the start of the run has ticked since `srcs` were written.
+    """Hold a lane until the next tick after `srcs` were written, of a clock that starts with the run.
 
-    It ticks every `period_s`. A lane that is busy with something else until after that tick is not held, nor is it
-    for what it has written itself or had already waited for.
+    It ticks every `period_s`. A lane that is busy until after that tick is not held. Nor is a lane held for buffers
+    that it wrote itself or had already waited for.
     """
 
     srcs: tuple[str, ...]
@@ -400,7 +400,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Hold up the host, or a lane, by this step's drawn delay of that channel."""
+    """Delay the host, or a lane, by the delay drawn for this step on that channel."""
 
     channel: Channel
 
@@ -417,10 +417,10 @@ class Save:
     """Write `srcs` to a file, such as a checkpoint (kind of lane: save).
 
     Args:
-        srcs: Buffers.
-        dst: Buffer that stands for the file, so that the host can wait for it; None if nobody does.
+        srcs: Buffers to write.
+        dst: Buffer that stands for the file, so that the host can wait for it. None if no host waits.
         to: The storage server, or the node's disk.
-        by: The first member of each of these groups does it, the others nothing.
+        by: Only the first member of each of these groups writes.
     """
 
     srcs: tuple[str, ...]
@@ -538,7 +538,7 @@ def writes(op: Op) -> tuple[str, ...]:
 
 
 def is_passed_over(op: Op, enter: Enter | None) -> bool:
-    """Tell whether a rank that sits out a step, which begins with `enter`, passes over an operation of it."""
+    """Tell whether a rank that sits out a step skips an operation of it; `enter` begins the step."""
     if enter is None or (isinstance(op, Delay) and op.channel == "io"):
         return False
     return isinstance(op, Forward | Backward | Delay) or (
@@ -547,22 +547,22 @@ def is_passed_over(op: Op, enter: Enter | None) -> bool:
 
 
 def entering(body: tuple[Op, ...]) -> Enter | None:
-    """Return the operation that says who sits out a step with this body; None if nobody does."""
+    """Return the operation by which ranks sit out a step with this body; None if there is none."""
     return body[0] if body and isinstance(body[0], Enter) else None
 
 
 def drops(body: tuple[Op, ...]) -> int | None:
-    """Return the position of the all-reduce of a body that drops the late, if there is one."""
+    """Return the position of a body's all-reduce with `drop`, if there is one."""
     return next((at for at, op in enumerate(body) if isinstance(op, AllReduce) and op.drop), None)
 
 
 def next_tick(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:
-    """Return the number of the first tick that is not before `ready_s`; tick n is n periods after the start.
+    """Return the number of the first tick at or after `ready_s`; tick n is n periods after the start.
 
     >>> next_tick(np.array([0.0, 0.012, 0.015]), 0.005).tolist()
     [0.0, 3.0, 3.0]
 
-    Sums of seconds are rounded. An operation that is ready at a tick, but for that, has not missed it:
+    Sums of seconds are rounded. An operation that would be ready at a tick without rounding does not miss it:
 
     >>> 0.1 + 0.2 > 0.3, float(next_tick(0.1 + 0.2, 0.3))
     (True, 1.0)
@@ -571,7 +571,7 @@ def next_tick(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[
 
 
 def tick_s(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:
-    """Return the time of the first tick, a multiple of `period_s`, that is not before `ready_s`.
+    """Return the time of the first tick, a multiple of `period_s`, at or after `ready_s`.
 
     >>> tick_s(np.array([0.0, 0.012, 0.015]), 0.005).round(9).tolist()
     [0.0, 0.015, 0.015]

@@ -1,12 +1,12 @@
-"""The plan: what every rank does, in which order, on which buffers. Both backends interpret this and nothing else.
+"""The plan: the operations of every rank, in order, on buffers. Both backends interpret this and nothing else.
 
-A *body* is one step's host program, the same on every rank, so all ranks issue their collectives in the same order and
-cannot deadlock. `bodies` are the distinct steps; `order` says which body each step runs. A plan has no `if`: "every 4
-steps after warm-up, the widest level wins" was decided once, by the schedule.
+A *body* is one step's host program, the same on every rank. So all ranks issue their collectives in the same order and
+cannot deadlock. `bodies` are the distinct steps. `order` gives the body of each step. A plan has no `if`: the schedule
+has already decided rules such as "every 4 steps after warm-up, the widest level wins".
 
 Execution follows CUDA. The host walks the body and enqueues each operation on its stream. An operation starts when the
 host has reached it, its stream is free and the buffers it needs are ready: max(host, stream, dependencies).
-Dependencies are derived in `simdist.plan.walk`; they are never stated, so none can be forgotten.
+`simdist.plan.walk` derives the dependencies. They are never stated, so none can be forgotten.
 
 >>> from simdist.plan.group import Group
 >>> from simdist.plan.ops import AllReduce, Backward, Forward, Optimize
@@ -42,7 +42,7 @@ Shuffle: TypeAlias = Literal["global", "node", "none"]
 Eviction: TypeAlias = Literal["none", "lru"]
 
 FORMAT = "simdist-plan-1"
-#: Fields that few operations set, left out of files and digests at these values.
+#: Fields that few operations set. Files and digests omit them at these values.
 _UNWRITTEN: dict[str, object] = {
     "padding": 0,
     "drop": 0,
@@ -64,7 +64,7 @@ _UNWRITTEN: dict[str, object] = {
 }
 ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 INDEX_NBYTES = 4  # int32 indices of sparse buffers
-MAX_SAMPLES = 2**31  # each epoch draws a random number for every one
+MAX_SAMPLES = 2**31  # each epoch draws a random number for every sample
 MAX_FILE_NBYTES = 2**40
 MAX_NBYTES = 2**62  # of all files; sums are int64
 
@@ -75,14 +75,15 @@ class Buffer:
 
     Args:
         name: Unique in the plan, such as `grad.3`.
-        count: Elements; of a sparse buffer, the values it holds (as many indices come with them).
+        count: Elements. Of a sparse buffer, its values; it holds as many indices.
         dtype: Element type.
-        tensors: Half-open range of the model's tensors, in forward order, whose data it holds; None for other data.
+        tensors: Half-open range of the model's tensors, in forward order, that the buffer holds data of; None for other
+            data.
         place: Memory that holds it.
         sparse: It holds `count` values and `count` int32 indices.
         initialized: It has contents before the first step (parameters, residuals, data in memory).
-        padding: How many of the elements, the last ones, belong to no tensor. They fill the buffer up to a multiple of
-            a group.
+        padding: Number of elements at the end that belong to no tensor. They fill the buffer up to a multiple of a
+            group.
     """
 
     name: str
@@ -96,7 +97,7 @@ class Buffer:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes, the indices of a sparse buffer included."""
+        """Size in bytes, including the indices of a sparse buffer."""
         return self.count * (ITEM_NBYTES[self.dtype] + (INDEX_NBYTES if self.sparse else 0))
 
 
@@ -115,27 +116,27 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The data set that loads read, in which order, and what the caches of a node hold.
+    """The data set that loads read, the order of its samples, and the contents of a node's caches.
 
-    A sample is a file on a storage server that all nodes share, its *raw* form; decoded it is a tensor of
-    `sample_nbytes`. A `Load` says which levels of storage it may read, in order of preference, and where its node keeps
-    what it had to read; which sample it finds where follows from the plan alone (`simdist.caching`), so that all who
-    interpret it read alike.
+    A sample is a file on a storage server that all nodes share, its *raw* form. Decoded, it is a tensor of
+    `sample_nbytes`. A `Load` lists the levels of storage that it may read, in order of preference, and the levels where
+    its node keeps samples. The plan alone determines where each sample is found (`simdist.caching`), so all
+    interpreters read alike.
 
     Args:
-        n_samples: Samples; an epoch reads each at most once. An incomplete last batch is left out.
-        batch_size: Samples of one rank and step, those of all its micro-batches.
-        ranks_per_node: Ranks of one node; they are consecutive and share its disk and memory.
+        n_samples: Samples. An epoch reads each at most once and omits an incomplete last batch.
+        batch_size: Samples of one rank and step, over all its micro-batches.
+        ranks_per_node: Ranks of one node. They are consecutive and share its disk and memory.
         sample_nbytes: Bytes of a decoded sample.
         file_nbytes: Bytes of the file of every sample, or one number for all.
         shuffle: `global`: each epoch deals all samples to all ranks; `node`: each node has its own part of the
             samples, which each epoch deals to its ranks; `none`: in order, the same in every epoch.
-        seed: Of the shuffling.
-        disk_nbytes: Capacity of a node's disk; None without limit.
-        memory_nbytes: Capacity of a node's memory; None without limit.
-        eviction: Policy of a level that is full. `none`: it keeps what it has; `lru`: what was used least recently
-            leaves it.
-        warm: The disks hold what an earlier run of this plan has left.
+        seed: Seed of the shuffling.
+        disk_nbytes: Capacity of a node's disk; None: unlimited.
+        memory_nbytes: Capacity of a node's memory; None: unlimited.
+        eviction: Policy of a level that is full. `none`: it keeps its samples; `lru`: it evicts the least recently used
+            sample.
+        warm: The disks start with the files that an earlier run of this plan left.
         readers: Files that a rank reads at the same time.
         decoders: Samples that a rank decodes at the same time.
     """
@@ -155,7 +156,7 @@ class Dataset:
     decoders: int = 1
 
     def steps_per_epoch(self, world_size: int) -> int:
-        """Return how many batches of all ranks there are in an epoch.
+        """Return the number of batches of all ranks in an epoch.
 
         >>> Dataset(100, 4, 2, 10, (5,)).steps_per_epoch(world_size=8)
         3
@@ -192,9 +193,9 @@ class Plan:
         steps: Iterable[Body],
         dataset: Dataset | None = None,
     ) -> "Plan":
-        """Build a plan from the program of every step, in order; equal steps become one body."""
+        """Build a plan from the program of every step, in order. Equal steps become one body."""
         numbers: dict[Body, int] = {}
-        of_objects: dict[int, int] = {}  # the keys of `numbers` by identity: schedules tend to repeat the same object
+        of_objects: dict[int, int] = {}  # the keys of `numbers` by identity: schedules often repeat the same object
         sequence = []
         for body in steps:
             number = of_objects.get(id(body))
@@ -208,12 +209,12 @@ class Plan:
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
-        """The lanes of a rank: those that every plan has, and then others in the order of their first operation."""
+        """The lanes of a rank: those of every plan, then others in the order of their first operation."""
         return all_lanes(lane_of(op) for body in self.bodies for op in body)
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams of a rank as tables and pictures name them, each once."""
+        """The streams of a rank by their names in tables and pictures, each once."""
         return tuple(dict.fromkeys(lane.stream for lane in self.lanes))
 
     @property
@@ -227,14 +228,14 @@ class Plan:
         return sum(run.times * sum(len(self.bodies[body]) for body in run.bodies) for run in self.order)
 
     def repeated(self, cycle: range, n_steps: int) -> "Plan":
-        """Return the plan of so many steps whose steps from the cycle on repeat it; no step is spelled out.
+        """Return a plan of `n_steps` steps that repeats the cycle from its first step on, without listing the steps.
 
         Args:
-            cycle: Steps of this plan, the first period of those that repeat.
+            cycle: Steps of this plan: the first period.
             n_steps: Any number.
 
         Raises:
-            PlanError: This plan is no longer than the cycle, or does not repeat it.
+            PlanError: This plan is not longer than the cycle, or does not repeat it.
 
         >>> from simdist.plan import Forward
         >>> body = (Forward(("param",), ("loss",)),)
@@ -275,7 +276,7 @@ class Plan:
 
     @property
     def gradients_used(self) -> float:
-        """Share of the batches whose gradients updates use: not those of steps that ranks sit out or are late in."""
+        """Share of batches with gradients that updates use. Batches of absent or late ranks are unused."""
         n_unused = [
             sum(
                 len(op.absent) if isinstance(op, Enter) else op.drop for op in body if isinstance(op, Enter | AllReduce)
@@ -290,21 +291,21 @@ class Plan:
         return any(isinstance(op, Save) for body in self.bodies for op in body)
 
     def buffer(self, name: str) -> Buffer:
-        """Return the buffer of that name; KeyError if there is none (`simdist.plan.check` reports it better)."""
+        """Return the buffer of that name. Raise KeyError if there is none (`simdist.plan.check` reports it better)."""
         for buffer in self.buffers:
             if buffer.name == name:
                 return buffer
         raise KeyError(name)
 
     def digest(self) -> str:
-        """Return the SHA-256, in hexadecimal, of buffers, bodies, order and data set; the name does not count."""
+        """Return the SHA-256, in hexadecimal, of buffers, bodies, order and data set, without the name."""
         document = self.document()
         del document["name"]
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def document(self) -> dict[str, Any]:
-        """Return what `plan.json` says, in dicts and lists; each operation is tagged with its class in `op`."""
+        """Return the content of `plan.json`, in dicts and lists. Each operation is tagged with its class in `op`."""
         return {
             "format": FORMAT,
             "name": self.name,
@@ -317,11 +318,11 @@ class Plan:
 
 
 class StepIndex:
-    """Finds the steps of a plan; memory grows with its runs, not with its steps.
+    """Finds the steps of a plan. Memory grows with its runs, not with its steps.
 
     Args:
         plan: The plan.
-        counts: How many items each body has, such as instances.
+        counts: Number of items in each body, such as instances.
 
     >>> from simdist.plan import Forward
     >>> body = (Forward(("param",), ("loss",)),)
@@ -345,7 +346,7 @@ class StepIndex:
         return bodies[(step - self._first_steps[run]) % len(bodies)]
 
     def before(self, step: int) -> int:
-        """Return how many items come before a step, or at the end in all."""
+        """Return the number of items before a step, or of all items for the step after the last."""
         run = bisect_right(self._first_steps, step) - 1
         times, at = divmod(step - self._first_steps[run], len(self._runs[run].bodies))
         return self._first_items[run] + times * self._within[run][-1] + self._within[run][at]
@@ -359,7 +360,7 @@ class StepIndex:
 
 
 def _fields_of(item: Buffer | Op) -> dict[str, Any]:
-    """Return the fields of a file; those at their usual values, such as the lane of most operations, are left out."""
+    """Return the fields to write to a file, without those at their usual values, such as most operations' lane."""
     found = dataclasses.asdict(item)
     usual = {name: value for name, value in _UNWRITTEN.items() if name in found}
     for field in dataclasses.fields(item):
@@ -369,7 +370,7 @@ def _fields_of(item: Buffer | Op) -> dict[str, Any]:
 
 
 def _fold(sequence: NDArray[np.int64]) -> tuple[Run, ...]:
-    """Write a sequence as few runs: at each place take the shortest pattern that repeats furthest."""
+    """Write a sequence as few runs: at each place use the shortest pattern that repeats furthest."""
     runs: list[Run] = []
     literal: list[int] = []
     at = 0
@@ -395,19 +396,19 @@ def _best_repeat(rest: NDArray[np.int64], max_period: int = 4096) -> tuple[int, 
     while period <= min(max_period, len(rest) // 2):
         if rest[0] != rest[period] or (rest[:period] != rest[period : 2 * period]).any():
             period += 1
-            continue  # it is not repeated even once
+            continue  # it does not repeat even once
         equal = _n_equal(rest[period:], rest[:-period])
         times = 1 + equal // period
         if period * times > math.prod(best):
             best = (period, times)
         if period * times >= len(rest) - period:
             break
-        period = max(period, equal) + 1  # of two periods that both hold as far as their sum, none goes further
+        period = max(period, equal) + 1  # if two periods both hold for the length of their sum, neither goes further
     return best
 
 
 def _n_equal(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
-    """Return for how long two sequences are equal; what comes long after is not looked at."""
+    """Return for how long two sequences are equal, without comparing what comes long after the first difference."""
     end = 1024
     while (one[:end] == other[:end]).all():
         if end >= len(one):

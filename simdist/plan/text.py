@@ -1,4 +1,4 @@
-"""The text form of a plan, for people: buffers, a few short bodies, a run-length order."""
+"""A plan as text for people: buffers, a few short bodies, a run-length order."""
 
 import re
 from collections import Counter
@@ -12,11 +12,11 @@ from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
 from simdist.settings.base import plural
 from simdist.settings.units import format_nbytes, format_seconds
 
-_MOST_RANKS = 10  # that are named
+_MOST_RANKS = 10  # ranks that a text names
 
 
 def ranks_named(ranks: tuple[int, ...]) -> str:
-    """Name ranks, the first ones of many."""
+    """Name ranks. Of many ranks, name the first few."""
     some = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
     return f"{plural(len(ranks), 'rank')} {some}"
 
@@ -112,13 +112,13 @@ def _low_rank(op: ops.LowRank) -> str:
 
 
 def _levels(op: ops.Load) -> str:
-    """Return where a load reads and what it keeps, such as `disk, else storage (kept on disk) `."""
+    """Return the levels that a load reads and keeps samples on, such as `disk, else storage (kept on disk) `."""
     kept = f" (kept on {' and '.join(op.keep)})" if op.keep else ""
     return f"{', else '.join(op.read)}{kept} " if op.read else ""
 
 
 def _sum_text(op: ops.Combine) -> str:
-    """Return a linear combination as people write it, such as `anchor - param`."""
+    """Return a linear combination in the usual notation, such as `anchor - param`."""
     terms = (
         f"{'-' if weight < 0 else '+'} {'' if abs(weight) == 1 else f'{abs(weight):.10g} '}{src}"
         for src, weight in zip(op.srcs, op.weights, strict=True)

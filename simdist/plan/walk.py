@@ -1,14 +1,14 @@
-"""The dependencies of a plan, derived once for everybody.
+"""The dependencies of a plan, derived once for all interpreters.
 
-Walk the steps in program order and remember, per buffer, its last writer and its readers since. An operation that
-reads a buffer comes after the last writer; one that writes it comes after the last writer and after those readers,
-also across steps. Every operation comes after the last host operation before it, because the host enqueues in order.
+Walk the steps in program order. Remember, per buffer, its last writer and its readers since. An operation that reads a
+buffer comes after the last writer. One that writes it comes after the last writer and after those readers, also across
+steps. Every operation comes after the last host operation before it, because the host enqueues in order.
 
-Of these, `Instance.after` keeps only what does not already follow. A lane runs in order, so an instance that is
-known to be done vouches for all before it on its lane, and for everything those waited for. A vector clock per live
-instance (the latest instance of each lane that is surely done when this one is) tells which dependencies are
-implied. The rest are the events that a CUDA program would record and wait for: rarely more than one per
-operation.
+`Instance.after` keeps only the dependencies that do not already follow from others. A lane runs in order. So an
+instance that is known to be done implies that all before it on its lane are done, with everything that those waited
+for. Each live instance has a vector clock: the latest instance of each lane that is surely done when this one is. The
+clock tells which dependencies are implied. The rest are the events that a CUDA program would record and wait for:
+rarely more than one per operation.
 
 >>> from simdist.plan import AllReduce, Backward, Buffer, Forward, Group, Optimize, Plan
 >>> step = (Forward(("param",), ("loss",)), Backward(("loss", "param"), "grad"),
@@ -19,7 +19,8 @@ operation.
 [(), (), (1,), (2,), (), (), (5,), (6,)]
 
 Plans repeat, and so do their dependencies, relative to the instance. `stretches` walks a run of the plan's order until
-one repetition leaves everything as it was before, or moved by the repetition's length; the rest it need not walk.
+one repetition leaves the state as it was, or shifted by the repetition's length. The remaining repetitions need no
+walk.
 """
 
 from collections.abc import Iterator
@@ -65,8 +66,8 @@ class Template:
         position: Place in the step's body.
         op: The operation.
         lane: Where it runs.
-        previous: How many instances back its predecessor on its own lane is; None for the first on a lane.
-        after: How many instances back those on other lanes are that it waits for.
+        previous: Distance to its predecessor on its own lane, in instances; None for the first on a lane.
+        after: Distances to the instances on other lanes that it waits for.
     """
 
     step: int
@@ -87,7 +88,7 @@ class Stretch:
         n_steps: Steps of one repetition.
         times: Repetitions.
         templates: The instances of one repetition.
-        live: How many instances before the end of the stretch those are that later ones may refer to.
+        live: Distances from the end of the stretch to the instances that later ones may refer to.
     """
 
     first_step: int
@@ -141,7 +142,7 @@ _HOST = LANES.index(HOST)
 
 @dataclass(slots=True)
 class _Done:
-    """An instance that others may wait for, and what is surely done once it is."""
+    """An instance that others may wait for, and its clock: the instances that are surely done once it is."""
 
     index: int
     lane: int
@@ -150,7 +151,7 @@ class _Done:
 
 @dataclass(slots=True)
 class _History:
-    """Who touched a buffer last: its writer, and per lane the latest reader since."""
+    """The last accesses to a buffer: its writer, and per lane the latest reader since."""
 
     writer: _Done | None = None
     readers: dict[int, _Done] = field(default_factory=dict)
@@ -206,9 +207,9 @@ class _Walker:
         return needed
 
     def live(self) -> tuple[int, ...]:
-        """Return how far back the instances are that a later one may come after, furthest first.
+        """Return the distances to the instances that a later one may come after, furthest first.
 
-        Those that every lane in use knows to be done are not among them.
+        Instances that every lane in use knows to be done are left out.
         """
         clocks = [tail.clock if tail else self._start for tail in (self._tails[lane] for lane in self._used)]
         floor = [min(known) for known in zip(*clocks, strict=True)]
@@ -225,7 +226,7 @@ class _Walker:
         return slots
 
     def skip(self, before: list[_Done | None], n_instances: int) -> None:
-        """Go on as if what led from `before` to the present state had been repeated for `n_instances` more."""
+        """Skip ahead by `n_instances`, as if the walk from `before` to the present state had been repeated."""
         if not n_instances:
             return
 
@@ -249,10 +250,10 @@ class _Walker:
 
 
 def _recurs(before: list[_Done | None], now: list[_Done | None], n_instances: int) -> bool:
-    """Tell whether a repetition of `n_instances` would leave behind the same, moved, again and again.
+    """Tell whether each further repetition of `n_instances` would leave the same state, shifted.
 
-    Every number must have stayed or moved by `n_instances`. A clock that moves may yet overtake an instance that stays,
-    which would change dependencies, so all such clocks must have passed it.
+    Every number must have stayed or moved by `n_instances`. A clock that moves may later overtake an instance that
+    stays. That would change dependencies. So all such clocks must have passed such instances already.
     """
     n_lanes = max((len(done.clock) for done in now if done), default=0)
     stays_at = [_NEVER] * n_lanes
@@ -274,7 +275,7 @@ def _recurs(before: list[_Done | None], now: list[_Done | None], n_instances: in
 
 
 def _minimal(needed: list[_Done], clock: _Clock) -> tuple[tuple[int, ...], _Clock]:
-    """Drop what is implied: latest first, because only a later instance can vouch for an earlier one."""
+    """Drop implied dependencies. Check the latest first, because only a later instance can imply an earlier one."""
     after: list[int] = []
     for done in sorted(needed, key=lambda done: -done.index):
         if clock[done.lane] < done.index:
@@ -284,9 +285,9 @@ def _minimal(needed: list[_Done], clock: _Clock) -> tuple[tuple[int, ...], _Cloc
 
 
 def drops_late(plan: Plan) -> dict[int, int]:
-    """Return the rows in a trace of all-reduces that drop the late, in order, with those of their steps' `Enter`."""
+    """Return the trace rows of all-reduces with `drop`, in order, each with the row of its step's `Enter`."""
     within = [drops(body) for body in plan.bodies]
-    if not any(within):  # a step enters first, so none stands at 0
+    if not any(within):  # a step begins with `Enter`, so none is at 0
         return {}
     steps = zip(plan.first_instances().tolist(), plan.body_of_steps(), strict=False)
     return {first + at: first for first, body in steps if (at := within[body]) is not None}
