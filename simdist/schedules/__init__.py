@@ -1,6 +1,6 @@
-"""Schedules, one file each. `KINDS` finds every final `Schedule` in this package, and those of users.
+"""Schedules, one file each. `KINDS` finds every final `Schedule` in this package, and the schedules of users.
 
-A schedule of a user's own is a class in a module anywhere: `kind: "module:Class"` names it, or an entry point of group
+A user's schedule is a class in any module. A scenario names it as `kind: "module:Class"`, or by an entry point of group
 `simdist.schedules`.
 """
 
@@ -48,7 +48,7 @@ __getattr__ = exporting(__name__, _MODULE_OF)
 
 
 def kinds() -> "dict[str, type[Schedule]]":
-    """Return every schedule class that ships by the `kind` that scenarios call it, in alphabetical order.
+    """Return every shipped schedule class by its `kind`, the name in scenarios, in alphabetical order.
 
     >>> kinds()["sync"].__name__
     'Sync'
@@ -58,7 +58,7 @@ def kinds() -> "dict[str, type[Schedule]]":
 
 @functools.lru_cache(maxsize=4)
 def _kinds(folders: tuple[tuple[str, int], ...]) -> "dict[str, type[Schedule]]":
-    """Look at every module of the package; `folders` and when they changed tell whether there are others by now."""
+    """Import every module of the package. `folders` and their change times are the key of the cache."""
     found: dict[str, type[Schedule]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         for kind, value in _defined_in(module.name).items():
@@ -68,9 +68,9 @@ def _kinds(folders: tuple[tuple[str, int], ...]) -> "dict[str, type[Schedule]]":
 
 
 def _shipped_as(kind: str) -> "type[Schedule] | None":
-    """Return the class of a kind that ships.
+    """Return the class of a shipped kind; None if there is none.
 
-    A scenario names two or three schedules; the others need not be imported to read it, unless a module has another
+    A scenario names two or three schedules. To read it, only their modules are imported, unless a module has another
     name than its schedule.
 
     >>> _shipped_as("sync").__name__, _shipped_as("parts")
@@ -97,7 +97,7 @@ def _defined_in(module: str) -> "dict[str, type[Schedule]]":
 def _changed_ns(folder: str) -> int:
     try:
         return os.stat(folder).st_mtime_ns
-    except OSError:  # of a package in an archive, which does not change
+    except OSError:  # a package in an archive does not change
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Base of local and hierarchical SGD and DiLoCo: a synchronous warm-up, then local steps and averages of parameters."""
+"""Base of local and hierarchical SGD and DiLoCo: a synchronous warm-up, then local steps and parameter averages."""
 
 import abc
 from collections.abc import Mapping
@@ -15,46 +15,46 @@ from simdist.schedules.job import Job
 from simdist.schedules.tuning import OVERLAP, Allowance, Axis, Permit
 from simdist.settings.units import Whole
 
-_LOOKED_AT_STEPS = 100_000  # to find an average; a longer period is meant
-_LONGEST_PERIOD = 1_000  # that is found by looking
-_OVERLAPS = (0, 1, 2, 4)  # to try
+_LOOKED_AT_STEPS = 100_000  # steps searched for an average: a longer period is intended
+_LONGEST_PERIOD = 1_000  # of the periods that `cycle` finds
+_OVERLAPS = (0, 1, 2, 4)  # overlaps that `tune` tries
 
-Average: TypeAlias = tuple[Group, int]  # over whom, and of which fragment of the model
+Average: TypeAlias = tuple[Group, int]  # the group, and the number of the model's fragment
 
 
 class AveragingSchedule(Schedule, abc.ABC):
-    """Train locally, and average the parameters over a group where `average` says so."""
+    """Train locally, and average the parameters over a group in the steps that `average` gives."""
 
     warmup_steps: Whole = Field(default=0, ge=0)
-    """First steps that run synchronous SGD instead."""
+    """First steps, which run synchronous SGD instead."""
     phase: Whole | None = Field(default=None, ge=0)
-    """Average where the step is `phase` modulo a period, instead of at the end of each period."""
+    """Average in steps that are `phase` modulo a period, instead of at the end of each period."""
     synchronize: bool = True
     """The host waits for its device before each average, as PyTorch's averagers do."""
 
     overlap_steps: Whole = Field(default=0, ge=0)
-    """Average behind so many next steps: it is sent at the same step, and taken that much later."""
+    """Overlap an average with this many next steps: it is sent at the same step, and applied that much later."""
 
     permits: ClassVar[tuple[Permit, ...]] = (OVERLAP,)
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return how many steps averages may overlap."""
+        """Return the numbers of steps that averages may overlap with."""
         return (*super().axes(job, allowed), cls.axis("overlap_steps", _OVERLAPS, OVERLAP))
 
     @abc.abstractmethod
     def average(self, step: int, job: Job) -> Group | None:
-        """Return over whom the parameters are averaged at the end of a step; None if they are not."""
+        """Return the group that averages parameters at the end of a step; None if none does."""
 
     def absent(self, step: int, job: Job) -> tuple[int, ...]:
-        """Return the ranks that sit a step out; by default none do. In steps that exchange something, none may."""
+        """Return the ranks that sit out a step, none by default. In steps with an exchange, no rank may sit out."""
         return ()
 
     def fires(self, period: int, step: int) -> bool:
         """Tell whether `step` is the last of a period, counted from the end of the warm-up.
 
-        Some libraries average elsewhere: with a `phase`, at the steps after the warm-up that are `phase` modulo
-        `period`. PyTorch's `HierarchicalModelAverager` has phase 0, its `PeriodicModelAverager` phase
+        Some libraries average elsewhere. With a `phase`, these are the steps after the warm-up that are `phase` modulo
+        `period`. PyTorch's `HierarchicalModelAverager` has phase 0. Its `PeriodicModelAverager` has phase
         `warmup_steps % period`.
         """
         if step < self.warmup_steps:
@@ -64,15 +64,15 @@ class AveragingSchedule(Schedule, abc.ABC):
         return step % period == self.phase % period
 
     def local_gradients(self, job: Job) -> Group | None:
-        """Return over whom gradients are averaged in every step after the warm-up; by default None: they are not."""
+        """Return the group that averages gradients in every step after the warm-up; by default None: none does."""
         return None
 
     def fragment(self, step: int) -> int:
-        """Return which fragment of the model is averaged at a step; by default it is all one."""
+        """Return the number of the fragment that is averaged at a step. By default the whole model is one fragment."""
         return 0
 
     def cycle(self, job: Job) -> range:
-        """Return the first period after the warm-up, as far as `average` shows it: of 1,000 steps at most."""
+        """Return the first period after the warm-up by the groups of `average`: at most 1,000 steps."""
         first = self.warmup_steps
         groups = [self.average(first + step, job) for step in range(2 * _LONGEST_PERIOD)]
         periods = range(1, _LONGEST_PERIOD)
@@ -80,7 +80,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         return self._repeated(period, job)
 
     def _repeated(self, period: int, job: Job) -> range:
-        """Return the first steps after the warm-up of such a period, once averages are not only sent but also taken."""
+        """Return the first steps of that period after the warm-up in which averages are both sent and applied."""
         first = self.warmup_steps
         if self.overlap_steps:
             first_sent = next(step for step in range(first, first + period) if self.average(step, job))
@@ -88,7 +88,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         return range(first, first + period)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return what is wrong on this cluster: averages that come after the next one has begun."""
+        """Return what is wrong on this cluster: averages that are applied after the next one has begun."""
         found = super().problems(world_size, ranks_per_node)
         if self.overlap_steps > (shortest := self.shortest_period()):
             problem = (
@@ -98,11 +98,11 @@ class AveragingSchedule(Schedule, abc.ABC):
         return found
 
     def shortest_period(self) -> int:
-        """Return the fewest steps between two averages of the same parameters; by default any."""
+        """Return the fewest steps between two averages of the same parameters. Practically unlimited by default."""
         return _LOOKED_AT_STEPS
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return whether it never averages over the world."""
+        """Return a sentence if it never averages over the world."""
         job = Job(world_size, ranks_per_node, n_steps, tensor_counts=(1,))
         if self.warmup_steps >= n_steps:
             return [f"warms up in all of the {n_steps} steps: it is synchronous SGD"]
@@ -164,7 +164,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         return (group, self.fragment(step)) if group else None
 
     def _parameters(self, job: Job) -> Mapping[str, parts.Bucket]:
-        """Return the buffers of parameters, and the tensors that they hold."""
+        """Return the buffers of parameters, each with the tensors that it holds."""
         return {parts.PARAM: (0, len(job.tensor_counts))}
 
     def _buffers(self, job: Job) -> tuple[Buffer, ...]:
@@ -178,7 +178,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         )
 
     def _lane(self, job: Job) -> Lane:
-        """Return the lane of averages: one of their own if they are on their way while gradients are exchanged."""
+        """Return the lane of averages: their own lane if gradients are exchanged while averages are in flight."""
         return AVERAGE if self.overlap_steps > 0 and self.local_gradients(job) is not None else COMM
 
     def _take(self, fragment: int, job: Job) -> Body:
@@ -188,7 +188,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         return ()
 
     def result(self, step: int, job: Job) -> Result:
-        """Declare whose gradients enter the update, and over whom the parameters are averaged then."""
+        """Declare the group of the gradients that enter the update, and the group that then averages parameters."""
         gradients = self._gradients(step, job) or Group(1)
         taken = self._average(step - self.overlap_steps, job)
         if taken is None:
@@ -197,7 +197,7 @@ class AveragingSchedule(Schedule, abc.ABC):
 
     @property
     def traits(self) -> str:
-        """What labels say of overlapped averages."""
+        """Suffix of a default label: overlapped averages."""
         return f"-overlap{self.overlap_steps}" if self.overlap_steps else ""
 
     def _gradients(self, step: int, job: Job) -> Group | None:

@@ -1,4 +1,4 @@
-"""Synchronous SGD with backup workers: the update takes the first gradients that come."""
+"""Synchronous SGD with backup workers: each update uses the gradients that arrive first."""
 
 from dataclasses import replace
 from functools import cache
@@ -14,19 +14,19 @@ from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import DROPPED_GRADIENTS, Allowance, Axis, Permit
 from simdist.settings.units import Whole, parse_whole_or
 
-_BACKUP_PARTS = (8, 16, 32, 64)  # one rank in so many is dropped
+_BACKUP_PARTS = (8, 16, 32, 64)  # one rank in this many is dropped
 
 
 @final
 class BackupWorkers(Schedule):
-    """Average the first n - b gradients of n ranks that come, by time, and drop those that come later.
+    """Average the first n - b gradients of n ranks to arrive, by time, and drop those that arrive later.
 
-    A rank that comes too late takes the averages of the steps that the others have completed meanwhile, updates its
-    parameters with them, and goes on with the newest step. So parameters are the same on all ranks. Who is waited for
-    is decided once a step by rank 0, over the whole gradient, which overlaps with no backward pass. The first push it
-    to servers that hold even parts of it, and all ranks pull the averages, late or not. With the algorithm of an
-    all-reduce, such as `ring`, the first reduce it among themselves, and late ranks pull the average from one of them.
-    With b = 0 it is synchronous SGD with one bucket, without servers.
+    A late rank takes the averages of the steps that the others have completed meanwhile, updates its parameters with
+    them, and continues with the newest step. So parameters are the same on all ranks. Rank 0 decides once per step
+    which ranks are in time. It decides over the whole gradient, so the exchange does not overlap with the backward
+    pass. The first ranks push their gradients to servers that hold even parts of it. All ranks pull the averages, late
+    or not. With an all-reduce algorithm such as `ring`, the first ranks reduce among themselves, and late ranks pull
+    the average from one of them. With b = 0 it is synchronous SGD with one bucket, without servers.
 
     Source:
         Chen et al., Revisiting Distributed Synchronous SGD, arXiv 1604.00981, section 3, algorithms 3 and 4.
@@ -45,13 +45,13 @@ class BackupWorkers(Schedule):
 
     kind: Literal["backup_workers"] = "backup_workers"
     backup: Whole = Field(ge=0)
-    """Ranks that no update waits for."""
+    """Number of ranks that an update does not wait for."""
     servers: Annotated[int | Literal["node", "world"], BeforeValidator(parse_whole_or("node", "world"))] = "node"
-    """How many, or one for each node, or each rank. Server i is rank i x world // servers, as in `parameter_server`."""
+    """Number of servers, or one per node or rank. Server i is rank i x world // servers, as in `parameter_server`."""
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return how many servers there may be, or none, and how many ranks no update waits for."""
+        """Return the numbers of servers (or none), and the numbers of ranks that updates do not wait for."""
         n_nodes = job.world_size // job.ranks_per_node
         servers: list[int | str] = ["node", *(count for count in parts.server_counts(job) if count != n_nodes)]
         backups = sorted({max(1, job.world_size // part) for part in _BACKUP_PARTS})
@@ -63,7 +63,7 @@ class BackupWorkers(Schedule):
         return f"backup-{self.backup}{transport}" + (f"-ps-{self.servers}" if self.servers != "node" else "")
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return what does not fit: an algorithm, no rank left that is waited for, or no servers."""
+        """Return what does not fit: the algorithm, a `backup` of all ranks, or the number of servers."""
         found = []
         n_in = world_size - self.backup
         if algorithms.needs_power_of_two(self.algorithm) and n_in & (n_in - 1):
@@ -77,7 +77,7 @@ class BackupWorkers(Schedule):
         return found
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return whether there are servers to which nobody comes, or a host is to run ahead."""
+        """Return a sentence if its servers or `run_ahead_steps` have no effect."""
         if self.backup and self.run_ahead_steps is not None:
             return ["waits for the update before each step, to see which is next: run_ahead_steps has no effect"]
         if self.servers == "node":
@@ -114,7 +114,7 @@ class BackupWorkers(Schedule):
         )
 
     def result(self, step: int, job: Job) -> Result:
-        """Declare that every step averages the gradients of all ranks but those that are late."""
+        """Declare that every step averages the gradients of all ranks except the late ones."""
         return Result(Group(job.world_size), Group(1), job.micro_batches, drop=self.backup)
 
     @property

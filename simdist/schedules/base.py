@@ -1,4 +1,4 @@
-"""Base of all schedules: settings a user writes, a plan, and a declaration of what the plan computes."""
+"""Base of all schedules: settings that a user writes, a plan, and a declaration of the plan's result."""
 
 import abc
 import math
@@ -17,7 +17,7 @@ from simdist.settings.base import Settings, folder_of
 from simdist.settings.plugins import SCHEDULES, written_kind
 from simdist.settings.units import Whole
 
-_MOMENTS = "moments"  # buffer with a momentum of the optimizer for every parameter
+_MOMENTS = "moments"  # buffer with an optimizer momentum for every parameter
 _STATE = "state"
 _COPY = "checkpoint"
 _WRITTEN = Buffer(f"{_COPY}.written", 1, "uint8", place="host")
@@ -26,43 +26,43 @@ _WRITTEN = Buffer(f"{_COPY}.written", 1, "uint8", place="host")
 class Schedule(Settings, abc.ABC):
     """A way to synchronise the ranks.
 
-    A schedule is a subclass, in this package or in any module of a user's own. It sets `kind`, a `Literal` field with
-    the name that scenarios use, adds its parameters as fields, and writes `default_label`, `write` and `result`.
-    Nothing else is edited: the scenario loader, the command line and `tune` find it.
+    A schedule is a subclass, in this package or in any module of the user. It sets `kind`, a `Literal` field with the
+    name that scenarios use, adds its parameters as fields, and implements `default_label`, `write` and `result`.
+    Nothing else needs an edit: the scenario loader, the command line and `tune` find it.
 
-    Its plan must compute what `result` declares; `simdist.proof` holds it to that.
+    Its plan must compute the declared `result`. `simdist.proof` checks that.
     """
 
     examples: ClassVar[tuple[dict[str, object], ...]] = ({},)
-    """Parameters that are legal on 8 ranks of 2 nodes: what the conformance tests run."""
+    """Legal parameters on 8 ranks of 2 nodes, for the conformance tests."""
 
     family: ClassVar[str] = ""
-    """Schedules of one family differ by one setting or level only; its own kind if empty."""
+    """Schedules of one family differ by a single setting or level; if empty, the kind is a family of its own."""
     place: ClassVar[int] = 1000
-    """Place of the kind in a search, where candidates promise as much."""
+    """Place of the kind in a search, among candidates that promise the same."""
     permit: ClassVar[Permit | None] = None
-    """What a user must allow before `tune` tries the kind."""
+    """The permit that a user must give before `tune` tries the kind."""
     permits: ClassVar[tuple[Permit, ...]] = ()
-    """What axes of the kind ask the user to allow."""
+    """The permits that axes of the kind need."""
     sends_part: ClassVar[bool] = False
     """It sends a part of the gradient, so `tune` tries it only with `--min-density`."""
     takes_levels: ClassVar[bool] = False
-    """`tune` tries it with periods and groups: see `settings_of`."""
+    """`tune` tries it with periods and groups (see `settings_of`)."""
     orthonormalizes: ClassVar[bool] = False
-    """Its ranks make matrices orthonormal, which takes the time that the device states for it."""
+    """Its ranks orthonormalize matrices, in the time that the device states for it."""
 
     kind: str
     label: str = ""
-    """Name in tables and files; derived from the parameters if not given."""
+    """Name in tables and files. If not given, derived from the parameters."""
     algorithm: Algorithm = "auto"
-    """How collectives are carried out: `auto`, an algorithm that ships, or one of a user as `module:NAME`."""
+    """Algorithm of collectives: `auto`, a shipped one, or a user's as `module:NAME`."""
     run_ahead_steps: Whole | None = Field(default=None, ge=0)
-    """Under this schedule the host waits for the loss of so many steps ago; absent: as the scenario's `host` says."""
+    """The host waits for the loss of this many steps ago. If absent, the scenario's `host` decides."""
 
     data: Policy | None = None
-    """Reads per level of storage; absent: as the scenario's `data.policy` says."""
+    """Reads per level of storage. If absent, the scenario's `data.policy` decides."""
     prefetch: Whole | None = Field(default=None, ge=1)
-    """Batches that are read ahead; absent: as the scenario's `input` says, like the next two."""
+    """Batches read ahead. If absent, the scenario's `input` decides, also on the next two settings."""
     readers: Whole | None = Field(default=None, ge=1)
     """Files that a rank reads at the same time."""
     decode_workers: Whole | None = Field(default=None, ge=1)
@@ -70,27 +70,27 @@ class Schedule(Settings, abc.ABC):
 
     @abc.abstractmethod
     def default_label(self) -> str:
-        """Return a label that tells the parameters."""
+        """Return a label that shows the parameters."""
 
     @abc.abstractmethod
     def write(self, job: Job) -> Plan:
-        """Write the plan of this schedule for a job whose `run_ahead_steps` are in force."""
+        """Write the plan of this schedule for a job. The job's `run_ahead_steps` apply."""
 
     @abc.abstractmethod
     def result(self, step: int, job: Job) -> Result:
-        """Declare what `step` leaves behind."""
+        """Declare the result of `step`."""
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return what `tune` may vary about the kind in a job; nothing by default.
+        """Return the settings of the kind that `tune` may vary in a job; none by default.
 
-        A subclass adds its own to those of its base.
+        A subclass adds its own axes to those of its base.
         """
         return ()
 
     @classmethod
     def axis(cls, name: str, values: Sequence[Value], permit: Permit | None = None) -> Axis:
-        """Return an axis of a field, whose default is that of the field."""
+        """Return an axis of a field, with the default of the field."""
         return Axis(name, tuple(values), cls.model_fields[name].default, permit)
 
     @classmethod
@@ -98,29 +98,29 @@ class Schedule(Settings, abc.ABC):
         """Return the settings of a candidate of a search.
 
         Args:
-            levels: How often over how many ranks to average parameters; empty unless the kind `takes_levels`.
+            levels: Periods and group sizes of parameter averages. Empty unless the kind `takes_levels`.
             changed: Values of axes that are not the default.
 
         Returns:
-            Values of fields; None if the kind does not average so, or another kind does the same.
+            Values of fields. None if the kind cannot average with these levels, or another kind does the same.
         """
         return None if levels else dict(changed)
 
     @classmethod
     def label_of(cls, name: str, value: Value) -> str:
-        """Return what the label of a candidate adds for a value of an axis that `default_label` does not tell."""
+        """Return the part of a candidate's label for an axis value that `default_label` does not show."""
         return ""
 
     def kind_in_files(self) -> str:
-        """Return the `kind` by which a scenario finds the class again: `module:Class` for one of a user."""
+        """Return the `kind` under which a scenario finds the class again: `module:Class` for a user's class."""
         return written_kind(type(self), SCHEDULES)
 
     def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
-        """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer, or tensors.
+        """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer or tensors.
 
         Args:
-            optimizer: Of the job.
-            has_rows: It is known which tensors are matrices.
+            optimizer: The job's optimizer.
+            has_rows: Whether it is known which tensors are matrices.
         """
         return []
 
@@ -169,19 +169,19 @@ class Schedule(Settings, abc.ABC):
         return []
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return what this schedule never gets to do in so many steps, a sentence each; nothing by default."""
+        """Return a sentence for each setting that has no effect in this many steps; none by default."""
         return []
 
     def unused_in(self, job: Job) -> list[str]:
-        """Return which settings have no effect on the job's tensors and devices, a sentence each; none by default."""
+        """Return a sentence for each setting that has no effect on the job's tensors and devices; none by default."""
         return []
 
     def cycle(self, job: Job) -> range:
-        """Return the first period: from its start on, every `len(cycle)` steps are like those; one step by default."""
+        """Return the first period: from its start on, steps repeat every `len(cycle)`. By default it is one step."""
         return range(1)
 
     def cycle_with_checkpoints(self, job: Job) -> range:
-        """Return the first period of plans with the job's checkpoints, if it has any."""
+        """Return the first period of plans that include the job's checkpoints, if any."""
         cycle = self.cycle(job)
         every = job.checkpoint.every if job.checkpoint else 1
         return range(cycle.start, cycle.start + math.lcm(len(cycle), every))
@@ -199,7 +199,7 @@ class Schedule(Settings, abc.ABC):
 
 
 def _with_checkpoints(plan: Plan, checkpoint: Checkpoint) -> Plan:
-    """Return the plan whose ranks write a checkpoint at the end of every so many steps, after updates and averages.
+    """Add a checkpoint to a plan at the end of every `every` steps, after updates and averages.
 
     copy(param -> checkpoint.param)     on the device: once the last checkpoint is written
     save(checkpoint.param)

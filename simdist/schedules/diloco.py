@@ -1,4 +1,4 @@
-"""DiLoCo: every worker trains on its own; now and then an outer optimizer takes what all have learned as a gradient."""
+"""DiLoCo: every worker trains on its own. Periodically an outer optimizer treats their mean progress as a gradient."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,20 +24,20 @@ from simdist.schedules.tuning import (
 )
 from simdist.settings.units import Fraction, Whole, parse_whole_or
 
-_FRAGMENTS = (1, 2, 4)  # to try
+_FRAGMENTS = (1, 2, 4)  # numbers of fragments that `tune` tries
 _WIRE: dict[str, DType] = {"fp16": "float16", "bf16": "bfloat16"}
 
 
 @final
 class DiLoCo(AveragingSchedule):
-    """Train locally; every `period` steps the outer optimizer updates *anchors*, from which all go on.
+    """Train locally. Every `period` steps the outer optimizer updates *anchors*, from which all ranks continue.
 
         outer gradient = mean over workers of (anchor - parameters)
         anchor         = outer optimizer(anchor, outer gradient), SGD with Nesterov momentum
         parameters     = mixing parameters + (1 - mixing) anchor
 
-    With `fragments` the model is synchronised in parts, each every `period` steps, in turn; with `overlap_steps` the
-    anchors are updated so many steps after the outer gradient was sent: that is Streaming DiLoCo.
+    With `fragments`, the model is synchronised in parts, each every `period` steps, in turn. With `overlap_steps`, the
+    anchors are updated this many steps after the outer gradient was sent. Both together are Streaming DiLoCo.
 
     Source:
         Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, arXiv 2311.08105; Douillard
@@ -62,16 +62,16 @@ class DiLoCo(AveragingSchedule):
     period: Whole = Field(ge=1)
     """Steps from one update of an anchor to the next."""
     ranks_per_worker: Annotated[int | Literal["node"], BeforeValidator(parse_whole_or("node"))] = 1
-    """Consecutive ranks that average their gradients in every step, and so train as one worker."""
+    """Consecutive ranks that average their gradients in every step, so that they train as one worker."""
     fragments: Whole = Field(default=1, ge=1)
     """Parts of the model that are synchronised in turn."""
     layers: Whole | None = Field(default=None, ge=1)
-    """Deal so many stretches of the model, of about equal size, to the fragments in turn (strided); absent: every
-    fragment is one stretch (sequential)."""
+    """Cut the model into this many stretches of about equal size and deal them to the fragments in turn (strided). If
+    absent, every fragment is one stretch (sequential)."""
     mixing: Fraction = Field(default=0.0, lt=1)
-    """Share of its own parameters that a rank keeps when it takes the anchors."""
+    """Share of its own parameters that a rank keeps when it takes over the anchors."""
     compression: Literal["none", "fp16", "bf16"] = "none"
-    """Type of the outer gradients that are sent."""
+    """Type in which outer gradients are sent."""
 
     @model_validator(mode="after")
     def _takes_turns(self) -> Self:
@@ -86,14 +86,14 @@ class DiLoCo(AveragingSchedule):
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return also whether what is sent is in half precision, and into how many fragments the model is cut."""
+        """Return also half precision for the outer gradients, and the numbers of fragments."""
         fragments = [each for each in _FRAGMENTS if each <= len(job.tensor_counts)]
         wire = [cls.axis("compression", ("none", "fp16"), FP16)] if job.dtype == "float32" else []
         return (*wire, *super().axes(job, allowed), cls.axis("fragments", fragments))
 
     @classmethod
     def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
-        """Return the settings that average over all ranks; they are one level."""
+        """Return the settings that average over all ranks, which are one level."""
         return {"period": levels[0][0]} | dict(changed) if len(levels) == 1 else None
 
     def default_label(self) -> str:
@@ -115,7 +115,7 @@ class DiLoCo(AveragingSchedule):
         return found
 
     def unused_in(self, job: Job) -> list[str]:
-        """Return whether there is one worker only, or the model has fewer stretches than there should be."""
+        """Return a sentence if there is only one worker, or if the model has fewer stretches than asked for."""
         wanted = self.layers or self.fragments
         n_pieces = len(self._parameters(job))
         what = f"{'layers' if self.layers else 'fragments'}: {wanted}, and {len(job.tensor_counts):,} tensors"
@@ -133,20 +133,21 @@ class DiLoCo(AveragingSchedule):
         return Group(size) if size > 1 else None
 
     def average(self, step: int, job: Job) -> Group | None:
-        """Return the world where a fragment has its turn; a model of few tensors leaves some of them empty."""
+        """Return the world in steps where a fragment has its turn. In a model of few tensors some are empty."""
         n_turns = self._n_turns(step + 1)
         n_before = self._n_turns(step)
         has_turn = step >= self.warmup_steps and n_turns > max(n_before, 0) and self._pieces(self.fragment(step), job)
         return Group(job.world_size) if has_turn else None
 
     def fragment(self, step: int) -> int:
-        """Return the fragment whose turn it is, in order from the end of the warm-up."""
+        """Return the number of the fragment that has its turn, counted from the end of the warm-up."""
         return (self._n_turns(step + 1) - 1) % self.fragments
 
     def _n_turns(self, step: int) -> int:
-        """Return how many turns are over before a step: they end as evenly as steps allow, the last one with a period.
+        """Return the number of turns that end before a step.
 
-        A phase moves all of them, so that the first one ends at the first step of that phase, modulo the shortest turn.
+        Turns end evenly, as far as steps allow, and the last one ends with a period. A phase shifts all turns. The
+        first then ends at the first step of that phase, modulo the shortest turn.
         """
         turn = self.period // self.fragments
         moved = 0 if self.phase is None else turn - 1 - (self.phase - self.warmup_steps) % turn
@@ -157,7 +158,7 @@ class DiLoCo(AveragingSchedule):
         return self._repeated(self.period, job)
 
     def result(self, step: int, job: Job) -> Result:
-        """Declare also which tensors the outer optimizer reaches; anchors are made at the end of the warm-up."""
+        """Declare also the tensors that the outer optimizer updates. The end of the warm-up sets anchors."""
         result = super().result(step, job)
         taken = self._average(step - self.overlap_steps, job)
         if taken:
@@ -166,7 +167,7 @@ class DiLoCo(AveragingSchedule):
         return replace(result, mixing=0.0) if step == self.warmup_steps - 1 else result
 
     def _parameters(self, job: Job) -> Mapping[str, parts.Bucket]:
-        """Return stretches of the model, of about equal size: each ends with the tensor nearest to where it should."""
+        """Return stretches of the model of about equal size. Each ends at the tensor boundary nearest to its share."""
         n_pieces = self.layers or self.fragments
         ends = [*accumulate(job.tensor_counts, initial=0)]
         shares = (ends[-1] * piece / n_pieces for piece in range(n_pieces + 1))
@@ -176,7 +177,7 @@ class DiLoCo(AveragingSchedule):
         return {f"{parts.PARAM}.{piece}": tensors for piece, tensors in enumerate(pairwise(bounds))}
 
     def _pieces(self, fragment: int, job: Job) -> dict[str, parts.Bucket]:
-        """Return the stretches of a fragment by the endings of their buffers' names."""
+        """Return the stretches of a fragment by the suffixes of their buffers' names."""
         pieces = [*self._parameters(job).items()][fragment :: self.fragments]
         return {name.removeprefix(parts.PARAM): tensors for name, tensors in pieces}
 
@@ -193,7 +194,7 @@ class DiLoCo(AveragingSchedule):
         return tuple(buffers)
 
     def _wire_dtype(self, job: Job) -> DType | None:
-        """Return the type that outer gradients are converted to, if they are."""
+        """Return the type that outer gradients are converted to; None without a conversion."""
         wire = _WIRE.get(self.compression)
         return wire if wire and ITEM_NBYTES[wire] < ITEM_NBYTES[job.dtype] else None
 

@@ -1,7 +1,7 @@
-"""Tensor fusion: a pass over a plan that reduces several small gradients as one large buffer, as Horovod does.
+"""Tensor fusion: a pass over a plan that reduces several small gradients as one large buffer, as in Horovod.
 
-Horovod's coordinator wakes once a cycle, takes the gradients that have become ready since, and reduces them together,
-a fusion buffer at a time:
+Horovod's coordinator wakes once per cycle. It takes the gradients that have become ready since, and reduces them
+together, one fusion buffer at a time:
 
     backward 2, 1, 0          --->   backward 2, 1, 0
     all_reduce 2                     tick       (gradients 2 and 1 were ready in one cycle)
@@ -11,9 +11,9 @@ a fusion buffer at a time:
                                      tick
                                      all_reduce 0   (alone: reduced in place, without copies)
 
-Which gradients meet in a cycle depends on when the backward pass completes them. A plan has no `if`, so the pass is
-told these times, on an undisturbed device, counted from the start of the backward pass. The clock of the run ticks at
-any phase against the steps, which is what the `Tick` operations then wait for.
+The backward pass decides which gradients are ready in the same cycle. A plan has no `if`, so this pass receives the
+times at which gradients are ready, on an undisturbed device, from the start of the backward pass. The clock of the run
+may have any phase relative to the steps. The `Tick` operations wait for its ticks.
 
 Source:
     Sergeev & Del Balso, Horovod: fast and easy distributed deep learning in TensorFlow, arXiv 1802.05799, section 4;
@@ -35,12 +35,12 @@ from simdist.settings.units import Nbytes, Seconds
 
 
 class Fusion(Settings):
-    """How gradients are fused.
+    """Settings of tensor fusion.
 
     Args:
-        buffer_nbytes: Size of the fusion buffer; a larger gradient is reduced alone. The key is `buffer`.
-        cycle_s: Seconds from one look at what is ready to the next. None, in a file `null`: there are no cycles, and a
-            buffer is reduced when the next gradient would not fit into it.
+        buffer_nbytes: Size of the fusion buffer. A larger gradient is reduced alone. The key is `buffer`.
+        cycle_s: Seconds from one check for ready gradients to the next. None, in a file `null`: there are no cycles,
+            and a buffer is reduced when the next gradient would not fit into it.
     """
 
     buffer_nbytes: Annotated[Nbytes, Field(gt=0)] = Field(default=128 * 1024**2, alias="buffer")
@@ -51,13 +51,13 @@ def fuse(plan: Plan, fusion: Fusion, ready_s: Mapping[str, float]) -> Plan:
     """Fuse the all-reduces of the gradients in every step.
 
     Args:
-        plan: The gradients are reduced in the order in which the backward pass completes them.
+        plan: Its gradients are reduced in the order in which the backward pass completes them.
         fusion: Sizes and times.
-        ready_s: Gradient buffer -> seconds from the start of the backward pass until it is complete. Without cycles it
-            is not looked at.
+        ready_s: Gradient buffer -> seconds from the start of the backward pass until it is complete. Not used without
+            cycles.
 
     Returns:
-        The plan with fused all-reduces; whatever else is in its bodies stays where it was.
+        The plan with fused all-reduces. All other operations stay in place.
     """
     fusing = _Fusing(plan, fusion, ready_s)
     bodies = tuple(tuple(fusing.rewritten(body)) for body in plan.bodies)
@@ -68,7 +68,7 @@ _Batch: TypeAlias = tuple[AllReduce, ...]
 
 
 class _Fusing:
-    """Rewrites bodies, and collects the fusion buffers that they use."""
+    """Rewrites bodies, and collects their fusion buffers."""
 
     def __init__(self, plan: Plan, fusion: Fusion, ready_s: Mapping[str, float]) -> None:
         self._of_name = {buffer.name: buffer for buffer in plan.buffers}
@@ -77,7 +77,7 @@ class _Fusing:
         self.buffers: dict[_Batch, Buffer] = {}
 
     def rewritten(self, body: Body) -> Iterator[Op]:
-        """Yield a body in which gradients are reduced by cycles, each when its last gradient is ready."""
+        """Yield a body that reduces gradients by cycles, each cycle when its last gradient is ready."""
         ready_s = self._gradients_ready_s(body)
         reduced = [op for op in body if isinstance(op, AllReduce) and op.buffer in ready_s]
         due = {cycle[-1]: cycle for cycle in self._cycles(reduced, ready_s)}
@@ -88,7 +88,7 @@ class _Fusing:
                 yield from self._cycle(due[op])
 
     def _gradients_ready_s(self, body: Body) -> dict[str, float]:
-        """Return when the gradients, and copies of them in another precision, are ready."""
+        """Return when each gradient, or its copy in another precision, is ready."""
         ready_s: dict[str, float] = {}
         for op in body:
             if isinstance(op, Backward):
@@ -98,7 +98,7 @@ class _Fusing:
         return ready_s
 
     def _cycles(self, reduced: Sequence[AllReduce], ready_s: Mapping[str, float]) -> list[_Batch]:
-        """Return what is reduced together in time."""
+        """Return the all-reduces of each cycle."""
         cycle_s = self._fusion.cycle_s
         if cycle_s is None:
             return self._batches(reduced)
@@ -112,7 +112,7 @@ class _Fusing:
             yield from self._reduction(batch)
 
     def _batches(self, reduced: Sequence[AllReduce]) -> list[_Batch]:
-        """Return what is reduced in one buffer: neighbours that differ in their data only, as many as fit."""
+        """Return the all-reduces of each buffer: neighbours that differ only in their data, as many as fit."""
         batches: list[_Batch] = []
         for op in reduced:
             if batches and self._fits(batches[-1], op):
@@ -131,7 +131,7 @@ class _Fusing:
         )
 
     def _reduction(self, batch: _Batch) -> Body:
-        """Return the all-reduce of a batch, with copies into a fusion buffer and out of it if it has several."""
+        """Return the all-reduce of a batch. A batch of several is copied into a fusion buffer and back."""
         if len(batch) == 1:
             return batch
         names = tuple(op.buffer for op in batch)
@@ -139,7 +139,7 @@ class _Fusing:
         return (Pack(names, fused), replace(batch[0], buffer=fused), Unpack(fused, names))
 
     def _buffer(self, batch: _Batch) -> str:
-        """Return the name of a batch's fusion buffer. Each has its own: they are views of the one that Horovod has."""
+        """Return the name of a batch's fusion buffer. Each has its own; all are views of Horovod's single buffer."""
         if batch not in self.buffers:
             parts = [self._of_name[op.buffer] for op in batch]
             name = f"fused.{len(self.buffers)}"

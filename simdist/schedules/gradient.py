@@ -1,4 +1,4 @@
-"""Base of schedules that reduce gradients in every step: buckets, compression, and who computes trust ratios."""
+"""Base of schedules that reduce gradients in every step: buckets, compression, and shared work on the update."""
 
 import abc
 from collections.abc import Sequence
@@ -22,19 +22,20 @@ _WARM_UP = "warm-up"
 _FIRST = "first step after it"
 _USUAL = "later steps"
 _MIB = 1024**2
-_BUCKETS = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)  # to try
+_BUCKETS = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)  # sizes that `tune` tries
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How one bucket is averaged over the world.
+    """The operations that average one bucket over the world.
 
     Args:
-        ops: Right after its backward pass. Those on the comm stream overlap with the backward pass of later buckets.
-        finish: Before the update, after the backward pass of all buckets: what runs on the compute stream but waits for
-            communication stands here, where it holds up no backward pass.
-        buffers: Buffers of the operations beside the bucket.
-        shard: What a shared update takes of it: a rank's slice of the mean; None: the bucket holds all of it.
+        ops: Operations right after the bucket's backward pass. Those on the comm stream overlap with the backward pass
+            of later buckets.
+        finish: Operations before the update, after the backward pass of all buckets. Operations of the compute stream
+            that wait for communication belong here, where they hold up no backward pass.
+        buffers: Buffers of the operations besides the bucket.
+        shard: A rank's slice of the mean, as input of a shared update. None: the bucket holds all of it.
     """
 
     ops: Body
@@ -44,23 +45,23 @@ class Exchange:
 
 
 class GradientSchedule(Schedule, abc.ABC):
-    """Average bucketed gradients over the world in every step; a subclass says how a bucket is averaged."""
+    """Average bucketed gradients over the world in every step. Subclasses define how to average a bucket."""
 
     permits: ClassVar[tuple[Permit, ...]] = (FP16, SHARED_UPDATES)
     tried_buckets_nbytes: ClassVar[tuple[int | None, ...]] = _BUCKETS
-    """Sizes of buckets that `tune` tries."""
+    """Bucket sizes that `tune` tries."""
 
     first_bucket_nbytes: Nbytes = Field(default=parts.FIRST_BUCKET_NBYTES, alias="first_bucket_size")
     bucket_nbytes: Nbytes | None = Field(default=parts.BUCKET_NBYTES, alias="bucket_size")
     """None: the whole gradient is one bucket, which overlaps with nothing."""
     compression: Literal["none", "fp16"] = "none"
-    """`fp16`: what is sent is in half precision; gradients are converted after their backward pass and back before the
+    """`fp16`: gradients are sent in half precision. They are converted after their backward pass and back before the
     update."""
     parallel_optimizer: bool = False
-    """Every rank computes the trust ratios of its share of the tensors; an all-gather hands them round.
+    """Every rank computes the trust ratios of its share of the tensors. An all-gather distributes them.
 
-    With L tensors, P ranks and t seconds for the ratios of all tensors, it saves t (1 - ceil(L/P) / L), and costs an
-    all-gather of P ceil(L/P) numbers, which is latency: (P - 1) alpha by a ring. It pays where it saves more.
+    With L tensors, P ranks and t seconds for the ratios of all tensors, it saves t (1 - ceil(L/P) / L). It costs an
+    all-gather of P ceil(L/P) numbers, which is all latency: (P - 1) alpha with a ring. It pays off if it saves more.
 
     Source:
         Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
@@ -68,10 +69,10 @@ class GradientSchedule(Schedule, abc.ABC):
     """
 
     shared_update: bool = False
-    """Every rank updates its slice of the parameters, and keeps the optimizer's state of it only; then slices are
-    gathered. Gradients are reduce-scattered where the schedule has a place for that, so as much is sent as without.
+    """Every rank updates its slice of the parameters, and keeps the optimizer state of that slice only. Slices are then
+    gathered. Gradients are reduce-scattered if the schedule has a place for that, so no more is sent than without.
 
-    The slices are those that `n_slices` cuts within a node, or else one for each rank of the world.
+    The slices are those of a node, as `n_slices` cuts them, or else one for each rank of the world.
 
     Source:
         Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054 (stage 1); Xu et al., Automatic Cross-Replica Sharding of
@@ -80,7 +81,7 @@ class GradientSchedule(Schedule, abc.ABC):
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return sizes of buckets, what is sent in which precision, and who updates."""
+        """Return bucket sizes, precisions of sent gradients, and the sharing of updates."""
         whole_nbytes = sum(job.tensor_counts) * ITEM_NBYTES[job.dtype]
         sizes = [each for each in cls.tried_buckets_nbytes if each is None or each < whole_nbytes]
         found = [cls.axis("bucket_nbytes", sizes)]
@@ -93,22 +94,22 @@ class GradientSchedule(Schedule, abc.ABC):
 
     @classmethod
     def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return what may vary about how the kind sends a bucket; nothing by default."""
+        """Return the settings of the kind's exchange that may vary; none by default."""
         return ()
 
     @classmethod
     def label_of(cls, name: str, value: Value) -> str:
-        """Return also the size of buckets."""
+        """Return also a label for bucket sizes."""
         if name != "bucket_nbytes":
             return super().label_of(name, value)
         return f"-{value // _MIB}MiB" if isinstance(value, int) else "-one-bucket"
 
     @abc.abstractmethod
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
-        """Say how bucket `number`, which `sent` holds after its backward pass, is averaged in place over the world."""
+        """Return the operations that average bucket `number` in place, after its backward pass; `sent` holds it."""
 
     def first_exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
-        """Say how a bucket is averaged in the first step after the warm-up; as in later ones by default."""
+        """Return those of the first step after the warm-up; by default the same as in later steps."""
         return self.exchange(sent, number, job)
 
     def sent(self, grad: Buffer, job: Job) -> Buffer:
@@ -116,21 +117,21 @@ class GradientSchedule(Schedule, abc.ABC):
         return self._in_wire_type(grad, job)
 
     def wire_dtype(self, job: Job) -> DType:
-        """Return the type of the numbers that are sent."""
+        """Return the type of sent numbers."""
         compresses = self.compression == "fp16" and ITEM_NBYTES[job.dtype] > ITEM_NBYTES["float16"]
         return "float16" if compresses else job.dtype
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return what does not fit: an algorithm that does not gather slices of a shared update."""
+        """Return what does not fit: an algorithm that cannot gather slices of a shared update."""
         slicing = parts.slicing_problems(self.algorithm) if self.shared_update else []
         return [*super().problems(world_size, ranks_per_node), *slicing]
 
     def warms_up(self, step: int) -> bool:
-        """Tell whether the gradients of `step` are all-reduced instead; by default none are."""
+        """Tell whether `step` all-reduces the gradients instead; by default no step does."""
         return False
 
     def n_slices(self, job: Job) -> int:
-        """Return into how many equal slices buckets are cut; they are padded to a multiple of it. 1 by default."""
+        """Return the number of equal slices of a bucket, which is padded to a multiple of it. 1 by default."""
         return 1
 
     def result(self, step: int, job: Job) -> Result:
@@ -141,7 +142,7 @@ class GradientSchedule(Schedule, abc.ABC):
         """Write the plan.
 
         Raises:
-            PlanError: `parallel_optimizer` is set, and the job's optimizer computes no trust ratios.
+            PlanError: `parallel_optimizer` is set, but the job's optimizer has no trust ratios.
         """
         for field, problem in self.workload_problems(job.optimizer):
             raise PlanError(f"plan {self.name}: {field}: {problem}")
@@ -178,7 +179,7 @@ class GradientSchedule(Schedule, abc.ABC):
         )
 
     def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
-        """Return what does not fit: trust ratios that there are not, or that slices of a shared update do not have."""
+        """Return what does not fit: trust ratios that do not exist, or that a shared update cannot compute."""
         if self.parallel_optimizer and optimizer != "lars":
             hint = "write workload.optimizer: lars, or leave it out"
             return [("parallel_optimizer", f"it shares the trust ratios of LARS; the optimizer is {optimizer}: {hint}")]
@@ -189,12 +190,12 @@ class GradientSchedule(Schedule, abc.ABC):
 
     @property
     def traits(self) -> str:
-        """Suffix of a default label: compression, and what ranks share."""
+        """Suffix of a default label: compression, and the work that ranks share."""
         chosen = {"fp16": self.compression == "fp16", "pto": self.parallel_optimizer, "shared": self.shared_update}
         return "".join(f"-{trait}" for trait, is_chosen in chosen.items() if is_chosen)
 
     def limits(self) -> tuple[int, int]:
-        """Return the sizes, in bytes, that close the first bucket and the others."""
+        """Return the sizes, in bytes, at which the first bucket and the others are closed."""
         if self.bucket_nbytes is None:
             return parts.WHOLE_MODEL_NBYTES, parts.WHOLE_MODEL_NBYTES
         return self.first_bucket_nbytes, self.bucket_nbytes
@@ -203,7 +204,7 @@ class GradientSchedule(Schedule, abc.ABC):
         return Group(job.world_size if self.parallel_optimizer else 1)
 
     def _sharers(self, job: Job) -> Group:
-        """Return who shares the update: the slices of the schedule, or the world."""
+        """Return the groups that share the update: slices of the schedule, or the world."""
         n_slices = self.n_slices(job)
         return Group(n_slices if n_slices > 1 else job.world_size) if self.shared_update else ALONE
 
@@ -211,7 +212,7 @@ class GradientSchedule(Schedule, abc.ABC):
         return max(self.n_slices(job), self._sharers(job).size)
 
     def _sharing(self, exchange: Exchange, sent: Buffer, job: Job) -> Exchange:
-        """Leave slices as they are that sharers of the update need no more of: do not put them together again."""
+        """Leave out the final gather of an exchange if the ranks that share the update need only their slices."""
         sharers = self._sharers(job)
         *before, last = exchange.ops
         if sharers == ALONE:
@@ -227,7 +228,7 @@ class GradientSchedule(Schedule, abc.ABC):
         return exchange
 
     def _in_wire_type(self, grad: Buffer, job: Job) -> Buffer:
-        """Return the bucket, or the buffer for its copy in the type of what is sent."""
+        """Return the bucket, or the buffer of its copy in the type that is sent."""
         dtype = self.wire_dtype(job)
         return grad if dtype == grad.dtype else replace(grad, name=grad.name.replace("grad", "half"), dtype=dtype)
 
@@ -237,7 +238,7 @@ class GradientSchedule(Schedule, abc.ABC):
     def _buffers(
         self, job: Job, buckets: Sequence[parts.Bucket], sent: Sequence[Buffer], exchanges: Sequence[Exchange]
     ) -> tuple[Buffer, ...]:
-        """Return all buffers: those of training, halves, and those of the exchanges."""
+        """Return all buffers: of training, of half-precision copies, and of the exchanges."""
         training = parts.training_buffers(
             job, buckets, multiple=self._multiple(job), raters=self._raters(job), sharers=self._sharers(job)
         )
@@ -249,7 +250,7 @@ class GradientSchedule(Schedule, abc.ABC):
     def _end(
         self, job: Job, buckets: Sequence[parts.Bucket], sent: Sequence[Buffer], exchanges: Sequence[Exchange]
     ) -> Body:
-        """Return a step from its last backward pass on."""
+        """Return the operations of a step from its last backward pass on."""
         ops: list[Op] = []
         finish: list[Op] = []
         grads: list[str] = []

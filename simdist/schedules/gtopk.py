@@ -12,16 +12,16 @@ from simdist.schedules.sparse import SparseSchedule
 
 @final
 class GTopK(SparseSchedule):
-    """Keep the k largest of each sum of two while sums are formed in log2 P rounds; a rank sends k entries a round.
+    """Keep the k largest entries of each pairwise sum, in log2 P rounds. A rank sends k entries per round.
 
-    In round j, ranks 2^j apart exchange the k entries that they hold, and keep the k largest of the sum. Both, and all
-    others of their 2^(j+1) ranks, then hold the same and drop the same. Each adds its share of what is dropped, one
+    In round j, ranks 2^j apart exchange the k entries that they hold, and keep the k largest of the sum. Both then hold
+    and drop the same entries as all others of their 2^(j+1) ranks. Each adds its share of the dropped entries, one
     2^(j+1)-th, to its residual, so that nothing is lost.
 
-    The paper lets one of each pair send, and broadcasts the result down a tree. Here both send, at the same time over
-    links of both directions, and no broadcast is needed: half the rounds. `broadcast: true` adds one, for the paper's
-    times. The authors' code also keeps other residuals: a rank takes back its entries whose index is not in the result,
-    and what a merge dropped under an index that others brought into the result is lost.
+    In the paper, one rank of each pair sends, and the result is broadcast down a tree. Here both send at the same time,
+    over links of both directions, so no broadcast is needed: half the rounds. `broadcast: true` adds one, to reproduce
+    the paper's times. The authors' code also keeps other residuals. A rank takes back its entries with indices that are
+    not in the result. Entries that a merge dropped are lost if other ranks bring their indices into the result.
 
     Source:
         Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks,
@@ -46,7 +46,7 @@ class GTopK(SparseSchedule):
         return f"gtopk{self.traits}{'-broadcast' if self.broadcast else ''}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return what does not fit: ranks that are no power of two, or an algorithm that cannot broadcast."""
+        """Return what does not fit: a number of ranks that is not a power of two, or an algorithm without broadcast."""
         found = super().problems(world_size, ranks_per_node)
         if world_size & (world_size - 1):
             found.append(("kind", f"gtopk merges pairs, and needs a power of two; the world has {world_size} ranks"))
@@ -55,7 +55,7 @@ class GTopK(SparseSchedule):
         return found
 
     def sent(self, grad: Buffer, job: Job) -> Buffer:
-        """Return the bucket: entries are converted when they are selected."""
+        """Return the bucket itself: entries are converted when they are selected."""
         return grad
 
     def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:

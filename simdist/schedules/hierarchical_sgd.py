@@ -1,4 +1,4 @@
-"""Hierarchical SGD: average often with few neighbours, seldom with all."""
+"""Hierarchical SGD: average often with few neighbours, rarely with all."""
 
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, final
@@ -14,7 +14,7 @@ from simdist.settings.units import Whole, parse_whole_or
 
 @final
 class HierarchicalSGD(AveragingSchedule):
-    """Average the parameters over groups that grow with the period; where several levels meet, only the largest acts.
+    """Average the parameters over groups that grow with the period. If several periods end, only the largest acts.
 
     `levels: {2: 8, 4: 32, 8: 64}` averages over 8 ranks at the end of every 2 steps, over 32 at the end of every 4 and
     over 64 at the end of every 8. A random straggler holds up its group, not the world.
@@ -63,21 +63,21 @@ class HierarchicalSGD(AveragingSchedule):
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return also whether gradients are averaged within nodes; candidates do not by default."""
+        """Return also the average of gradients within nodes, which candidates leave out by default."""
         has_levels = 1 < job.ranks_per_node < job.world_size
         values = (False, True) if has_levels else (False,)
         return (*super().axes(job, allowed), Axis("intra_node_gradients", values, False))
 
     @classmethod
     def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
-        """Return the settings of some levels; one level without gradients is local SGD."""
+        """Return the settings of some levels. One level without gradients is local SGD."""
         settings: dict[str, object] = {"levels": dict(levels), "intra_node_gradients": False} | dict(changed)
         is_local_sgd = len(levels) == 1 and not settings["intra_node_gradients"]
         return settings if levels and not is_local_sgd else None
 
     @classmethod
     def label_of(cls, name: str, value: Value) -> str:
-        """Return also whether gradients are averaged within nodes."""
+        """Return also a label for the average of gradients within nodes."""
         return "-intra" if name == "intra_node_gradients" else super().label_of(name, value)
 
     def default_label(self) -> str:
@@ -109,16 +109,16 @@ class HierarchicalSGD(AveragingSchedule):
         return [*super().problems(world_size, ranks_per_node), *(("levels", problem) for problem in found)]
 
     def average(self, step: int, job: Job) -> Group | None:
-        """Return the largest group whose period ends."""
+        """Return the largest group with a period that ends."""
         for period, size in reversed(self.levels.items()):
             if self.fires(period, step):
                 return Group(job.world_size if size == "world" else size)
         return None
 
     def cycle(self, job: Job) -> range:
-        """Return the first of the longest periods after the warm-up, of which the others are parts."""
+        """Return the first of the longest periods after the warm-up. The other periods divide it."""
         return self._repeated(max(self.levels), job)
 
     def local_gradients(self, job: Job) -> Group | None:
-        """Return the node, if gradients are averaged within it."""
+        """Return the node, if it averages gradients."""
         return Group(job.ranks_per_node) if self.intra_node_gradients and job.ranks_per_node > 1 else None

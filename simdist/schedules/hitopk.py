@@ -14,15 +14,15 @@ from simdist.schedules.sparse import SparseSchedule
 
 @final
 class HiTopK(SparseSchedule):
-    """Average within the node, send the largest entries of each GPU's slice between nodes, put slices together.
+    """Average within the node, send the largest entries of each GPU's slice between nodes, reassemble the slices.
 
     With m nodes of n GPUs, d elements and density rho: reduce-scatter in the node (d/n elements a GPU); the k = rho d/n
     largest of the slice; all-gather of k values and indices over the j-th GPUs of all nodes; sum; all-gather in the
-    node. Into each node come (m - 1) rho d values and indices, not (mn - n) rho d as in a flat sparse all-gather.
+    node. A node receives (m - 1) rho d values and indices, not (mn - n) rho d as in a flat sparse all-gather.
 
     Selection and sum run on the comm stream, between the collectives that they wait for. On the compute stream they
-    would hold up the backward pass until the first collective was done. The model lets them run beside the backward
-    pass at full speed; on a GPU they share its memory's bandwidth.
+    would hold up the backward pass until the first collective was done. In the model they overlap with the backward
+    pass at full speed. On a GPU both share the memory bandwidth.
 
     Source:
         Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
@@ -45,16 +45,16 @@ class HiTopK(SparseSchedule):
         return f"hitopk{self.traits}"
 
     def n_slices(self, job: Job) -> int:
-        """Return the GPUs of a node."""
+        """Return the number of GPUs per node."""
         return job.ranks_per_node
 
     def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
-        """Return those of a slice between m nodes: m - 1, and the 2 (m - 1) / m of a ring's all-reduce."""
+        """Return the factors of a slice between m nodes: m - 1, and the 2 (m - 1) / m of a ring's all-reduce."""
         nodes = world_size // ranks_per_node
         return nodes - 1, 2 * (nodes - 1) / nodes
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return also whether there is no other node to send entries to."""
+        """Return also a sentence if there is no other node to send entries to."""
         found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if ranks_per_node == world_size:
             found.append("selects entries to send between nodes, and there is one node: sync sends as little")
@@ -68,7 +68,7 @@ class HiTopK(SparseSchedule):
         return Exchange(ops, buffers=buffers if shard == sent else (shard, *buffers))
 
     def _between(self, shard: Buffer, number: int, job: Job) -> tuple[Body, tuple[Buffer, ...]]:
-        """Return how the slice is averaged over the nodes, and the buffers for it; one node gathers nothing."""
+        """Return the operations that average the slice over the nodes, and their buffers. One node gathers nothing."""
         peers = parts.node_peers(job)
         top, residual = self.selected(shard, number, job)
         gathered = replace(top, name=f"gathered.{number}", count=top.count * peers.size) if peers.size > 1 else top

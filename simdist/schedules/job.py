@@ -7,16 +7,16 @@ from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Channel, Destination, Level
 from simdist.plan.plan import Dataset, DType
 
-#: Which levels of storage the loads of each epoch read, and what the nodes keep.
+#: The levels of storage that the loads of each epoch read, and the samples that nodes keep.
 #:
 #:     naive       every epoch reads from storage
-#:     files       what was read from storage is kept on the node's disk, and read there the next time
-#:     memory      what was read from storage is kept, decoded, in the node's memory; from the second epoch on all nodes
-#:                 read from one another's memories
-#:     datacache   both: the first epoch reads from disk what an earlier run has left there, and else from storage
-#:     staged      before the first step every node copies to its disk what it is going to read
+#:     files       a node keeps files from storage on its disk, and reads them there the next time
+#:     memory      a node keeps samples from storage, decoded, in its memory; from the second epoch on all nodes read
+#:                 from one another's memories
+#:     datacache   both: the first epoch reads files that an earlier run left on disk, and all others from storage
+#:     staged      before the first step every node copies the files that it will read to its disk
 #:
-#: A sample that is not where it should be, because a level was full, is read from the next one.
+#: A sample that is not where it should be, because a level was full, is read from the next level.
 #:
 #: Source:
 #:     Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
@@ -26,7 +26,7 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 def levels(policy: Policy, epoch: int) -> tuple[tuple[Level, ...], tuple[Level, ...]]:
-    """Return which levels the loads of an epoch read, the preferred one first, and where they keep what they read."""
+    """Return the levels that the loads of an epoch read, the preferred one first, and the levels that keep samples."""
     match policy:
         case "naive":
             return ("storage",), ()
@@ -55,17 +55,17 @@ def uses_memory(policy: Policy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InputPath:
-    """How a batch reaches the GPU.
+    """The path of a batch to the GPU.
 
     Args:
         source: `device`: it is there already (synthetic data); `memory`: copied from host memory in every step;
             `storage`: loaded from storage into one of `prefetch` host buffers, then copied.
-        copy: `pinned`: the copy is enqueued and the host goes on; `pageable`: the host waits for the copy, and so for
+        copy: `pinned`: the copy is enqueued and the host continues; `pageable`: the host waits for the copy, and so for
             all earlier work of the compute stream.
         prefetch: Batch buffers in rotation.
-        dataset: Data set loaded from storage, and how many files are read and decoded at once; None for batches of one
-            request each.
-        policy: Which levels the loads of a data set read.
+        dataset: Data set loaded from storage, with the numbers of files read and decoded at once. None: each batch is
+            one request.
+        policy: The levels of storage that the loads of a data set read.
     """
 
     source: Literal["device", "memory", "storage"] = "device"
@@ -77,14 +77,14 @@ class InputPath:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A file that ranks write again and again.
+    """A file that ranks write repeatedly.
 
     Args:
-        every: After so many steps.
-        what: `parameters`; `state`: also a momentum of the optimizer for each of them; or any bytes, so many.
-        to: Where to.
-        by: Who writes: the first member of each of these groups.
-        is_async: Training goes on once the state is copied to the host's memory, which is written beside it.
+        every: Steps from one checkpoint to the next.
+        what: `parameters`; `state`: also an optimizer momentum for each of them; or a number of bytes of any content.
+        to: Destination.
+        by: The first member of each of these groups writes.
+        is_async: Training continues once the state is copied to the host's memory, and is written from there.
     """
 
     every: int
@@ -105,19 +105,19 @@ class Job:
         tensor_counts: Elements of every parameter tensor, in forward order.
         dtype: Type of parameters and gradients.
         optimizer: `lars` scales the learning rate of every tensor by its trust ratio.
-        micro_batches: Forward and backward passes of a step; their gradients are added up.
-        batch_nbytes: Bytes of what one rank reads for a step: its batches of all passes.
-        input_path: How the batch reaches the GPU.
-        host_waits_for: Where the host looks at what its GPU has done. `loss`: it waits for the loss of step
-            t - run_ahead_steps before it enqueues the backward pass of step t. `update`: at the end of every step, but
-            before parameters are averaged, it waits for its own update.
-        run_ahead_steps: How many steps the host runs ahead of its GPU; 0 is `loss.item()` in every step; None never
+        micro_batches: Forward and backward passes of a step. Their gradients are added up.
+        batch_nbytes: Bytes that one rank reads for a step: its batches of all passes.
+        input_path: The path of the batch to the GPU.
+        host_waits_for: When the host waits for its GPU. `loss`: it waits for the loss of step t - run_ahead_steps
+            before it enqueues the backward pass of step t. `update`: at the end of every step, but before parameters
+            are averaged, it waits for its own update.
+        run_ahead_steps: Steps that the host runs ahead of its GPU. 0 is `loss.item()` in every step. None: it never
             waits.
         delay_channels: Channels on which delays are injected.
-        tensor_backward_s: Seconds of the backward pass of every tensor, in forward order, on an undisturbed device; for
-            schedules that depend on when gradients are ready. Empty if not known.
-        checkpoint: That is written; None for none.
-        tensor_rows: Rows of every tensor as a matrix, of a vector as many as elements. Empty if not known.
+        tensor_backward_s: Seconds of the backward pass of every tensor, in forward order, on an undisturbed device.
+            Schedules need them that depend on when gradients are ready. Empty if not known.
+        checkpoint: The checkpoint that is written; None for none.
+        tensor_rows: Rows of every tensor as a matrix; for a vector, its number of elements. Empty if not known.
         speeds: Relative speeds of the ranks' devices; empty if not known.
     """
 

@@ -1,4 +1,4 @@
-"""Local SGD: every rank trains on its own; now and then all average their parameters."""
+"""Local SGD: every rank trains on its own. Periodically all ranks average their parameters."""
 
 import math
 from typing import ClassVar, Literal, final
@@ -13,7 +13,7 @@ from simdist.schedules.tuning import OVERLAP, UNEVEN, Allowance, Axis, ChangedSe
 from simdist.settings.base import shown
 from simdist.settings.units import Whole, parse_whole
 
-_ROUNDING = 1e-9  # of a step: speeds of 1/3 and the like are rounded
+_ROUNDING = 1e-9  # of a step: relative speeds such as 1/3 are rounded
 
 
 @final
@@ -43,8 +43,8 @@ class LocalSGD(AveragingSchedule):
     period: Whole = Field(ge=1)
     """Steps from one average to the next."""
     inner_steps: Literal["by_speed"] | dict[Whole, Whole] | None = None
-    """Rank -> how many of these steps it does, the last ones; those that are not named do all. `by_speed`: as many as
-    a device does in the time that the fastest takes for all, at least 1. Averages stay plain means over all ranks."""
+    """Rank -> number of these steps that it does, the last ones. A rank that is not named does all. `by_speed`: the
+    number that its device can do while the fastest does all, at least 1. Averages remain plain means over all ranks."""
 
     @field_validator("inner_steps", mode="before")
     @classmethod
@@ -57,7 +57,7 @@ class LocalSGD(AveragingSchedule):
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return also that slow devices do fewer steps; ranks that sit steps out cannot overlap averages with them."""
+        """Return also fewer steps for slow devices. This excludes overlapped averages."""
         found = super().axes(job, allowed)
         has_slow_devices = len(set(job.speeds)) > 1
         if not has_slow_devices or allowed.permits(OVERLAP):
@@ -66,7 +66,7 @@ class LocalSGD(AveragingSchedule):
 
     @classmethod
     def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
-        """Return the settings that average over all ranks; they are one level."""
+        """Return the settings that average over all ranks, which are one level."""
         return {"period": levels[0][0]} | dict(changed) if len(levels) == 1 else None
 
     def default_label(self) -> str:
@@ -77,7 +77,7 @@ class LocalSGD(AveragingSchedule):
         return f"local-{self.period}{uneven}{self.traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return which ranks there are not, or which do more or fewer steps than there are."""
+        """Return ranks that do not exist, and ranks with an impossible number of steps."""
         found = super().problems(world_size, ranks_per_node)
         for rank, steps in self.inner_steps.items() if isinstance(self.inner_steps, dict) else ():
             if not 0 <= rank < world_size:
@@ -95,7 +95,7 @@ class LocalSGD(AveragingSchedule):
         return found
 
     def unused_in(self, job: Job) -> list[str]:
-        """Return whether all ranks do all steps."""
+        """Return a sentence if all ranks do all steps."""
         if self.inner_steps is None or min(self._inner_steps(job).values(), default=self.period) < self.period:
             return []
         return [f"has inner_steps without effect: every rank does all {self.period} of a period"]
@@ -112,7 +112,7 @@ class LocalSGD(AveragingSchedule):
         """Return the ranks that have fewer steps to do than are left of the period.
 
         Raises:
-            PlanError: Steps go by speed, and it is not known how fast the devices are.
+            PlanError: The steps depend on the speeds of devices, which are not known.
         """
         if self.inner_steps is None or step < self.warmup_steps:
             return ()

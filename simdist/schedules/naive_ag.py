@@ -11,12 +11,12 @@ from simdist.schedules.sparse import SparseSchedule
 
 @final
 class NaiveAllGather(SparseSchedule):
-    """Gather the largest entries of all ranks and add them up; traffic grows with the number of ranks.
+    """Gather the largest entries of all ranks and add them up. Traffic grows with the number of ranks.
 
     Each of P ranks receives (P - 1) k values and as many indices.
 
-    The selection takes the compute stream's time right after the bucket's backward pass, as it takes a GPU's. The sums
-    are scattered after the whole backward pass, where they hold up none of it.
+    The selection takes time on the compute stream right after the bucket's backward pass, as on a GPU. The sums are
+    scattered after the whole backward pass, so they hold up none of it.
 
     Source:
         Renggli et al., SparCML, SC 2019; called NaiveAG in Shi et al., MLSys 2021, arXiv 2010.10458.
@@ -37,7 +37,7 @@ class NaiveAllGather(SparseSchedule):
         return f"naive-ag{self.traits}"
 
     def sent(self, grad: Buffer, job: Job) -> Buffer:
-        """Return the bucket: entries are converted when they are selected."""
+        """Return the bucket itself: entries are converted when they are selected."""
         return grad
 
     def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:

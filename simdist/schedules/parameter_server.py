@@ -1,4 +1,4 @@
-"""Parameter servers: workers push gradients to servers, which add them up, and pull the result."""
+"""Parameter servers: workers push gradients to servers, which sum them, and pull the result."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal, final
@@ -16,11 +16,11 @@ from simdist.settings.units import Whole
 
 @final
 class ParameterServer(GradientSchedule):
-    """Average gradients in every step over servers: every rank pushes to each its part, and pulls the averages.
+    """Average gradients in every step over servers: every rank pushes its part to each server and pulls the averages.
 
-    With few servers, all ranks converge on the network cards of those. With one on every rank and even parts, it is a
-    direct reduce-scatter and all-gather. Ranks do not add up within their node first, so every GPU's gradients pass the
-    node's network cards. Servers keep no parameters: every rank updates its own.
+    With few servers, all ranks converge on the network cards of these servers. With one server on every rank and even
+    parts, it is a direct reduce-scatter and all-gather. Ranks do not sum within their node first, so every GPU's
+    gradients pass the node's network cards. Servers keep no parameters: every rank updates its own.
 
     Source:
         Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Jiang et al., A Unified
@@ -44,25 +44,26 @@ class ParameterServer(GradientSchedule):
 
     kind: Literal["parameter_server"] = "parameter_server"
     servers: Whole = Field(ge=1)
-    """How many. Server i is rank i x world // servers, rounded down, so they spread over the nodes."""
+    """Number of servers. Server i is rank i x world // servers, rounded down, so they spread over the nodes."""
     apart: bool = False
-    """Servers are machines of their own, beside the ranks; the simulator has them, the real backend refuses them."""
+    """Servers are machines of their own, beside the ranks. Only the simulator supports this."""
     pull: Literal["bucket", "tensor", "step"] = "bucket"
-    """`bucket`: a bucket is pushed and pulled, then the next. With the others, each server has a queue of tensors, and
-    takes them while the others take theirs. `tensor`: a tensor is pulled once all ranks have pushed it
-    (`distributed_replicated` of tf_cnn_benchmarks). `step`: once they have pushed all (its `parameter_server`)."""
+    """`bucket`: a bucket is pushed and pulled, then the next one. Otherwise, each server has a queue of tensors that
+    it serves in parallel with other servers. `tensor`: a tensor is pulled once all ranks have pushed it
+    (`distributed_replicated` of tf_cnn_benchmarks). `step`: once they have pushed all tensors (its
+    `parameter_server`)."""
     placement: Literal["even", "tensors", "greedy"] = "even"
     """`even`: every bucket is split evenly. `tensors`: tensor t is on server t modulo their number. `greedy`: each
     tensor, in forward order, is on the server that holds the fewest elements so far."""
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return what may vary, but for shared updates: servers hand whole gradients to all ranks."""
+        """Return the axes of the base without shared updates: servers send whole gradients to all ranks."""
         return tuple(each for each in super().axes(job, allowed) if each.name != "shared_update")
 
     @classmethod
     def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return how many servers there may be."""
+        """Return the numbers of servers."""
         return (cls.axis("servers", parts.server_counts(job)),)
 
     def default_label(self) -> str:
@@ -88,7 +89,7 @@ class ParameterServer(GradientSchedule):
         return found
 
     def limits(self) -> tuple[int, int]:
-        """Return the sizes that close buckets; with queues each tensor is one."""
+        """Return the sizes at which buckets are closed. With queues, each tensor is a bucket."""
         return super().limits() if self.pull == "bucket" else (0, 0)
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
@@ -101,7 +102,7 @@ class ParameterServer(GradientSchedule):
         return Exchange((AllReduce(sent.name, Group(job.world_size), algorithm="server", servers=servers),))
 
     def _queued(self, sent: Buffer, number: int, job: Job) -> Exchange:
-        """Push and pull a tensor: buckets come last tensor first."""
+        """Push and pull a tensor. Buckets are numbered from the last tensor."""
         server_of = self._server_of_tensor(job.tensor_counts)[::-1]
         server = server_of[number]
         world = Group(job.world_size)
@@ -118,7 +119,7 @@ class ParameterServer(GradientSchedule):
         return Exchange((push, *pushed), (pull,))
 
     def _parts(self, tensors: tuple[int, int], job: Job) -> tuple[int, ...]:
-        """Return how many elements of a bucket each server holds; which ones they are changes neither time nor sum."""
+        """Return the number of elements of a bucket on each server. Which elements changes neither time nor sum."""
         server_of = self._server_of_tensor(job.tensor_counts)
         held = [0] * self.servers
         for tensor in range(*tensors):

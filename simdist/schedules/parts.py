@@ -1,4 +1,4 @@
-"""The pieces that schedules of data-parallel training are made of."""
+"""Building blocks for schedules of data-parallel training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,14 @@ Names: TypeAlias = tuple[str, ...]
 
 FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small, so that communication begins early
 BUCKET_NBYTES = 25 * 1024**2  # its bucket_cap_mb
-WHOLE_MODEL_NBYTES = 2**62  # one bucket
+WHOLE_MODEL_NBYTES = 2**62  # larger than any model: one bucket
 PARAM = "param"
 FLAT = "flat"
 SENT = "sent"
 RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 
-#: The algorithms that reduce-scatter and all-gather have, too; the others move whole buffers.
+#: The algorithms that can also reduce-scatter and all-gather. The others move whole buffers.
 
 
 def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucket, ...]:
@@ -31,7 +31,7 @@ def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucke
     A bucket is closed by the tensor that makes it reach its limit, as in PyTorch's DistributedDataParallel.
 
     Args:
-        job: The job whose tensors to split.
+        job: The job with the tensors to split.
         first_nbytes: Limit of the first bucket.
         nbytes: Limit of the others.
 
@@ -51,7 +51,7 @@ def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucke
 
 
 def even_servers(count: int, n_servers: int, world_size: int) -> Servers:
-    """Return servers that hold a buffer of `count` elements in even parts, and are spread evenly over the ranks."""
+    """Return servers that hold a buffer of `count` elements in even parts, spread evenly over the ranks."""
     share, rest = divmod(count, n_servers)
     held = tuple(share + (server < rest) for server in range(n_servers))
     return Servers(held, tuple(server * world_size // n_servers for server in range(n_servers)))
@@ -68,7 +68,7 @@ def gradient_buffers(job: Job, buckets: Sequence[Bucket], *, multiple: int = 1) 
 
 
 def param_buffers(job: Job, buckets: Sequence[Bucket], sharers: Group = ALONE) -> tuple[Buffer, ...]:
-    """Return the buffer of all parameters; or, if their update is shared, one for each bucket, in equal slices."""
+    """Return the buffer of all parameters or, for a shared update, one buffer per bucket, in equal slices."""
     if sharers == ALONE:
         everything = (0, len(job.tensor_counts))
         return (Buffer(PARAM, sum(job.tensor_counts), job.dtype, tensors=everything, initialized=True),)
@@ -92,10 +92,10 @@ def training_buffers(
     Args:
         job: The job.
         buckets: Ranges of tensors.
-        multiple: Gradient buckets are padded to a multiple of so many elements.
-        raters: Who shares the trust ratios of LARS, see `optimize`.
-        sharers: Who shares the update.
-        params: Buffers of parameters and the tensors that they hold; by default as `param_buffers` says.
+        multiple: Gradient buckets are padded to a multiple of this many elements.
+        raters: Groups that share the trust ratios of LARS, see `optimize`.
+        sharers: Groups that share the update.
+        params: Buffers of parameters, each with the tensors that it holds. By default those of `param_buffers`.
     """
     buffers = [tensor_buffer(job, name, tensors, initialized=True) for name, tensors in (params or {}).items()]
     buffers = buffers or [*param_buffers(job, buckets, sharers)]
@@ -131,16 +131,16 @@ def _n_losses(job: Job) -> int:
 
 
 def begins_like(job: Job, step: int) -> int:
-    """Return a step for which `begin_step` returns the same, the same one for as many steps as possible."""
+    """Return a step for which `begin_step` returns the same, and one step for as many steps as possible."""
     first = job.run_ahead_steps or 0
     turns = _n_losses(job)
     return step if job.input_path.source == "storage" or step < first else first + (step - first) % turns
 
 
 def begin_step(job: Job, step: int, buckets: Sequence[Bucket], params: Names = (PARAM,)) -> Body:
-    """Return a step's operations up to the last backward pass: input, forward, the host's look at a loss, delays.
+    """Return a step's operations up to the last backward pass: input, forward, the host's wait for a loss, delays.
 
-    Passes before the last only compute, as under `no_sync` of PyTorch's DistributedDataParallel. The host delay stands
+    Passes before the last only compute, as under `no_sync` of PyTorch's DistributedDataParallel. The host delay comes
     between the last loss and its backward pass, where the published straggler emulation sleeps.
     """
     loss = f"loss.{step % _n_losses(job)}"
@@ -161,7 +161,7 @@ def begin_step(job: Job, step: int, buckets: Sequence[Bucket], params: Names = (
 
 
 def _input(job: Job, step: int) -> Body:
-    """Bring the batch of `step` to the device; with storage, also start the load of the batch `prefetch - 1` ahead."""
+    """Bring the batch of `step` to the device. With storage, also start the load of the batch `prefetch - 1` ahead."""
     match job.input_path.source:
         case "device":
             return ()
@@ -193,14 +193,14 @@ def _copy_input(job: Job, batch: str) -> Body:
 
 
 def bucket_backward(number: int, params: Names = (PARAM,), *, adds: bool) -> ops.Backward:
-    """Return the backward pass of a bucket, which may add to what earlier passes of the step left there."""
+    """Return the backward pass of a bucket. It may add to the gradients of earlier passes of the step."""
     return ops.Backward((*params, "activations"), f"grad.{number}", adds)
 
 
 def last_backward(
     job: Job, buckets: Sequence[Bucket], params: Names = (PARAM,), *, all_reduce: Group | None, algorithm: Algorithm
 ) -> Body:
-    """Return the last backward pass, each bucket followed by its all-reduce over the group `all_reduce`, if any."""
+    """Return the last backward pass, with each bucket's all-reduce over the group `all_reduce`, if any."""
     body: list[Op] = []
     for number in range(len(buckets)):
         body += late_backward(job, buckets, number, exchanges=all_reduce is not None)
@@ -211,10 +211,10 @@ def last_backward(
 
 
 def late_backward(job: Job, buckets: Sequence[Bucket], number: int, *, exchanges: bool) -> Body:
-    """Return the delays of the backward pass, which stand before the last bucket; beside exchanges of others, one more.
+    """Return the delays of the backward pass, before the last bucket. With exchanges of other buckets there are two.
 
-    So the last bucket is as late as it was, and none before it: exact where the step waits for the last one's backward
-    pass, and where the links have been busy since the first.
+    The last bucket is as late as it was, and no earlier bucket is late. This is exact if the step waits for the last
+    bucket's backward pass, and if the links have been busy since the first bucket.
     """
     if number < len(buckets) - 1:
         return ()
@@ -230,14 +230,14 @@ def optimize(
     raters: Group = ALONE,
     algorithm: Algorithm = "auto",
 ) -> Body:
-    """Return the optimiser's step over all gradients, and the host's wait for it, if it waits there.
+    """Return the optimizer's step over all gradients, and the host's wait for it, if any.
 
     Args:
-        job: Says which optimiser. LARS computes the trust ratios of the tensors first.
+        job: Defines the optimizer. LARS computes the trust ratios of the tensors first.
         buckets: Ranges of tensors.
         params: Buffers of parameters.
-        raters: Who shares the trust ratios. `ALONE`: every rank computes all of them.
-        algorithm: Of the all-gather of shared ratios, if it is one that gathers; else what the library takes.
+        raters: Groups that share the trust ratios. `ALONE`: every rank computes all of them.
+        algorithm: Algorithm of the all-gather of shared ratios, if it can gather. Otherwise the library chooses.
     """
     grads = tuple(f"grad.{number}" for number in range(len(buckets)))
     ratios = RATIOS if job.optimizer == "lars" else None
@@ -251,7 +251,7 @@ def _wait_for_update(job: Job, params: Names) -> Body:
 
 
 def optimize_slices(job: Job, grads: Names, params: Names, sharers: Group, algorithm: Algorithm) -> Body:
-    """Return an update of which each of `sharers` does its slice of every bucket, and the all-gathers of the results.
+    """Return an update with one slice of every bucket for each of `sharers`, and the all-gathers of the results.
 
     Source:
         Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020, arXiv
@@ -276,13 +276,13 @@ def _rate(params: Names, grads: Names, raters: Group, algorithm: Algorithm) -> B
 def tensor_buffer(
     job: Job, name: str, tensors: Bucket, dtype: DType | None = None, *, initialized: bool = False
 ) -> Buffer:
-    """Return a buffer for the parameters of a range of tensors, or something like them."""
+    """Return a buffer for the parameters of a range of tensors, or for other data of their size."""
     count = sum(job.tensor_counts[slice(*tensors)])
     return Buffer(name, count, dtype or job.dtype, tensors=tensors, initialized=initialized)
 
 
 def flat_buffers(job: Job, *, late: bool) -> tuple[Buffer, ...]:
-    """Return the buffers that `send_parameters` averages in, `late` or not."""
+    """Return the buffers in which `send_parameters` averages, `late` or not."""
     everything = (0, len(job.tensor_counts))
     return tuple(tensor_buffer(job, name, everything) for name in ((FLAT, SENT) if late else (FLAT,)))
 
@@ -290,18 +290,18 @@ def flat_buffers(job: Job, *, late: bool) -> tuple[Buffer, ...]:
 def send_parameters(group: Group, *, late: bool, lane: Lane, synchronize: bool, algorithm: Algorithm) -> Body:
     """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce.
 
-    `take_parameters` takes the average back.
+    `take_parameters` writes the average back.
 
-    PyTorch copies into a flat tensor and divides it by the group's size before it waits, and afterwards makes the
-    parameters views of it. Buffers of a plan are no views of one another, so its second pass over the memory stands
-    after the all-reduce instead, as a copy back; the time is the same.
+    PyTorch copies into a flat tensor and divides it by the group's size before it waits. Afterwards it makes the
+    parameters views of that tensor. Buffers of a plan are not views of one another, so the second pass over memory
+    comes after the all-reduce, as a copy back. The time is the same.
 
     Args:
-        group: Who averages.
-        late: Keep what was sent, as the average is taken in a later step.
-        lane: Of the all-reduce.
+        group: The groups that average.
+        late: Keep the sent parameters, because a later step applies the average.
+        lane: Lane of the all-reduce.
         synchronize: The host waits for its device before the all-reduce (`torch.cuda.synchronize`).
-        algorithm: Of the all-reduce.
+        algorithm: Algorithm of the all-reduce.
 
     Source:
         torch.distributed.algorithms.model_averaging.utils.average_parameters.
@@ -312,11 +312,11 @@ def send_parameters(group: Group, *, late: bool, lane: Lane, synchronize: bool, 
 
 
 def take_parameters(*, late: bool) -> Body:
-    """Take the average as parameters; if `late`, add to it what the rank has learned since it was sent.
+    """Set the parameters to the average. If `late`, add the rank's own progress since it was sent.
 
     Source:
         Shen et al., Faster Distributed Deep Net Training: Computation and Communication Decoupled Stochastic Gradient
-        Descent, IJCAI 2019, arXiv 1906.12043: so does CoCoD-SGD, after a whole period.
+        Descent, IJCAI 2019, arXiv 1906.12043: CoCoD-SGD does so after a whole period.
     """
     return (ops.Combine((PARAM, FLAT, SENT), (1.0, 1.0, -1.0), PARAM) if late else ops.Copy(FLAT, PARAM),)
 
@@ -330,7 +330,7 @@ def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
 
 
 def server_counts(job: Job) -> list[int]:
-    """Return how many servers a search tries: one, one a node, one a rank."""
+    """Return the numbers of servers that a search tries: one, one per node, one per rank."""
     return sorted({1, job.world_size // job.ranks_per_node, job.world_size})
 
 
@@ -339,12 +339,12 @@ def _carries_slices(algorithm: Algorithm) -> bool:
 
 
 def node_peers(job: Job) -> Group:
-    """Return the groups of the j-th GPUs of all nodes."""
+    """Return the groups that join the j-th GPUs of all nodes."""
     return Group(job.world_size // job.ranks_per_node, stride=job.ranks_per_node)
 
 
 def shard_of(bucket: Buffer, number: int, job: Job) -> Buffer:
-    """Return the buffer of a GPU's slice of a bucket; with one GPU a node, that is the bucket itself."""
+    """Return the buffer of a GPU's slice of a bucket. With one GPU per node, it is the bucket itself."""
     if job.ranks_per_node == 1:
         return bucket
     return Buffer(f"shard.{number}", bucket.count // job.ranks_per_node, bucket.dtype)

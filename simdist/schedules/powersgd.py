@@ -1,4 +1,4 @@
-"""PowerSGD: gradients of matrices travel as factors of low rank."""
+"""PowerSGD: gradients of matrices are sent as low-rank factors."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal, final
@@ -14,21 +14,21 @@ from simdist.schedules.job import Job
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Whole
 
-_RANKS = (1, 2, 4, 8, 16, 32)  # to try
+_RANKS = (1, 2, 4, 8, 16, 32)  # ranks that `tune` tries
 _SEED = 0  # PowerSGDState's `random_seed`
 
 
 @final
 class PowerSGD(GradientSchedule):
-    """Send factors P and Q of each matrix M instead, M = P Q^T; what they leave out is added to the next gradient.
+    """Send factors P and Q of each matrix M, with M = P Q^T. Their error is added to the next gradient.
 
-    From Q of the step before: P = M Q, all-reduced; its columns made orthonormal; Q = M^T P, averaged. Every rank then
+    From the previous step's Q: P = M Q, all-reduced; orthonormalize its columns; Q = M^T P, averaged. Every rank then
     has the same P Q^T, the projection of the mean on the columns of P. A matrix of n rows and m columns sends r (n + m)
-    numbers instead of n m. Tensors of one dimension, and matrices of which that saves too little, are all-reduced as
-    they are, together.
+    numbers instead of n m. Tensors of one dimension, and matrices with too little savings, are all-reduced
+    uncompressed, in one buffer.
 
-    As in PyTorch, P is formed on the compute stream, after the bucket's backward pass; what follows runs beside it. The
-    residual of what is all-reduced as it is would change nothing, and is left out.
+    As in PyTorch, P is computed on the compute stream, after the bucket's backward pass. The rest overlaps with that
+    stream. Uncompressed tensors have no residual, because it would change nothing.
 
     Source:
         Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization,
@@ -49,15 +49,15 @@ class PowerSGD(GradientSchedule):
 
     kind: Literal["powersgd"] = "powersgd"
     rank: Whole = Field(default=1, ge=1)
-    """Columns of the factors (`matrix_approximation_rank`); no more than a matrix has rows or columns."""
+    """Columns of the factors (`matrix_approximation_rank`), at most the rows or columns of a matrix."""
     min_compression_rate: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """A matrix is sent as factors if these have fewer elements by more than this."""
+    """A matrix is sent as factors if these have fewer elements by more than this factor."""
     warmup_steps: Whole = Field(default=0, ge=0)
-    """First steps that all-reduce whole gradients instead (`start_powerSGD_iter`)."""
+    """First steps, which all-reduce whole gradients instead (`start_powerSGD_iter`)."""
 
     @classmethod
     def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return the ranks of factors that send no less than is allowed, or else the highest."""
+        """Return the factor ranks that send at least the allowed share, or else the highest rank."""
         least = allowed.min_density
         if least is None:
             return ()
@@ -72,42 +72,42 @@ class PowerSGD(GradientSchedule):
         return f"powersgd-{self.rank}{rate}{warmup}{self.traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return also that factors are not sent in half precision."""
+        """Return also that factors cannot be sent in half precision."""
         found = super().problems(world_size, ranks_per_node)
         if self.compression == "fp16":
             found.append(("compression", "fp16: factors are sent in the gradients' own type: leave it out"))
         return found
 
     def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
-        """Return also that no matrix is known."""
+        """Return also that no tensor is known to be a matrix."""
         found = super().workload_problems(optimizer, has_rows=has_rows)
         hint = "write e.g. {name: weight, count: 1000, rows: 10}"
         return found if has_rows else [*found, ("kind", f"powersgd: no tensor of the workload states its rows: {hint}")]
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return also whether it warms up all the time."""
+        """Return also a sentence if the warm-up never ends."""
         found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if self.warmup_steps >= n_steps:
             found.append(f"warms up in all of the {n_steps} steps: it is synchronous SGD")
         return found
 
     def unused_in(self, job: Job) -> list[str]:
-        """Return whether it sends no less than synchronous SGD does."""
+        """Return a sentence if it sends no less than synchronous SGD."""
         share = self.sent_share(job.tensor_counts, job.tensor_rows)
         if share == 1:
             return ["sends no matrix as factors: a lower rank or min_compression_rate would"]
         return [f"sends {share:.3g} times as much as whole gradients: write a lower rank"] if share > 1 else []
 
     def warms_up(self, step: int) -> bool:
-        """Tell whether `step` is one of the warm-up."""
+        """Tell whether `step` belongs to the warm-up."""
         return step < self.warmup_steps
 
     def cycle(self, job: Job) -> range:
-        """Return the second step after the warm-up: the first one draws Q."""
+        """Return the second step after the warm-up, because the first one draws Q."""
         return range(self.warmup_steps + 1, self.warmup_steps + 2)
 
     def first_exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
-        """Draw Q instead of taking that of the step before, by the seed that PyTorch takes for the bucket."""
+        """Draw Q instead of using the previous step's, with the seed that PyTorch uses for the bucket."""
         return self._exchange(sent, number, job, int(np.random.RandomState(_SEED).randint(10**9, size=number + 1)[-1]))
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
@@ -115,12 +115,12 @@ class PowerSGD(GradientSchedule):
         return self._exchange(sent, number, job, None)
 
     def sent_share(self, counts: Sequence[int], rows: Sequence[int]) -> float:
-        """Return what is sent of tensors, by their elements and rows, as a share of all elements, after the warm-up."""
+        """Return the sent share of all elements after the warm-up, given the elements and rows of tensors."""
         tensors = zip(rows, counts, strict=True)
         return sum(self._factor_count(n, count // n) or count for n, count in tensors) / sum(counts)
 
     def _factor_count(self, rows: int, columns: int) -> int:
-        """Return the elements of both factors of a matrix; 0 if it is sent as it is."""
+        """Return the elements of both factors of a matrix; 0 if it is sent uncompressed."""
         count = min(rows, columns, self.rank) * (rows + columns)
         return count if count * self.min_compression_rate < rows * columns else 0
 

@@ -16,15 +16,15 @@ from simdist.schedules.job import Job
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Fraction, Nbytes, Whole
 
-_DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)  # to try
+_DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)  # densities that `tune` tries
 
 
 class SparseSchedule(GradientSchedule, abc.ABC):
-    """Send the k largest magnitudes of a gradient plus the residual of earlier steps; keep the rest as residual.
+    """Send the k largest magnitudes of a gradient plus the residual of earlier steps. Keep the rest as residual.
 
-    A residual sums small numbers up until they are large, so it is of the gradients' own type whatever is sent: half
-    precision would swallow what is less than a two-thousandth of the sum. The loss of a selected value when it is
-    converted stays in the residual, too.
+    A residual accumulates small numbers until they are large. So it has the gradients' own type, whatever type is sent:
+    half precision would lose values below about a two-thousandth of the sum. The rounding error of a selected value's
+    conversion also stays in the residual.
 
     Source:
         Aji & Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; Stich et al., Sparsified SGD
@@ -35,40 +35,40 @@ class SparseSchedule(GradientSchedule, abc.ABC):
     tried_buckets_nbytes: ClassVar[tuple[int | None, ...]] = (parts.BUCKET_NBYTES, None)
 
     density: Fraction = Field(default=0.001, gt=0)
-    """Share of the entries that is sent: k = round(density x entries), at least 1."""
+    """Share of entries to send: k = round(density x entries), at least 1."""
     method: SelectMethod = "exact"
-    """How they are found: a sort, MSTopK's search for a threshold, or DGC's threshold from a sample."""
+    """How to find them: a sort, MSTopK's search for a threshold, or DGC's threshold from a sample."""
     bucket_nbytes: Nbytes | None = Field(default=None, alias="bucket_size")
-    """None, as by default: the largest entries of the whole gradient are sent, after the whole backward pass."""
+    """None, the default: the largest entries of the whole gradient are sent, after the whole backward pass."""
     warmup_steps: Whole = Field(default=0, ge=0)
-    """First steps that all-reduce whole gradients instead."""
+    """First steps, which all-reduce whole gradients instead."""
 
     @classmethod
     def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return the densities that are allowed."""
+        """Return the allowed densities."""
         least = allowed.min_density
         if least is None:
             return ()
         return (cls.axis("density", (least, *(density for density in _DENSITIES if density > least))),)
 
     def k_of(self, count: int) -> int:
-        """Return how many of `count` entries are sent."""
+        """Return the number of entries to send out of `count`."""
         return max(1, round(self.density * count))
 
     def selected(self, src: Buffer, number: int, job: Job) -> tuple[Buffer, Buffer]:
-        """Return the sparse buffer, in the type that is sent, and the residual of a selection from `src`."""
+        """Return the sparse buffer, in the sent type, and the residual of a selection from `src`."""
         residual = Buffer(f"residual.{number}", src.count, job.dtype, initialized=True)
         return Buffer(f"top.{number}", self.k_of(src.count), self.wire_dtype(job), sparse=True), residual
 
     def scattered(self, src: Buffer, dst: Buffer, number: int, job: Job) -> tuple[Body, tuple[Buffer, ...]]:
-        """Return how a gradient becomes the mean of all ranks' entries `src`, in its own type, and buffers for it."""
+        """Return the operations that make the mean gradient, in its type, of all ranks' entries `src`, with buffers."""
         if src.dtype == dst.dtype:
             return (Densify(src.name, dst.name, divisor=job.world_size),), ()
         wide = replace(src, name=f"wide.{number}", dtype=dst.dtype)
         return (Copy(src.name, wide.name), Densify(wide.name, dst.name, divisor=job.world_size)), (wide,)
 
     def warms_up(self, step: int) -> bool:
-        """Tell whether `step` is one of the warm-up."""
+        """Tell whether `step` belongs to the warm-up."""
         return step < self.warmup_steps
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
@@ -77,14 +77,14 @@ class SparseSchedule(GradientSchedule, abc.ABC):
 
     @abc.abstractmethod
     def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
-        """Return how many times k entries a rank receives, and how many times all of the gradient without selecting."""
+        """Return how much a rank receives: in units of k entries and, without selection, in units of the gradient."""
 
     def cycle(self, job: Job) -> range:
         """Return the first step after the warm-up."""
         return range(self.warmup_steps, self.warmup_steps + 1)
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return whether it never sends less than whole gradients are."""
+        """Return a sentence if it never sends less than whole gradients."""
         if self.warmup_steps >= n_steps:
             return [f"warms up in all of the {n_steps} steps: it is synchronous SGD, in the same buckets"]
         value_nbytes = ITEM_NBYTES["float16" if self.compression == "fp16" else "float32"]

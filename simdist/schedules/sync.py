@@ -10,12 +10,12 @@ from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
 
-_ONE_TENSOR_NBYTES = 1  # a bucket is full with its first tensor
+_ONE_TENSOR_NBYTES = 1  # each tensor fills a bucket
 
 
 @final
 class Sync(GradientSchedule):
-    """Average bucketed gradients over all ranks in every step; buckets overlap with the rest of the backward pass.
+    """Average bucketed gradients over all ranks in every step. Buckets overlap with the rest of the backward pass.
 
     Source:
         Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020.
@@ -35,15 +35,15 @@ class Sync(GradientSchedule):
 
     kind: Literal["sync"] = "sync"
     fusion: Fusion | None = None
-    """Instead of buckets: every tensor is ready by itself, and those that are ready together are fused (Horovod)."""
+    """Replaces buckets: every tensor is ready by itself, and tensors that are ready together are fused (Horovod)."""
 
     def default_label(self) -> str:
         """Return the label, such as `sync` or `sync-fp16`."""
         return f"sync{'-fusion' if self.fusion else ''}{self.traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return what is wrong on this cluster: sizes of buckets beside fusion, which has none."""
-        sizes = {  # a run directory states the defaults as well
+        """Return what is wrong on this cluster: bucket sizes together with fusion, which has no buckets."""
+        sizes = {  # a run directory also states the defaults
             "bucket_nbytes": self.bucket_nbytes != parts.BUCKET_NBYTES,
             "first_bucket_nbytes": self.first_bucket_nbytes != parts.FIRST_BUCKET_NBYTES,
         }
@@ -63,7 +63,7 @@ class Sync(GradientSchedule):
         """Write the plan.
 
         Raises:
-            PlanError: See `GradientSchedule`; also, fusion has cycles and it is not known when gradients are ready.
+            PlanError: See `GradientSchedule`. Also if fusion has cycles, but it is not known when gradients are ready.
         """
         plan = super().write(job)
         return fuse(plan, self.fusion, self._ready_s(job)) if self.fusion else plan
@@ -73,7 +73,7 @@ class Sync(GradientSchedule):
         return (_ONE_TENSOR_NBYTES, _ONE_TENSOR_NBYTES) if self.fusion else super().limits()
 
     def _ready_s(self, job: Job) -> dict[str, float]:
-        """Return when every gradient is complete, from the start of the backward pass on."""
+        """Return when every gradient is complete, from the start of the backward pass."""
         if self.fusion and self.fusion.cycle_s is not None and not job.tensor_backward_s:
             raise PlanError(
                 f"plan {self.name}: fusion.cycle: which gradients are ready in the same {self.fusion.cycle_s:g} s "

@@ -10,11 +10,11 @@ from simdist.schedules.job import Job
 
 @final
 class Torus(GradientSchedule):
-    """Average gradients over all ranks in every step; each GPU of a node carries its share of them over the network.
+    """Average gradients over all ranks in every step. Each GPU of a node carries its share over the network.
 
     Reduce-scatter in the node, so that every GPU holds one slice of the node's mean; all-reduce of that slice over the
-    j-th GPUs of all nodes; all-gather in the node. A node sends about what a flat ring sends through its NIC; but there
-    are 2 (m - 1) steps between m nodes of n GPUs instead of 2 (mn - 1).
+    j-th GPUs of all nodes; all-gather in the node. A node sends about as much through its NIC as in a flat ring. But m
+    nodes of n GPUs need 2 (m - 1) steps between nodes instead of 2 (mn - 1).
 
     Source:
         Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, arXiv 1811.05233.
@@ -35,7 +35,7 @@ class Torus(GradientSchedule):
         return f"torus{self.traits}"
 
     def n_slices(self, job: Job) -> int:
-        """Return the GPUs of a node."""
+        """Return the number of GPUs per node."""
         return job.ranks_per_node
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
@@ -43,7 +43,7 @@ class Torus(GradientSchedule):
         return [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return also whether the torus has one dimension only."""
+        """Return also a sentence if the torus has only one dimension."""
         found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if ranks_per_node == world_size:
             found.append("has one node, and nothing to share between nodes: sync does the same in one all-reduce")

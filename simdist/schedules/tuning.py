@@ -34,7 +34,7 @@ class Axis:
 
     Args:
         name: Attribute of the schedule, or of another part of the scenario.
-        values: In order, so that neighbours are similar.
+        values: Values in an order that keeps similar ones adjacent.
         default: Value of a candidate that does not set it.
         permit: The permit that is needed, if any.
     """
