@@ -1,37 +1,40 @@
-"""A proof that a plan computes what its schedule declares, by running it on symbols.
+"""A proof that a plan computes the result that its schedule declares, by running it on symbols.
 
-Every buffer of every rank holds a linear combination of *sources*: the parameters that rank q had when the step began,
-and the gradient that rank q computed in it. The plan is executed on these weights, exactly (integers over a common
-denominator): a forward and backward pass puts weight 1 on a rank's own gradient of that pass, or adds it to what the
-bucket holds, collectives average and sum, the optimiser adds the gradients' weights to those of the parameters. After
-each step, the weights must be those that the schedule's `Result` states: of every pass of the step, the same. Leftovers
-of earlier steps carry their age and so can never pass for fresh.
+Every buffer of every rank holds a linear combination of *sources*: the parameters that rank q had at the beginning of
+the step, and the gradient that rank q computed in it. The plan is executed on these weights, exactly (integers over a
+common denominator). A forward and backward pass puts weight 1 on a rank's own gradient of that pass, or adds it to the
+bucket's contents. Collectives average and sum. The optimizer adds the gradients' weights to the parameters' weights.
+After each step, the weights must be those of the schedule's `Result`, the same for every pass of the step. Contents of
+earlier steps carry their age, so they can never pass for fresh.
 
 Each step starts from new symbols for the parameters (induction over steps), so equal bodies in equal states are proved
 once. Element-wise, a buffer is a row of *atoms*: the tensor ranges that buffers split the model into, times the slices
-that reduce-scatters split them into. Each atom carries its place in the model, so that a shard which ends up in the
-wrong place is found, too. Forward passes must read this step's parameters, and each loaded batch once.
+that reduce-scatters split them into. Each atom carries its place in the model, so the proof also finds a shard that
+ends up in the wrong place. Forward passes must read this step's parameters, and each loaded batch once.
 
-Which entries a top-k selection takes depends on values, so no symbols can follow it. The proof lets it take all of
-them: it shows that what is selected is summed over the right ranks, divided by the right number and put in the right
-place. Unselected values stay with their rank, by the meaning of `Select`. A merge drops the same values on all ranks
-that hold it, so each may keep only its share: what divisors make of it must add up to what one of them holds. Thus
-nothing is lost or counted twice. A sparse buffer holds symbols of the dense vector that it stands for, so gathering it
-is summing them. The factors of a low rank hold symbols of the matrices that they approximate, likewise all of them;
-that ranks project on the same factor is demanded.
-Ranks that share an update hold the same parameters when a step begins, and so they must when it ends.
-Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded. So it is of
-a checkpoint that the parameters in it are those that the step leaves behind.
-Who comes too late depends on time. The proof lets the last members of a group be late: which ones they are makes no
-difference to what becomes of them.
+A top-k selection depends on values, so symbols cannot follow it. In the proof it selects every entry. The proof shows
+that the selection is summed over the right ranks, divided by the right number and put in the right place. Unselected
+values stay with their rank, by the meaning of `Select`. A merge drops the same values on all ranks that hold them, so
+each may keep only its share. After the divisions, the shares must add up to one full copy. So nothing is lost or
+counted twice. A sparse buffer holds symbols of the dense vector that it stands for, so gathering sums them. The factors
+of a low rank hold symbols of the matrices that they approximate, likewise all of them. The proof requires that ranks
+project on the same factor.
 
-An outer optimizer is taken for one that subtracts outer gradients from anchors, which with learning rate 1 and no
-momentum is parameter averaging: what it makes of them it does on every rank alike. Like parameters, anchors are new
-symbols in every step, and must be left as they were where nothing is declared of them. Once a step has written them
-for the last time, both are the symbols that the next one begins with. What is sent then carries its age, too: an
-average that is applied late must be that of exactly so many steps ago.
+Ranks that share an update hold the same parameters at the beginning of a step. They must do so at its end, too.
 
-This is the smallest interpreter of the plan, and the living definition of what its operations mean.
+Trust ratios scale an update and change no weights. The proof requires that they belong to the updated tensors. It also
+requires that the parameters in a checkpoint are those at the end of the step.
+
+The set of late ranks depends on time. In the proof, the last members of a group are late. The proof is the same for any
+others.
+
+The proof treats an outer optimizer as one that subtracts outer gradients from anchors. With learning rate 1 and no
+momentum, that is parameter averaging. Any other optimizer treats the same outer gradients alike on every rank. Like
+parameters, anchors are new symbols in every step. A step must leave them unchanged unless its result declares
+otherwise. After a step's last write to parameters or anchors, both are the symbols of the next step. So data sent after
+it carries its age, too: an average that is applied late must be exactly the declared number of steps old.
+
+This is the smallest interpreter of the plan, and the living definition of its operations.
 """
 
 import math
@@ -74,29 +77,29 @@ from simdist.proof.symbols import (
     total,
 )
 
-_FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed; beyond, those of some, spread evenly
+_FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed; beyond, of an evenly spread sample
 _N_SOURCES = 64  # ranks followed at a time
 _MAX_WEIGHTS = 2**18  # of one atom
 _RATIOS = "ratios of update "  # kind of source, followed by its number in the step
-_OLDEST = 2  # age in steps from which on ages are the same, unless something is applied late
+_OLDEST = 2  # age in steps from which on all ages count as equal, unless a mean is applied late
 
 
 class _BrokenError(Exception):
-    """An operation is wrong; `_Proof` adds the place."""
+    """An operation is wrong; `_Proof` adds its place."""
 
 
 def prove(plan: Plan, result: Callable[[int], Result]) -> int:
-    """Show that every step of `plan` leaves behind what `result(step)` declares.
+    """Show that every step of `plan` has the result that `result(step)` declares.
 
     Args:
         plan: A legal plan (see `simdist.plan.check`).
         result: The schedule's declaration.
 
     Returns:
-        The number of ranks whose contributions were followed: all, or an even sample in large worlds.
+        The number of ranks with contributions that were followed: all, or an even sample in large worlds.
 
     Raises:
-        PlanError: A step does not; the message names the step, the operation and the ranks.
+        PlanError: A step has another result. The message names the step, the operation and the ranks.
         UnsupportedError: Weights outgrow 64 bits.
     """
     sources = np.arange(plan.world_size)
@@ -109,7 +112,7 @@ def prove(plan: Plan, result: Callable[[int], Result]) -> int:
 
 
 def _updated(op: ops.Optimize | ops.TrustRatios, state: State) -> tuple[Value, ...]:
-    """Return what the parameters and gradients of an update hold; equal only where they are the same values."""
+    """Return the contents of an update's parameters and gradients. They are equal only if the values are the same."""
     return tuple(state[name] for name in (*op.params, *op.grads))
 
 
@@ -119,7 +122,7 @@ def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
 
 
 def _total_of_first(view: NDArray[np.int64], drop: int) -> NDArray[np.int64]:
-    """Return on all members the sum over all but the last so many of them."""
+    """Return on all members the sum over all but the last `drop` of them."""
     return total(view) if drop == 0 else spread(view[:, :-drop].sum(1, keepdims=True), view)
 
 
@@ -131,7 +134,7 @@ class _Proof:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
         self._sources = sources
-        self._began = self._own  # the parameters at the beginning of a step: own ones, or those that sharers hold alike
+        self._began = self._own  # parameters at the beginning of a step: a rank's own, or the first sharer's
         distinct = dict.fromkeys(op for body in plan.bodies for op in body)
         residuals = {op.residual for op in distinct if isinstance(op, ops.Select | ops.Merge | ops.LowRank)}
         updates = [op for op in distinct if isinstance(op, ops.Optimize)]
@@ -144,10 +147,10 @@ class _Proof:
         self._oldest = _OLDEST
         self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
         self._asked: tuple[Value | None, bool] = None, False
-        self._updated: set[str] = set()  # parameters of which ranks have updated slices in this step
-        self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
+        self._updated: set[str] = set()  # parameters with slices that were updated in this step
+        self._rated: list[tuple[Value, ...]] = []  # contents that this step's trust ratios belong to
         self._saved: list[tuple[int, str, Value]] = []  # position of a `Save` of this step, buffer and contents
-        self._n_passes = self._n_declared = 0  # forward passes of this step so far, and in all
+        self._n_passes = self._n_declared = 0  # forward passes of this step so far, and declared
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
         for group in {op.shared_by for op in updates}:
             ranks = np.arange(plan.world_size)
@@ -159,7 +162,7 @@ class _Proof:
         self._atom_of_tensor = {bound: atom for atom, bound in enumerate(sorted(bounds))}
 
     def run(self, result: Callable[[int], Result]) -> None:
-        """Execute step after step; a step whose body, state and result were seen before is known to hold."""
+        """Execute step after step. A step with a body, state and result seen before is known to hold."""
         if not self._params:
             raise PlanError(
                 f"plan {self._plan.name}: no buffer holds parameters; declare one initialized, with tensors"
@@ -191,7 +194,7 @@ class _Proof:
         lasting = {*self._params, *self._anchors}
         writing = (at for at, op in enumerate(self._plan.bodies[body]) if not lasting.isdisjoint(ops.writes(op)))
         last_write = max(writing, default=len(self._plan.bodies[body]) - 1)
-        left: State = {}  # by the step in parameters and anchors, which are new symbols from then on
+        left: State = {}  # parameters and anchors at the end of the step; from then on both are new symbols
         for position, op in enumerate(self._plan.bodies[body]):
             try:
                 self._execute(op, state, position)
@@ -205,7 +208,7 @@ class _Proof:
         return {name: aged(value, self._oldest) for name, value in state.items()}
 
     def _without(self, absent: tuple[int, ...]) -> Weights:
-        """Return what ranks have that they computed themselves, if some did not."""
+        """Return the own contributions of ranks, without those of absent ranks."""
         if not absent:
             return self._own
         numerators = self._own.numerators.copy()
@@ -300,7 +303,7 @@ class _Proof:
                 assert_never(op)
 
     def _kept(self, residual: str, src: str, state: State) -> Value:
-        """Return what a residual holds afterwards: the rest of the same places as before."""
+        """Return the new contents of a residual: the unselected rest of the same places as before."""
         before = state[residual]
         places = state[src].places
         if before.has("kept") and not np.array_equal(before.places, places):
@@ -308,7 +311,7 @@ class _Proof:
         return Value(places, {Tag("kept"): self._own.repeated(places.shape[1])})
 
     def _low_rank(self, op: ops.LowRank, state: State) -> None:
-        """Let factors hold symbols of the matrices that they stand for: P as Q, projected by what all ranks share."""
+        """Let factors hold symbols of the matrices that they stand for: P as well as Q, which all ranks project on."""
         match op.stage:
             case "left":
                 if op.seed is None:
@@ -340,7 +343,7 @@ class _Proof:
             raise _BrokenError(f"{name} differs among ranks, which must project on the same; all-reduce it first")
 
     def _demand_shares(self, op: ops.Merge, value: Value) -> None:
-        """Demand of a merge that all ranks which hold a source's data hold equally much, and be `divisor` ranks."""
+        """Require that all ranks that hold a source hold equally much, and that there are `divisor` such ranks."""
         places, of_atom = np.unique(value.places, return_inverse=True)
         of_atom = of_atom.reshape(value.places.shape)
         for tag, weights in value.weights.items():
@@ -361,7 +364,7 @@ class _Proof:
                 )
 
     def _sum(self, name: str, held: Value, added: Value) -> Value:
-        """Return the gradients that a bucket holds and those of another pass."""
+        """Return the sum of a bucket's gradients and the gradients of another pass."""
         self._demand_places(name, held)
         tags = held.weights | added.weights
         return Value(held.places, {tag: self._weights(held, tag) + self._weights(added, tag) for tag in tags})
@@ -379,12 +382,12 @@ class _Proof:
         return Value(places, {tag: concatenated([self._weights(value, tag) for value in values]) for tag in tags})
 
     def _weights(self, value: Value, tag: Tag) -> Weights:
-        """Return the weights of a source, zero where there is none of it."""
+        """Return the weights of a source, zero if the value has none of it."""
         zero = np.zeros((*value.places.shape, len(self._sources)), dtype=np.int64)
         return value.weights.get(tag, Weights(zero))
 
     def _unpack(self, op: ops.Unpack, state: State) -> None:
-        """Take the atoms of a fusion buffer apart again."""
+        """Split a fusion buffer into the atoms that it was packed from."""
         value = state[op.src]
         first = 0
         for name in op.dsts:
@@ -399,7 +402,7 @@ class _Proof:
             raise _BrokenError(f"{op.src} holds other tensors than the buffers it is taken apart into")
 
     def _ratios(self, op: ops.TrustRatios, state: State) -> Value:
-        """Return one atom a rank: the number of its share. The source says what was rated."""
+        """Return one atom per rank: the number of its share. The source names the update that was rated."""
         n_blocks, size, stride = op.group.shape(self._plan.world_size)
         for name in op.grads if size > 1 else ():
             for weights in state[name].weights.values():
@@ -439,7 +442,7 @@ class _Proof:
 
     def _is_current(self, value: Value) -> bool:
         """Tell whether a buffer holds its rank's own parameters as they were when the step began."""
-        if value is not self._asked[0]:  # every operation of a backward pass asks again
+        if value is not self._asked[0]:  # every operation of a backward pass asks this
             self._asked = value, same(value.weights, {Tag("param"): self._began})
         return self._asked[1]
 
@@ -467,9 +470,9 @@ class _Proof:
         )
 
     def _optimized(self, param: str, op: ops.Optimize, state: State) -> Value:
-        """Return parameters to whose weights those of the gradients of the same tensors are added.
+        """Return parameters after adding the weights of the gradients of the same tensors to theirs.
 
-        Those of outer gradients are subtracted, as these point from the parameters back to the anchors.
+        Weights of outer gradients are subtracted, because these point from the parameters back to the anchors.
         """
         first, last = self._atoms(param)
         sign = Fraction(-1 if op.optimizer == "outer" else 1)
@@ -486,7 +489,7 @@ class _Proof:
         return Value(state[param].places, summed((state[param].weights, Fraction(1)), (additions, sign)))
 
     def _shared_update(self, op: ops.Optimize, params: Value, grads: Value) -> Value:
-        """Return each member's slice of the parameters, to whose weights those of their gradients are added."""
+        """Return each member's slice of the parameters, after adding the weights of their gradients."""
         own = self._own_slices(op, params)
         added = grads if grads.places.shape == own.places.shape else self._own_slices(op, grads)
         if (added.places != own.places).any():
@@ -495,7 +498,7 @@ class _Proof:
         return Value(own.places, {tag: self._weights(own, tag) + self._weights(added, tag) for tag in tags})
 
     def _own_slices(self, op: ops.Optimize, value: Value) -> Value:
-        """Return the j-th slice of the atoms on member j."""
+        """Return on member j the j-th slice of the atoms."""
         shape = op.shared_by.shape(self._plan.world_size)
         n_atoms = value.places.shape[1]
         if n_atoms % op.shared_by.size:
@@ -527,7 +530,7 @@ class _Proof:
         for tag, each in value.weights.items():
             each.demand_room(op.group.size * divisor)
             moved = move(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
-            if isinstance(op, ops.Reduce):  # only the root holds a mean; the others keep what they had
+            if isinstance(op, ops.Reduce):  # only the root holds a mean; the other members keep their contents
                 moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
             rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
             weights[tag] = reduced(rows, each.denominator * divisor)
@@ -565,11 +568,11 @@ class _Proof:
         return not declared.tensors or any(low <= first and last <= high for low, high in declared.tensors)
 
     def _exchanged(self, updated: dict[Tag, Weights], declared: Result) -> dict[str, dict[Tag, Weights]]:
-        """Return what is declared of parameters that an average reaches now, and of their anchors."""
+        """Return the declared contents of parameters that an average reaches now, and of their anchors."""
         plus = Fraction(1)
         minus = Fraction(-1)
         anchor = {Tag("anchor"): self._own}
-        age = max(declared.late_steps - 1, 0)  # what a step leaves behind is what the next one begins with
+        age = max(declared.late_steps - 1, 0)  # the end of a step is the beginning of the next one
         sent = {Tag("param", age): self._began} if declared.late_steps else updated
         if declared.mixing is not None:
             sent = summed((sent, plus), ({Tag("anchor", age): self._own}, minus))
@@ -582,7 +585,7 @@ class _Proof:
         return {"param": summed((updated, share), (anchor, 1 - share)), "anchor": anchor}
 
     def _compare_saved(self, state: State, step: int, body: int) -> None:
-        """Demand of what was saved of parameters that it is what the step leaves behind."""
+        """Require that saved parameters are those at the end of the step."""
         for position, name, value in self._saved:
             tensors = self._buffers[name].tensors
             left = [each for each in (*self._params, *self._anchors) if self._buffers[each].tensors == tensors]
@@ -596,7 +599,7 @@ class _Proof:
         return reduced(means.reshape(weights.numerators.shape), weights.denominator * (group.size - drop))
 
     def _difference(self, name: str, found: Value, expected: dict[Tag, Weights]) -> str | None:
-        """Return in words how a buffer differs from what is expected of each of its atoms."""
+        """Describe how a buffer differs from the expected weights of each of its atoms."""
         try:
             self._demand_places(name, found)
         except _BrokenError as error:

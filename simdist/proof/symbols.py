@@ -15,10 +15,10 @@ from simdist.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Kind of source, its age in steps, up to a limit, and of which of the step's passes it is.
+    """Kind of a source, its age in steps, up to a limit, and its pass in the step.
 
-    Kinds: `param`, `anchor`, `gradient`; `kept` by a top-k selection; `batch` and `used` of input; `forward`; trust
-    `ratios of update` number so and so of the step.
+    Kinds: `param`, `anchor`, `gradient`; `kept`: left by a top-k selection; `batch` and `used`: input; `forward`;
+    `ratios of update` with the number of the update in the step: trust ratios.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Weights:
     denominator: int = 1
 
     def repeated(self, n_atoms: int) -> "Weights":
-        """Return the weights of one atom for `n_atoms` of them."""
+        """Repeat the weights of one atom for `n_atoms` atoms."""
         return Weights(np.repeat(self.numerators, n_atoms, axis=1), self.denominator)
 
     def __add__(self, other: "Weights") -> "Weights":
@@ -50,10 +50,10 @@ class Weights:
         return reduced(self.numerators * factor.numerator, self.denominator * factor.denominator)
 
     def demand_room(self, factor: int) -> None:
-        """Refuse to compute where 64 bits may not hold `factor` times the numerators.
+        """Raise an error if 64 bits may not hold `factor` times the numerators.
 
         Raises:
-            UnsupportedError: They may not.
+            UnsupportedError: 64 bits may not hold them.
         """
         if int(np.abs(self.numerators).max(initial=0)) * factor >= 2**62:
             raise UnsupportedError("the proof's weights outgrow 64 bits; sum less often, or take means")
@@ -83,7 +83,7 @@ def same(found: dict[Tag, Weights], expected: dict[Tag, Weights]) -> bool:
 
 
 def spread(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Give every member the same, `[block, member, ...]` from `[block, 1, ...]`."""
+    """Give every member the same contents, `[block, member, ...]` from `[block, 1, ...]`."""
     return np.broadcast_to(reduced, view.shape)
 
 
@@ -93,7 +93,7 @@ def total(view: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def assembled(parts: Sequence[tuple[slice, Weights]], n_atoms: int) -> Weights:
-    """Return the weights of `n_atoms` atoms from those of some of them; the others have none."""
+    """Return the weights of `n_atoms` atoms, given those of some of them. The others are zero."""
     common = math.lcm(*(part.denominator for _, part in parts))
     n_ranks, _, n_sources = parts[0][1].numerators.shape
     numerators = np.zeros((n_ranks, n_atoms, n_sources), dtype=np.int64)
@@ -116,19 +116,19 @@ def root_mask(view: NDArray[np.int64], root: int) -> NDArray[np.bool_]:
 
 
 def at_root(view: NDArray[np.int64], root: int) -> NDArray[np.int64]:
-    """Put the sum over the members at the root; the others keep what they had."""
+    """Put the sum over the members at the root. The others keep their contents."""
     return np.where(root_mask(view, root), view.sum(1, keepdims=True), view)
 
 
 def scatter(view: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sum over the members; member j keeps the j-th slice of the atoms."""
+    """Sum over the members. Member j keeps the j-th slice of the atoms."""
     total = view.sum(1)  # [block, offset, atom, source]
     slices = total.reshape(*total.shape[:2], view.shape[1], -1, total.shape[-1])
     return np.moveaxis(slices, 2, 1)
 
 
 def gather(view: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Concatenate the members' atoms; every member gets them all."""
+    """Concatenate the members' atoms. Every member gets them all."""
     blocks, size, stride, atoms, n_sources = view.shape
     whole = np.moveaxis(view, 1, 2).reshape(blocks, 1, stride, size * atoms, n_sources)
     return np.broadcast_to(whole, (blocks, size, stride, size * atoms, n_sources))
@@ -141,7 +141,7 @@ def reduced(numerators: NDArray[np.int64], denominator: int) -> Weights:
 
 
 def fraction(number: float) -> Fraction:
-    """Return a number as people mean it.
+    """Return the simple fraction that a float stands for.
 
     >>> str(fraction(0.1)), str(fraction(1 - 0.9))
     ('1/10', '1/10')
@@ -150,7 +150,7 @@ def fraction(number: float) -> Fraction:
 
 
 def summed(*terms: tuple[Mapping[Tag, Weights], Fraction]) -> dict[Tag, Weights]:
-    """Return a linear combination of the weights of values; sources that cancel out are none."""
+    """Return a linear combination of the weights of values, without sources that cancel out."""
     weights: dict[Tag, Weights] = {}
     for term, factor in terms:
         for tag, each in term.items():
@@ -160,7 +160,7 @@ def summed(*terms: tuple[Mapping[Tag, Weights], Fraction]) -> dict[Tag, Weights]
 
 
 def aged(value: Value, oldest: int) -> Value:
-    """Return a value as the next step finds it: every source a step older, up to a limit."""
+    """Return a value as the next step finds it: every source is a step older, up to a limit."""
     weights: dict[Tag, Weights] = {}
     for tag, each in value.weights.items():
         older = replace(tag, age=min(tag.age + 1, oldest))
@@ -169,7 +169,7 @@ def aged(value: Value, oldest: int) -> Value:
 
 
 def digest(state: State) -> bytes:
-    """Return a hash by which equal states are known."""
+    """Return a hash that identifies equal states."""
     digest = hashlib.sha256()
     for part in _parts(state):
         digest.update(part)
@@ -187,14 +187,14 @@ def _parts(state: Mapping[str, Value]) -> Iterator[bytes]:
 
 
 def fraction_text(weights: Weights, rank: int, atom: int, column: int) -> str:
-    """Return one weight as people write it."""
+    """Return one weight as text for people."""
     numerator = int(weights.numerators[rank, atom, column])
     divisor = math.gcd(numerator, weights.denominator)
     return f"{numerator // divisor}/{weights.denominator // divisor}" if numerator else "nothing"
 
 
 def tag_text(tag: Tag) -> str:
-    """Return a source as people call it."""
+    """Return the name of a source for people."""
     words = {"param": "parameters", "gradient": "gradient", "kept": "residual"}
     ages = {-1: ", after this step,", 0: "", 1: ", one step old,"}
     of_pass = f" of micro-batch {tag.micro_batch}" if tag.micro_batch else ""
