@@ -1,4 +1,4 @@
-"""Cost of operations: prices, and how they follow from a plan, a cluster and a workload."""
+"""Cost of operations: prices, derived from a plan, a cluster and a workload."""
 
 from typing import TYPE_CHECKING
 

@@ -16,23 +16,23 @@ from simdist.settings.precision import Precision
 #: SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum.
 _OPTIMIZER_PASSES = 5
 
-#: Reads of the vector by the kernels of `real.kernels` on a GPU, at densities of up to 1 %; writes count as reads.
+#: Reads of the vector by the kernels of `real.kernels` on a GPU, at densities of up to 1 %. Writes count as reads.
 #:
-#: exact: magnitudes read and written, then torch's radix select: four digits of 8 bits counted, the result gathered.
-#: mstopk: the vector read once; the rest is maxima of groups, a second look at some groups, and candidates. As
+#: exact: reads and writes magnitudes; then torch's radix select counts four digits of 8 bits and gathers the result.
+#: mstopk: reads the vector once. The rest is maxima of groups, a second pass over some groups, and candidates. As
 #: published it takes 22 with 20 bisections: mean, maximum, and a count for each (Shi et al., arXiv 2010.10458,
-#: algorithm 1). dgc: the vector read once; the rest is a sample of 1 % at scattered places, and candidates.
+#: algorithm 1). dgc: reads the vector once. The rest is a sample of 1 % at scattered places, and candidates.
 _SELECT_PASSES = {"exact": 7.0, "mstopk": 1.5, "dgc": 1.5}
 
-#: Error feedback adds the gradient to the residual, which is read and written; the selection reads the sum again.
+#: Error feedback adds the gradient to the residual, which it reads and writes. The selection reads the sum again.
 _RESIDUAL_PASSES = 2
 
-#: Radix sorts by index and by magnitude, 8 bits a pass of 32: each of 4 passes reads and writes; and two scans.
+#: Radix sorts by index and by magnitude, 8 of 32 bits per pass: each of 4 passes reads and writes. Plus two scans.
 _MERGE_PASSES = 18
 
 
-#: Reads and writes of the matrices by a stage of `LowRank`, beside the product with a factor, which reads them once
-#: (left, right) or writes them (product). left adds them to the residual; product subtracts the result from it.
+#: Reads and writes of the matrices by a stage of `LowRank`, besides the product with a factor. The product reads them
+#: once (left, right) or writes them (product). left adds them to the residual; product subtracts the result from it.
 _LOW_RANK_PASSES = {"left": 3, "right": 0, "product": 3}
 
 
@@ -50,10 +50,10 @@ def tensor_backward_s(workload: Workload, cluster: Cluster) -> tuple[float, ...]
 class ComputeCost:
     """Prices of the operations on the compute stream.
 
-    Forward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)`, both of the workload's
-    precision. A backward pass without seconds of its own takes twice as long: one product for the weights' gradient,
-    one for the inputs'. A tensor's share of both is its share of the FLOPs; of a backward pass that was measured tensor
-    by tensor, it is the tensor's seconds.
+    Forward seconds are the workload's, or `FLOPs * batch / (peak * utilization)`, with peak and utilization for the
+    workload's precision. A backward pass without seconds of its own takes twice as long: one product for the gradient
+    of the weights, one for the gradient of the inputs. A tensor's share of both is its share of the FLOPs. If the
+    backward pass was measured per tensor, it is the tensor's seconds.
 
     Raises:
         ScenarioError: Times are neither given nor derivable.
@@ -72,7 +72,7 @@ class ComputeCost:
         self.backward_s = 2 * self.forward_s if workload.backward_s is None else workload.backward_s
         self._backward_share_before = self._share_before
         measured_s = np.array([tensor.backward_s for tensor in workload.tensors if tensor.backward_s is not None])
-        if measured_s.size:  # of all tensors or of none
+        if measured_s.size:  # for all tensors or none
             self.backward_s = float(measured_s.sum())
         if measured_s.any():
             self._backward_share_before = _share_before(measured_s)
@@ -117,7 +117,7 @@ class ComputeCost:
         return float(self._share_before[last] - self._share_before[first])
 
     def optimize(self, op: Optimize, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
-        """Return the seconds of an update: the workload's, or the memory traffic of SGD with momentum."""
+        """Return the seconds of an update: from the workload, or the memory traffic of SGD with momentum."""
         nbytes = sum(buffer.nbytes for buffer in params)
         if self._workload.optimize_s is None or op.optimizer == "outer":
             return _OPTIMIZER_PASSES * nbytes / self._device.memory_bandwidth_Bps
@@ -131,7 +131,7 @@ class ComputeCost:
         return src.nbytes / self._device.host_bandwidth_Bps
 
     def combine(self, srcs: Sequence[Buffer], dst: Buffer) -> float:
-        """Return the seconds of a linear combination: everything is read once, and the result written."""
+        """Return the seconds of a linear combination: read all sources, write the result."""
         return (sum(src.nbytes for src in srcs) + dst.nbytes) / self._device.memory_bandwidth_Bps
 
     def fusion_copy(self, parts: Sequence[Buffer], fused: Buffer) -> float:
@@ -142,8 +142,8 @@ class ComputeCost:
     def trust_ratios(self, op: TrustRatios, params: Sequence[Buffer], world_size: int) -> NDArray[np.float64]:
         """Return the seconds of each rank's share of the tensors, `[world_size]`.
 
-        Every tensor takes an equal part of the workload's seconds: small kernels take as long as they take to launch.
-        Without such seconds, both norms take the memory traffic of parameters and gradients.
+        Every tensor takes an equal part of the workload's seconds, because the launch dominates small kernels. Without
+        such seconds, both norms take the time of reading parameters and gradients from memory.
         """
         counts = np.array(self._workload.tensor_counts, dtype=np.float64)
         tensors = np.array(sorted({tensor for buffer in params for tensor in range(*(buffer.tensors or (0, 0)))}))
@@ -169,11 +169,12 @@ class ComputeCost:
         return (src.nbytes + passes * residual.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
 
     def low_rank(self, op: LowRank, grad: Buffer) -> float:
-        """Return the seconds of a stage: passes over the matrices, a product with factors, and one made orthonormal.
+        """Return the seconds of a stage: passes over the matrices, a product with factors, an orthonormalization.
 
-        The product takes the longer of its memory traffic and its FLOPs at the fp32 peak. To make a column orthonormal
-        takes the seconds that the device states, whatever its length: small kernels take as long as they take to
-        launch. Without such seconds, Gram-Schmidt's memory traffic: a lower bound, as other launches are, too.
+        The product takes the longer of its memory traffic and its FLOPs at the fp32 peak. To orthonormalize a column
+        takes the seconds that the device states, whatever its length, because the launch dominates small kernels.
+        Without such seconds it takes Gram-Schmidt's memory traffic. That is a lower bound, and so is leaving out the
+        other launches.
         """
         itemsize = ITEM_NBYTES[grad.dtype]
         device = self._device
@@ -191,21 +192,21 @@ class ComputeCost:
             return seconds + 2 * itemsize * n_rest / device.memory_bandwidth_Bps
         if device.orthonormalize_s is not None:
             return seconds + device.orthonormalize_s * float(rank.sum())
-        lengths = columns if op.stage == "left" else rows  # column i is read, written, and taken from the later ones
+        lengths = columns if op.stage == "left" else rows  # column i is read, written, and subtracted from later ones
         traffic = itemsize * float((lengths * (3 * rank + 4 * rank * (rank - 1) / 2)).sum())
         return seconds + traffic / device.memory_bandwidth_Bps
 
     def densify(self, op: Densify, src: Buffer, dst: Buffer) -> float:
         """Return the seconds of a scatter-add: clear the vector, read the pairs, read and write their places.
 
-        Slices of several ranks are added one after the other: each pair is read once, each of its places touched once.
+        Slices of several ranks are added one after the other. Each pair is read once, and each place is touched once.
         """
         touched_nbytes = 2 * src.count * ITEM_NBYTES[dst.dtype]
         return (dst.nbytes + src.nbytes + touched_nbytes) / self._device.memory_bandwidth_Bps
 
 
 def _share_before(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of the first 0, 1, ... weights in their sum."""
+    """Return the sums of the first 0, 1, ... weights, as shares of the total."""
     return np.concatenate(([0.0], np.cumsum(weights) / weights.sum()))
 
 

@@ -6,8 +6,8 @@ GPUs or the network cards (NICs) of nodes. Alone, a stage takes
 
     latency + max over resources (bytes / capacity)
 
-and stages follow one another. Which bytes go where is the business of `simdist.cost.algorithms` and `Topology`; what
-happens when transfers meet on a resource is that of `simdist.engines`.
+and stages follow one another. `simdist.cost.algorithms` and `Topology` decide which bytes use which resources.
+`simdist.engines` decides the sharing of a resource by several transfers.
 """
 
 import math
@@ -27,12 +27,12 @@ from simdist.plan.ops import Op
 class Resources:
     """Numbers ranks, machines and resources.
 
-    Machines are the nodes and, after them, parameter servers apart from the ranks; each has a NIC. Such a server sends
-    and receives as if it were the first rank of its machine. Resources are numbered: fabric out of each rank, fabric
-    into each rank, NIC out of each machine, NIC into each machine, host bridge of each node up, host bridge of each
-    node down, switch, storage server, storage client of each node; then, for data sets, the server's operations, each
-    node's disk for reading, for writing, its memory, its cores, and the threads of each rank that read and that decode.
-    Resources that are no links count operations, or seconds of work, where links count bytes.
+    Machines are the nodes, followed by parameter servers apart from the ranks. Each machine has a NIC. Such a server
+    sends and receives as if it were the first rank of its machine. Resources are numbered: fabric out of each rank,
+    fabric into each rank, NIC out of each machine, NIC into each machine, host bridge of each node up, host bridge of
+    each node down, switch, storage server, storage client of each node; then, for data sets, the server's operations,
+    each node's disk for reading, for writing, its memory, its cores, and the threads of each rank that read and that
+    decode. Resources that are not links count operations, or seconds of work, where links count bytes.
 
     Args:
         n_nodes: Nodes.
@@ -46,12 +46,12 @@ class Resources:
 
     @property
     def world_size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self.n_nodes * self.ranks_per_node
 
     @property
     def n_machines(self) -> int:
-        """Nodes and servers."""
+        """Number of nodes and servers."""
         return self.n_nodes + self.n_servers
 
     def node(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -102,7 +102,7 @@ class Resources:
 
     @property
     def storage_operations(self) -> int:
-        """Work of the storage server, in operations."""
+        """The storage server's work, in operations."""
         return self.storage_server + 1 + self.n_nodes
 
     def disk_read(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -122,16 +122,16 @@ class Resources:
         return self.storage_operations + 1 + 3 * self.n_nodes + node
 
     def readers(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a rank's reading threads, in seconds of all of them together."""
+        """Return the resource of a rank's reading threads, in seconds of all threads together."""
         return self.storage_operations + 1 + 4 * self.n_nodes + rank
 
     def decoders(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a rank's decoding threads, in seconds of all of them together."""
+        """Return the resource of a rank's decoding threads, in seconds of all threads together."""
         return self.storage_operations + 1 + 4 * self.n_nodes + self.world_size + rank
 
     @property
     def n_resources(self) -> int:
-        """How many resources there are."""
+        """Number of resources."""
         return self.storage_operations + 1 + 4 * self.n_nodes + 2 * self.world_size
 
     def name(self, index: int) -> str:
@@ -187,7 +187,7 @@ class Stage:
     nbytes: NDArray[np.float64]
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> float:
-        """Return its duration when it shares its resources with no other."""
+        """Return its duration if it shares its resources with no other."""
         flow_s = float((self.nbytes / capacity_Bps[self.resources]).max()) if len(self.resources) else 0.0
         return self.latency_s + flow_s
 
@@ -199,7 +199,7 @@ class Transfer:
     stages: tuple[Stage, ...]
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> float:
-        """Return its duration when it shares its resources with no other."""
+        """Return its duration if it shares its resources with no other."""
         return math.fsum(stage.alone_s(capacity_Bps) for stage in self.stages)
 
 
@@ -207,13 +207,13 @@ class Transfer:
 class Segments:
     """A ring with members that begin when they arrive and end when their own segments are done.
 
-    Each member receives a segment from the next member and sends one to the one before, over and over. It posts the
-    next pair when the last but one is through, and a segment flows when both its ends have posted it. Phases follow one
+    Each member repeatedly receives a segment from the next member and sends one to the previous member. It posts the
+    next pair when the last pair but one is done. A segment flows when both its ends have posted it. Phases follow one
     another.
 
     Args:
-        overhead_s: Seconds from when a member comes until it posts.
-        segment_s: Seconds of a segment on its way to each member, `[n_groups, n_members]`.
+        overhead_s: Seconds from the arrival of a member until it posts.
+        segment_s: Seconds that a segment to each member takes, `[n_groups, n_members]`.
         n_of_phases: Segments that each member receives, by phase.
     """
 
@@ -222,11 +222,11 @@ class Segments:
     n_of_phases: tuple[int, ...]
 
     def end_s(self, come_s: NDArray[np.float64], segment_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return when each member ends.
+        """Return the end of each member.
 
         Args:
-            come_s: When it comes, `[n_members, ...]`.
-            segment_s: Seconds of its segments, to be added to that.
+            come_s: Arrival of each member, `[n_members, ...]`.
+            segment_s: Seconds of its segments, in a shape to add to `come_s`.
         """
         posted_s = come_s + self.overhead_s
         through_s = np.zeros_like(posted_s)
@@ -250,9 +250,9 @@ class Shared:
     Args:
         group: Groups that move bytes together.
         transfers: One per group, in the groups' order.
-        alone_s: Duration of each when it shares its resources with no other, `[n_groups]`, or one number.
-        segments: Separate starts and ends of members, where modelled and without sharing of resources.
-        first_come: The rule, where the first members to come do not wait for the others.
+        alone_s: Duration of each if it shares its resources with no other, `[n_groups]`, or one number.
+        segments: Separate starts and ends of members, if modelled and without sharing of resources.
+        first_come: The rule, if the first members to arrive do not wait for the others.
     """
 
     group: Group
@@ -278,10 +278,10 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Varying:
-    """Transfers of every rank by itself that differ from one occurrence of the operation to the next.
+    """Transfers of single ranks that differ from one occurrence of the operation to the next.
 
     Args:
-        group: Every rank by itself.
+        group: Each rank is a group of its own.
         transfers: Number of the load -> one transfer for each rank.
     """
 
@@ -295,7 +295,7 @@ def alone_s(cost: Local | Shared, rank: int) -> float:
     return float(seconds) if isinstance(seconds, float | int) else float(seconds[place])
 
 
-_POSTED = 2  # segments that a member waits for at a time
+_POSTED = 2  # segments that a member has posted at a time
 OpCost: TypeAlias = Local | Shared | Varying
 
 
@@ -307,11 +307,12 @@ class Costs:
         resources: Their numbers.
         capacity_Bps: Bytes per second of every resource; inf where unlimited.
         of: The cost of every operation in the plan's bodies.
-        contested: The operations that may find another transfer on a resource they use, or the resource disturbed;
-            the others never do.
-        shares: What is left throughout of resources that are slower than they should be, above 0 and at most 1;
-            `capacity_Bps` has only that.
-        disturbed: Resources whose share changes, or that other jobs use too, and the cause: see `Traffic.causes`.
+        contested: The operations that may meet another transfer on one of their resources, or use a disturbed resource.
+            The others never do.
+        shares: Remaining share, above 0 and at most 1, of each resource that is slow throughout. `capacity_Bps` already
+            includes it.
+        disturbed: Resources with a share that changes or with flows of other jobs, and the cause: see
+            `Traffic.causes`.
     """
 
     resources: Resources
@@ -323,12 +324,12 @@ class Costs:
 
     @property
     def slow(self) -> dict[str, float]:
-        """Share of the rate of links that are slow throughout, by name."""
+        """Remaining share of links that are slow throughout, by name."""
         return {self.resources.name(resource): share for resource, share in self.shares.items()}
 
     @property
     def undisturbed_Bps(self) -> NDArray[np.float64]:
-        """Bytes per second of every resource if nothing slowed it down."""
+        """Bytes per second of every resource, if nothing slowed it down."""
         capacity_Bps = self.capacity_Bps.copy()
         for resource, share in self.shares.items():
             capacity_Bps[resource] /= share

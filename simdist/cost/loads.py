@@ -1,28 +1,27 @@
-"""Cost of reading samples: per load and rank, bytes, operations and work on what the readers share.
+"""Cost of reading samples: per load and rank, bytes, operations and work on shared resources.
 
-A rank reads a batch with `readers` threads that fetch files one after the other, and `decoders` threads that decode
-what has come. Reading and decoding overlap, so the slowest decides:
+A rank reads a batch with `readers` threads, which fetch files one after the other. `decoders` threads decode the files
+that have arrived. Reading and decoding overlap, so the slowest is the bottleneck:
 
     max(latency + bytes / share of every resource + last, reading + last, file + decoding)
 
-`latency` is that of a first file, `file` the mean file as it is read alone, and `last` the decoding of a last sample.
-Reading `n` files by `r` threads takes ceil(n / r) times the mean file:
+`latency` is that of a first file, `file` the mean time of a file read alone, and `last` the decoding of a last sample.
+Reading `n` files with `r` threads takes ceil(n / r) times the mean file:
 
-    from storage   open + requests * latency + bytes / rate        (+ bytes / write rate, if it is kept on disk)
+    from storage   open + requests * latency + bytes / rate        (+ bytes / write rate, if kept on disk)
     from disk      latency + bytes / rate
 
-Samples of peers come in requests of up to ceil(n / r), each to one node, which take a thread
+Samples of peers come in requests of up to ceil(n / r), each to one node. A request occupies a thread for
 
     from a peer    2 * network latency + latency + bytes / rate
 
-and decoding `n` samples by `w` threads ceil(n / w) * `decode_s`. Files from storage pass the server, its operations,
-the client of the node, its NIC and the switch, where gradients travel too; samples of peers pass both nodes' NICs, and
-are copied out of one memory and into the other. The ranks of a node share its disk, memory and cores; on the cores all
-decoding counts but the last samples', of as many as its share of the cores decodes at once. Who shares what with whom,
-and for how long, is for the engines.
+and decoding `n` samples with `w` threads takes ceil(n / w) * `decode_s`. Files from storage use the server, its
+operations, the client of the node, its NIC and the switch, which gradients use too. Samples of peers use both nodes'
+NICs, and are copied out of one memory and into the other. The ranks of a node share its disk, memory and cores. All
+decoding counts on the cores, except the last samples': as many as the rank's share of the cores decodes at once. The
+engines decide the sharing.
 
-That is a bound from below: the threads of a rank are taken to find the bytes they share with others without all
-waiting at once.
+This is a lower bound. It assumes that the threads of a rank never all wait at once for bytes on shared resources.
 """
 
 import math
@@ -50,7 +49,7 @@ class _Files:
     Args:
         nbytes: Bytes, `[n_samples]`.
         operations: Operations of the server.
-        seconds: Of a reader, alone.
+        seconds: Seconds of a reader, alone.
     """
 
     nbytes: NDArray[np.float64]
@@ -65,8 +64,8 @@ class LoadCosts:
         plan: A legal plan.
         cluster: With storage, and with the disk and memory that the loads use.
         workload: Costs of decoding.
-        topology: Of the cluster.
-        capacity_Bps: Of every resource.
+        topology: Topology of the cluster.
+        capacity_Bps: Capacity of every resource.
 
     Raises:
         PlanError: The cluster lacks a level that the plan reads.
@@ -92,7 +91,7 @@ class LoadCosts:
     @cached_property
     def _files(self) -> _Files:
         storage = self._storage
-        nbytes = np.array(self._dataset.file_nbytes, dtype=np.float64)  # one for all, or each
+        nbytes = np.array(self._dataset.file_nbytes, dtype=np.float64)  # one size for all files, or one each
         requests = np.ceil(nbytes / storage.request_nbytes)
         seconds = storage.open_s + requests * storage.latency_s + nbytes / self._storage_Bps
         return _Files(*(np.broadcast_to(each, self._dataset.n_samples) for each in (nbytes, requests + 1, seconds)))
@@ -102,7 +101,7 @@ class LoadCosts:
         return tuple(self._amounts(reads) for reads in look_up(self._plan))
 
     def transfers(self, number: int) -> tuple[Transfer, ...]:
-        """Return how every rank reads batch `number`."""
+        """Return one transfer per rank that reads batch `number`."""
         return tuple(self._transfers(self._batches[number]))
 
     def used(self) -> tuple[Transfer, ...]:
@@ -119,7 +118,7 @@ class LoadCosts:
         return tuple(self._transfers(_Amounts(np.zeros(n_ranks), np.zeros(n_ranks), shared, peers)))
 
     def staging(self, op: StageIn) -> Iterator[Transfer]:
-        """Yield how the ranks of each node bring its files to its disk; nothing, if they are there already."""
+        """Yield transfers that copy each node's files to its disk; none if the files are already there."""
         topology = self._topology
         storage = self._storage
         for node in range(topology.n_nodes):
@@ -181,7 +180,7 @@ class LoadCosts:
             [self._storage.open_s + self._storage.latency_s, disk.latency_s, self._peer_request_s],
         )
         decoding_s = _rounds(n_decoded, dataset.decoders) * self._decode_s
-        begins_s = np.where(n_decoded > 0, np.maximum(file_s - first_s, 0.0), 0.0)  # decoding, with the first file
+        begins_s = np.where(n_decoded > 0, np.maximum(file_s - first_s, 0.0), 0.0)  # of decoding: with the first file
         last_s = np.where(n_decoded > 0, self._decode_s, 0.0)
         peer_nbytes = is_peer.sum(axis=1) * float(dataset.sample_nbytes)
         own_nbytes = (reads.level == MEMORY).sum(axis=1) * float(dataset.sample_nbytes)
@@ -203,7 +202,7 @@ class LoadCosts:
         return _Amounts(first_s, last_s, np.stack(columns, axis=1), peers)
 
     def _peers_s(self, peers: "_Peers") -> NDArray[np.float64]:
-        """Return how long each rank's readers take for samples of peers."""
+        """Return how long each rank's readers need for samples of peers."""
         n_ranks = self._topology.world_size
         ranks = peers.pairs // self._topology.n_nodes
         n_samples = np.bincount(ranks, weights=peers.counts, minlength=n_ranks).astype(np.int64)
@@ -219,7 +218,7 @@ class LoadCosts:
 
     @cached_property
     def _resources(self) -> NDArray[np.int64]:
-        """The resources of the columns of every rank's amounts, a row for each rank."""
+        """The resources of the columns of each rank's amounts, one row per rank."""
         topology = self._topology
         nodes = self._node
         ranks = np.arange(topology.world_size)
@@ -244,7 +243,7 @@ class LoadCosts:
             yield Transfer((stage, pause) if last_s else (stage,))
 
     def _used(self, amounts: "_Amounts") -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the limiting resources of each rank: ranks, resources, and what is on each."""
+        """Return the limiting resources of each rank: ranks, resources, and the amount on each."""
         topology = self._topology
         ranks, columns = np.nonzero((amounts.shared > 0) & self._limits[self._resources])
         peers, owners = np.divmod(amounts.peers.pairs, topology.n_nodes)
@@ -260,11 +259,11 @@ class LoadCosts:
 
 @dataclass(frozen=True, slots=True)
 class _Peers:
-    """How many samples ranks read from other nodes' memories.
+    """The number of samples that ranks read from other nodes' memories.
 
     Args:
-        pairs: Which do: rank * n_nodes + node, ascending.
-        counts: Samples of each.
+        pairs: Pairs of a reading rank and a node, as rank * n_nodes + node, ascending.
+        counts: Samples of each pair.
     """
 
     pairs: NDArray[np.int64]
@@ -293,7 +292,7 @@ def _rounds(n: NDArray[np.int64], n_threads: int) -> NDArray[np.int64]:
 
 
 def _levels_of(plan: Plan, cluster: Cluster) -> tuple[Storage, Disk, HostMemory]:
-    """Return the levels of a cluster, or refuse one that a plan needs and the cluster lacks."""
+    """Return the levels of a cluster. Refuse a plan that needs a level that the cluster lacks."""
     ops = [op for body in plan.bodies for op in body]
     used = {level for op in plan.loads() for level in (*op.read, *op.keep)}
     if any(isinstance(op, StageIn) for op in ops):

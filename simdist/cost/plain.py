@@ -9,15 +9,15 @@ from simdist.scenario.workload import Workload
 
 
 def linear_s(workload: Workload, cluster: Cluster) -> float:
-    """Return the seconds of a step if communication were free: linear scaling of the slowest GPU."""
+    """Return the seconds of a step without any communication: linear scaling of the slowest GPU."""
     return float(compute_s(workload, cluster).max()) + (workload.optimize_s or 0.0)
 
 
 def plain_ring_s(workload: Workload, cluster: Cluster) -> float:
     """Return the seconds of a step of synchronous SGD: compute + max(0, 2 (n - 1) / n * S / B - backward).
 
-    One ring of all n ranks carries S bytes of gradients, at B bytes per second of the slowest link that it passes: of
-    the fabric or, between nodes, of all NICs of a node. The last backward pass hides as much of it as it lasts.
+    One ring of all n ranks carries S bytes of gradients, at B bytes per second of the slowest link on its way: of the
+    fabric or, between nodes, of all NICs of a node. The ring overlaps with the last backward pass.
     """
     n = cluster.world_size
     speed = float(cluster.device_speed().min())

@@ -1,8 +1,8 @@
 """Price of one operation. The only place where durations come from.
 
 `price` turns a plan, a cluster and a workload into a table: per operation either seconds on every rank (`Local`) or the
-transfers of its groups over shared resources (`Shared`). How transfers share a resource is the network's business, in
-`simdist.engines`; how long an injected delay lasts was drawn with the scenario.
+transfers of its groups over shared resources (`Shared`). The network in `simdist.engines` decides the sharing of
+resources. Injected delays were drawn with the scenario.
 """
 
 import math
@@ -45,11 +45,11 @@ def price(
 
     Args:
         plan: A legal plan.
-        cluster: For as many ranks.
-        workload: With as many tensors.
-        disturbed: Resources whose rate changes, or that other jobs use too, and the cause: see `Traffic.causes`.
-        shares: Share of the rate of resources that are slow throughout; 1 for the others. Algorithms are chosen as
-            without.
+        cluster: Cluster with the plan's number of ranks.
+        workload: Workload with the plan's number of tensors.
+        disturbed: Resources with a rate that changes or with flows of other jobs, and the cause: see `Traffic.causes`.
+        shares: Remaining share of the rate of resources that are slow throughout; 1 for the others. The choice of
+            algorithms ignores it.
 
     Raises:
         PlanError: The plan is for another number of ranks or tensors, or needs something that the cluster lacks.
@@ -235,10 +235,10 @@ class _Pricing:
         return replace(shared, segments=segments(calls, shared.alone_s))
 
     def _first_come(self, op: ops.AllReduce, nbytes: int) -> Shared:
-        """Price the exchange of the first ranks and that of the last late rank, for evenly spread late ranks.
+        """Price the exchange of the first ranks, and that of a last, late rank. Late ranks are spread evenly.
 
-        The first ask and are answered; then they push to servers and pull, or all-reduce among themselves. Who is late
-        asks, is answered, and pulls: from the servers, or from one that is in.
+        The first ranks ask and get an answer. Then they push to servers and pull, or all-reduce among themselves. A
+        late rank asks, gets an answer, and pulls: from the servers, or from a rank that is in.
         """
         n = op.group.size
         first = np.delete(np.arange(n), spread_late(n, op.drop))
@@ -264,13 +264,13 @@ class _Pricing:
         return replace(shared, first_come=rule)
 
     def _asked(self, some: NDArray[np.int64]) -> tuple[Stage, ...]:
-        """Return how members ask rank 0 whether they are in, and its answer."""
+        """Return the stages in which members ask rank 0 whether they are in, and get its answer."""
         asked = np.zeros_like(some)
         messages = [Messages(some, asked, 0.0), Messages(asked, some, 0.0)]
         return self.topology.transfer(messages).stages
 
     def _with_copies(self, transfer: Transfer, op: ops.Collective, nbytes: int) -> Transfer:
-        """Add the copies of a buffer to the host, back, or both if it is replaced everywhere."""
+        """Add the copies of a buffer to the host, back, or both if all members' buffers are replaced."""
         if not transfer.stages:
             return transfer
         copies_s = (1 + isinstance(op, ops.AllReduce)) * nbytes / self._cluster.device.host_bandwidth_Bps
@@ -311,7 +311,7 @@ class _Pricing:
 
 
 def _fabric_cost(cluster: Cluster) -> LinkCost:
-    """Return the link inside a node; where CPU cores move bytes, ranks share the cores."""
+    """Return the link inside a node. If CPU cores move bytes, ranks share the cores."""
     link = LinkCost.of(cluster.fabric)
     if cluster.host is None or link.table is not None:
         return link
@@ -326,7 +326,7 @@ def _host_cost(cluster: Cluster) -> HostCost | None:
 
 
 def _n_servers(plan: Plan) -> int:
-    """Return how many machines of their own the parameter servers of a plan need: operations use the same ones.
+    """Return the number of machines for the parameter servers of a plan. Operations use the same machines.
 
     Each group of an operation has its own servers.
     """
@@ -340,14 +340,14 @@ def _n_servers(plan: Plan) -> int:
 
 
 def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbed: Iterable[int]) -> frozenset[ops.Op]:
-    """Return the operations that may ever share a resource or find it disturbed, decided before anything runs.
+    """Return the operations that may ever share a resource or find it disturbed. This is decided before the run.
 
-    A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
-    memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage
-    server to all. It is *exclusive* if only one lane uses it and every transfer over it has all its owners
-    as members, or only one group ever uses it: lanes run in order, so one transfer ends before the next begins. An
-    operation that uses exclusive resources only takes its time alone, whatever happens elsewhere. Both engines rely on
-    this, so that they agree to the last bit on such plans.
+    A resource belongs to ranks. A fabric port and the threads that read belong to one rank. The NIC, the host bridge,
+    the disk, the memory and the cores of a node belong to the ranks of the node. The switch, the NIC of a parameter
+    server and the storage server belong to all. A resource is *exclusive* if only one lane uses it, and if every
+    transfer over it has all its owners as members or only one group ever uses it: lanes run in order, so one transfer
+    ends before the next begins. An operation that uses only exclusive resources takes its time alone, whatever happens
+    elsewhere. Both engines rely on this, so they agree to the last bit on such plans.
     """
     n_resources = topology.n_resources
     used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
@@ -369,7 +369,7 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
 
 
 def _owner(cost: Shared, topology: Topology) -> NDArray[np.int64]:
-    """Return the group that all owners of a resource are in, for every resource."""
+    """Return, for every resource, the group that all its owners are in."""
     world_size = topology.world_size
     ranks_per_node = topology.ranks_per_node
     n_blocks, size, stride = cost.group.shape(world_size)

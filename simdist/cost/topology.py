@@ -1,8 +1,8 @@
 """Placement of ranks, their links, the load of messages on links, and calls of collectives.
 
-A message inside a node uses the fabric ports of both GPUs. One between nodes uses the NICs of both nodes, and the
-switch if it is oversubscribed. Where the GPUs of a node hang below one PCIe host bridge, all that they send crosses it
-upstream and all that they receive downstream, to and from the NIC too.
+A message inside a node uses the fabric ports of both GPUs. A message between nodes uses the NICs of both nodes, and the
+switch if it is oversubscribed. If the GPUs of a node share one PCIe host bridge, all data that they send crosses it
+upstream and all data that they receive crosses it downstream, also on the way to and from the NIC.
 """
 
 import math
@@ -23,16 +23,16 @@ from simdist.scenario.link import Link
 class LinkCost:
     """A link: `latency_s` until a message's first byte arrives, then `capacity_Bps`.
 
-    A link with a measured table takes, for a message of b bytes, the interpolated time T(b), beyond the table along its
-    last slope. It is cut into the startup T(smallest size) and the rest, which is expressed as the bytes that would
-    flow for that long at the average rate of the table. Sharing, rounds and parallel links then treat it as any other.
+    With a measured table, a message of b bytes takes the interpolated time T(b), extrapolated along the last slope.
+    T(b) is split into the startup T(smallest size) and the rest. The rest is expressed as the bytes that would flow for
+    that long at the average rate of the table. Sharing, rounds and parallel links then treat it like any other link.
 
     Args:
         latency_s: Startup of a message, seconds.
         capacity_Bps: Bytes per second of all parallel links together.
-        n_parallel: How many links work side by side.
-        table: Measured `(nbytes, seconds)` of one of them.
-        send_Bps: If its receiving end takes that long: bytes per second that the sending end of one of them carries.
+        n_parallel: Number of links side by side.
+        table: Measured `(nbytes, seconds)` of one link.
+        send_Bps: If the receiving end is the slower one: bytes per second of one link's sending end.
     """
 
     latency_s: float
@@ -53,7 +53,7 @@ class LinkCost:
         return cls(startup_s, average_Bps * n_parallel, n_parallel, table, link.send_Bps)
 
     def sent(self, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the bytes that messages put on the link where they are sent, see `flowing`."""
+        """Return the bytes that messages put on the sending end of the link, see `flowing`."""
         if self.send_Bps is None or math.isinf(self.capacity_Bps):
             return self.flowing(nbytes)
         return np.asarray(nbytes, dtype=np.float64) * (self.capacity_Bps / self.n_parallel / self.send_Bps)
@@ -77,11 +77,11 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Chains of dependent sends, the slowest of which counts.
+    """Chains of dependent sends. The slowest chain counts.
 
     Args:
-        fabric_hops: How many of the sends of each path stay inside a node, `[n_paths]`.
-        network_hops: How many leave it, of the same shape.
+        fabric_hops: Number of sends of each path inside a node, `[n_paths]`.
+        network_hops: Number of sends between nodes, of the same shape.
     """
 
     fabric_hops: NDArray[np.int64]
@@ -93,16 +93,16 @@ Latency: TypeAlias = Literal["slowest", "ring", "line"] | Paths
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Messages that go at the same time, `rounds` times over.
+    """Messages that are sent at the same time, `rounds` times.
 
     Args:
         src: Sending ranks.
         dst: Receiving ranks, of the same shape.
         nbytes: Bytes of each message: one number, or of the same shape.
-        rounds: How often they follow one another.
-        latency: Which latency counts: that of the slowest message in every round; in a `ring`, where each round hands
-            on what the one before brought, that of the longest chain of sends; on a `line` (a pipeline), that of all
-            hops; or that of the slowest of some paths.
+        rounds: Number of rounds, one after the other.
+        latency: The latency that counts: by default that of the slowest message in every round; in a `ring`, where each
+            round passes on the data of the one before, that of the longest chain of sends; on a `line` (a pipeline),
+            that of all hops; or that of the slowest of some paths.
     """
 
     src: NDArray[np.int64]
@@ -114,10 +114,10 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """CPU work of a collective. Where more ranks than cores work, they take turns.
+    """CPU work of a collective. If more ranks than cores work, they take turns.
 
     Args:
-        settings: Of one core.
+        settings: Settings of one core.
         n_cores: Cores of a machine.
         n_ranks: Ranks that share them.
         shared: Whether all nodes are on one machine.
@@ -129,10 +129,10 @@ class HostCost:
     shared: bool
 
     def seconds(self, call: "Call", n_passes: float, n_rounds: int = 1) -> float:
-        """Return the CPU seconds of a group's members, with this many passes of each over the whole.
+        """Return the CPU seconds of a group's members, with this many passes of each over the whole buffer.
 
-        Inside a node, all ranks of the machine do the same. Groups between nodes share links, so that one works while
-        another sends: then the members of a group share the cores among themselves.
+        Inside a node, all ranks of the machine work at the same time. Groups between nodes share links, so one works
+        while another sends. Then only the members of a group share the cores.
         """
         n_ranks = self.n_ranks if call.n_nodes == 1 else call.n if self.shared else max(map(len, call.by_node()))
         of_one_s = n_rounds * self.settings.collective_s + n_passes * call.nbytes / self.settings.copy_Bps
@@ -150,8 +150,8 @@ class Topology(Resources):
         switched: Whether the switch limits the NICs.
         bridged: Whether a host bridge limits the GPUs of a node.
         overhead_s: Seconds of a collective in addition to its messages.
-        host_Bps: Bytes per second that the process of a rank moves, where GPUs do not: then all messages use the ports.
-        host: CPU work of collectives; None without.
+        host_Bps: Bytes per second that the process of a rank moves, without GPUs. Then all messages use the ports.
+        host: CPU work of collectives; None if there is none.
     """
 
     fabric: LinkCost
@@ -240,9 +240,9 @@ class Call:
         op: The collective.
         members: Ranks of the group, in its order, `[n]`.
         nbytes: Size of the whole (not of a slice), S in the formulas.
-        topology: Where the ranks sit.
-        number: Of the group, among those of the operation.
-        sparse: Whether values and indices go in one message, into which they are copied and out of it.
+        topology: Topology with the places of the ranks.
+        number: Number of the group, among those of the operation.
+        sparse: Whether values and indices go in one message. They are copied into it and out of it.
     """
 
     op: Collective
@@ -254,12 +254,12 @@ class Call:
 
     @property
     def n(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return len(self.members)
 
     @property
     def n_nodes(self) -> int:
-        """How many machines the members are on."""
+        """Number of machines that the members are on."""
         return 1 + int(np.count_nonzero(np.diff(self.topology.node(self.members))))
 
     def by_node(self) -> list[NDArray[np.int64]]:
@@ -277,7 +277,7 @@ def _of_each(messages: Messages, nbytes: float | NDArray[np.float64]) -> NDArray
 
 
 def _summed(resources: NDArray[np.int64], nbytes: NDArray[np.float64], n_resources: int) -> _Use:
-    """Return each resource once, with the sum of its bytes; those without bytes are left out."""
+    """Return each resource once, with the sum of its bytes, without resources that carry none."""
     if len(resources) < n_resources:  # a small group of a large world
         numbers, places = np.unique(resources, return_inverse=True)
     else:

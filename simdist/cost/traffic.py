@@ -1,8 +1,8 @@
 """Traffic of one seed: changes of links, and flows of other jobs.
 
 Time counts in seconds from the start of the run. A *share* is the remaining part of a link's capacity: 1 undisturbed,
-0.5 half the rate, 0 an outage, in which nothing passes; transfers in flight continue afterwards. Latencies stay as they
-are. A share that is the same for the whole run is no traffic: it is part of `Costs.capacity_Bps`.
+0.5 half the rate, 0 an outage, in which nothing passes. Transfers in flight resume after an outage. Latencies do not
+change. A share that is the same for the whole run is not traffic: it is part of `Costs.capacity_Bps`.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,15 +13,15 @@ from simdist.cost.costs import Stage
 
 @dataclass(frozen=True, slots=True)
 class LinkShares:
-    """How much of links is left over time.
+    """The remaining share of links over time.
 
-    Of a resource that several of them name, the product of their shares is left.
+    If several name the same resource, the product of their shares remains.
 
     Args:
-        resources: Indices of the resources; all have the same share at the same time.
-        shares: Begins anew with every call; yields from when, seconds, and the share from then on: the first at 0.0,
-            ascending, endless or not. A share may be the same as the one before.
-        cause: What disturbs them, for messages, such as `disturbances[0] (bursts)`.
+        resources: Indices of the resources. All have the same share at the same time.
+        shares: Starts over with every call. It yields a time in seconds and the share from then on. The first time is
+            0.0, and times ascend. It may be endless. A share may be the same as the one before.
+        cause: Cause of the disturbance, for messages, such as `disturbances[0] (bursts)`.
     """
 
     resources: tuple[int, ...]
@@ -31,12 +31,12 @@ class LinkShares:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One flow of another job: so many bytes, or an endless one that shares until it is over. One of both is None.
+    """One flow of another job: with a number of bytes, or endless until its end. One of the two fields is None.
 
     Args:
-        begin_s: When it begins.
+        begin_s: Its beginning.
         nbytes: Bytes that it puts on every resource.
-        end_s: When it is over; later than `begin_s`, inf if never.
+        end_s: Its end; later than `begin_s`, inf if it never ends.
     """
 
     begin_s: float
@@ -46,11 +46,11 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Flows of another job, one after the other: one that finds the one before under way begins when that has ended.
+    """Flows of another job, one after the other. A flow begins after the previous one has ended.
 
     Args:
         stage: The resources, with one byte on each and without latency.
-        flights: Begins anew with every call; yields the flows in the order of their beginnings, endless or not.
+        flights: Starts over with every call. It yields the flows in the order of their beginnings, and may be endless.
         cause: Their origin, for messages, such as `background[0] (periodic)`.
     """
 
@@ -65,7 +65,7 @@ class Traffic:
 
     Args:
         shares: Links with changing shares.
-        background: Flows of other jobs; each shares fairly with the plan's transfers and the others.
+        background: Flows of other jobs. Each shares fairly with the plan's transfers and the other flows.
     """
 
     shares: tuple[LinkShares, ...] = ()
@@ -73,7 +73,7 @@ class Traffic:
 
     @property
     def causes(self) -> dict[int, str]:
-        """Disturbed resources, and the first cause of each."""
+        """The disturbed resources, with the first cause of each."""
         flows = ((int(resource), each.cause) for each in self.background for resource in each.stage.resources)
         changes = ((resource, each.cause) for each in self.shares for resource in each.resources)
         return dict(reversed([*changes, *flows]))

@@ -1,13 +1,14 @@
-"""The algorithms of collectives, one family in each file, and the choice between them.
+"""The algorithms of collectives, one family per file, and the choice between them.
 
-It is the one that the collective names, or the one that the cluster's library would choose.
+A collective names its algorithm, or leaves the choice to the cluster's library with `auto`.
 
-NCCL estimates the time of each of its algorithms and protocols when a communicator is made, and takes the fastest for
-the size at hand. So do `auto`, `ring` and `double_tree` here, by their costs on this cluster when it is idle: see
-`simdist.cost.algorithms.nccl`. On a cluster with another library rings and double trees are perfect pipelines.
+NCCL estimates the time of each of its algorithms and protocols when a communicator is made. It takes the fastest for
+the size of the buffer. `auto`, `ring` and `double_tree` do the same here, by their costs on this cluster when it is
+idle: see `simdist.cost.algorithms.nccl`. On a cluster with another library, rings and double trees are perfect
+    pipelines.
 
-gloo has one algorithm for each collective. Each file declares its algorithm, and which collectives that carries, as
-`ALGORITHM`; a plan finds it by its name.
+gloo has one algorithm for each collective. Each file declares its algorithm, with the collectives that it carries, as
+`ALGORITHM`. A plan finds it by its name.
 
 Source:
     NCCL, src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime.
@@ -35,7 +36,7 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
     Args:
         call: The collective of one group.
         cluster: Its library decides the meaning of `auto` and the kind of rings and double trees.
-        capacity_Bps: Of every resource of the topology.
+        capacity_Bps: Capacity of every resource of the topology.
 
     Raises:
         PlanError: The collective has no such algorithm.

@@ -1,4 +1,4 @@
-"""Direct exchange: everybody sends to everybody at once, or everybody to the root.
+"""Direct exchange: each member sends to all others at once, or all members send to the root.
 
 With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
 
@@ -6,8 +6,8 @@ With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per s
     reduce_scatter, all_gather   alpha + (n-1)/n S beta
     reduce, broadcast            alpha + (n-1) S beta: incast at the root, or outcast from it
 
-Nothing is handed on, so that of k members of a node each sends to all n-k members elsewhere over one NIC:
-k(n-k)/n S, where a ring sends (n-1)/n S.
+Data is not passed on. So if a node has k members, each of them sends to all n-k members elsewhere over one NIC:
+k(n-k)/n S bytes per NIC. A ring sends (n-1)/n S.
 
 Source:
     Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005: pairwise
@@ -52,7 +52,7 @@ ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather, Reduce, Br
 
 
 def _everybody(call: Call) -> Messages:
-    """Return a slice from each member to each other."""
+    """Return the messages of a slice from each member to each other."""
     if call.n > _MOST_MEMBERS:
         raise PlanError(
             f"{op_text(call.op)}: a direct exchange of {call.n} members is {call.n * (call.n - 1)} messages; at most "

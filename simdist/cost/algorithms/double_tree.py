@@ -1,16 +1,17 @@
 """Two complementary binary trees over the nodes, each for half of the buffer, and a chain inside each node.
 
-Half of the buffer is reduced up a binary tree and broadcast down again, the other half by another tree, in which inner
-nodes and leaves have changed places. So a node is an inner node of one tree at most (but one node of an odd number).
-An inner node receives S/2 from each of two children and S/2 from its parent, a leaf of the other tree S/2 more: at most
-2S bytes pass a NIC in each direction. All pieces flow at once, in the limit of perfect pipelining. With m nodes of n
-members each, S bytes, latencies alpha_f in a node and alpha_n between nodes, and capacities 1/beta_f and 1/beta_n:
+Half of the buffer is reduced up a binary tree and broadcast down again. The other half uses another tree, in which
+inner nodes and leaves have changed places. So a node is an inner node of at most one tree, except for one node if their
+number is odd. An inner node receives S/2 from each of two children and S/2 from its parent. As a leaf of the other tree
+it receives S/2 more. So at most 2S bytes pass a NIC in each direction. All pieces flow at once, in the limit of perfect
+pipelining. With m nodes of n members each, S bytes, latencies alpha_f in a node and alpha_n between nodes, and
+capacities 1/beta_f and 1/beta_n:
 
     2 (n-1) alpha_f + 2 ceil(log2 m) alpha_n + max(2S beta_n, 2S beta_f)    for m > 3 and n > 2
 
 A ring takes about 2m alpha_n and 2S beta_n (1 - 1/(mn)). With two nodes, each is the other's only child: S bytes pass
-each NIC. Real pipelines have chunks and fall short of the limit; `simdist.cost.algorithms.nccl` says by how much those
-of NCCL do.
+each NIC. Real pipelines have chunks and fall short of the limit. `simdist.cost.algorithms.nccl` states by how much
+NCCL's pipelines do.
 
 Source:
     Sanders, Speck, Traeff, Two-tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan, Parallel Computing
@@ -29,7 +30,7 @@ from simdist.plan.algorithms import CollectiveAlgorithm
 
 
 def double_tree(call: Call) -> Iterator[Messages]:
-    """Yield the messages of both trees, which go at the same time.
+    """Yield the messages of both trees, which run at the same time.
 
     Args:
         call: The all-reduce of one group.
@@ -59,11 +60,11 @@ ALGORITHM = CollectiveAlgorithm((AllReduce,), double_tree)
 
 
 def parents(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the parent of every node in each tree, -1 of its root.
+    """Return the parent of every node in each tree; -1 for its root.
 
-    The first is the tree over 1 to n-1 in order, below 0: a node whose number ends in z zero bits stands z levels above
-    the leaves. The second is the first one mirrored if n is even, and shifted by one if it is odd: even numbers, which
-    are inner nodes, become odd ones, which are leaves.
+    The first tree covers 1 to n-1 in order, below 0: a node with a number that ends in z zero bits is z levels above
+    the leaves. The second tree is the first one mirrored if n is even, and shifted by one if n is odd. So even numbers,
+    which are inner nodes, become odd numbers, which are leaves.
 
     >>> parents(4)
     (array([-1,  2,  0,  2]), array([ 1,  3,  1, -1]))
@@ -79,14 +80,14 @@ def _in_order(n: int) -> NDArray[np.int64]:
     node = np.arange(n)
     lowest_bit = node & -node
     without = node - lowest_bit
-    parent = without | (2 * lowest_bit)  # the one of the two neighbours a level higher that is not an ancestor of it
+    parent = without | (2 * lowest_bit)  # of the two neighbours a level higher, the one that is not its ancestor
     parent = np.where(parent < n, parent, without)
     parent[0] = -1
     return parent
 
 
 def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many hops every node is away from the root."""
+    """Return the number of hops from every node to the root."""
     depths = np.zeros_like(parent)
     at = parent
     while (at >= 0).any():

@@ -1,20 +1,21 @@
-"""Algorithms of gloo, as torch uses it: rings, and trees whose sends are all posted at once.
+"""Algorithms of gloo, as torch uses it: rings, and trees that post all sends at once.
 
 With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
 
     all_reduce       the ring
-    reduce_scatter   an all_reduce, of which every member keeps a slice: 2(n-1) alpha + 2(n-1)/n S beta
+    reduce_scatter   an all_reduce; each member then keeps its slice: 2(n-1) alpha + 2(n-1)/n S beta
     all_gather       the ring
     reduce           reduce-scatter by the ring, then the root gathers: n alpha + 2(n-1)/n S beta
     broadcast        a binomial tree, d = ceil(log2 n) deep: d alpha + d(d+1)/2 S beta for n = 2^d
 
-Who has received a broadcast sends to all its children at once, over one NIC. Copies inside a node are far faster than
-those between nodes, and count with the stage that brought the data to the node. On 4 nodes, a broadcast to one rank of
-each takes 3 S beta, and one to two ranks of each 6 S beta.
+A member that has received a broadcast sends to all its children at once, over one NIC. Copies inside a node are far
+faster than between nodes. They count with the stage that brought the data to the node. On 4 nodes, a broadcast to one
+rank of each takes 3 S beta, and to two ranks of each 6 S beta.
 
-A member of an all_reduce cuts each of its n slices into segments of at most 1 MiB, two at least. It sends one to the
-member before while it receives one from the next, and posts another pair when that before the last is through. So who
-comes early has sent something when the last comes, and who is far from the last ends before its neighbours: `segments`.
+In an all_reduce, a member cuts each of its n slices into segments of at most 1 MiB, at least two. It sends a segment to
+the previous member while it receives one from the next. It posts another pair when the last pair but one is done. So a
+member that comes early has already sent segments when the last one comes, and a member far from the last one ends
+before its neighbours: see `segments`.
 
 Source:
     gloo, gloo/allreduce.cc, allgather.cc, reduce.cc and broadcast.cc; torch, ProcessGroupGloo.cpp, for reduce_scatter.
@@ -55,10 +56,11 @@ def gloo(call: Call) -> Iterator[Messages]:
 def host_s(call: Call) -> float:
     """Return the CPU seconds of a collective on its members' cores.
 
-    An all_reduce scales each member's data and adds received data. A reduce_scatter is that of a copy, from which every
-    member then copies its slice. An all_gather comes to new memory, which the kernel finds and clears, and is copied
-    from there; of two members each copies its own half only, see `real.collectives.worlds`. Servers are talked to one
-    after the other, in messages that each time are launched and waited for like a collective.
+    An all_reduce scales each member's data and adds received data. A reduce_scatter all_reduces a copy of the data, and
+    every member then copies its slice out of it. An all_gather receives into new memory, which the kernel finds and
+    clears, and copies the data out of it. With two members each copies only its own half, see
+    `real.collectives.worlds`. Servers are addressed one after the other. Each message to them is launched and waited
+    for like a collective.
     """
     assert call.topology.host is not None
     gathered = (3.0 if call.n > 2 else 0.5) + (1 + 1 / call.n) * call.sparse
@@ -69,10 +71,10 @@ def host_s(call: Call) -> float:
 
 
 def two_at_a_time(call: Call, transfer: Transfer, capacity_Bps: NDArray[np.float64]) -> Transfer:
-    """Return a ring's transfer with two segments of each slice in flight: latency shows where no link is busy.
+    """Return a ring's transfer with two segments of each slice in flight. Latency is exposed where no link is busy.
 
-    A segment waits for the last but one to arrive. So the ring takes what the busiest link takes, or the longest chain
-    of segments that hand one on, whichever is longer.
+    A segment waits for the last but one to arrive. So the ring takes as long as the busiest link or the longest chain
+    of segments that are passed on, whichever is longer.
     """
     ring, *others = transfer.stages
     if isinstance(call.op, Broadcast):
@@ -85,14 +87,14 @@ def two_at_a_time(call: Call, transfer: Transfer, capacity_Bps: NDArray[np.float
 
 
 def segments(calls: Sequence[Call], alone_s: float | NDArray[np.float64]) -> Segments | None:
-    """Return how members of rings begin and end on their own; None of collectives that are no all-reduce by a ring.
+    """Return how members of rings begin and end on their own; None unless the collectives are all-reduces by a ring.
 
-    Each segment takes its share of what the ring takes when all come together; on faster links less, by the ratio of
-    their messages.
+    Each segment takes its share of the ring's duration when all members come together. On faster links it takes less,
+    in proportion to the time of their messages.
 
     Args:
-        calls: Of all groups.
-        alone_s: Seconds of their rings.
+        calls: The calls of all groups.
+        alone_s: Durations of their rings.
     """
     first = calls[0]
     overhead_s = first.topology.overhead_s + (host_s(first) if first.topology.host and first.n > 1 else 0.0)
@@ -116,7 +118,7 @@ def _tree(call: Call, root: int) -> Iterator[Messages]:
     """Yield the stages of a broadcast: member 2^i + j, for j < 2^i, receives from member j."""
     members = np.roll(call.members, -root)
     child = np.arange(1, call.n)
-    parent = child - (1 << (np.frexp(child)[1] - 1))  # without its highest bit
+    parent = child - (1 << (np.frexp(child)[1] - 1))  # the child's number without its highest bit
     leaves_node = call.topology.node(members[child]) != call.topology.node(members[parent])
     slow = leaves_node if leaves_node.any() else ~leaves_node
     stage = np.zeros(call.n, dtype=np.int64)
@@ -124,7 +126,7 @@ def _tree(call: Call, root: int) -> Iterator[Messages]:
     for one, above, is_slow in zip(child.tolist(), parent.tolist(), slow.tolist(), strict=True):
         stage[one] = stage[above] + is_slow
         fast_hops[one] = 0 if is_slow else fast_hops[above] + 1
-    begins = stage[parent]  # a message belongs to the stage at whose beginning its node has the data
+    begins = stage[parent]  # a message belongs to the first stage in which its node has the data
     for number in range(int(begins.max()) + 1):
         now = begins == number
         fabric_hops = fast_hops[child[now]]

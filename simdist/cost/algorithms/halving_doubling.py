@@ -1,11 +1,11 @@
-"""Recursive halving and doubling: pairs at distance 1, 2, 4, ... exchange halves of what they hold.
+"""Recursive halving and doubling: pairs at distance 1, 2, 4, ... exchange halves of their data.
 
 With n members, a power of two, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
 
     all_reduce                   2 log2 n alpha + 2(n-1)/n S beta
     reduce_scatter, all_gather   log2 n alpha + (n-1)/n S beta
 
-The nearest members exchange the largest halves, so that the most bytes stay inside a node.
+The nearest members exchange the largest halves, so most bytes stay inside a node.
 
 Source:
     Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005.

@@ -1,9 +1,9 @@
 """NCCL's protocols and algorithms: their times, and the choice between them.
 
-NCCL sends by three protocols. LL sends 4 bytes of data with 4 of flags, LL128 120 bytes with 8; receivers poll the
-flags. Simple sends plain bytes and then says so, which takes a fence for every slice. When a communicator is made, NCCL
-estimates base + hops + size / bandwidth for each algorithm and protocol. These estimates, with its constants, are the
-times here:
+NCCL sends by three protocols. LL sends 4 bytes of data with 4 of flags, LL128 120 bytes with 8. Receivers poll the
+flags. Simple sends plain bytes and then signals their arrival, which takes a fence for every slice. When a communicator
+is made, NCCL estimates base + hops + size / bandwidth for each algorithm and protocol. The times here are these
+estimates, with NCCL's constants:
 
     us                      LL                LL128              Simple
     ring    base, hops      6.6, 0.6 | 2.7    14, 1.9 | 4.0      8.4, 3.4 | 14        in a node | between nodes
@@ -11,41 +11,41 @@ times here:
     ring    of B            1/4, Hopper 1/2   0.92               1
     tree    of B            0.9/3.8 d(S)      0.82 d(S)          0.9 d(S)
 
-LL also has an upper limit, by generation and number of nodes, in trees d(S) of it. Hops between nodes are InfiniBand's:
-where the cluster's network takes longer, it counts, in trees by the ratio of NCCL's constants; so do rings of one GPU
-per node.
+LL also has an upper limit, by generation and number of nodes; in trees it is d(S) of that. Hops between nodes are those
+of InfiniBand. If the cluster's network takes longer, its latency counts instead. In trees, and in rings with one GPU
+per node, it is scaled by the ratio of NCCL's constants.
 
-NCCL takes a channel of LL for each line of 8 B for each of its 512 threads, in rings for each rank. In a node a hop
-takes 0.6 us for each line or as long as its bytes: the estimate, which adds up both, serves to choose. Between nodes
-all channels together carry LL's limit, since its buffers are in the host's memory. A ring of LL128 sends 19,200 B in a
-chunk, or more: small buffers take as long as these, in fewer channels.
+With LL, NCCL uses one channel for each line of 8 B per thread, of 512 threads, in rings for each rank. In a node a hop
+takes 0.6 us per line or the time of its bytes, whichever is longer. The estimate adds up both, and only serves to
+choose. Between nodes all channels together carry LL's limit, because its buffers are in the host's memory. A ring of
+LL128 sends at least 19,200 B per chunk. Smaller buffers take as long as these, in fewer channels.
 
-A ring of Simple waits longer for large buffers: inside a node for both
-slices of a chunk, once a chunk has two; between nodes NCCL counts its latency 1.4-fold (before Ampere 1.9-fold). A
-tree's chains inside a node begin at another GPU in each channel: their load is spread evenly. Before all flows, the
-first chunk of LL128 and Simple goes up and down the tree over one channel, 2 (n - 1) + 2 log2 m hops: NCCL's estimate
-leaves that out, so it has no part in the choice, and halves chunks (32 to 576 kB) until there are enough of them.
+A ring of Simple has longer waits for large buffers. Inside a node it waits for both slices of a chunk, once a chunk has
+two. Between nodes NCCL multiplies its latency by 1.4 (before Ampere by 1.9). A tree's chains inside a node begin at
+another GPU in each channel, so their load is spread evenly. Before all channels flow, the first chunk of LL128 and
+Simple goes up and down the tree over one channel, 2 (n - 1) + 2 log2 m hops. NCCL's estimate omits that, so it has no
+part in the choice. NCCL halves chunks (32 to 576 kB) until there are enough of them.
 
-NVSwitches since Hopper reduce (NVLS): every GPU sends and receives S (1 + 1/n) bytes, at 0.85 (Blackwell 0.74) of the
-bandwidth of its links. A round carries a chunk of c bytes for each GPU and channel, so S fills b = S / (c n channels)
-rounds. Each round passes s = 3 steps: into the buffers, through the switch, out of them. With r seconds for the bytes
-of a full round, and b of at least 1:
+NVSwitches since Hopper can reduce (NVLS): every GPU sends and receives S (1 + 1/n) bytes, at 0.85 (Blackwell 0.74) of
+the bandwidth of its links. A round carries a chunk of c bytes for each GPU and channel, so S fills b = S / (c n
+channels) rounds. Each round passes s = 3 steps: into the buffers, through the switch, out of them. With r seconds for
+the bytes of a full round, and b of at least 1:
 
     8.4 us + (ceil(b) + s - 1) 3.4 us + (b + s - 1) r
 
-c is 16 to 128 KiB, more for larger buffers: that is why NVLS needs hundreds of MB to come near its plateau. Over
-several nodes (NVLS tree) s is 5: the reduced parts also go up and down a double tree, with its hops.
+c is 16 to 128 KiB, more for larger buffers. Therefore NVLS needs hundreds of MB to come near its plateau. Over several
+nodes (NVLS tree) s is 5: the reduced parts also go up and down a double tree, with its hops.
 
-The loss of a protocol is waiting before the bytes flow, in which others may send. Only flags use the link.
+The loss of a protocol is a wait before the bytes flow. Others may send meanwhile. Only flags use the link.
 
-A cluster that does not state its compute capability has the double tree only, with hops of its links:
+A cluster that does not state its compute capability has only the double tree, with hops of its links:
 
     2 (n-1) (alpha_f + c_f) + 2 ceil(log2 m) (alpha_n + c_n) + F / (0.9 e d(S))
 
     LL128    c_f = 0                             c_n = 0           e = 0.915
     Simple   c_f = 256 KiB / (12 GB/s) = 22 us   c_n = 2 c_f       e = 1
 
-for m nodes of n members and F seconds in which the bytes of a perfect pipeline would flow; d(S) is between 0.5 and 1.
+for m nodes of n members and F seconds for the bytes of a perfect pipeline; d(S) is between 0.5 and 1.
 
 Source:
     NCCL, src/graph/tuning.cc: ncclTopoTuneModel and ncclTopoGetAlgoTime at commit 01afd20a77b5 (trees, d), b6475625fbca
@@ -76,29 +76,29 @@ NcclLibrary: TypeAlias = Literal["nccl", "nccl_simple"]
 NcclAlgorithm: TypeAlias = Literal["ring", "double_tree", "auto"]
 
 _TREE_SHARE = 0.9  # tuning.cc: busBw*.9 of every tree
-_SMALLEST_NBYTES = 64  # tuning.cc: the factors are those of powers of two from 64 B to 128 MB
+_SMALLEST_NBYTES = 64  # tuning.cc: the factors belong to powers of two from 64 B to 128 MB
 _CHUNK_S = 256 * 1024 / 12e9  # tuning.cc: "a 256kB chunk, ~ base lat + 256k/12GB/s (+ as much for the network)"
 _RINGS_IN_NODE = 24  # NCCL's log on A100 and H100 behind NVSwitches: "24 coll channels" (nccl-tests#100)
-_RINGS_PER_NIC = 2  # as many on two p4d with 4 NICs: "8 coll channels" (aws-ofi-nccl#65)
+_RINGS_PER_NIC = 2  # the same number on two p4d with 4 NICs: "8 coll channels" (aws-ofi-nccl#65)
 _CHANNEL_BPS = {  # tuning.cc: perChMaxTreeLL128Bws and perChMaxTreeBws of two nodes, by generation
     "LL128": {7: 20e9, 8: 20e9, 9: 36.7e9, 10: 73.4e9},
     "Simple": {7: 18.5e9, 8: 23.6e9, 9: 41.4e9, 10: 82.8e9},
 }
-_TREE_CHUNKS = {  # the largest, and those that are halved down to so many bytes while a channel has less than so many
+_TREE_CHUNKS = {  # (largest, ((n, least), ...)): halved down to least bytes while a channel has under n chunks per hop
     "LL128": (576e3, ((64, 2**17), (16, 2**15))),
     "Simple": (512 * 1024.0, ((8, 2**17), (4, 2**16), (1, 2**15))),
 }
-_SLICE_NBYTES = 32 * 1024  # the smallest of Simple: 1/32 of a quarter of its buffer of 4 MiB
-_LINES_NBYTES = 512 * 8  # what the 512 threads of a channel of LL send at once (NCCL_LL_MAX_NTHREADS)
+_SLICE_NBYTES = 32 * 1024  # smallest slice of Simple: 1/32 of a quarter of its 4 MiB buffer
+_LINES_NBYTES = 512 * 8  # bytes that the 512 threads of a channel of LL send at once (NCCL_LL_MAX_NTHREADS)
 _LEAST_CHUNK_NBYTES = 640 * 60 // 2  # all_reduce.h, minChunkSizeLL128 of 640 threads
-_TREE_HOP = 5.0 / 2.7  # tuning.cc: hwLat of LL between nodes, of a tree over a ring's; ppn == 1 takes the tree's
+_TREE_HOP = 5.0 / 2.7  # tuning.cc: hwLat of LL between nodes, tree over ring; for ppn == 1 the tree's applies
 
 
 @dataclass(frozen=True, slots=True)
 class _Protocol:
-    """How an algorithm sends: seconds before and of each hop, the share of the bandwidth, and what flags add to bytes.
+    """Constants of a protocol: base seconds, seconds per hop, share of the bandwidth, and factor on bytes for flags.
 
-    `d` is the share of the bandwidth of a tree by size, powers of two from 64 B on.
+    `d` is a tree's share of the bandwidth by size, for powers of two from 64 B on.
     """
 
     base_s: float
@@ -111,7 +111,7 @@ class _Protocol:
     def d_at(self, nbytes: float) -> float:
         """Return the share of the bandwidth at a size."""
         doublings = math.log2(max(nbytes, _SMALLEST_NBYTES) / _SMALLEST_NBYTES)
-        shares = (*self.d, 1.0)  # tuning.cc: no factor for larger ones
+        shares = (*self.d, 1.0)  # tuning.cc: no factor for larger sizes
         return float(np.interp(doublings, np.arange(len(shares)), shares))
 
 
@@ -131,25 +131,25 @@ _RINGS = {
     "Simple": _Protocol(8.4e-6, 3.4e-6, 14e-6),
 }
 _LL_MAX_BPS = {7: 39e9, 8: 87.7e9, 9: 141e9, 10: 282e9}  # in a node, by generation
-_LL_MAX_BETWEEN_BPS = {2: 39e9}  # Intel's
+_LL_MAX_BETWEEN_BPS = {2: 39e9}  # on Intel CPUs
 _LL_MAX_FAR_BPS = 20.4e9  # from three nodes on
 _NVLS_SHARES = {9: 0.85, 10: 0.74}
 _NVLS_CHANNELS = {9: 16, 10: 24}
-_NVLS_CHUNKS = ((64, 2**16), (8, 2**15), (2, 2**14))  # chunks of so many bytes for buffers of less than so many rounds
+_NVLS_CHUNKS = ((64, 2**16), (8, 2**15), (2, 2**14))  # (n, chunk): at most this chunk for buffers under n rounds
 _NVLS_TREE_CHUNKS = ((4, 2**16), (1, 2**15))
 
 
 def nccl_transfer(
     call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
 ) -> Transfer:
-    """Return the transfer of a group by NCCL: by the fastest of its protocols and, with `auto`, of its algorithms.
+    """Return the transfer of a group by NCCL's fastest protocol and, with `auto`, algorithm.
 
     Args:
         call: The collective of one group.
         cluster: The machines.
-        library: Which protocols there are.
-        algorithm: Which algorithms there are.
-        capacity_Bps: Of every resource of the topology.
+        library: Defines the protocols.
+        algorithm: The algorithm, or `auto`.
+        capacity_Bps: Capacity of every resource of the topology.
 
     Raises:
         PlanError: The collective has no such algorithm.
@@ -163,9 +163,9 @@ def nccl_transfer(
 def _candidates(
     call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
 ) -> Iterator[tuple[Transfer, float]]:
-    """Yield transfers as NCCL estimates them, to choose, and the seconds by which they are faster (< 0: slower).
+    """Yield transfers as NCCL estimates them, each with the seconds by which it is faster than that (< 0: slower).
 
-    Of equally fast ones it takes the first.
+    The choice uses the estimate. Of equal estimates the first wins.
     """
     capability = cluster.device.compute_capability
     names = ("Simple",) if library == "nccl_simple" else ("LL", "LL128", "Simple")
@@ -192,7 +192,7 @@ def _candidates(
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """Messages, and the stage that sends them over the links as they are: protocols have other hops."""
+    """Messages, and their stage over the unchanged links. Each protocol has its own hops."""
 
     messages: Messages
     stage: Stage
@@ -203,7 +203,7 @@ class _Plain:
         return cls(only, topology.transfer([only]).stages[0])
 
     def by(self, topology: Topology) -> Stage:
-        """Return the stage with the hops of a topology."""
+        """Return the stage with the hops of another topology."""
         return dataclasses.replace(self.stage, latency_s=topology.latency_s(self.messages))
 
 
@@ -213,7 +213,7 @@ def _by_ring(
     protocol = _RINGS[name]
     one_node = call.n_nodes == 1
     at_least_s = 0.0
-    chunks_nbytes = float(np.max(plain.messages.nbytes))  # of all channels, in a hop
+    chunks_nbytes = float(np.max(plain.messages.nbytes))  # of all channels, per hop
     n_channels = _RINGS_IN_NODE if one_node else n_rings
     longer = 1.0
     lines = 0
@@ -251,7 +251,7 @@ def _by_tree(
         network_s = topology.network.latency_s + 2 * chunk_s
         protocol = dataclasses.replace(protocol, base_s=0.0, fabric_s=fabric_s, network_s=network_s)
     stage = plain.by(_with_hops(topology, protocol, far=1.0 if generation is None else _TREE_HOP))
-    if generation is not None:  # the chains of the channels begin at different GPUs
+    if generation is not None:  # the chains of each channel begin at another GPU
         on_fabric = stage.resources < 2 * topology.world_size
         mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
         stage = dataclasses.replace(stage, nbytes=np.where(on_fabric, mean_nbytes, stage.nbytes))
@@ -263,13 +263,13 @@ def _by_tree(
 
 
 def _ll_most_Bps(call: Call, n_channels: int, n_chunks: int = 1) -> float:
-    """Return the bandwidth of LL between nodes: in it all channels have their part, and a small buffer takes few."""
+    """Return the bandwidth of LL between nodes. All channels together have it; a small buffer uses few of them."""
     n_taken = min(max(math.ceil(call.nbytes / (_LINES_NBYTES * n_chunks)), 1), n_channels)
     return _LL_MAX_BETWEEN_BPS.get(call.n_nodes, _LL_MAX_FAR_BPS) * n_taken / n_channels
 
 
 def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: float) -> float:
-    """Return the seconds in which the first chunk of each channel goes up and down its tree: it fills the pipeline."""
+    """Return the seconds to fill the pipeline: the first chunk of each channel goes up and down its tree."""
     if name not in _TREE_CHUNKS:
         return 0.0
     m = call.n_nodes
@@ -286,7 +286,7 @@ def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: flo
 
 
 def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -> Transfer:
-    """Price a reduction in the switches, and between nodes along a double tree."""
+    """Price a reduction in the switches and, between nodes, along a double tree."""
     nodes = call.by_node()
     n = min(map(len, nodes))
     m = len(nodes)
@@ -317,7 +317,7 @@ def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -
 def _with_hops(
     topology: Topology, protocol: _Protocol, longer: float = 1.0, base: float = 1.0, far: float = 1.0
 ) -> Topology:
-    """Return the topology with the hops of a protocol, between nodes those of links that take longer, and its base."""
+    """Return the topology with a protocol's base and hops. Between nodes, slower links keep their own latency."""
     return dataclasses.replace(
         topology,
         fabric=_with_latency(topology.fabric, protocol.fabric_s * longer),
@@ -333,7 +333,7 @@ def _with_latency(link: LinkCost, latency_s: float) -> LinkCost:
 def _slowed(
     stage: Stage, capacity_Bps: NDArray[np.float64], share: float, wire: float = 1.0, at_least_s: float = 0.0
 ) -> Stage:
-    """Return a stage that reaches a share of its bandwidth: `wire` times the bytes flow, and the rest is waiting."""
+    """Return a stage that reaches a share of its bandwidth: `wire` times the bytes flow, and the rest is a wait."""
     flow_s = stage.alone_s(capacity_Bps) - stage.latency_s
     waits_s = max(flow_s * (1 / share - wire), at_least_s - flow_s * wire)
     return dataclasses.replace(stage, latency_s=stage.latency_s + waits_s, nbytes=stage.nbytes * wire)

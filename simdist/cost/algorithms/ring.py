@@ -7,7 +7,7 @@ With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per s
     broadcast, reduce            (n-1) alpha + S beta, a pipeline along the chain
 
 A ring over whole nodes crosses each NIC once in each direction. Its latency is that of the longest chain of dependent
-sends, so hops inside a node count with the latency of the fabric and hops between nodes with that of the network.
+sends. Hops inside a node add the latency of the fabric, hops between nodes that of the network.
 
 Source:
     Patarasuk & Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, JPDC 2009.
@@ -30,7 +30,7 @@ def ring(call: Call) -> Iterator[Messages]:
             yield around(call, times=2)
         case ReduceScatter() | AllGather():
             yield around(call, times=1)
-        case Broadcast(root=root):  # every hop carries everything
+        case Broadcast(root=root):  # every hop carries the whole buffer
             chain = np.roll(call.members, -root)
             yield Messages(chain[:-1], chain[1:], call.nbytes, latency="line")
         case Reduce(root=root):
@@ -44,6 +44,6 @@ ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather, Reduce, Br
 
 
 def around(call: Call, *, times: int) -> Messages:
-    """Return the messages by which every slice passes all members: once to reduce or to gather, twice for both."""
+    """Return the messages that pass every slice through all members: once to reduce or gather, twice for both."""
     rounds = times * (call.n - 1)
     return Messages(call.members, np.roll(call.members, -1), call.nbytes / call.n, rounds=rounds, latency="ring")

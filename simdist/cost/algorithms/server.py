@@ -1,18 +1,18 @@
 """Parameter servers: every member pushes its part to each server and pulls the reduced parts.
 
-Two stages, a push and a pull. With n members that are machines of their own, s servers beside them with S/s bytes each,
-and one kind of link (latency alpha, 1/beta bytes per second):
+There are two stages, a push and a pull. With n members on machines of their own, s servers beside them with S/s bytes
+each, and one kind of link (latency alpha, 1/beta bytes per second):
 
     2 (alpha + max(n/s, 1) S beta)
 
-A `Reduce` or `Broadcast` of a server's queue is the push of one buffer, or its pull: alpha + n S beta, or one member
-less if the server is one. Concurrent servers share the members' NICs.
+A `Reduce` or `Broadcast` of a server's queue is the push or the pull of one buffer: alpha + n S beta. If the server is
+a member, n - 1 replaces n. Concurrent servers share the members' NICs.
 
-In the push, n members converge on the NIC of every server; in the pull, that NIC sends to n members. Members of a node
+In the push, n members converge on the NIC of every server. In the pull, that NIC sends to n members. Members of a node
 share its NIC. A server that is a member sends nothing to itself, and reaches the members of its node by the fabric.
 
-With `drop`, the members of the call are the ranks in time; servers may be among the others. Before it pushes, a member
-asks the first server whether it is in: two more stages, without bytes.
+With `drop`, the members of the call are the ranks in time. Servers may be among the late ranks. Before a member pushes,
+it asks the first server whether it is in: two more stages, without bytes.
 
 Source:
     Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Sergeev & Del Balso, Horovod,
@@ -31,7 +31,7 @@ from simdist.plan.algorithms import CollectiveAlgorithm
 
 
 def server(call: Call) -> Iterator[Messages]:
-    """Yield the push and the pull, or the one of them that an operation is.
+    """Yield the push and the pull of an all-reduce, or the one of them that another operation stands for.
 
     Raises:
         PlanError: The collective does not state the contents of its servers.

@@ -1,11 +1,11 @@
-"""Binomial trees that are not pipelined: in each round, every member with the data sends it to one more.
+"""Binomial trees without pipelining: in each round, every member with the data sends it to one more.
 
 With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
 
     all_reduce          2 ceil(log2 n) (alpha + S beta)
     broadcast, reduce   ceil(log2 n) (alpha + S beta)
 
-The nearest members meet first on the way to the root, so that the most bytes stay inside a node.
+The nearest members meet first on the way to the root, so most bytes stay inside a node.
 
 Source:
     Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005.
