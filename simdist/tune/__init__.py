@@ -1,4 +1,4 @@
-"""The fastest schedule for a scenario, among all that are legal and keep to what the user demands."""
+"""The fastest schedule for a scenario, among all legal ones that keep to the user's constraints."""
 
 from simdist.tune.candidates import Extras
 from simdist.tune.constraints import Constraints

@@ -1,4 +1,4 @@
-"""Candidates: schedules with settings of theirs, what may be varied about them, and how far they are from another."""
+"""Candidates: schedules with their settings, the settings that may vary, and the distance between two candidates."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from simdist.settings.base import Settings, nearest, shown
 from simdist.settings.plugins import is_reference, kind_of
 
 _PASSES = "micro_batches"  # a setting of the workload
-_CHECKPOINT = "checkpoint_"  # settings of the scenario's checkpoint begin with it
+_CHECKPOINT = "checkpoint_"  # prefix of the settings of the scenario's checkpoint
 _PREFETCH = (1, 2, 4, 8)
 _TIMES_READERS = (1, 2, 4)
 _SOME_LEVELS: tuple[Levels, ...] = ((), ((2, 2),))
@@ -25,8 +25,8 @@ class Candidate:
     """A schedule that may be the fastest.
 
     Args:
-        kind: As scenarios call it.
-        levels: Of schedules that average parameters: how often over how many ranks.
+        kind: Name in scenarios.
+        levels: Periods and group sizes, if the schedule averages parameters.
         changed: Settings that are not the default, attribute and value.
     """
 
@@ -36,11 +36,11 @@ class Candidate:
 
     @property
     def global_every(self) -> int:
-        """Steps from one exchange of all ranks to the next; 1 if all exchange in every step."""
+        """Steps from one exchange of all ranks to the next; 1 if all ranks exchange in every step."""
         return self.levels[-1][0] if self.levels else 1
 
     def in_scenario(self, scenario: Scenario) -> Scenario:
-        """Return the scenario, with as many micro-batches a step as the candidate says, and its checkpoints."""
+        """Return the scenario with the candidate's micro-batches per step and checkpoints."""
         workload = {name: value for name, value in self.changed if name == _PASSES}
         checkpoint = {
             name.removeprefix(_CHECKPOINT): value for name, value in self.changed if name.startswith(_CHECKPOINT)
@@ -81,7 +81,7 @@ def class_of(kind: str) -> type[Schedule]:
 
 
 def schedule_of(candidate: Candidate) -> Schedule:
-    """Return a candidate's schedule, under a label that tells it from all others.
+    """Return a candidate's schedule, with a label that is unique among all candidates.
 
     >>> schedule_of(Candidate("hierarchical_sgd", ((2, 4), (8, 64)))).name
     'hsgd-2-4,8-64'
@@ -96,7 +96,7 @@ def schedule_of(candidate: Candidate) -> Schedule:
 
 
 def _label_of(schedule: Schedule, name: str, value: Value) -> str:
-    """Return what the label says of a setting that default labels do not tell."""
+    """Return the label's part for a setting that default labels do not show."""
     if name == _PASSES:
         return f"-mb{value}"
     if name == f"{_CHECKPOINT}every":
@@ -114,9 +114,9 @@ def _label_of(schedule: Schedule, name: str, value: Value) -> str:
 
 
 def n_changes(one: Candidate, other: Candidate) -> int:
-    """Count the changes from one to the other: a level added, removed or replaced, a setting, the family.
+    """Count the changes from one candidate to the other: a level added, removed or replaced, a setting, the family.
 
-    Local SGD is hierarchical SGD with one level, so they are of one family.
+    Local SGD is hierarchical SGD with one level, so both belong to one family.
 
     >>> n_changes(Candidate("local_sgd", ((8, 64),)), Candidate("hierarchical_sgd", ((2, 8), (8, 64))))
     1
@@ -135,16 +135,16 @@ def family_of(candidate: Candidate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """Which schedules may be tried.
+    """The schedules that may be tried.
 
     Args:
-        only: Kinds; all that are allowed if empty.
-        min_density: Least share of a gradient that may be sent; None: all of it is, so no schedule is sparse.
-        allow: Words of what schedules ask for before they are tried; see `permits`.
-        micro_batches: Numbers of micro-batches of a step; if any, times are compared per micro-batch. None: the
-            scenario's own.
-        checkpoint_every: Steps between checkpoints to try; the scenario's own if empty.
-        checkpoint_mode: Modes of checkpoints to try; the scenario's own if empty.
+        only: Kinds to try; if empty, all that are allowed.
+        min_density: Smallest share of a gradient that may be sent. None: whole gradients, so no sparse schedules.
+        allow: Words of the permits that the user gives; see `permits`.
+        micro_batches: Numbers of micro-batches per step to try. If any, times are compared per micro-batch. None: the
+            scenario's own number.
+        checkpoint_every: Steps between checkpoints to try; if empty, the scenario's own.
+        checkpoint_mode: Modes of checkpoints to try; if empty, the scenario's own.
     """
 
     only: tuple[str, ...] = ()
@@ -156,18 +156,18 @@ class Extras:
 
     @property
     def allowance(self) -> Allowance:
-        """What schedules are allowed."""
+        """The permissions for schedules."""
         return Allowance(frozenset(self.allow), self.min_density)
 
     def kinds(self, scenario: Scenario | None = None) -> tuple[str, ...]:
         """Return the kinds that may be tried.
 
         Args:
-            scenario: Its schedules of users' own classes are tried, too.
+            scenario: Its schedules of users' own classes are also tried.
 
         Raises:
-            ScenarioError: A kind is not known; a sparse one is asked for, but not how sparse it may be; or one that
-                costs something that is not allowed.
+            ScenarioError: A kind is unknown. Or a sparse kind is named without `min_density`, or a kind without its
+                permit.
         """
         named = [each.kind_in_files() for each in scenario.schedules] if scenario else []
         own = [kind for kind in dict.fromkeys((*self.only, *named)) if is_reference(kind)]
@@ -198,13 +198,13 @@ class Extras:
 
 
 def tried_kinds(own: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return all kinds that may be tried, in the order in which they declare to be.
+    """Return all kinds that may be tried, in the order of their declared places.
 
     Args:
-        own: Names such as `module:Class` of users' own classes that no installed package declares.
+        own: Names such as `module:Class` of users' classes that no installed package declares.
 
     Raises:
-        ScenarioError: An installed package declares a schedule that is wrong.
+        ScenarioError: An installed package declares an invalid schedule.
     """
     try:
         installed = KINDS.installed()
@@ -214,24 +214,24 @@ def tried_kinds(own: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def permits(known: Collection[str]) -> dict[str, Permit]:
-    """Return what the kinds ask a user to allow, by the words of `--allow`."""
+    """Return the permits of the kinds, by the words of `--allow`."""
     asked = (each for kind in known for each in (class_of(kind).permit, *class_of(kind).permits) if each)
     return {permit.word: permit for permit in asked}
 
 
 def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -> tuple[Axis, ...]:
-    """Return what may be varied about the schedules of a kind: the axes that they declare, as far as is allowed.
+    """Return the axes that may vary in schedules of a kind: those that it declares, as far as permitted.
 
-    A field that must be written, and that no axis varies, has the values of the scenario's own schedules.
+    A required field without an axis takes the values of the scenario's own schedules.
 
     Args:
         kind: The kind.
         scenario: The scenario.
         described: Its job.
-        extras: What is allowed.
+        extras: The permissions.
 
     Raises:
-        ScenarioError: `only` names the kind, and no value is known of a field that must be written.
+        ScenarioError: `only` names the kind, and a required field has no known value.
     """
     cls = class_of(kind)
     allowed = extras.allowance
@@ -249,7 +249,7 @@ def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -
 
 
 def _not_varied(cls: type[Schedule], axes: Sequence[Axis], world_size: int) -> list[str]:
-    """Return the fields that must be written, and that neither axes nor levels give a value."""
+    """Return the required fields that get no value from axes or levels."""
     given = {each.name for each in axes}
     for levels in _SOME_LEVELS if cls.takes_levels else ():
         given |= (cls.settings_of((*levels, (4, world_size)), ()) or {}).keys()
@@ -261,16 +261,16 @@ def _is_value(value: object) -> bool:
 
 
 def pass_choices(scenario: Scenario, extras: Extras) -> tuple[Axis, ...]:
-    """Return how many micro-batches a step may have, if that may be varied."""
+    """Return the axis of micro-batches per step, if it may vary."""
     values = tuple(sorted({*extras.micro_batches}))
     return (Axis(_PASSES, values, scenario.workload.micro_batches),) if values else ()
 
 
 def checkpoint_choices(scenario: Scenario, extras: Extras) -> tuple[Axis, ...]:
-    """Return how often checkpoints are written, and how, if that may be varied.
+    """Return the axes of the checkpoint's period and mode, if they may vary.
 
     Raises:
-        ScenarioError: The scenario has none.
+        ScenarioError: The scenario has no checkpoint.
     """
     wanted: dict[str, tuple[Value, ...]] = {
         "every": tuple(sorted({*extras.checkpoint_every})),
@@ -286,7 +286,7 @@ def checkpoint_choices(scenario: Scenario, extras: Extras) -> tuple[Axis, ...]:
 
 
 def input_choices(scenario: Scenario) -> tuple[Axis, ...]:
-    """Return what may be varied about how batches are read, if they are read from storage."""
+    """Return the axes of reading batches, if they are read from storage."""
     path = scenario.input
     if path.source != "storage":
         return ()

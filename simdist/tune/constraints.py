@@ -1,7 +1,7 @@
-"""Demands of the user on a schedule, and the facts about it that its plan tells before anything is simulated.
+"""Constraints of the user on a schedule, and the facts about it that its plan gives without a simulation.
 
-Who exchanges with whom, and when, is what a schedule declares and `simdist.proof` has proved. A rank exchanges with a
-group in a step if gradients or parameters are averaged over it.
+A schedule declares which ranks exchange, and when. `simdist.proof` has proved it. A rank exchanges with a group in a
+step if gradients or parameters are averaged over it.
 """
 
 import math
@@ -17,7 +17,7 @@ from simdist.runs.building import Built, job
 from simdist.scenario import Link, Scenario
 from simdist.settings.units import format_nbytes
 
-_COUNTED_BPS = 1e12  # of a link that is there to count bytes: any finite number
+_COUNTED_BPS = 1e12  # of a link that only counts bytes: any finite number
 
 Ranks = NDArray[np.int64]
 
@@ -41,7 +41,7 @@ class Constraints:
     host_memory_nbytes: float = math.inf
 
     def broken_by(self, group_sizes: Ranks, world_size: int) -> Iterator[str]:
-        """Yield the demands on exchanges that are not met.
+        """Yield the constraints on exchanges that are broken.
 
         Args:
             group_sizes: See `exchanged`.
@@ -56,14 +56,14 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that are known of a schedule without simulating it.
+    """Facts about a schedule that are known without a simulation.
 
     Args:
         group_sizes: Ranks of the largest group that exchanges in each step, `[n_steps]`, from `late_steps` on.
         world_size: Ranks.
         sent_nbytes: Bytes that the busiest node sends per step; see `sent_nbytes`.
-        device_nbytes: Bytes of the buffers of a rank on its device.
-        host_nbytes: Bytes of those in host memory.
+        device_nbytes: Bytes of a rank's buffers on its device.
+        host_nbytes: Bytes of a rank's buffers in host memory.
     """
 
     group_sizes: Ranks
@@ -74,12 +74,12 @@ class Facts:
 
     @property
     def global_gap(self) -> float:
-        """Longest time, in steps, from one exchange of all ranks to the next; inf if there is none."""
+        """Longest gap, in steps, from one exchange of all ranks to the next; inf if there is none."""
         return longest_gap(self.group_sizes >= self.world_size)
 
 
 def broken(known: Facts, constraints: Constraints) -> tuple[str, ...]:
-    """Return the constraints that a schedule breaks, as they are written on the command line."""
+    """Return the constraints that a schedule breaks, in the notation of the command line."""
     limits = (
         ("--max-bytes", known.sent_nbytes, constraints.max_nbytes),
         ("--memory", known.device_nbytes, constraints.memory_nbytes),
@@ -90,7 +90,7 @@ def broken(known: Facts, constraints: Constraints) -> tuple[str, ...]:
 
 
 def facts(scenario: Scenario, built: Built) -> Facts:
-    """Return what is known of a schedule from its plan."""
+    """Return the facts about a schedule that its plan gives."""
     plan = built.plan
     described = job(scenario)
     bodies = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
@@ -102,9 +102,9 @@ def facts(scenario: Scenario, built: Built) -> Facts:
 
 
 def exchanged(results: Sequence[Result]) -> Ranks:
-    """Return the ranks of the largest group that exchanges in each step, `[n_steps]`; 1 is none.
+    """Return the ranks of the largest group that exchanges in each step, `[n_steps]`; 1 means none.
 
-    Where parts of the model have their turns, only the first one's count.
+    If parts of the model take turns, only exchanges of the first part count.
     """
     turns = {(), next((each.tensors for each in results if each.tensors), ())}
     sizes = (max(each.gradients.size, each.parameters.size if each.tensors in turns else 1) for each in results)
@@ -112,7 +112,7 @@ def exchanged(results: Sequence[Result]) -> Ranks:
 
 
 def late_steps(results: Sequence[Result]) -> int:
-    """Return how many steps after an exchange it is taken; before the first one, these are no time without."""
+    """Return the steps from an exchange until it is applied. Steps before the first application are not a gap."""
     return max((each.late_steps for each in results), default=0)
 
 
@@ -131,8 +131,8 @@ def longest_gap(fires: NDArray[np.bool_]) -> float:
 def sent_nbytes(scenario: Scenario, built: Built) -> float:
     """Return the bytes that collectives send out of the busiest node per step, averaged over steps.
 
-    A parameter server that is a machine of its own counts as a node. On a single node, it is what the busiest GPU sends
-    over the fabric.
+    A parameter server on a machine of its own counts as a node. On a single node, the result is the bytes that the
+    busiest GPU sends over the fabric.
     """
     costs = _counting_costs(scenario, built)
     total = np.zeros(costs.resources.n_resources)
@@ -149,7 +149,7 @@ def sent_nbytes(scenario: Scenario, built: Built) -> float:
 
 
 def _counting_costs(scenario: Scenario, built: Built) -> Costs:
-    """Return costs whose amounts are bytes: a link with a table has its time in them, an unlimited one nothing."""
+    """Return costs in bytes. Costs of a link with a table contain its time, and an unlimited link costs nothing."""
     cluster = scenario.cluster
     which = "network" if cluster.nodes > 1 else "fabric"
     link = cluster.network if which == "network" else cluster.fabric

@@ -1,12 +1,12 @@
-"""Evaluate candidates: build the plan, hold it to the constraints, and simulate what is left; then finalists again.
+"""Evaluate candidates: build the plan, check the constraints, and simulate. Then simulate the finalists again.
 
-All candidates meet the same delays of the same seeds, those from the scenario's own on. The best of the search are
-simulated again with seeds after those, which it has not seen: of many noisy numbers, the smallest is too small. Which
-ones are simulated again was decided by those numbers; what is said about them does not depend on them.
+All candidates meet the same delays of the same seeds, starting with the scenario's own. The best of the search are
+simulated again with the seeds after those, which the search has not seen: the smallest of many noisy numbers is too
+small. The first numbers select the finalists, but the reported results do not depend on them.
 
-An interval is of the mean over seeds: the error of the simulation, which more seeds make smaller. Where recordings are
-resampled, it is what the recording can tell, which they do not: deviations of single runs count; see
-`simdist.studies.resampling`.
+A confidence interval is that of the mean over seeds. It is the error of the simulation, which more seeds reduce. If
+recordings are resampled, it expresses the uncertainty of the recording, which more seeds do not reduce. Deviations of
+single runs then count; see `simdist.studies.resampling`.
 """
 
 import math
@@ -32,17 +32,17 @@ from simdist.tune.space import legal
 Measure: TypeAlias = Callable[[Scenario, Built], ScheduleTimes]
 
 _N_FASTEST = 3
-_AS_FAST = 1.005  # times the fastest step: less than chance, and no reason to change more
+_AS_FAST = 1.005  # times the fastest step: a difference below noise, and no reason to change more settings
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A candidate that was simulated.
+    """A simulated candidate.
 
     Args:
         candidate: The candidate; None is the baseline.
         schedule: Its schedule.
-        facts: Facts that its plan tells.
+        facts: Facts from its plan.
         measured: Results of the simulation with the seeds of the search.
     """
 
@@ -52,7 +52,7 @@ class Evaluated:
     measured: ScheduleTimes
 
     def scenario(self, runs: Runs) -> Scenario:
-        """Return the scenario that it is simulated in."""
+        """Return the scenario in which it is simulated."""
         return runs.scenario_for(self.schedule, self.candidate.in_scenario(runs.scenario) if self.candidate else None)
 
     @property
@@ -63,15 +63,15 @@ class Evaluated:
 
 @final
 class Evaluator:
-    """Evaluates candidates, equal plans once, and counts."""
+    """Evaluates candidates and counts them. Equal plans are simulated once."""
 
     def __init__(self, runs: Runs, constraints: Constraints, measure: Measure) -> None:
-        """Evaluate nothing yet.
+        """Set up without evaluating anything.
 
         Args:
-            runs: The scenario that is simulated, and how long.
+            runs: The scenario to simulate, and the number of steps.
             constraints: A schedule that breaks one of them is not simulated.
-            measure: How it is simulated.
+            measure: Simulates a schedule.
         """
         self._runs = runs
         self._constraints = constraints
@@ -79,15 +79,15 @@ class Evaluator:
         self._of_plan: dict[str, Evaluated] = {}
         self.excluded: Counter[str] = Counter()
         self.n_illegal = 0
-        self.refusal = ""  # why the first plan was refused
+        self.refusal = ""  # reason for the first plan's refusal
 
     @property
     def n_simulated(self) -> int:
-        """How many plans were simulated, the baseline not counted."""
+        """Number of simulated plans, without the baseline."""
         return sum(each.candidate is not None for each in self._of_plan.values())
 
     def baseline(self, schedule: Schedule) -> Evaluated:
-        """Simulate the schedule that others are compared with, whatever constraints it breaks.
+        """Simulate the schedule that others are compared with, even if it breaks constraints.
 
         Raises:
             PlanError: It does not fit the cluster.
@@ -97,7 +97,7 @@ class Evaluator:
         return self._simulate(None, scenario, built, facts(scenario, built))
 
     def evaluate(self, candidate: Candidate) -> Evaluated | None:
-        """Simulate a candidate, unless its plan was before; None if it is illegal or breaks a constraint."""
+        """Simulate a candidate, once per plan. Return None if it is illegal or breaks a constraint."""
         schedule = legal(candidate, self._runs.scenario)
         scenario = candidate.in_scenario(self._runs.scenario)
         scenario = self._runs.scenario_for(schedule, scenario) if schedule else scenario
@@ -108,7 +108,7 @@ class Evaluator:
             return None
         known = self._of_plan.get(built.plan.digest())
         found = known.facts if known else facts(scenario, built)
-        if faults := broken(found, self._constraints):  # as the baseline's may be, which was simulated all the same
+        if faults := broken(found, self._constraints):  # the baseline's plan, though simulated, may break them, too
             self.excluded.update(faults)
             return None
         return known or self._simulate(candidate, scenario, built, found)
@@ -132,15 +132,15 @@ class Finalist:
 
     Args:
         schedule: With its label.
-        facts: Facts that its plan tells.
+        facts: Facts from its plan.
         row: Its line of the speed-up table, over the baseline, with fresh seeds.
-        measured: The results that it follows from.
+        measured: The results behind the row.
         search_step_s: Seconds per step, or per micro-batch, with the seeds of the search.
-        micro_batches: Of a step.
-        checkpoint: That it writes, if any.
+        micro_batches: Micro-batches per step.
+        checkpoint: The checkpoint that it writes, if any.
         is_baseline: Whether the others are compared with it.
         on_front: Whether no finalist that exchanges with all ranks as often is faster.
-        problem: Why its row has no interval, if chance plays a part.
+        problem: Why its row has no interval, although chance plays a part.
     """
 
     schedule: Schedule
@@ -159,7 +159,7 @@ def finalists(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
     """Return the fastest three, the fastest of each kind, and the front of step time and global exchanges.
 
     Args:
-        evaluated: Different plans, the baseline too if it keeps to the constraints.
+        evaluated: Different plans, including the baseline if it keeps to the constraints.
     """
     ranked = sorted(evaluated, key=lambda each: each.step_s)
     of_kinds = {each.schedule.kind: each for each in reversed(ranked)}
@@ -169,12 +169,12 @@ def finalists(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
 
 
 def measure_finalists(runs: Runs, baseline: Evaluated, others: Iterable[Evaluated], measure: Measure) -> list[Finalist]:
-    """Simulate the baseline and the others again; return them, the fastest first.
+    """Simulate the baseline and the others again. Return them, the fastest first.
 
     Args:
-        runs: From a seed that the search has not seen.
+        runs: Runs from a seed that the search has not seen.
         baseline: The schedule that the others are compared with.
-        others: The baseline may be among them.
+        others: May include the baseline.
         measure: Simulates a plan for all fresh seeds.
     """
     each_once = [baseline, *(each for each in others if each is not baseline)]
@@ -202,7 +202,7 @@ def measure_finalists(runs: Runs, baseline: Evaluated, others: Iterable[Evaluate
 
 
 def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, ScheduleTimes]) -> Row:
-    """Return the line of a schedule; its intervals are those of the recording, if there is one."""
+    """Return the line of a schedule. Its intervals are those of the recording, if there is one."""
     found = row(one[1], base[1])
     if runs.problem(one[0]) or runs.problem(base[0]):
         return replace(row(replace(one[1], drawn={}), base[1]), step_s_ci95=None, speedup_ci95=None)
@@ -210,12 +210,12 @@ def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, 
 
 
 def _in_order_s(scenario: Scenario, schedule: Schedule) -> float:
-    """Return the seconds of a step with recorded delays as they happened."""
+    """Return the seconds of a step with recorded delays in their recorded order."""
     return float(comparison.measure(scenario, build(scenario, schedule), n_seeds=1).step_s.mean())
 
 
 def _scaled(found: Row, scale: float) -> Row:
-    """Return the line of a schedule with other step times, and the same speed-up."""
+    """Return the line of a schedule with scaled step times, and the same speed-up."""
     if scale == 1:
         return found
     pair = found.step_s_ci95
@@ -234,7 +234,7 @@ def _scaled(found: Row, scale: float) -> Row:
 
 
 def _with_chance(runs: Runs, found: Row, schedule: Schedule, base: Schedule) -> Row:
-    """Return the line of a schedule with the intervals of the recording, and of an import's error."""
+    """Return the line of a schedule with intervals that cover the recording and the error of an import."""
     if runs.recording is not None:
         factor = math.sqrt(found.seeds) * runs.widening(schedule, base)  # from a mean over seeds to a single run
         found = replace(
@@ -248,7 +248,7 @@ def _with_chance(runs: Runs, found: Row, schedule: Schedule, base: Schedule) -> 
 
 
 def clearly_faster(runs: Runs, one: Finalist, other: Finalist) -> bool:
-    """Tell whether the interval of the ratio of step times, in pairs of seeds, is above 1."""
+    """Tell whether the confidence interval of the ratio of step times, paired by seeds, is above 1."""
     if one.problem or other.problem:
         return False
     compared = _row(runs, (one.schedule, one.measured), (other.schedule, other.measured))
@@ -256,15 +256,15 @@ def clearly_faster(runs: Runs, one: Finalist, other: Finalist) -> bool:
 
 
 def chosen(runs: Runs, found: Sequence[Finalist], *, baseline: Schedule) -> Finalist:
-    """Return the one that the search found fastest, unless another one is clearly faster with fresh seeds.
+    """Return the finalist that was fastest in the search, unless another is clearly faster with fresh seeds.
 
-    Of those that are as fast, it is the one with the fewest changes: a schedule of the baseline's kind, which learns as
-    much in a step, before others. To take the fastest with fresh seeds would again be to choose by the numbers that are
-    then shown.
+    Among equally fast ones, it is the one with the fewest changes. Schedules of the baseline's kind, which learn as
+    much per step, come first. Choosing the fastest with fresh seeds would again select by the numbers that are then
+    reported.
 
     Args:
         runs: The runs of the finalists.
-        found: The fastest with fresh seeds first.
+        found: The finalists, the fastest with fresh seeds first.
         baseline: The schedule that they are compared with.
     """
     least_s = min(each.search_step_s for each in found)
@@ -275,15 +275,15 @@ def chosen(runs: Runs, found: Sequence[Finalist], *, baseline: Schedule) -> Fina
 
 
 def _changes(schedule: Schedule, baseline: Schedule) -> tuple[bool, int]:
-    """Return whether a schedule is of another kind, and how many of its settings differ."""
+    """Return whether a schedule is of another kind, and the number of settings that differ."""
     ours, theirs = (each.model_dump(exclude={"label"}) for each in (schedule, baseline))
     return schedule.kind != baseline.kind, sum(value != theirs.get(name) for name, value in ours.items())
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return which points no other one beats: as small or smaller in both numbers, and smaller in one.
+    """Return the points that no other point beats: as small or smaller in both numbers, and smaller in one.
 
-    Of equal points the first counts. They are in the order of the first number, so that the second falls.
+    Of equal points the first counts. The result is ordered by the first number, so the second number falls.
 
     >>> front([(1, 9.0), (2, 9.5), (4, 5.0), (8, 5.0), (8, 3.0)])
     [0, 2, 4]

@@ -1,16 +1,17 @@
-"""Search by time to a target: successive halving at equal simulated time, with what simulation tells for free.
+"""Search by time to a target: successive halving at equal simulated time, with the free results of simulation.
 
-*Free.* When each step of a candidate ends is known before anything is trained. So of candidates whose plans learn
-the same, only the fastest races; all others are compared at the same simulated moment, whatever their steps; and none
-is trained beyond the moment at which another one has reached the target.
+*Free.* The end of each step of a candidate is known before any training. So of candidates with plans that learn the
+same, only the fastest races. All others are compared at the same simulated moment, whatever their numbers of steps.
+None is trained beyond the moment at which another one reached the target.
 
-*Rungs.* All are trained until an eighth of the time that the fastest takes for its whole run, the best third until a
-third, the best third of these to the end or to the best time so far; two at least are left. One that has reached the
-target is before one that has not; others are ranked by the metric. A rung starts from scratch, and its steps count.
+*Rungs.* All candidates are trained for an eighth of the time of the fastest complete run. The best third is trained for
+a third of that time. The best third of these is trained to the end or to the best time so far. At least two are left.
+Candidates that reached the target rank before those that did not. Others rank by the metric. A rung starts from
+scratch, and its steps count.
 
-*Second chances.* A candidate that starts slowly and ends well, as small learning rates do, may fall at the first rung.
-What is left of a third of the steps of an exhaustive search trains those that fell, the best first, until the best
-time so far. If that is enough for all, the search has found what an exhaustive one finds.
+*Second chances.* A candidate that starts slowly and ends well, as with small learning rates, may be eliminated at the
+first rung. The search may spend a third of an exhaustive search's steps. The remaining steps re-train eliminated
+candidates to the best time so far, the best first. If they suffice for all, the result is that of an exhaustive search.
 
 Source:
     Jamieson & Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization, AISTATS 2016, arXiv
@@ -38,7 +39,7 @@ _SHARES = (1 / 8, 1 / 3, math.inf)  # of the fastest run, per rung
 _KEPT = 3  # one in this many goes on
 _LEAST_KEPT = 2
 _BUDGET = 1 / 3  # of the steps of an exhaustive search
-_N_FINALISTS = 3  # beside the baseline
+_N_FINALISTS = 3  # besides the baseline
 _SEEDS = 5
 
 #: Trains schedules.
@@ -50,13 +51,13 @@ class Raced:
     """Result of a search by time to a target.
 
     Args:
-        finalists: Trained with fresh seeds; the baseline first, then by how they stood in the search.
-        winner: The one to change to; None: stay with the baseline.
-        outcome: As of `simdist.tune.verdict`.
+        finalists: Trained with fresh seeds. The baseline is first, the others follow in their order in the search.
+        winner: The schedule to change to; None: stay with the baseline.
+        outcome: See `simdist.tune.verdict`.
         sentence: The verdict.
-        on_front: Which finalists no other one beats in time to the target and final metric.
+        on_front: The finalists that no other one beats in both time to the target and final metric.
         n_entrants: Candidates with their learning rates, without those that learn the same as a faster one.
-        n_fell: Of these, those that were given up before another one had reached the target.
+        n_fell: Number of entrants that were eliminated before another one had reached the target.
         n_steps: Steps that the search trained.
     """
 
@@ -73,14 +74,14 @@ class Raced:
 def race(
     entrants: Sequence[TimedSchedule], train: Train, target: Target, *, every: int, n_base: int = 1
 ) -> tuple[list[TimedSchedule], TimedSchedule, int]:
-    """Return the candidates, the best first; the baseline with its best rate; how many were given up too early to tell.
+    """Return the candidates, the best first; the baseline at its best rate; the number eliminated too early to judge.
 
     Args:
-        entrants: They are trained with the first of their seeds.
+        entrants: Each is trained with the first of its seeds.
         train: Trains.
-        target: To reach.
-        every: Steps from one evaluation to the next: a rung ends with one.
-        n_base: The first so many are the baseline, with different learning rates.
+        target: The target.
+        every: Steps from one evaluation to the next. A rung ends with an evaluation.
+        n_base: The first `n_base` entrants are the baseline with different learning rates.
     """
     horizon_s = min(each.ends_s[:, -1].mean() for each in entrants)
     scores: dict[int, tuple[float, ...]] = {}
@@ -101,7 +102,7 @@ def race(
     n_left = len(entrants)
     for share in _SHARES:
         if math.isfinite(share) and n_left <= _LEAST_KEPT:
-            continue  # nobody would fall
+            continue  # none would be eliminated
         for wave in [order[:n_left]] if math.isfinite(share) else [order[:1], order[1:n_left]]:
             run(wave, min(share * horizon_s, best_s))
         order[:n_left] = sorted(order[:n_left], key=lambda each: scores[id(each)])
@@ -120,9 +121,9 @@ def race(
 
 
 def within(entrant: TimedSchedule, seconds: float, every: int) -> TimedSchedule:
-    """Return the steps of a schedule until its last evaluation within some simulated seconds, with its first seed.
+    """Return a schedule cut at its last evaluation within some simulated seconds, with its first seed.
 
-    It has the first evaluation at least. Their times are means over the seeds.
+    It includes at least the first evaluation. Its times are means over the seeds.
     """
     ends_s = entrant.ends_s.mean(axis=0, keepdims=True)
     plan = entrant.plan
@@ -136,7 +137,7 @@ def within(entrant: TimedSchedule, seconds: float, every: int) -> TimedSchedule:
 
 
 def _score(found: Learned, target: Target) -> tuple[float, ...]:
-    """Return when the target was reached, how good the metric is in the end, and seconds per step: less is better."""
+    """Return the time to the target, the final metric and seconds per step, signed so that less is better."""
     value = -target.sign * found.values(target)[0, -1]
     ends_s = found.timed.ends_s[0]
     return float(found.to_target(target)[1, 0]), float(np.nan_to_num(value, nan=np.inf)), ends_s[-1] / len(ends_s)
@@ -153,16 +154,16 @@ def tune_to_target(
     """Find the schedule and learning rate that reach a target first.
 
     Args:
-        scenario: The scenario to tune, with as many steps as a run has.
+        scenario: The scenario to tune. Its number of steps is that of a run.
         wanted: The request, as for step times.
-        target: To reach.
-        task: The task, and how it is trained.
-        trainer: Trains, and tells how far everything is.
+        target: The target.
+        task: The task, and its training settings.
+        trainer: Trains, and reports progress.
         lr_factors: Factors of the task's learning rate to try.
 
     Raises:
-        ScenarioError: As of `simdist.tune.tuning.simulate_candidates`, or of the task.
-        RunError: Runs fail; the others are kept.
+        ScenarioError: See `simdist.tune.tuning.simulate_candidates`, or an error of the task.
+        RunError: Some runs fail. The others are kept.
     """
     base, entrants = simulate_entrants(scenario, wanted, task, trainer, lr_factors)
     n = len(entrants)
@@ -189,7 +190,7 @@ def tune_to_target(
 def simulate_entrants(
     scenario: Scenario, wanted: TuneOptions, task: TaskSetting, trainer: Trainer, lr_factors: Sequence[float]
 ) -> tuple[TimedSchedule, list[TimedSchedule]]:
-    """Return the baseline, and of all candidates that learn the same the fastest, with every learning rate.
+    """Return the baseline, and the fastest of all candidates that learn the same, with every learning rate.
 
     Args and errors are those of `tune_to_target`.
     """
@@ -207,7 +208,7 @@ def simulate_entrants(
 
 
 def _verdict(found: Sequence[Learned], target: Target) -> tuple[Learned | None, Outcome, str]:
-    """Say whether to change from the first to another one: the best in the search, if none is surely faster now."""
+    """Say whether to change from the first to another one: to the best in the search, unless one is surely faster."""
     base, *others = found
     there = [each for each in others if np.isfinite(each.to_target(target)).all()]
     steps = base.to_target(target)[0]

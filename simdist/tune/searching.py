@@ -1,19 +1,19 @@
-"""Which candidates are tried, and in which order.
+"""The order in which candidates are tried.
 
-All, if there are few. Otherwise as many as the budget allows:
+If there are few, all are tried. Otherwise as many as the budget allows:
 
-1. *Starts*: of each family and each time between exchanges of all ranks, the candidate that is likely to be fastest
-   because its ranks wait for the fewest others, with as few settings as possible that are not the default. If every
-   start is measured, the front of step time against that time is laid out already.
-2. Then, in turn, a *neighbour* of the fastest so far, which is one change away from it (see `n_changes`), those first
-   that wait for the fewest; and a *suggestion* of Optuna, which looks everywhere.
+1. *Starts*: for each family and each number of steps between exchanges of all ranks, the candidate that is likely to be
+   fastest, because its ranks wait for the fewest others. As few of its settings as possible differ from the default.
+   Once every start is measured, the front of step time against that number of steps is sketched.
+2. Then, in turn, a *neighbour* of the fastest so far, and a *suggestion* of Optuna. A neighbour is one change away (see
+   `n_changes`); neighbours that wait for the fewest ranks come first. Optuna samples the whole space.
 
-The neighbours find what is near the best start, which the suggestions of a sampler come across by luck; the suggestions
-find what the guess behind the starts is wrong about.
+Neighbours find improvements near the best start, which a sampler finds only by luck. Suggestions correct errors of the
+guess behind the starts.
 
-Suggestions are those of Optuna's tree-structured Parzen estimator, made legal: it models every setting by itself, so
-what it suggests need not be a legal schedule, nor a new one. The nearest candidate that was not tried takes its place,
-and Optuna is told about that one.
+Suggestions come from Optuna's tree-structured Parzen estimator, and are made legal. It models every setting by itself,
+so a suggestion need not be a legal schedule, nor a new one. The nearest untried candidate takes its place, and Optuna
+gets the result of that candidate.
 
 Source:
     Bergstra et al., Algorithms for Hyper-Parameter Optimization, NIPS 2011; Akiba et al., Optuna: A Next-generation
@@ -30,28 +30,28 @@ from simdist.tune.evaluating import Evaluated
 from simdist.tune.space import Space
 
 _FAMILY = "family"
-_Point: TypeAlias = dict[str, int]  # setting -> which of its values
+_Point: TypeAlias = dict[str, int]  # setting -> index of its value
 
-#: Returns what a candidate achieves; None if it is illegal or breaks a constraint.
+#: Returns the result of a candidate; None if it is illegal or breaks a constraint.
 Evaluate = Callable[[Candidate], Evaluated | None]
 
 
 def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -> list[Evaluated]:
-    """Return what was evaluated, each plan once, in order.
+    """Return the evaluated candidates, each plan once, in order.
 
     Args:
         space: Schedules that may be tried.
-        evaluate: How it is tried.
+        evaluate: Evaluates a candidate.
         budget: Most candidates to evaluate; None: all of the space.
-        seed: Of the sampler.
+        seed: Seed of the sampler.
 
     Raises:
-        ScenarioError: Not all can be tried, and Optuna is not installed.
+        ScenarioError: The budget is smaller than the space, and Optuna is not installed.
     """
     if budget is None or budget >= len(space.candidates):
         return list({id(each): each for each in map(evaluate, space.candidates) if each is not None}.values())
     suggester = Suggester(space.candidates, space.choices, seed=seed)
-    found: dict[int, Evaluated] = {}  # by identity: equal plans have one
+    found: dict[int, Evaluated] = {}  # by identity: equal plans share one
     untried = dict.fromkeys(space.candidates)
     proposals = _proposals(starts(space.candidates), suggester, found, untried)
     while untried and len(found) < budget:
@@ -70,7 +70,7 @@ def _proposals(
     found: Mapping[int, Evaluated],
     untried: Mapping[Candidate, None],
 ) -> Iterator[Candidate]:
-    """Yield what to try next; `found` and `untried` change meanwhile."""
+    """Yield the next candidates to try; `found` and `untried` change meanwhile."""
     yield from starts
     while True:
         if neighbour := _neighbour(found, untried):
@@ -89,10 +89,10 @@ def _neighbour(found: Mapping[int, Evaluated], untried: Mapping[Candidate, None]
 
 
 def starts(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the first candidate of each family and each time between exchanges of all ranks.
+    """Return the first candidate of each family and each number of steps between exchanges of all ranks.
 
     Args:
-        candidates: Those first that are likely to be fast.
+        candidates: Candidates, those that are likely to be fast first.
     """
     first: dict[tuple[str, int], Candidate] = {}
     for each in candidates:
@@ -102,15 +102,15 @@ def starts(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 @final
 class Suggester:
-    """Suggests what to try next, given what was tried."""
+    """Suggests the next candidate to try, given the results so far."""
 
     def __init__(self, candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Axis]], *, seed: int) -> None:
-        """Know all candidates and the result of none.
+        """Register all candidates, without results.
 
         Args:
-            candidates: All there are.
-            choices: Settings that may differ beside their levels, by kind.
-            seed: Of the sampler.
+            candidates: All candidates.
+            choices: Settings that may differ besides the levels, by kind.
+            seed: Seed of the sampler.
 
         Raises:
             ScenarioError: Optuna is not installed.
@@ -129,18 +129,18 @@ class Suggester:
         self._points = {candidate: _point(candidate, self._choices[family_of(candidate)]) for candidate in candidates}
 
     def suggest(self, untried: Sequence[Candidate]) -> Candidate:
-        """Return the untried candidate that is nearest to a suggestion; of equally near ones, the first."""
+        """Return the untried candidate that is nearest to a suggestion. Of equally near ones, return the first."""
         trial = self._study.ask()
         family = trial.suggest_categorical(_FAMILY, sorted(self._choices))
         wanted = {
             name: trial.suggest_int(f"{family} {name}", 0, len(each.values) - 1)
             for name, each in self._choices[family].items()
         }
-        self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)  # `tell` says what was tried instead
+        self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)  # `tell` reports the replacement
         return min(untried, key=lambda each: (family_of(each) != family, _distance(self._points[each], wanted)))
 
     def tell(self, candidate: Candidate, step_s: float) -> None:
-        """Take the result of a candidate, suggested or not."""
+        """Record the result of a candidate, suggested or not."""
         family = family_of(candidate)
         optuna = self._optuna
         distributions = {_FAMILY: optuna.distributions.CategoricalDistribution(sorted(self._choices))} | {
@@ -155,7 +155,7 @@ class Suggester:
 def _choices_of_families(
     candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Axis]]
 ) -> dict[str, dict[str, Axis]]:
-    """Return the choices of each family by name; one for each size of a group is how often groups of it average."""
+    """Return the choices of each family by name. For each group size, one choice is the period of its averages."""
     levels = {level for candidate in candidates for level in candidate.levels}
     periods = sorted({period for period, _ in levels})
     found: dict[str, dict[str, Axis]] = {}

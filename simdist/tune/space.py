@@ -1,10 +1,10 @@
-"""All schedules that may be tried for a scenario, those first that are likely to be fast.
+"""All schedules that may be tried for a scenario, in order of likely speed.
 
-Legality is left to the schedules and the scenario: a candidate that one of them refuses, or that says of itself that a
-setting has no effect, is not in the space. Nor is one that breaks a demand on exchanges in its first steps.
+Schedules and the scenario decide what is legal. A candidate is not in the space if one of them refuses it, or if it
+reports that a setting has no effect. Nor is it in the space if it breaks a constraint on exchanges in its first steps.
 
-The order is by how many others a rank waits for per step: the sum, over all exchanges, of the other ranks of the group,
-averaged over steps. It is a guess for the search to begin with; only simulations decide.
+The order is by the number of other ranks that a rank waits for per step: the sum, over all exchanges, of the other
+ranks of the group, averaged over steps. It is only a guess for the search to begin with. Simulations decide.
 """
 
 from collections import Counter
@@ -29,11 +29,11 @@ class Space:
     """Schedules that may be tried.
 
     Args:
-        candidates: Legal ones, those first that are likely to be fast.
-        choices: Settings that may differ beside the levels, by kind.
-        n_illegal: How many the schedules or the scenario refused, or that have settings without effect.
-        refusal: Why the first of them was refused.
-        excluded: How many each constraint excluded.
+        candidates: Legal candidates, those that are likely to be fast first.
+        choices: Settings that may differ besides the levels, by kind.
+        n_illegal: Number that the schedules or the scenario refused, or that have settings without effect.
+        refusal: Reason for the first refusal.
+        excluded: Number of candidates that each constraint excluded.
     """
 
     candidates: tuple[Candidate, ...]
@@ -44,7 +44,7 @@ class Space:
 
 
 def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space:
-    """Return all legal candidates that meet the demands on exchanges.
+    """Return all legal candidates that keep to the constraints on exchanges.
 
     Raises:
         ScenarioError: See `Extras.kinds`.
@@ -57,7 +57,7 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
         *candidates.pass_choices(scenario, extras),
         *candidates.checkpoint_choices(scenario, extras),
     )
-    found: list[tuple[float, Candidate]] = []  # with the ranks that a rank waits for per step
+    found: list[tuple[float, Candidate]] = []  # with the number of ranks that a rank waits for per step
     excluded: Counter[str] = Counter()
     n_illegal = 0
     refusal = ""
@@ -66,7 +66,7 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
         try:
             schedule = in_scenario(candidate, scenario)
             unused = schedule.unused_settings(described.world_size, described.ranks_per_node, window)
-        except ValueError as error:  # pydantic's, if a value is refused, or that of a scenario
+        except ValueError as error:  # from pydantic for a refused value, or from the scenario
             n_illegal += len(inputs)
             refusal = refusal or f"{candidate.kind}: {refusal_text(error)}"
             continue
@@ -106,7 +106,7 @@ def in_scenario(candidate: Candidate, scenario: Scenario) -> Schedule:
 
 
 def refusal_text(error: ValueError) -> str:
-    """Return the first line of why a candidate is refused."""
+    """Return the first line of a refusal's reason."""
     found = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
     return found.splitlines()[0]
 
@@ -114,7 +114,7 @@ def refusal_text(error: ValueError) -> str:
 def _candidates(
     own: Mapping[str, tuple[Axis, ...]], scenario: Scenario, constraints: Constraints
 ) -> Iterator[Candidate]:
-    """Yield every kind with every way to average and every setting of its own."""
+    """Yield every kind with all levels and all settings of its own."""
     for kind, of_kind in own.items():
         for levels, changed in product(_levels(kind, scenario, constraints), _products(of_kind)):
             candidate = Candidate(kind, levels, changed)
@@ -123,7 +123,7 @@ def _candidates(
 
 
 def _products(choices: Sequence[Axis]) -> list[ChangedSettings]:
-    """Return every combination of choices, without what is the default."""
+    """Return every combination of choices, without values that are the default."""
     return [
         tuple((each.name, value) for each, value in zip(choices, values, strict=True) if value != each.default)
         for values in product(*(each.values for each in choices))
@@ -131,7 +131,7 @@ def _products(choices: Sequence[Axis]) -> list[ChangedSettings]:
 
 
 def _levels(kind: str, scenario: Scenario, constraints: Constraints) -> Iterator[Levels]:
-    """Yield how a kind may average parameters; most kinds take no levels."""
+    """Yield the levels of a kind; most kinds take none."""
     if not candidates.class_of(kind).takes_levels:
         yield ()
         return

@@ -1,7 +1,7 @@
 """Find the fastest schedule for a scenario, and say whether to change to it.
 
-First a search over all candidates with a few seeds; then the finalists again, with seeds that the search has not seen.
-Only the second numbers are shown as results.
+First search all candidates with a few seeds. Then simulate the finalists again, with seeds that the search has not
+seen. Only the second numbers are reported as results.
 """
 
 from collections import Counter
@@ -23,15 +23,15 @@ from simdist.tune.searching import search
 from simdist.tune.space import space
 from simdist.tune.verdict import Verdict, verdict
 
-#: Candidates that are all tried unless another number is asked for.
+#: Up to this many candidates are all tried, unless the user sets another number.
 MOST_EXHAUSTIVE = 200
 
 _SEEDS = 20
 _SEEDS_OF_A_RECORDING = 200
-_EVALUATIONS = 100  # of more candidates than that
-_LONGEST_PERIOD = 1_000  # that is tried where the scenario has no more steps: runs are ten times as long
+_EVALUATIONS = 100  # if there are more candidates than that
+_LONGEST_PERIOD = 1_000  # longest period tried if the scenario has no more steps: runs are ten times as long
 
-#: Called with what is done, how much of it is done, and how much there is in all.
+#: Called with the name of the stage, the amount done, and the total.
 Progress = Callable[[str, float, float], None]
 
 
@@ -41,13 +41,13 @@ class TuneOptions:
 
     Args:
         constraints: Limits that a schedule must keep to.
-        extras: Which schedules may be tried.
+        extras: The schedules that may be tried.
         baseline: Label or kind of the schedule that the others are compared with.
-        n_seeds: Seeds of the finalists; if absent 20, or 200 where a recording is resampled: the spread of single runs
-            tells how sure it is, and few of them tell that roughly.
+        n_seeds: Seeds of the finalists. If absent, 20, or 200 if a recording is resampled: the spread of single runs
+            gives the uncertainty, and a few runs estimate it only roughly.
         n_search_seeds: Seeds of the search.
-        evaluations: Most candidates to evaluate, all if there are no more; None: all of few, 100 of many.
-        seed: Of the search's sampler.
+        evaluations: Most candidates to evaluate; all if there are no more. None: all if there are few, 100 if many.
+        seed: Seed of the search's sampler.
     """
 
     constraints: Constraints
@@ -60,25 +60,25 @@ class TuneOptions:
 
     @property
     def per(self) -> Literal["step", "micro-batch"]:
-        """Of what times are compared."""
+        """The unit of compared times."""
         return "micro-batch" if self.extras.micro_batches else "step"
 
     def budget(self, n_candidates: int) -> int | None:
-        """Return how many of the candidates to evaluate; None: all."""
+        """Return the number of candidates to evaluate; None: all."""
         return None if n_candidates <= (self.evaluations or MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What the first part of a search found: candidates, simulated with the seeds of the search.
+    """Result of the first part of a search: candidates, simulated with the seeds of the search.
 
     Args:
-        runs: How they were simulated.
+        runs: The runs of the simulation.
         baseline: The schedule that they are compared with.
-        evaluated: Different plans, the baseline too if it is a candidate.
-        n_candidates: Legal candidates that meet the demands on exchanges.
-        excluded: How many candidates each constraint excluded.
-        n_illegal: How many the schedules or the scenario refused.
+        evaluated: Different plans, including the baseline if it is a candidate.
+        n_candidates: Legal candidates that keep to the constraints on exchanges.
+        excluded: Number of candidates that each constraint excluded.
+        n_illegal: Number of candidates that the schedules or the scenario refused.
     """
 
     runs: Runs
@@ -90,7 +90,7 @@ class Searched:
 
     @property
     def n_evaluated(self) -> int:
-        """Different plans that were simulated."""
+        """Number of different plans that were simulated."""
         return len(self.evaluated)
 
 
@@ -99,11 +99,11 @@ class Tuned:
     """Result of a search.
 
     Args:
-        runs: How the finalists were simulated.
-        finalists: The baseline too; the fastest first.
+        runs: The runs of the finalists.
+        finalists: The finalists, including the baseline; the fastest first.
         verdict: Whether to change, and why.
-        search: What was simulated before.
-        per: Times are seconds per step, or per micro-batch.
+        search: Results of the search.
+        per: Unit of times: seconds per step, or per micro-batch.
     """
 
     runs: Runs
@@ -122,7 +122,7 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
         progress: See `Progress`.
 
     Raises:
-        ScenarioError: No candidate keeps to the constraints, or not all can be tried and Optuna is not installed.
+        ScenarioError: No candidate keeps to the constraints, or the budget is too small for all without Optuna.
         PlanError: The baseline does not fit the cluster.
     """
     base = baseline_of(scenario, wanted.baseline)
@@ -161,7 +161,8 @@ def tune(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None =
         progress: See `Progress`.
 
     Raises:
-        ScenarioError: As of `simulate_candidates`, as `PlanError`.
+        ScenarioError: See `simulate_candidates`.
+        PlanError: See `simulate_candidates`.
     """
     found = simulate_candidates(scenario, wanted, progress=progress)
     drawn = found.runs.scenario
@@ -189,17 +190,17 @@ def _simulated(
 
 
 def baseline_of(scenario: Scenario, name: str) -> Schedule:
-    """Return the schedule of that label or kind; synchronous SGD as it is by default, if the scenario has none.
+    """Return the schedule of that label or kind. If the scenario has none, return default synchronous SGD.
 
     Raises:
-        ScenarioError: There is none, and it is not `sync`.
+        ScenarioError: There is none, and the name is not `sync`.
     """
     found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], name)
     return Sync() if found is None and name == "sync" else find_baseline(scenario, name)
 
 
 def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int, refusal: str) -> ScenarioError:
-    """Say which constraint excluded most."""
+    """Name the constraint that excluded the most candidates."""
     if not excluded:
         why = f"; the first: {refusal}" if refusal else ""
         return ScenarioError(f"{scenario.name}: none of {n_illegal} candidates is legal on this cluster{why}")

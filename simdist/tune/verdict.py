@@ -1,4 +1,4 @@
-"""Whether to change the schedule, in a sentence, and why not."""
+"""The verdict: whether to change the schedule, in a sentence, with reasons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _MOST_OF_THE_WAITING = 0.8
 _NEARLY_ALL_STEPS = 0.8
 _FEW_RANKS = 1 / 8  # of the world
 _NOTICEABLE = 0.02  # of a step
-_FEW_STEPS = 10  # in fewer recorded ones, a rank that is late twice seems to be late always
+_FEW_STEPS = 10  # with fewer recorded steps, a rank that is late twice seems to be always late
 
 Outcome = Literal["change", "stay", "unsure"]
 
@@ -36,10 +36,10 @@ class Verdict:
 
     Args:
         winner: The schedule to change to; None: stay with the baseline.
-        best: The fastest, whether it is worth the change or not; the baseline if nothing else was a finalist.
-        sentence: For people.
+        best: The fastest finalist, even if it is not worth the change; the baseline if there is no other finalist.
+        sentence: The verdict for people.
         reasons: Sentences that explain it.
-        outcome: `change`; `stay`, because nothing gains; or `unsure`, because something may.
+        outcome: `change`; `stay`, if nothing gains; `unsure`, if something may.
     """
 
     winner: Finalist | None
@@ -54,7 +54,7 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
 
     Args:
         runs: The runs of the finalists.
-        found: The finalists, the baseline among them, the fastest first.
+        found: The finalists, including the baseline, the fastest first.
         constraints: Limits, which the baseline may break.
     """
     (baseline,) = (each for each in found if each.is_baseline)
@@ -83,19 +83,19 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
 
 
 def staying(baseline: str, speedup: float) -> tuple[Outcome, str]:
-    """Return the outcome and the sentence where nothing surely gains, by the speed-up of the best."""
+    """Return the outcome and the sentence if nothing surely gains, given the speed-up of the best."""
     if speedup < WORTHWHILE:
         return "stay", f"stay with {baseline}"
     return "unsure", f"stay with {baseline} until something is surely faster"
 
 
 def is_worthwhile(finalist: Finalist) -> bool:
-    """Tell whether a schedule is faster than the baseline by 2 %, and its interval is above 1."""
+    """Tell whether a schedule is at least 2 % faster than the baseline, with a confidence interval above 1."""
     return not finalist.problem and surely_gains(finalist.row.speedup, _interval(finalist))
 
 
 def _dependence(scenario: Scenario, one: Finalist, found: Sequence[Finalist]) -> str | None:
-    """Say which schedules may be better than the best, and on what that depends, if something uncertain decides it."""
+    """Name the schedules that may be better than the best, and the uncertain quantity that decides it, if any."""
     if one.problem or not one.measured.drawn:
         return None
     from simdist.studies.uncertainty import TAIL, main_cause
@@ -113,7 +113,7 @@ def _dependence(scenario: Scenario, one: Finalist, found: Sequence[Finalist]) ->
 
 
 def named(schedule: Schedule) -> str:
-    """Return a schedule as people call it: hierarchical SGD by its levels, others by their label."""
+    """Return a schedule's name for people: hierarchical SGD by its levels, others by their label."""
     levels = schedule.model_dump().get("levels")
     text = f"{schedule.kind} {strict_yaml.dump_line(levels)}" if levels else schedule.name
     return text + (" with intra-node gradients" if levels and schedule.name.endswith("-intra") else "")
@@ -124,7 +124,7 @@ def entry(schedule: Schedule) -> str:
     written = schedule.model_dump(mode="json", exclude_unset=True)
     if written.get("label") in ("", schedule.default_label()):
         written.pop("label")
-    if "levels" in written:  # whose periods are text in JSON
+    if "levels" in written:  # their periods are text in JSON
         written["levels"] = {int(period): size for period, size in written["levels"].items()}
     return "- " + strict_yaml.dump_line({"kind": schedule.kind_in_files()} | written)
 
@@ -138,12 +138,12 @@ def _interval(finalist: Finalist) -> Interval | None:
 
 
 def surely_gains(speedup: float, interval: Interval | None) -> bool:
-    """Tell whether a speed-up is 2 % or more, and its interval above 1."""
+    """Tell whether a speed-up is 2 % or more, with a confidence interval above 1."""
     return speedup >= WORTHWHILE and (interval is None or interval[0] > 1)
 
 
 def factor_text(speedup: float, interval: Interval | None) -> str:
-    """Return a speed-up and, if there is one, its interval.
+    """Return a speed-up, with its confidence interval if there is one.
 
     >>> factor_text(1.5, (1.4, 1.6))
     '1.50 (1.40-1.60)'
@@ -157,7 +157,7 @@ def _doubt(finalist: Finalist) -> str:
 
 
 def _ties(runs: Runs, best: Finalist, found: Sequence[Finalist]) -> tuple[str, ...]:
-    """Name the finalists that may be as fast."""
+    """Name the finalists that may be equally fast."""
     others = (each for each in found if each is not best and not each.is_baseline and not each.problem)
     equal = [each.schedule.name for each in others if not clearly_faster(runs, best, each)]
     return (f"it is statistically indistinguishable from {', '.join(equal)} by their step times",) if equal else ()
@@ -165,13 +165,13 @@ def _ties(runs: Runs, best: Finalist, found: Sequence[Finalist]) -> tuple[str, .
 
 @dataclass(frozen=True, slots=True)
 class Culprits:
-    """Ranks that nearly all waiting is for, in nearly all steps.
+    """Persistent stragglers: ranks that cause nearly all waiting, in nearly all steps.
 
     Args:
-        ranks: Which.
-        share: Of all waiting, what is for them.
-        steps: Share of the steps with collectives in which nearly all waiting is for them.
-        waited_s: Seconds that a rank waits for them per step, on average; some of it may be hidden behind computing.
+        ranks: The ranks.
+        share: Share of all waiting that they cause.
+        steps: Share of the steps with collectives in which they cause nearly all waiting.
+        waited_s: Mean seconds per step that a rank waits for them. Some of it may overlap with computing.
     """
 
     ranks: tuple[int, ...]
@@ -181,11 +181,11 @@ class Culprits:
 
 
 def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
-    """Return the few ranks that others wait for nearly always, if there are such: persistent stragglers.
+    """Return the few ranks that others nearly always wait for, the persistent stragglers, if there are any.
 
     Args:
-        scenario: Is simulated for 200 steps at most, with its own seed.
-        schedule: Under which.
+        scenario: Simulated for at most 200 steps, with its own seed.
+        schedule: The schedule of the simulation.
     """
     short = scenario.changed(steps=min(scenario.steps, _LOOKED_AT_STEPS), schedules=(schedule,))
     trace = simulate(short)
@@ -208,7 +208,7 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
 
 
 def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
-    """Explain with what was simulated why nothing is gained."""
+    """Explain with the simulations why nothing is gained."""
     if best.is_baseline:
         return ("no other candidate keeps to the constraints",)
     first = f"the fastest, {named(best.schedule)}, is {_factor(best)} times as fast"
@@ -216,7 +216,7 @@ def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
 
 
 def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
-    """Say what there should be more of to be sure of a gain, if there seems to be one."""
+    """Say which number to increase to be sure of a gain, if there seems to be one."""
     if best.row.speedup < WORTHWHILE:
         return ()
     if shares := best.row.of(RANGES):
@@ -229,7 +229,7 @@ def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
 
 
 def _waits(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
-    """Say which ranks the others wait for, with both schedules, if they are nearly always the same."""
+    """Name the ranks that the others wait for, under both schedules, if they are nearly always the same."""
     is_another_job = (best.micro_batches, best.checkpoint) != (baseline.micro_batches, baseline.checkpoint)
     if is_another_job or (runs.recording and runs.recording.n_steps < _FEW_STEPS):
         return ()
@@ -247,7 +247,7 @@ def _waits(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
 
 
 def _shares(scenario: Scenario, baseline: Finalist) -> str:
-    """Say what could be gained at most: of a traced job what its traces show, where gaps are told from computing."""
+    """State the largest possible gain. For an imported job, use its traces, which tell gaps from computing."""
     if scenario.imported and scenario.imported.verdict:
         return scenario.imported.verdict
     row = baseline.row
