@@ -41,7 +41,7 @@ class Clock(Timeline):
         return simpy.Process(self, steps)
 
     def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: SimTime = 0) -> None:
-        """Schedule an event, as SimPy does. If no process waits for another's end, only its failure matters.
+        """Schedule an event, as SimPy does. An end that no process waits for is not an event; its failure is raised.
 
         Raises:
             BaseException: What the process raised.

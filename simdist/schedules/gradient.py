@@ -109,7 +109,7 @@ class GradientSchedule(Schedule, abc.ABC):
         """Return the operations that average bucket `number` in place, after its backward pass; `sent` holds it."""
 
     def first_exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
-        """Return those of the first step after the warm-up; by default the same as in later steps."""
+        """Return the operations of the first step after the warm-up; by default the same as in later steps."""
         return self.exchange(sent, number, job)
 
     def sent(self, grad: Buffer, job: Job) -> Buffer:

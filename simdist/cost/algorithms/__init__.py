@@ -5,7 +5,7 @@ A collective names its algorithm, or leaves the choice to the cluster's library 
 NCCL estimates the time of each of its algorithms and protocols when a communicator is made. It takes the fastest for
 the size of the buffer. `auto`, `ring` and `double_tree` do the same here, by their costs on this cluster when it is
 idle: see `simdist.cost.algorithms.nccl`. On a cluster with another library, rings and double trees are perfect
-    pipelines.
+pipelines.
 
 gloo has one algorithm for each collective. Each file declares its algorithm, with the collectives that it carries, as
 `ALGORITHM`. A plan finds it by its name.
