@@ -11,8 +11,8 @@ a j with x[j] <= x[i] and y[j] < x[j].
 r is a *bottleneck* of i if i uses it, it is full, and no flow on it is faster than i: x[j] <= x[i] for all j with
 a[r, j] > 0. Feasible rates are max-min fair if and only if every flow has a bottleneck:
 
-    if       Let r be a bottleneck of i, y feasible, y[i] > x[i]. The sum over r of y is at most c[r], and that of x is
-             c[r]. So some j on r has y[j] < x[j], and x[j] <= x[i].
+    if       Let r be a bottleneck of i, y feasible, y[i] > x[i]. On r, the sum of y is at most c[r], and that of x
+             is c[r]. So some j on r has y[j] < x[j], and x[j] <= x[i].
     only if  Suppose i has no bottleneck: every resource of i has room, or is full and carries a faster flow. Raise x[i]
              a little, and lower the faster flows by the same load. They are still faster than i. So x was not max-min
              fair.
