@@ -129,6 +129,18 @@ class Resources:
         """Return the resource of a rank's decoding threads, in seconds of all threads together."""
         return self.storage_operations + 1 + 4 * self.n_nodes + self.world_size + rank
 
+    def moved(self, resources: NDArray[np.int64], n_ranks: int, n_nodes: int) -> NDArray[np.int64]:
+        """Return the resources that ranks and nodes use whose numbers are larger by so much; of the switch, the same.
+
+        Args:
+            resources: Ports of ranks, cards of machines, host bridges, the switch.
+            n_ranks: Added to ranks.
+            n_nodes: Added to nodes.
+        """
+        of_rank = resources < 2 * self.world_size
+        of_node = ~of_rank & (resources < self.switch)
+        return np.asarray(resources + n_ranks * of_rank + n_nodes * of_node)
+
     @property
     def n_resources(self) -> int:
         """Number of resources."""

@@ -7,7 +7,7 @@ resources. Injected delays were drawn with the scenario.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _EVERY_RANK = Group(1)
 _SEVERAL = -1
+_OF_LIBRARIES = ("auto", "ring", "double_tree")  # they see where members sit, but not their numbers
 
 
 def price(
@@ -82,6 +83,27 @@ def resources_of(plan: Plan, cluster: Cluster) -> Resources:
     return Resources(cluster.nodes, cluster.gpus_per_node, _n_servers(plan))
 
 
+def _without_names(op: ops.Collective) -> ops.Collective:
+    match op:
+        case ops.ReduceScatter() | ops.AllGather():
+            return replace(op, src="", dst="")
+        case _:
+            return replace(op, buffer="")
+
+
+def _moved(call: Call, base: Call, transfer: Transfer) -> Transfer | None:
+    """Return the transfer of a group as that of another one elsewhere; None if the two do not look alike."""
+    if call.n != base.n:
+        return None
+    topology = call.topology
+    ranks = np.unique(call.members - base.members)
+    nodes = np.unique(topology.node(call.members) - topology.node(base.members))
+    if len(ranks) > 1 or len(nodes) > 1:
+        return None
+    by = int(ranks[0]), int(nodes[0])
+    return Transfer(tuple(replace(stage, resources=topology.moved(stage.resources, *by)) for stage in transfer.stages))
+
+
 class _Pricing:
     def __init__(
         self,
@@ -113,6 +135,7 @@ class _Pricing:
         for resource, share in shares.items():
             self.capacity_Bps[resource] *= share
         self._loads = self._load_costs(workload) if plan.dataset else None
+        self._collectives: dict[tuple[ops.Collective, int, bool], Shared] = {}
 
     def _load_costs(self, workload: Workload) -> "LoadCosts":
         from simdist.cost.loads import LoadCosts
@@ -219,12 +242,19 @@ class _Pricing:
         return self._buffers[name]
 
     def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
+        """Return the price of a collective; those that differ in the names of buffers only have one."""
+        sparse = isinstance(op, ops.AllGather) and self._buffer(op.dst).sparse
+        like = _without_names(op), nbytes, sparse
+        if like not in self._collectives:
+            self._collectives[like] = self._new_collective(op, nbytes, sparse=sparse)
+        return self._collectives[like]
+
+    def _new_collective(self, op: ops.Collective, nbytes: int, *, sparse: bool) -> Shared:
         if isinstance(op, ops.AllReduce) and op.drop:
             return self._first_come(op, nbytes)
         groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
-        sparse = isinstance(op, ops.AllGather) and self._buffer(op.dst).sparse
         calls = [Call(op, members, nbytes, self.topology, number, sparse) for number, members in groups]
-        transfers = (collective_transfer(call, self._cluster, self._undisturbed_Bps) for call in calls)
+        transfers = self._transfers(calls)
         if math.isfinite(self.topology.host_Bps):
             transfers = (self._with_copies(transfer, op, nbytes) for transfer in transfers)
         shared = Shared.of(op.group, transfers, self.capacity_Bps)
@@ -233,6 +263,21 @@ class _Pricing:
         from simdist.cost.algorithms.gloo import segments
 
         return replace(shared, segments=segments(calls, shared.alone_s))
+
+    def _transfers(self, calls: Iterable[Call]) -> Iterator[Transfer]:
+        """Yield the transfers of groups; those of groups that look alike are the same on other resources.
+
+        All machines are alike, and so are the GPUs of one. What the library chooses depends on neither.
+        """
+        priced: list[tuple[Call, Transfer]] = []
+        for call in calls:
+            alike = (_moved(call, base, transfer) for base, transfer in priced)
+            found = next((transfer for transfer in alike if transfer is not None), None)
+            if found is None:
+                found = collective_transfer(call, self._cluster, self._undisturbed_Bps)
+                if call.op.algorithm in _OF_LIBRARIES:
+                    priced.append((call, found))
+            yield found
 
     def _first_come(self, op: ops.AllReduce, nbytes: int) -> Shared:
         """Price the exchange of the first ranks, and that of a last, late rank. Late ranks are spread evenly.

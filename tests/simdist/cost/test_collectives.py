@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from simdist.cost import Shared, price
+from simdist.cost import Shared, price, pricing
 from simdist.cost.algorithms.double_tree import parents
 from simdist.engines import des, fast
 from simdist.errors import PlanError
@@ -557,3 +557,72 @@ def test_automatic_choice_of_nccl_is_never_slower_than_the_ring(case):
 def test_algorithm_that_a_collective_does_not_have_is_refused(op, message):
     with pytest.raises(PlanError, match=message):
         priced(op, cluster_of(6))
+
+
+# ---------------------------------------------------------------- groups that look alike
+
+MACHINES = st.fixed_dictionaries(
+    {
+        "device": st.sampled_from(
+            [{}, {"compute_capability": 7}, {"compute_capability": 8}, {"compute_capability": 9}]
+        ),
+        "nics_per_node": st.sampled_from([1, 2]),
+        "host_bridge_Bps": st.sampled_from([math.inf, 6e9]),
+        "oversubscription": st.sampled_from([1, 3]),
+        "in_switch_reduction": st.booleans(),
+        "collective_overhead_s": st.sampled_from([0.0, 1e-5]),
+    }
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(collectives(), MACHINES, st.booleans())
+def test_groups_that_look_alike_cost_to_the_bit_what_they_cost_one_by_one(case, machines, has_host):
+    _, op, cluster, count = case
+    if has_host and cluster.library == "gloo":
+        host = {"handover_s": 1e-5, "collective_s": 2e-5, "copy_Bps": 3e9}
+        machines = machines | {"host": host, "cores_per_node": 2, "host_reduction_Bps": 5e9}
+    cluster = Cluster.model_validate(dict(cluster) | machines | {"library": cluster.library})
+    _, found, cost = priced(op, cluster, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pricing, "_moved", lambda call, base, transfer: None)
+        _, plain, one_by_one = priced(op, cluster, count)
+    assert found.contested == plain.contested
+    assert_same(cost, one_by_one)
+
+
+def assert_same(cost, other):
+    assert np.array_equal(cost.alone_s, other.alone_s)
+    assert len(cost.transfers) == len(other.transfers)
+    for transfer, of_other in zip(cost.transfers, other.transfers, strict=True):
+        for stage, alike in zip(transfer.stages, of_other.stages, strict=True):
+            assert stage.latency_s == alike.latency_s
+            assert np.array_equal(stage.resources, alike.resources)
+            assert np.array_equal(stage.nbytes, alike.nbytes)
+
+
+def test_buffers_of_one_size_are_priced_once_and_those_of_others_are_not(monkeypatch):
+    sizes = {"a": 1000, "b": 1000, "c": 2000}
+    buffers = tuple(Buffer(name, count, initialized=True) for name, count in sizes.items())
+    pairs = Group(2)
+    ops = (
+        *(AllReduce(name, Group(4)) for name in sizes),
+        AllReduce("b", pairs),
+        AllReduce("a", Group(4), algorithm="tree"),
+        Reduce("b", Group(4), root=1),
+        Reduce("a", Group(4), root=2),
+    )
+    plan = Plan.from_steps("several", world_size=4, buffers=buffers, steps=[ops])
+    priced_ops = []
+    whole_price = pricing._Pricing._new_collective
+    monkeypatch.setattr(
+        pricing._Pricing,
+        "_new_collective",
+        lambda self, op, *rest, **more: (priced_ops.append(op), whole_price(self, op, *rest, **more))[1],
+    )
+    costs = price(plan, cluster_of(2, 2, fabric=FABRIC), WORKLOAD)
+    assert [op for op in ops if op not in priced_ops] == [ops[1]]
+    assert costs.of[ops[0]] is costs.of[ops[1]]
+    for op in ops:
+        alone = Plan.from_steps("one", world_size=4, buffers=buffers, steps=[(op,)])
+        assert_same(costs.of[op], price(alone, cluster_of(2, 2, fabric=FABRIC), WORKLOAD).of[op])
