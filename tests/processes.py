@@ -37,6 +37,7 @@ LOADED = [  # all that ranks import
     "data_runs",
     "faults",
     "loops",
+    "real.learn",
     "simdist.schedules.hitopk",
     "tests.real.processes.test_launch",
     "tests.real.test_running",
