@@ -1,59 +1,19 @@
-"""Stand-ins for `python -m real.learn`: `COMMAND`, and `in_forks`, which is the program itself, started fast.
-
-`COMMAND` gives curves with known answers, by the label of the plan's schedule.
+"""A stand-in for `python -m real.learn`: curves with known answers, by the label of the plan's schedule.
 
 The accuracy after n steps is 1 - exp(-n f / tau), with tau of the schedule, a little more by seed, and the factor f of
 the learning rate up to 2, beyond which nothing is learnt, and beyond 8 it diverges. Environment variables: LEARNER_TAU,
 JSON of label -> tau; LEARNER_HANG, a label that hangs; LEARNER_LOG, a file that gets a line per run.
 """
 
-import io
 import json
 import math
 import os
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-
-import pytest
 
 COMMAND = (sys.executable, __file__)
 TENSORS = [["weight", [30, 10], "float32"], ["bias", [10], "float32"]]
-
-
-def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `simdist.learning.training` train in forks of a process that has loaded torch."""
-    import processes
-
-    def run(
-        command: Sequence[str],
-        *,
-        input: bytes,  # noqa: A002 (its name in `subprocess.run`)
-        capture_output: bool,
-        timeout: float,
-        env: dict[str, str],
-    ) -> subprocess.CompletedProcess[bytes]:
-        assert command[1:] == ("-m", "real.learn")
-        assert capture_output
-        with tempfile.TemporaryDirectory() as folder:
-            answer = Path(folder, "answer")
-            ending = processes.run(learn, 1, input.decode(), str(answer), environ=env, timeout_s=timeout)[0]
-            return subprocess.CompletedProcess(command, ending.code, answer.read_bytes(), ending.output.encode())
-
-    named = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr("simdist.learning.training.subprocess", named)
-
-
-def learn(request: str, answer: str) -> None:
-    """Do what `python -m real.learn` does, from one text to a file."""
-    from real.learn import main
-
-    with Path(answer).open("w", encoding="utf-8") as out:
-        sys.exit(main(io.StringIO(request), out))
 
 
 def main() -> None:
