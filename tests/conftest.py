@@ -3,7 +3,8 @@
 import gc
 import os
 import signal
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -42,6 +43,40 @@ COMPUTED_ONCE = (
     "tests/simdist/sweep/test_dask.py",
     "tests/simdist/tune/test_search.py",
 )
+
+
+@pytest.fixture(autouse=True)
+def leaves_the_process_as_it_was() -> Iterator[None]:
+    """Fail a test that leaves another environment, working directory or `sys.path` to the tests after it; mend them."""
+    environ_before = _environ()
+    path_before = list(sys.path)
+    folder_before = os.getcwd()
+    yield
+    left = []
+    environ = _environ()
+    for name in sorted(environ.keys() | environ_before.keys()):
+        value, value_before = environ.get(name), environ_before.get(name)
+        if value != value_before:
+            left.append(f"os.environ[{name!r}] was {value_before!r}, is {value!r}")
+            os.environ.pop(name, None)
+            if value_before is not None:
+                os.environ[name] = value_before
+    if sys.path != path_before:
+        left.append(f"sys.path was {path_before}, is {sys.path}")
+        sys.path[:] = path_before
+    if os.getcwd() != folder_before:
+        left.append(f"the working directory was {folder_before}, is {os.getcwd()}")
+        os.chdir(folder_before)
+    if left:
+        pytest.fail("it leaves to other tests: " + "; ".join(left), pytrace=False)
+
+
+def _environ() -> dict[str, str]:
+    """Return the environment, but for what pytest changes during a test, and torch when it first compiles."""
+    found = dict(os.environ)
+    found.pop("PYTEST_CURRENT_TEST", None)
+    found.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    return found
 
 
 @pytest.hookimpl(wrapper=True)
