@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -47,9 +46,11 @@ COMPUTED_ONCE = (
 
 @pytest.fixture(autouse=True)
 def leaves_the_process_as_it_was() -> Iterator[None]:
-    """Fail a test that leaves another environment, working directory or `sys.path` to the tests after it; mend them."""
+    """Fail a test that leaves another environment or working directory to the tests after it, and mend them.
+
+    `sys.path` may grow: tasks and plugins add the folder that they are in, as they would in a process of their own.
+    """
     environ_before = _environ()
-    path_before = list(sys.path)
     folder_before = os.getcwd()
     yield
     left = []
@@ -61,9 +62,6 @@ def leaves_the_process_as_it_was() -> Iterator[None]:
             os.environ.pop(name, None)
             if value_before is not None:
                 os.environ[name] = value_before
-    if sys.path != path_before:
-        left.append(f"sys.path was {path_before}, is {sys.path}")
-        sys.path[:] = path_before
     if os.getcwd() != folder_before:
         left.append(f"the working directory was {folder_before}, is {os.getcwd()}")
         os.chdir(folder_before)
