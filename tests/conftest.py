@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -42,6 +42,39 @@ COMPUTED_ONCE = (
     "tests/simdist/sweep/test_dask.py",
     "tests/simdist/tune/test_search.py",
 )
+
+
+@pytest.fixture(autouse=True)
+def leaves_the_process_as_it_was() -> Iterator[None]:
+    """Fail a test that leaves another environment or working directory to the tests after it, and mend them.
+
+    `sys.path` may grow: tasks and plugins add the folder that they are in, as they would in a process of their own.
+    """
+    environ_before = _environ()
+    folder_before = os.getcwd()
+    yield
+    left = []
+    environ = _environ()
+    for name in sorted(environ.keys() | environ_before.keys()):
+        value, value_before = environ.get(name), environ_before.get(name)
+        if value != value_before:
+            left.append(f"os.environ[{name!r}] was {value_before!r}, is {value!r}")
+            os.environ.pop(name, None)
+            if value_before is not None:
+                os.environ[name] = value_before
+    if os.getcwd() != folder_before:
+        left.append(f"the working directory was {folder_before}, is {os.getcwd()}")
+        os.chdir(folder_before)
+    if left:
+        pytest.fail("it leaves to other tests: " + "; ".join(left), pytrace=False)
+
+
+def _environ() -> dict[str, str]:
+    """Return the environment, but for what pytest changes during a test, and torch when it first compiles."""
+    found = dict(os.environ)
+    found.pop("PYTEST_CURRENT_TEST", None)
+    found.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    return found
 
 
 @pytest.hookimpl(wrapper=True)

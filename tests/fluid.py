@@ -1,11 +1,7 @@
-"""Fluid networks in fractions: slow, plain and exact, with nothing kept between events; and the engine's rates."""
+"""Fluid networks in fractions: slow, plain and exact, with nothing kept between events."""
 
 from fractions import Fraction
 from math import inf
-
-import numpy as np
-
-from simdist.engines.network.flows import Flow, Flows, nothing
 
 
 def exact_rates(flying, capacity_Bps):
@@ -70,13 +66,3 @@ def exact_end_s(starts, capacity_Bps, changes=(), background=()):
             else:
                 flowing[number] = (stage, Fraction(stage.nbytes.max()))
     return [float(each_s) for each_s in end_s]
-
-
-def max_min_rates(flying, capacity_Bps):
-    """Return what the engine says: of each stage bytes per second on its most used resource."""
-    sharing = Flows(capacity_Bps.tolist())
-    flows = [Flow(each, nothing) for each in flying]
-    for flow in flows:
-        sharing.join(flow)
-    sharing.settle(0.0)
-    return np.array([sharing.rate_Bps(flow) for flow in flows])

@@ -11,6 +11,7 @@ Whatever happens, nothing outlives the `with` block, and nothing else is touched
 """
 
 import functools
+import io
 import multiprocessing
 import os
 import runpy
@@ -26,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from timeouts import TIMEOUT_S
@@ -37,6 +39,7 @@ LOADED = [  # all that ranks import
     "data_runs",
     "faults",
     "loops",
+    "real.learn",
     "simdist.schedules.hitopk",
     "tests.real.processes.test_launch",
     "tests.real.test_running",
@@ -179,6 +182,36 @@ def restarting(function: Callable[..., None], world_size: int, *args: object) ->
         start_method="fork",
     )
     elastic_launch(config, function)(*args)
+
+
+def train_in_forks(patch: pytest.MonkeyPatch) -> None:
+    """Let `simdist.learning.training` train in forks, instead of processes of `python -m real.learn`."""
+
+    def run_learn(
+        command: Sequence[str],
+        *,
+        input: bytes,  # noqa: A002 (its name in `subprocess.run`)
+        capture_output: bool,
+        timeout: float,
+        env: dict[str, str],
+    ) -> subprocess.CompletedProcess[bytes]:
+        assert command[1:] == ("-m", "real.learn")
+        assert capture_output
+        with tempfile.TemporaryDirectory() as folder:
+            answer = Path(folder, "answer")
+            ending = run(_learn, 1, input.decode(), str(answer), environ=env, timeout_s=timeout)[0]
+            return subprocess.CompletedProcess(command, ending.code, answer.read_bytes(), ending.output.encode())
+
+    used = SimpleNamespace(run=run_learn, TimeoutExpired=subprocess.TimeoutExpired)
+    patch.setattr("simdist.learning.training.subprocess", used)
+
+
+def _learn(request: str, answer: str) -> None:
+    sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+    from real.learn import main
+
+    with Path(answer).open("w", encoding="utf-8") as out:
+        sys.exit(main(io.StringIO(request), out))
 
 
 def torchrun(*args: object) -> None:

@@ -11,11 +11,12 @@ import argparse
 import hashlib
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from child_answers import answer_of, differing
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # every Python runs the code of this clone
@@ -85,15 +86,7 @@ def there(python: str) -> dict[str, Any]:
     Raises:
         RuntimeError: It fails, or takes longer than ten minutes.
     """
-    command = [python, str(Path(__file__).resolve()), "--digests"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(f"{python}: {error}") from error
-    if done.returncode:
-        raise RuntimeError(f"{python}: {done.stderr.strip()}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return answer_of(python, [python, str(Path(__file__).resolve()), "--digests"], timeout_s=TIMEOUT_S)
 
 
 def main(args: list[str]) -> int:
@@ -114,10 +107,10 @@ def main(args: list[str]) -> int:
     n_different = 0
     for each in found:
         names = {*found[0]["digests"], *each["digests"]}
-        differing = sorted(name for name in names if found[0]["digests"].get(name) != each["digests"].get(name))
-        n_different += len(differing)
-        print(f"{each['releases']}: {len(names) - len(differing)} of {len(names)} digests are those of the first")
-        for name in differing:
+        different = differing(found[0]["digests"], each["digests"])
+        n_different += len(different)
+        print(f"{each['releases']}: {len(names) - len(different)} of {len(names)} digests are those of the first")
+        for name in different:
             print(f"  differs: {name}")
     return 1 if n_different else 0
 

@@ -19,12 +19,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from child_answers import answer_of, differing
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 3600.0
@@ -125,7 +126,7 @@ def of(tree: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return what a tree gives, run in a process of its own; or what a file of --keep holds.
 
     Raises:
-        RuntimeError: It fails, or takes longer than half an hour.
+        RuntimeError: It fails, or takes longer than an hour.
     """
     if tree.is_file():
         kept: dict[str, Any] = json.loads(tree.read_text(encoding="utf-8"))
@@ -135,16 +136,7 @@ def of(tree: Path, options: argparse.Namespace) -> dict[str, Any]:
         command += ["--foreign", str(options.foreign)]
     environment = {**os.environ, "PYTHONPATH": str(tree.resolve()), "COLUMNS": "200", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, cwd=folder, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"{tree}: {error}") from error
-    if done.returncode:
-        raise RuntimeError(f"{tree}: {done.stderr.strip()}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+        return answer_of(str(tree), command, timeout_s=TIMEOUT_S, environ=environment, folder=folder)
 
 
 def main(args: list[str]) -> int:
@@ -170,14 +162,14 @@ def main(args: list[str]) -> int:
         options.keep.write_text(json.dumps(found[0]), encoding="utf-8")
         return 0
     before, after = found
-    names = [*before, *(name for name in after if name not in before)]
-    differing = [name for name in names if before.get(name) != after.get(name)]
-    for name in differing:
+    names = {*before, *after}
+    different = differing(before, after)
+    for name in different:
         print(f"differs: {name}")
         if options.show and name in before and name in after:
             show(before[name], after[name])
-    print(f"{len(names) - len(differing)} of {len(names)} are equal")
-    return 1 if differing else 0
+    print(f"{len(names) - len(different)} of {len(names)} are equal")
+    return 1 if different else 0
 
 
 def show(before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -175,10 +176,9 @@ def fork_server() -> ForkServerContext:
     """Start the process that all others are forks of; the environment says where it finds what it loads."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["job", "torch._dynamo", "torch.distributed.run"])
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parents[1]), before])
-    forkserver.ensure_running()
-    os.environ["PYTHONPATH"] = before
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    with patch.dict(os.environ, {"PYTHONPATH": path}):
+        forkserver.ensure_running()
     return context
 
 

@@ -155,6 +155,8 @@ def _naming_files(function: _Function) -> Callable[..., Any]:
     def named(*given: Any, **options: Any) -> Any:
         try:
             return function(*given, **options)
+        except BrokenPipeError:
+            raise  # of a reader that has seen enough: no file
         except OSError as error:
             why = error.strerror or str(error)
             if error.filename is None:

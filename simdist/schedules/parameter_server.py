@@ -1,6 +1,6 @@
 """Parameter servers: workers push gradients to servers, which sum them, and pull the result."""
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import ClassVar, Literal, final
 
 from pydantic import Field
@@ -126,13 +126,19 @@ class ParameterServer(GradientSchedule):
             held[server_of[tensor]] += job.tensor_counts[tensor]
         return tuple(held)
 
-    def _server_of_tensor(self, counts: Sequence[int]) -> list[int]:
+    def _server_of_tensor(self, counts: tuple[int, ...]) -> tuple[int, ...]:
         if self.placement == "tensors":
-            return [tensor % self.servers for tensor in range(len(counts))]
-        load = [0] * self.servers
-        chosen = []
-        for count in counts:
-            server = load.index(min(load))
-            load[server] += count
-            chosen.append(server)
-        return chosen
+            return tuple(tensor % self.servers for tensor in range(len(counts)))
+        return _least_loaded(counts, self.servers)
+
+
+@lru_cache(maxsize=4)  # every bucket of a plan asks
+def _least_loaded(counts: tuple[int, ...], n_servers: int) -> tuple[int, ...]:
+    """Return the server of each tensor: the one that holds the fewest elements so far."""
+    load = [0] * n_servers
+    chosen = []
+    for count in counts:
+        server = load.index(min(load))
+        load[server] += count
+        chosen.append(server)
+    return tuple(chosen)

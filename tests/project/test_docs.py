@@ -162,7 +162,7 @@ def run_command(line: str) -> tuple[int, str, str]:
         environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
         return ended.returncode, ended.stdout, ended.stderr if ended.returncode else ""
-    if arguments[0] == "sweep":
+    if arguments[0] in ("sweep", "learn") or "--task" in arguments:
         arguments += ["--workers", "0"]  # whose table is the same; other processes would import everything again
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main(arguments)
@@ -170,7 +170,7 @@ def run_command(line: str) -> tuple[int, str, str]:
 
 
 def briefly(command: str) -> str:
-    """Return a command that trains with one seed: every run is a process of its own, which imports torch."""
+    """Return a command that trains with one seed."""
     return re.sub(r"simdist learn (?!.*--seeds)", "simdist learn --seeds 1 ", command)
 
 
@@ -312,7 +312,8 @@ def copied(folder: Path) -> Iterator[Player]:
     before = list(sys.path)
     player = Player()
     try:
-        with contextlib.chdir(folder):
+        with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+            processes.train_in_forks(patch)
             yield player
     finally:
         sys.path[:] = before

@@ -56,6 +56,6 @@ def test_a_model_learns_under_it(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the process that trains
     file = tmp_path / "two.yaml"
     file.write_text(TWO_RANKS.replace("schedules: [", "schedules: [{kind: sync}, "), encoding="utf-8")
-    answer = call(capsys, "learn", file, "--task", "quadratic", "--seeds", 1, "--workers", 0, "--json")
+    answer = call(capsys, "learn", file, "--task", "quadratic", "--seeds", 1, "--workers", 1, "--json")
     assert answer.code == 0, answer.err
     assert [row["schedule"] for row in json.loads(answer.out)["rows"]] == ["sync", "node-4"]

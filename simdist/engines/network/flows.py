@@ -95,10 +95,7 @@ class Flows:
         self._patience = patience
         self._room = [_ROOM, _ROOM, len(capacity_Bps), _ROOM]
         self._is_array = False
-        self._settle: Any = max_min.settle
-        self._end: Any = max_min.end
-        self._leave: Any = max_min.leave
-        self._change_capacity: Any = max_min.change_capacity
+        self._act: Any = max_min.act
         if _compiled.cache_info().currsize:
             self._compile()
         rows: list[Any] = []
@@ -141,11 +138,8 @@ class Flows:
 
     def _compile(self) -> None:
         """Switch to compiled functions and arrays, if there is a compiler."""
-        self._settle = _compiled()["settle"]
-        self._end = _compiled()["end"]
-        self._leave = _compiled()["leave"]
-        self._change_capacity = _compiled()["change_capacity"]
-        self._is_array = self._settle is not max_min.settle
+        self._act = _compiled()["act"]
+        self._is_array = self._act is not max_min.act
         self._patience = -1
 
     @property
@@ -227,12 +221,12 @@ class Flows:
 
     def take_out(self, flow: Flow, now_s: float) -> None:
         """Remove a flow before its end."""
-        self._leave(flow.slot, now_s, *self._state)
+        self._act(max_min.LEAVE, flow.slot, now_s, *self._state)
         self._forget(flow.slot)
 
     def end(self, component: int, now_s: float) -> list[Flow]:
         """Remove and return the flows of a component that end now."""
-        n_ending = self._end(component, now_s, *self._state)
+        n_ending = self._act(max_min.END, component, now_s, *self._state)
         slots = [int(self._ending_row[at]) for at in range(n_ending)]
         return [self._forget(slot) for slot in slots]
 
@@ -245,7 +239,8 @@ class Flows:
 
     def change_capacity(self, resource: int, capacity_Bps: float, now_s: float) -> None:
         """Set the capacity of a resource from now on."""
-        self._change_capacity(resource, capacity_Bps, now_s, *self._state)
+        self._state.resource_floats[max_min.CAPACITY][resource] = capacity_Bps
+        self._act(max_min.CHANGE_CAPACITY, resource, now_s, *self._state)
 
     def settle(self, now_s: float) -> list[int]:
         """Recompute rates where flows joined or left, or capacities changed. Return the components recomputed."""
@@ -260,7 +255,7 @@ class Flows:
         joining_row = self._joining_row
         for at, slot in enumerate(joining):
             joining_row[at] = slot
-        n_changed = self._settle(len(joining), now_s, *self._state)
+        n_changed = self._act(max_min.SETTLE, len(joining), now_s, *self._state)
         joining.clear()
         changed = self._changed
         return [int(changed[at]) for at in range(n_changed)]

@@ -77,6 +77,7 @@ SETTLED_S, NEXT_END_S, LATEST_S = range(3)  # floats of a component: last advanc
 SLOWEST, FASTEST, FIRST_HUB, N_FLOWS, N_JOINED, PARENT, IS_CHANGED, HAS_SHRUNK, CHANGED, FREE, GONE = range(11)
 N_COMPONENTS, N_CHANGED, N_FREE, N_GONE, WORK = range(5)  # counts
 NONE = -1
+SETTLE, END, LEAVE, CHANGE_CAPACITY = range(4)  # what `act` does
 
 Floats: TypeAlias = list[list[float]]
 Ints: TypeAlias = list[list[int]]
@@ -317,14 +318,17 @@ def join(flow: int, now_s: float, state: State) -> None:
     head = state.resource_ints[HEAD]
     tail = state.resource_ints[TAIL]
     n_users = state.resource_ints[N_USERS]
+    is_hub = state.resource_ints[IS_HUB]
     load = state.resource_floats[LOAD]
     demand = state.resource_floats[DEMAND]
+    capacity = state.resource_floats[CAPACITY]
+    component_of = state.flow_ints[COMPONENT]
     first = state.flow_ints[FIRST][flow]
     end = first + state.flow_ints[N_PAIRS][flow]
     component = NONE
     for pair in range(first, end):
         user = head[resource_of[pair]]
-        if user != NONE:
+        if user != NONE and component_of[flow_of[user]] != component:
             found = find_component(flow_of[user], state)
             if found != component:
                 advance(found, now_s, state)
@@ -352,7 +356,9 @@ def join(flow: int, now_s: float, state: State) -> None:
         n_users[resource] += 1
         load[resource] += weight[pair]
         demand[resource] += weight[pair] * own
-        place_hub(resource, component, state)
+        # No hub ceases to be one: a flow that joins only adds to what is demanded of it.
+        if not is_hub[resource] and n_users[resource] > 1 and demand[resource] > capacity[resource] * _NEARLY:
+            place_hub(resource, component, state)
 
 
 def recount_around(flow: int, component: int, state: State) -> None:
@@ -678,153 +684,51 @@ def recompute(n_joining: int, now_s: float, state: State) -> int:
     return n_recomputed
 
 
-def settle(
-    n_joining: int,
-    now_s: float,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    component_floats: Floats,
-    component_ints: Ints,
-    counts: list[int],
-) -> int:
+def settle(n_joining: int, now_s: float, state: State) -> int:
     """Let flows join, and recompute the rates of the components that have changed.
 
     Args:
         n_joining: Number of flows that join. `state.flow_ints[JOINING]` lists them.
         now_s: Now.
-        flow_floats: Of the state. Its parts are separate arguments, which numba takes faster than a tuple.
-        flow_ints: Likewise.
-        pair_floats: Likewise.
-        pair_ints: Likewise.
-        resource_floats: Likewise.
-        resource_ints: Likewise.
-        component_floats: Likewise.
-        component_ints: Likewise.
-        counts: Likewise.
+        state: The state.
 
     Returns:
         Number of components recomputed. `state.component_ints[CHANGED]` lists them.
     """
-    state = State(
-        flow_floats,
-        flow_ints,
-        pair_floats,
-        pair_ints,
-        resource_floats,
-        resource_ints,
-        component_floats,
-        component_ints,
-        counts,
-    )
     take_up(n_joining, now_s, state)
     return recompute(n_joining, now_s, state)
 
 
-def end(
-    component: int,
-    now_s: float,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    component_floats: Floats,
-    component_ints: Ints,
-    counts: list[int],
-) -> int:
+def end(component: int, now_s: float, state: State) -> int:
     """Remove the flows of a component that end now. Return their number; `state.flow_ints[ENDING]` lists them."""
-    state = State(
-        flow_floats,
-        flow_ints,
-        pair_floats,
-        pair_ints,
-        resource_floats,
-        resource_ints,
-        component_floats,
-        component_ints,
-        counts,
-    )
     advance(component, now_s, state)
-    due = flow_floats[DUE]
-    faster = flow_ints[FASTER]
-    ending = flow_ints[ENDING]
-    latest_s = component_floats[LATEST_S][component]
+    due = state.flow_floats[DUE]
+    faster = state.flow_ints[FASTER]
+    ending = state.flow_ints[ENDING]
+    latest_s = state.component_floats[LATEST_S][component]
     n_ending = 0
-    flow = component_ints[SLOWEST][component]
+    flow = state.component_ints[SLOWEST][component]
     while flow != NONE:
         if due[flow] <= latest_s:
             ending[n_ending] = flow
             n_ending += 1
         flow = faster[flow]
     if n_ending:
-        component_floats[NEXT_END_S][component] = float("inf")
+        state.component_floats[NEXT_END_S][component] = float("inf")
         remove(n_ending, component, state)
     return n_ending
 
 
-def leave(
-    flow: int,
-    now_s: float,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    component_floats: Floats,
-    component_ints: Ints,
-    counts: list[int],
-) -> None:
+def leave(flow: int, now_s: float, state: State) -> None:
     """Remove a flow before its end."""
-    state = State(
-        flow_floats,
-        flow_ints,
-        pair_floats,
-        pair_ints,
-        resource_floats,
-        resource_ints,
-        component_floats,
-        component_ints,
-        counts,
-    )
     component = state.flow_ints[COMPONENT][flow]
     advance(component, now_s, state)
     state.flow_ints[ENDING][0] = flow
     remove(1, component, state)
 
 
-def change_capacity(
-    resource: int,
-    capacity_Bps: float,
-    now_s: float,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    component_floats: Floats,
-    component_ints: Ints,
-    counts: list[int],
-) -> None:
-    """Set the capacity of a resource from now on."""
-    state = State(
-        flow_floats,
-        flow_ints,
-        pair_floats,
-        pair_ints,
-        resource_floats,
-        resource_ints,
-        component_floats,
-        component_ints,
-        counts,
-    )
-    state.resource_floats[CAPACITY][resource] = capacity_Bps
+def change_capacity(resource: int, now_s: float, state: State) -> None:
+    """Use the capacity that now stands in `CAPACITY` from now on."""
     head = state.resource_ints[HEAD][resource]
     if head == NONE:
         return
@@ -845,3 +749,58 @@ def change_capacity(
     while pair != NONE:
         recount_around(state.pair_ints[FLOW][pair], component, state)
         pair = state.pair_ints[NEXT][pair]
+
+
+def act(
+    action: int,
+    which: int,
+    now_s: float,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    component_floats: Floats,
+    component_ints: Ints,
+    counts: list[int],
+) -> int:
+    """Do what is asked from outside: the state comes in parts, which numba takes faster than a tuple of them.
+
+    Args:
+        action: `SETTLE`, `END`, `LEAVE` or `CHANGE_CAPACITY`: the function to call.
+        which: Its first argument.
+        now_s: Now.
+        flow_floats: Of the state, likewise all that follow.
+        flow_ints: Likewise.
+        pair_floats: Likewise.
+        pair_ints: Likewise.
+        resource_floats: Likewise.
+        resource_ints: Likewise.
+        component_floats: Likewise.
+        component_ints: Likewise.
+        counts: Likewise.
+
+    Returns:
+        What it returns, or 0.
+    """
+    state = State(
+        flow_floats,
+        flow_ints,
+        pair_floats,
+        pair_ints,
+        resource_floats,
+        resource_ints,
+        component_floats,
+        component_ints,
+        counts,
+    )
+    if action == SETTLE:
+        return settle(which, now_s, state)
+    if action == END:
+        return end(which, now_s, state)
+    if action == LEAVE:
+        leave(which, now_s, state)
+    else:
+        change_capacity(which, now_s, state)
+    return 0

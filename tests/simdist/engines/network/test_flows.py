@@ -7,11 +7,12 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
-from fluid import exact_end_s, exact_rates, max_min_rates
+from fluid import exact_end_s, exact_rates
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripts import ROOT
 
+from benchmarks.network import max_min_rates
 from simdist.cost import Stage, Transfer
 from simdist.engines.network import flows as flows_module
 from simdist.engines.network.flows import Flow, Flows

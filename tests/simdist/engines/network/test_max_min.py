@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from fluid import exact_rates, max_min_rates
+from fluid import exact_rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.network import max_min_rates
 from simdist.cost import Stage
 
 N_RESOURCES = 5
