@@ -11,7 +11,7 @@ With w[s, r] the own work of rank r in step s (`real.watching.work`):
   alone, no later than the next, would save it.
 
 `simdist.profiles.estimates.noise` has the threshold of noise. In noise alone, at most `FALSE_ALARM` of all windows name
-a rank.
+a rank, among up to 128 ranks.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from simdist.profiles.estimates.noise import USUALLY, by_chance_usually_s, late_
 from simdist.settings.base import plural
 
 #: Share of windows that name a rank although there is noise alone, at most.
-FALSE_ALARM = 0.01
+FALSE_ALARM = 0.02
 
 _CHANNELS = 3  # among which `by_chance_usually_s` divides `USUALLY`; there is one here
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
@@ -35,6 +35,7 @@ _PERSISTENT_SHARE = 0.03
 _TRANSIENT_SHARE = 0.05
 _FEWEST_STEPS = 3
 _MOST_SCALARS = 32
+_MOST_COMPARED = 128
 _MOST_EARLIER = 150  # steps whose noise counts
 
 Floats = NDArray[np.float64]
@@ -247,7 +248,7 @@ def _persistent(work_s: Floats, late_s: Floats, step_s: float) -> NDArray[np.boo
     candidates = usual_s > _PERSISTENT_SHARE * step_s
     if not candidates.any():  # the threshold costs more than all the rest
         return none
-    candidates &= usual_s > by_chance_usually_s(work_s)
+    candidates &= usual_s > by_chance_usually_s(work_s[:, _compared(usual_s)])
     for column in np.flatnonzero(candidates).tolist():
         others_s = np.delete(usual_s, column)
         spread_s = _NORMAL * float(np.median(np.abs(others_s - np.median(others_s))))
@@ -272,5 +273,22 @@ def _transient(more_s: Floats, earlier_s: Floats, step_s: float) -> NDArray[np.b
     noticeable = more_s > _TRANSIENT_SHARE * step_s
     if not noticeable.any():  # the threshold costs more than all the rest
         return noticeable
-    is_late = late_once(np.concatenate([earlier_s, more_s]), alarm=FALSE_ALARM - USUALLY / _CHANNELS)
-    return np.asarray(noticeable & is_late[len(earlier_s) :])
+    columns = _compared(more_s.max(axis=0))
+    all_s = np.concatenate([earlier_s, more_s])[:, columns]
+    is_late = np.zeros_like(noticeable)
+    is_late[:, columns] = late_once(all_s, alarm=FALSE_ALARM - USUALLY / _CHANNELS)[len(earlier_s) :]
+    return np.asarray(noticeable & is_late)
+
+
+def _compared(late_s: Floats) -> NDArray[np.intp]:
+    """Return the ranks among which late ones are told from noise, in ascending order.
+
+    The time for that grows with the square of the number of ranks. So of many ranks, these are the latest and some
+    others, evenly spread.
+    """
+    n_ranks = len(late_s)
+    if n_ranks <= _MOST_COMPARED:
+        return np.arange(n_ranks)
+    latest = np.argsort(-late_s, kind="stable")[: _MOST_COMPARED // 2]
+    others = np.linspace(0, n_ranks - 1, _MOST_COMPARED // 2).astype(np.intp)
+    return np.union1d(latest, others)

@@ -75,8 +75,7 @@ class TraceMarker:
 def next_occurrence(steps: list[int], earliest: int) -> int | None:
     """Return the next step of a periodic series, from `earliest` on. None if it is not periodic.
 
-    Consecutive steps are one occurrence. The last three gaps, or two of three occurrences, may differ by a step or by a
-    tenth from their median.
+    Consecutive steps are one occurrence. The last two or three gaps may differ from their mean by a step or by a tenth.
 
     >>> next_occurrence([10, 30, 31, 50], earliest=100)
     110
@@ -87,7 +86,7 @@ def next_occurrence(steps: list[int], earliest: int) -> int | None:
     if len(begins) < _FEWEST:
         return None
     gaps = [after - before for before, after in pairwise(begins)][-_FEWEST:]
-    period = sorted(gaps)[len(gaps) // 2]
+    period = round(sum(gaps) / len(gaps))
     if any(abs(gap - period) > max(1.0, _TOLERANCE * period) for gap in gaps):
         return None
     n_periods = max(1, -((begins[-1] - earliest) // period))

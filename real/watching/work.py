@@ -26,6 +26,8 @@ from real.recording.timing import now_s
 
 MomentT = TypeVar("MomentT")
 
+_N_WARM_UP = 2  # steps
+
 
 class StepClock(abc.ABC, Generic[MomentT]):
     """Takes moments, and tells later how far apart they are."""
@@ -137,6 +139,7 @@ class WorkRecorder(Generic[MomentT]):
         self._arrived: MomentT | None = None
         self._waits: list[tuple[MomentT, MomentT]] = []
         self._begin: MomentT | None = None
+        self._n_steps = 0
 
     def arrive(self) -> None:
         """Note that this rank begins to wait for others. Within another exchange this changes nothing."""
@@ -162,7 +165,11 @@ class WorkRecorder(Generic[MomentT]):
             self.leave()
 
     def end_step(self, step: int) -> StepMoments[MomentT] | None:
-        """End a step. Return its moments; None for the first one, because its beginning is not known."""
+        """End a step. Return its moments; None for the first two.
+
+        The beginning of the first step is not known. The second contains the rest of the first, which makes the
+        optimizer's state.
+        """
         waits = tuple(self._waits)
         self._waits.clear()
         begin = self._begin
@@ -170,7 +177,8 @@ class WorkRecorder(Generic[MomentT]):
         self._begin = end
         self._depth = 0
         self._arrived = None
-        return None if begin is None else StepMoments(step, begin, end, waits)
+        self._n_steps += 1
+        return None if begin is None or self._n_steps <= _N_WARM_UP else StepMoments(step, begin, end, waits)
 
 
 def measured(moments: StepMoments[MomentT], clock: StepClock[MomentT]) -> StepWork:
