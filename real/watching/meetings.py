@@ -61,7 +61,7 @@ def attach(module: nn.Module, meets: Meets) -> list[Handle]:
         )
     if isinstance(module, DistributedDataParallel):
         handles = EndOfBackward(meets).attach([each for each in module.parameters() if each.requires_grad])
-        if module.broadcast_buffers and next(module.module.buffers(), None) is not None:
+        if module.will_sync_module_buffers():
             handles += _attach_to_forward(module, module.module, meets)
         return handles
     if "FullyShardedDataParallel" in names:

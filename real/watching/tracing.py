@@ -7,10 +7,9 @@ from typing import Literal, final
 
 from real.watching.lateness import LatenessWindow
 
-#: Steps before and after the marked one that a trace should hold. The cause may lie at the end of the step before.
-BEFORE = 1
-AFTER = 1
-
+_BEFORE = 1  # steps that a trace holds before the marked one; the cause may lie at the end of a step
+_AFTER_PERIODIC = 1  # and after it, where it may come a step later
+_AFTER_PERSISTENT = 8  # ten steps in all, as `simdist import` needs to tell what is usual
 _FEWEST = 3  # late steps that show a period
 _MOST_KEPT = 16
 _TOLERANCE = 0.1  # of a period
@@ -29,6 +28,16 @@ class TraceMark:
     step: int
     rank: int
     kind: Literal["persistent", "periodic"]
+
+    @property
+    def first_step(self) -> int:
+        """First step of the trace."""
+        return self.step - _BEFORE
+
+    @property
+    def last_step(self) -> int:
+        """Last step of the trace."""
+        return self.step + (_AFTER_PERSISTENT if self.kind == "persistent" else _AFTER_PERIODIC)
 
     def __str__(self) -> str:
         often = "in most steps" if self.kind == "persistent" else "periodically"
@@ -55,7 +64,7 @@ class TraceMarker:
         """
         for each in window.ranks:
             self._late[each.rank] = [*self._late[each.rank], *each.late_steps][-_MOST_KEPT:]
-        if self._latest is not None and window.last_step <= self._latest.step + AFTER:
+        if self._latest is not None and window.last_step <= self._latest.last_step:
             return self._latest
         for each in window.late:
             found = self._expected(each.rank, each.kind, earliest)

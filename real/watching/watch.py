@@ -34,11 +34,12 @@ from real.watching.exchange import StoreExchange
 from real.watching.lateness import LatenessWindow, warm_up
 from real.watching.meetings import Handle, attach
 from real.watching.output import Report, check_csv, check_report, tell
-from real.watching.tracing import AFTER, BEFORE, TraceMark
+from real.watching.tracing import TraceMark
 from real.watching.work import CudaStepClock, HostStepClock, StepClock, StepMoments, WorkRecorder
 from simdist.errors import RunError, ScenarioError
 
 _FEWEST_STEPS = 10  # of a window; fewer tell little from noise
+_WARM_UP_STEPS = 2  # of a profiler, before the marked step
 _END_S = 5.0  # at the end of a job, for the times of other ranks
 _FAILED_END_S = 1.0  # the same after an error of the script
 
@@ -203,9 +204,9 @@ class StepWatch:
 
     @property
     def should_trace(self) -> bool:
-        """Whether the current step belongs to a trace of the marked step: it, the one before and the one after."""
+        """Whether the current step belongs to a trace of the marked step."""
         mark = self._thread.mark
-        return mark is not None and mark.step - BEFORE <= self.current_step <= mark.step + AFTER
+        return mark is not None and mark.first_step <= self.current_step <= mark.last_step
 
     def schedule(self, step: int) -> ProfilerAction:
         """Return the action of `torch.profiler.profile(schedule=watch.schedule)` in a step, on all ranks.
@@ -216,15 +217,12 @@ class StepWatch:
         mark = self._thread.mark
         if mark is None:
             return ProfilerAction.NONE
-        match step + self._first_step - mark.step:
-            case after if after == AFTER:
-                return ProfilerAction.RECORD_AND_SAVE
-            case before if before == -BEFORE - 1:
-                return ProfilerAction.WARMUP
-            case within if -BEFORE <= within < AFTER:
-                return ProfilerAction.RECORD
-            case _:
-                return ProfilerAction.NONE
+        step += self._first_step
+        if step == mark.last_step:
+            return ProfilerAction.RECORD_AND_SAVE
+        if mark.first_step <= step < mark.last_step:
+            return ProfilerAction.RECORD
+        return ProfilerAction.WARMUP if step == mark.first_step - 1 else ProfilerAction.NONE
 
     def scalars(self) -> dict[str, float]:
         """Return the numbers of the last window, by name. Empty before the first one, and on other ranks than 0."""
@@ -302,7 +300,7 @@ class StepWatch:
 
     def _earliest_to_trace(self) -> int:
         """Return the first step that all ranks can trace: each reads the mark at the end of its next window."""
-        return self.current_step + self._options.every + self._options.every // 2 + BEFORE + 1
+        return self.current_step + self._options.every + self._options.every // 2 + _WARM_UP_STEPS
 
 
 def _place() -> tuple[int, int]:

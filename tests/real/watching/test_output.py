@@ -173,7 +173,7 @@ def test_a_disk_that_fails_later_is_told_once_and_the_loop_goes_on(tmp_path: Pat
 
 def test_a_profiler_records_the_marked_step_and_its_neighbours() -> None:
     watch = real.watch(first_step=100, every=10)
-    watch._thread.mark = TraceMark(112, 3, "persistent")
+    watch._thread.mark = TraceMark(112, 3, "periodic")
     names = {ProfilerAction.WARMUP: "W", ProfilerAction.RECORD: "R", ProfilerAction.RECORD_AND_SAVE: "S"}
     assert "".join(names.get(watch.schedule(step), ".") for step in range(16)) == "..........WRRS.."[:16]
     traced = []
@@ -187,14 +187,14 @@ def test_a_profiler_records_the_marked_step_and_its_neighbours() -> None:
 def test_actions_are_those_of_the_schedule_of_torch() -> None:
     watch = real.watch(every=10)
     watch._thread.mark = TraceMark(12, 3, "persistent")
-    theirs = schedule(skip_first=0, wait=10, warmup=1, active=3, repeat=1)
-    assert [watch.schedule(step) for step in range(20)] == [theirs(step) for step in range(20)]
+    theirs = schedule(skip_first=0, wait=10, warmup=1, active=10, repeat=1)
+    assert [watch.schedule(step) for step in range(40)] == [theirs(step) for step in range(40)]
     watch.close()
 
 
 def test_a_profiler_of_torch_takes_the_schedule(tmp_path: Path) -> None:
     watch = real.watch(every=10)
-    watch._thread.mark = TraceMark(5, 0, "persistent")
+    watch._thread.mark = TraceMark(5, 0, "periodic")
     saved = []
     with profile(schedule=watch.schedule, on_trace_ready=lambda profiler: saved.append(profiler.step_num)) as profiler:
         for _ in range(9):
