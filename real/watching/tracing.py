@@ -95,8 +95,8 @@ def next_occurrence(steps: list[int], earliest: int) -> int | None:
     if len(begins) < _FEWEST:
         return None
     gaps = [after - before for before, after in pairwise(begins)][-_FEWEST:]
-    period = round(sum(gaps) / len(gaps))
-    if any(abs(gap - period) > max(1.0, _TOLERANCE * period) for gap in gaps):
+    interval = round(sum(gaps) / len(gaps))
+    if any(abs(gap - interval) > max(1.0, _TOLERANCE * interval) for gap in gaps):
         return None
-    n_periods = max(1, -((begins[-1] - earliest) // period))
-    return begins[-1] + n_periods * period
+    n_intervals = max(1, -((begins[-1] - earliest) // interval))
+    return begins[-1] + n_intervals * interval

@@ -57,7 +57,7 @@ def wandb_like() -> tuple[types.ModuleType, list[Mapping[str, float]]]:
         logged.append(data)
 
     module = types.ModuleType("wandb")
-    module.log = log
+    vars(module)["log"] = log
     return module, logged
 
 
