@@ -1,6 +1,7 @@
 """A watch names the ranks that are late while they train, in jobs of real processes, and never holds them up."""
 
 import csv
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pool import Pool
-from processes import start
+from processes import ROOT, start
 
 pytest.importorskip("torch")
 
@@ -117,6 +118,15 @@ def test_only_the_step_that_ends_a_window_exchanges_and_without_a_collective(
         assert after["set"] == 1
         assert set(after) <= {"set", "check", "get", "delete_key"}
         assert sum(after.values()) <= 4
+
+
+def test_the_benchmark_tells_machines_what_a_watch_costs() -> None:
+    script = ROOT / "benchmarks" / "watch.py"
+    with start([sys.executable, str(script)], 2, "--rounds", 2, "--steps", 2, "--json") as ranks:
+        endings = ranks.wait()
+    found = json.loads(endings[0].output.splitlines()[-1])
+    assert 0 < found["lowest"] <= found["ratio"] <= found["highest"]
+    assert found["cpu_share"] == pytest.approx(found["cpu_us"] / found["step_ms"] / 1e3)
 
 
 # --- ranks that fail or end ---
