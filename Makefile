@@ -78,6 +78,7 @@ benchmark: $(TOOLS)  ## speed of engines, sweeps and reports, and of training lo
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/report.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/watch.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

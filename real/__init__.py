@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from real.loops.worker import Worker
     from real.loops.wrap import wrap
     from real.programs.optimizers import Lars
+    from real.watching.watch import Watching, watch
 
 __all__ = [
     "Averaging",
@@ -18,9 +19,11 @@ __all__ = [
     "Experiment",
     "Lars",
     "Launch",
+    "Watching",
     "Worker",
     "load_checkpoint",
     "plan_for",
+    "watch",
     "wrap",
 ]
 
@@ -33,9 +36,11 @@ __getattr__ = exporting(
         "Experiment": "loops.options",
         "Lars": "programs.optimizers",
         "Launch": "loops.options",
+        "Watching": "watching.watch",
         "Worker": "loops.worker",
         "load_checkpoint": "checkpoints.checkpoint",
         "plan_for": "loops.planning",
+        "watch": "watching.watch",
         "wrap": "loops.wrap",
     },
 )

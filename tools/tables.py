@@ -623,6 +623,17 @@ def overhead(_: Path, __: str) -> list[str]:
     ]
 
 
+def watch(_: Path, __: str) -> list[str]:
+    """Return what a watched loop costs, from the recorded benchmark."""
+    found = recorded("watch.json")
+    return [
+        "| steps/s, watched : not watched | 95 % | step | CPU time of the watch in a step | share |",
+        "|---|---|---|---|---|",
+        f"| {found['ratio']:.3f} | {found['lowest']:.3f} to {found['highest']:.3f} | {found['step_ms']:.1f} ms "
+        f"| {found['cpu_us']:.0f} us | {found['cpu_share']:.2%} |",
+    ]
+
+
 def demo(_: Path, __: str) -> list[str]:
     """Return what `make demo` printed last, as it was recorded."""
     printed = (RESULTS / "demo.txt").read_text(encoding="utf-8").rstrip()
@@ -652,6 +663,7 @@ TABLES: Mapping[str, Callable[[Path, str], list[str]]] = {
     "near": near,
     "speed": speed,
     "overhead": overhead,
+    "watch": watch,
     "demo": demo,
     "mutants": mutants,
 }

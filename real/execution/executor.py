@@ -15,7 +15,8 @@ performs; `done` ends it.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -104,6 +105,7 @@ class Executor:
         recorder: For the times; None if they are not wanted.
         watch: Looked at wherever this rank waits for others.
         first_step: Where to begin, after a checkpoint.
+        waiting: Makes the context in which the host or computation waits for communication.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Executor:
         recorder: Recorder | None,
         watch: Watch,
         first_step: int = 0,
+        waiting: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> None:
         self._plan = plan
         self._delays_s = {channel: array[0, :, rank].tolist() for channel, array in delays.items()}
@@ -126,6 +129,7 @@ class Executor:
         self._program = program
         self._memory = memory
         self._watch = watch
+        self._waiting = waiting
         self._errors: list[BaseException] = []  # of lanes, the first cause first
         self._submitted = -1
         self._steps = StepIndex(plan, [len(body) for body in plan.bodies])
@@ -145,6 +149,7 @@ class Executor:
         self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
         self._lanes = self._make_lanes(lanes)
+        self._communicating = {each.stream for each in plan.lanes if each.kind == "comm"}
         late_s = (self._delays_s.get(channel, ()) for channel in ("compute", "backward", "overlap"))
         self._spin = Spin(lanes.device) if self._on_gpu and any(map(any, late_s)) else None
 
@@ -312,10 +317,18 @@ class Executor:
 
     def _begin(self, instance: Instance) -> None:
         lane = self._lane(instance)
-        for index in instance.after:
-            if index >= self._first_index or index in self._loads.early:
-                self._lanes[self._stream(index, instance)].order(index, lane.cuda_stream)
+        with self._context_of_wait(instance):
+            for index in instance.after:
+                if index >= self._first_index or index in self._loads.early:
+                    self._lanes[self._stream(index, instance)].order(index, lane.cuda_stream)
         lane.begin(instance)
+
+    def _context_of_wait(self, instance: Instance) -> AbstractContextManager[object]:
+        """Return the context in which an instance waits for those before it."""
+        if self._waiting is None or instance.lane.kind not in {"compute", "host"}:
+            return nullcontext()
+        streams = (self._stream(index, instance) for index in instance.after if index >= self._first_index)
+        return nullcontext() if self._communicating.isdisjoint(streams) else self._waiting()
 
     def _stream(self, index: int, later: Instance) -> str:
         """Return the stream of an instance before another one."""

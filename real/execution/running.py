@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -135,7 +135,13 @@ def perform(
 
 
 def make_executor(
-    session: Session, program: Program, world: World, *, first_step: int = 0, compute_in_caller: bool = False
+    session: Session,
+    program: Program,
+    world: World,
+    *,
+    first_step: int = 0,
+    compute_in_caller: bool = False,
+    waiting: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> Executor:
     """Make what performs the plan of a session on this rank.
 
@@ -145,6 +151,7 @@ def make_executor(
         world: That of the session, or one that stands before it.
         first_step: Where to begin, after a checkpoint.
         compute_in_caller: See `Lanes`.
+        waiting: See `Executor`.
     """
     device = session.connection.device
     blocks = session.connection.backend == "gloo"
@@ -159,6 +166,7 @@ def make_executor(
         recorder=session.recorder,
         watch=session.watch,
         first_step=first_step,
+        waiting=waiting,
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from real.checkpoints.rank_state import Stateful
 from real.programs.optimizers import MakeOptimizer, nesterov
+from real.watching.watch import Watching
 from simdist.errors import ScenarioError
 from simdist.plan.delays import Delays
 
@@ -54,16 +55,22 @@ class Checkpointing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Options for experiments.
+    """Options for experiments and measurements.
 
     Args:
         trace: File to which rank 0 writes the trace of the run.
         delays: Injected delays, channel -> float64 `[1, n_steps, world_size]`, seconds. The default is the delays of
             the run directory, or none.
+        watching: Report while the loop runs which rank is late. None does not.
     """
 
     trace: Path | str | None = None
     delays: Delays | None = None
+    watching: Watching | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.watching is None or isinstance(self.watching, Watching)):
+            raise TypeError(f"real.Experiment(watching={self.watching!r}): write watching=real.Watching(...)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

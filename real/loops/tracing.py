@@ -1,4 +1,7 @@
-"""The trace of a loop. Ranks record times in files beside it. At the end they are combined."""
+"""What a loop measures: its trace, and which rank is late.
+
+Ranks record the times of a trace in files beside it. At the end they are combined.
+"""
 
 import warnings
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ from real.collectives import byte_transfer
 from real.processes.launch import Connection
 from real.recording.recorder import forget, salvage
 from real.session import Recording, Session, Start
+from real.watching.watch import StepWatch
 from simdist.errors import RunError
 from simdist.files import locked
 from simdist.plan import Plan
@@ -95,3 +99,16 @@ class Tracing:
         except RunError as error:
             problem = str(error)
         byte_transfer.raise_on_all(problem, group=connection.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What a loop measures.
+
+    Args:
+        tracing: Writes its trace. None writes none.
+        watch: Finds late ranks. None finds none.
+    """
+
+    tracing: Tracing | None
+    watch: StepWatch | None

@@ -22,7 +22,7 @@ from real.loops.options import Averaging
 from real.loops.planning import ENDLESS_STEPS
 from real.loops.ranks import average, last_of, patient_group, wait
 from real.loops.resuming import Resuming
-from real.loops.tracing import Tracing
+from real.loops.tracing import Measuring
 from real.session import Session
 from simdist.errors import RunError
 from simdist.plan import Load
@@ -45,6 +45,7 @@ class Worker(nn.Module):
         device: Device of the model.
         plan: The plan that the loop performs.
         n_steps: Steps in all. None if the end is not known.
+        watch: Reports late ranks. None without `Experiment(watching=...)`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Worker(nn.Module):
         executor: Executor,
         resuming: Resuming,
         averaging: Averaging,
-        tracing: Tracing | None,
+        measuring: Measuring,
         until_closed: ExitStack,
     ) -> None:
         super().__init__()
@@ -69,7 +70,8 @@ class Worker(nn.Module):
         self._connection = connection
         self._executor = executor
         self._resuming = resuming
-        self._tracing = tracing
+        self.watch = measuring.watch
+        self._tracing = measuring.tracing
         self._until_closed = until_closed
         self._binding = model.binding
         self._averaging = averaging
@@ -324,6 +326,8 @@ class Worker(nn.Module):
             raise RunError(f"{doing} after the loop was closed; do that before, or call real.wrap again")
 
     def _after_step(self) -> None:
+        if self.watch is not None:
+            self.watch.step()
         if not self._iterating:
             self._resuming.check_also()
             self._conclude()

@@ -33,12 +33,13 @@ from real.loops.options import Averaging, Checkpointing, Experiment, Launch, che
 from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, check_optimizer, device_of, planned
 from real.loops.ranks import meet_ranks
 from real.loops.resuming import Resuming, resume
-from real.loops.tracing import Tracing, kept_times
+from real.loops.tracing import Measuring, Tracing, kept_times
 from real.loops.worker import Worker
 from real.processes.launch import Connection
 from real.programs.binding import Binding
 from real.programs.module import LoopProgram
 from real.session import Session, Start, open_session
+from real.watching.watch import StepWatch
 from simdist.errors import ScenarioError
 from simdist.plan import Plan
 from simdist.schedules import Schedule
@@ -73,7 +74,7 @@ def wrap(
         first_step: First step, if the script resumes from a checkpoint of its own.
         averaging: DiLoCo's outer optimizer, and the average at the end of the loop.
         checkpointing: Options for checkpoints. The loop resumes from the newest one. None writes none.
-        experiment: A trace of the run, and injected delays.
+        experiment: A trace of the run, injected delays, and reports of late ranks.
         launch: Ranks of one machine, and the timeout of ranks.
         moved: Leave empty. For a keyword of an earlier release, the error names its new place.
 
@@ -121,16 +122,20 @@ def wrap(
         )
         if not resuming.is_resumed:
             model.outer.begin()  # once the parameters are those of rank 0
-        executor = _warm_executor(
-            session, LoopProgram(session.memory, model.rating, model.outer, session.rank), resuming
-        )
+        step_watch = None
+        if experiment.watching is not None:
+            step_watch = StepWatch(experiment.watching, first_step=resuming.first_step, device=device)
+            stack.enter_context(step_watch)
+        program = LoopProgram(session.memory, model.rating, model.outer, session.rank)
+        executor = _warm_executor(session, program, resuming, step_watch)
         stack.callback(executor.close)
         tracing = None
         if trace:
             tracing = Tracing(session, _start(session, executor), trace)
         elif executor.has_ticks:  # they fall at the same time on all ranks
             _start(session, executor)
-        return Worker(session, model, executor, resuming, averaging, tracing, stack.pop_all())
+        measuring = Measuring(tracing, step_watch)
+        return Worker(session, model, executor, resuming, averaging, measuring, stack.pop_all())
 
 
 def _agree(connection: Connection, plan: Plan, model: str, begins: str) -> None:
@@ -168,11 +173,20 @@ def _state_of(session: Session, model: BoundModel, also: Mapping[str, Stateful])
     )
 
 
-def _warm_executor(session: Session, program: LoopProgram, resuming: Resuming) -> Executor:
+def _warm_executor(
+    session: Session, program: LoopProgram, resuming: Resuming, step_watch: StepWatch | None
+) -> Executor:
     """Warm up kernels and connections for the first step, then make the executor."""
     transforms.warm_up(session.plan, session.memory)
     session.warm_up()
-    return make_executor(session, program, session.world, first_step=resuming.first_step, compute_in_caller=True)
+    return make_executor(
+        session,
+        program,
+        session.world,
+        first_step=resuming.first_step,
+        compute_in_caller=True,
+        waiting=step_watch.waiting if step_watch is not None else None,
+    )
 
 
 def _start(session: Session, executor: Executor) -> Start:

@@ -54,7 +54,15 @@ EXECUTES = {
     "simdist",
     *(f"simdist.{name}" for name in ("arrays", "caching", "errors", "files", "machine", "plan", "settings", "traces")),
 }
-TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.loops"}
+TALKS_TO_USERS = {
+    "real.__main__",
+    "real.calibrate",
+    "real.calibration",
+    "real.cli",
+    "real.jobs",
+    "real.loops",
+    "real.watching",
+}
 WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}
 IMPORTED_ON_DEMAND = {"scipy", "matplotlib", "numba", "pandas"}
 

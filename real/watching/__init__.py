@@ -1,0 +1,1 @@
+"""Watches while training: which rank is late, since when, and by how much."""
