@@ -6,7 +6,7 @@ neither the reader nor the engines of simdist had a part in.
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from simdist.profiles.steps.model import RankStep, TracedCollective
 from simdist.profiles.steps.step_parts import StepPart
@@ -289,7 +289,7 @@ def _all_reduces(truth: Truth, device: Device, issued, begins):
     return ends_s, starts_s
 
 
-def _after_reducing(truth: Truth, device: Device, rank: _Rank, ends_s: list[float]) -> dict[str, float]:
+def _after_reducing(truth: Truth, device: Device, rank: _Rank, ends_s: list[float]) -> dict[str, Any]:
     """Wait, update the weights, and read the loss if the host waits for its device."""
     computed_s = rank.device_s
     rank.device_s = max([computed_s, *ends_s[-1:]])
