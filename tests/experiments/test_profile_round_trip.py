@@ -2,6 +2,7 @@
 the round trip says what was recorded."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -93,6 +94,7 @@ def test_scenario_plays_the_delays_and_gives_the_measured_step_back(imported, tm
 
 
 RUN = load_script(FOLDER / "run.py")
+ADVISED = load_script(FOLDER / "advised.py")
 CASES = [*RUN.CASES, *RUN.CONVNETS]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.slug)
 
@@ -166,3 +168,23 @@ def test_windows_begin_with_a_period_and_end_with_an_average() -> None:
         assert len(starts) == RUN.jobs.PLAIN_WINDOWS + 1
         assert all(start % 8 == 1 and (start + case.window_steps - 1) % 8 == 0 for start in starts)
         assert all(after - before >= case.window_steps for before, after in pairwise(starts))
+
+
+# ---------------------------------------------------------------- twenty ordinary jobs
+
+
+def test_gains_of_advised_schedules_are_in_the_stated_interval_in_eighteen_of_twenty_jobs() -> None:
+    found = ADVISED.read()
+    assert [each.job for each in found] == [case.name for case in ADVISED.ADVISED]
+    assert sum(each.is_inside for each in found) >= 18
+    page = ADVISED.PAGE.read_text(encoding="utf-8")
+    assert insert_tables(page, ADVISED.tables(found)) == page
+
+
+def test_a_gain_beside_its_interval_is_told_with_its_side() -> None:
+    advice = ADVISED.Advice("job", "local-8", True, (1.1, 1.2), 1.15, (0.1,), (0.08,))
+    sides = [advice, replace(advice, measured_s=(0.087,)), replace(advice, measured_s=(0.095,), is_sure=False)]
+    assert [each.is_inside for each in sides] == [False, True, False]
+    _, _, *rows = ADVISED.tables(sides)["advised"].splitlines()
+    assert [row.split(" | ")[-1] for row in rows] == ["above |", "yes |", "below |"]
+    assert "`local-8`, not surely" in rows[2]
