@@ -54,8 +54,8 @@ from simdist.settings.units import format_seconds
 from simdist.studies.proposals import traced_schedules
 
 _TOLD_AHEAD = 0.01  # of a step
-_FEW = 10  # steps; a low quantile of fewer says little
-_SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
+_FEW = 10  # steps; a low quantile of fewer is unreliable
+_SAMPLE_NBYTES = 1  # loading takes only the latency of the storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class ImportOptions:
 
     Args:
         nodes: Machines.
-        gpus_per_node: Ranks of each.
-        cluster: Links and devices to use instead of the traces'; its numbers of nodes and GPUs are ignored.
-        fabric: The links inside nodes; those between nodes are still from the traces.
+        gpus_per_node: Ranks of each machine.
+        cluster: Links and devices to use instead of those in the traces; its numbers of nodes and GPUs are ignored.
+        fabric: The links inside nodes; those between nodes still come from the traces.
         tensors: Tensors of the model in forward order, instead of those of the traces.
         steps: Only steps with these numbers; all if None.
     """
@@ -81,18 +81,18 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowedJob:
-    """A traced job, and what slowed it. No scenario is needed to tell that.
+    """A traced job and the causes of its delays. It needs no scenario.
 
     Args:
         job: The traced ranks and steps.
         base: Times of an undisturbed step.
-        stragglers: Who was late.
+        stragglers: The late ranks and nodes.
         common: Delays of all ranks at once.
-        noise: Noticeable delays that are no straggler's.
-        budget: Where steps went.
+        noise: Noticeable delays that do not belong to stragglers.
+        budget: The parts of a step.
         kind: The kind of job.
         step_s: Mean over steps and traced ranks.
-        straggling_share: Share of a step that is lost to the stragglers.
+        straggling_share: Share of a step that stragglers cost.
     """
 
     job: TracedJob
@@ -107,7 +107,7 @@ class SlowedJob:
 
     @property
     def without_stragglers_s(self) -> float:
-        """Seconds of a step without what is lost to stragglers."""
+        """Seconds of a step without the cost of stragglers."""
         return (1 - self.straggling_share) * self.step_s
 
 
@@ -117,15 +117,15 @@ class ImportedJob(SlowedJob):
 
     Args:
         layout: Which ranks share a machine.
-        clocks: Of the ranks.
-        times: Times that collectives took.
+        clocks: Clocks of the ranks.
+        times: Durations of the collectives.
         links: From the traces; None if the user gave a cluster.
         host: How the simulated host behaves.
         model: Tensors and buckets.
-        scenario: The job, without its delays: channels that have any are disturbed by 0 s.
+        scenario: The job without its delays. Channels with delays are disturbed by 0 s.
         delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
         proof: The step as predicted and as measured.
-        notes: Assumptions and omissions, a sentence each.
+        notes: Assumptions and omissions, one sentence each.
     """
 
     layout: RankLayout
@@ -151,9 +151,9 @@ class _Timed:
         base: Times of an undisturbed step.
         host: How the simulated host behaves.
         model: Tensors and buckets.
-        clocks: Of the ranks.
+        clocks: Clocks of the ranks.
         untraced: Delays of untraced ranks, from collectives.
-        times: Times that collectives took.
+        times: Durations of the collectives.
         notes: Assumptions and omissions.
     """
 
@@ -179,15 +179,15 @@ class _Late:
     """The second stage: the stragglers, and the delays that the simulator plays for them.
 
     Args:
-        stragglers: Who was late.
-        loading: The rank with the slowest loader, while loaders run ahead: that is no straggler.
-        slow: Devices that are slow throughout. The cluster has them, not the delays.
+        stragglers: The late ranks and nodes.
+        loading: The rank with the slowest loader, if loaders run ahead. It is not a straggler.
+        slow: Devices that are slow in all steps. They are part of the cluster, not of the delays.
         delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
         calm: The same without all stragglers.
         common: Delays of all ranks at once.
-        noise: Noticeable delays that are no straggler's.
-        clipped_share: Share of a step that was below the undisturbed times, and is left out.
-        lost_s: Seconds of a step that stragglers cost if ranks meet once in each.
+        noise: Noticeable delays that do not belong to stragglers.
+        clipped_share: Share of a step that was below the undisturbed times and is ignored.
+        lost_s: Seconds of a step that stragglers cost if ranks synchronize once per step.
     """
 
     stragglers: tuple[Straggler, ...]
@@ -203,7 +203,7 @@ class _Late:
 
 @dataclass(frozen=True, slots=True)
 class _Proven:
-    """The third stage: the job as a scenario, beside the steps that it was made of.
+    """The third stage: the job as a scenario, next to the measured steps.
 
     Args:
         scenario: The job, with slow devices, without its delays.
@@ -217,15 +217,15 @@ class _Proven:
 
 
 def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOptions | None = None) -> ImportedJob:
-    """Return the job that the traces of its ranks show.
+    """Return the job of these traces as a scenario.
 
     Args:
         profiles: One per trace file, in any order.
-        name: Of the scenario.
+        name: Name of the scenario.
         options: Facts that the user knows.
 
     Raises:
-        TraceError: The traces are of different jobs, or do not tell enough.
+        TraceError: The traces are of different jobs, or contain too little.
         ScenarioError: The facts that the user knows contradict them.
     """
     options = options or ImportOptions()
@@ -253,16 +253,17 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
 
 
 def what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> SlowedJob:
-    """Return what slowed a job of which no scenario can be made.
+    """Return the causes of delays in a job that cannot become a scenario.
 
-    The loss to stragglers is not simulated: it is what the latest rank of each step has more than without stragglers.
+    The cost of stragglers is not simulated. It is the delay of the latest rank of each step, minus the same without
+    stragglers.
 
     Args:
         profiles: One per trace file, in any order.
         options: Facts that the user knows.
 
     Raises:
-        TraceError: The traces are of different jobs, or do not tell enough.
+        TraceError: The traces are of different jobs, or contain too little.
         ScenarioError: The facts that the user knows contradict them.
     """
     try:
@@ -273,7 +274,7 @@ def what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> Slow
 
 
 def _slowed(timed: _Timed, late: _Late, proof: Proof | None) -> SlowedJob:
-    """Return what slowed a job; the loss to stragglers is simulated if a scenario has nearly all of the job."""
+    """Return the causes of delays; the cost of stragglers is simulated if a scenario covers nearly all of the job."""
     step_s = float(timed.seconds.step_s.mean())
     unseen_s = float(np.mean([step.parts_s[StepPart.QUEUED] for each in timed.job.profiles for step in each.steps]))
     kind = find_kind(timed.job.profiles, waiting_s=unseen_s)
@@ -293,13 +294,13 @@ def _slowed(timed: _Timed, late: _Late, proof: Proof | None) -> SlowedJob:
     )
 
 
-_APART = 3.0  # times as far as in any other step, for windows that opened apart
+_APART = 3.0  # times the distance in any other step: from here on, windows opened apart
 
 
 def _opened_together(job: TracedJob) -> TracedJob:
-    """Leave out the first step if profilers opened apart: a rank whose window opened early waits for the others in it.
+    """Omit the first step if profilers opened apart: a rank that starts recording early waits for the others in it.
 
-    A straggler of that step, in contrast, has a long step itself: there, no rank has a short one.
+    A straggler in that step looks different: its own step is long, and no rank has a short one.
     """
     step_s = parts(job).step_s
     if len(step_s) < 3 or len(job.ranks) < 2:
@@ -319,7 +320,7 @@ def _opened_together(job: TracedJob) -> TracedJob:
 def _time(profiles: Sequence[RankProfile], options: ImportOptions, *, is_layout_known: bool = True) -> _Timed:
     """Combine the ranks and find the times of steps and collectives.
 
-    Where it is not known which ranks share a machine, all are taken to share one: then no machine is a straggler.
+    If the traces do not show which ranks share a machine, all are assumed to share one. Then no machine is a straggler.
     """
     job = _opened_together(assemble(profiles, steps=options.steps))
     if is_layout_known:
@@ -356,7 +357,7 @@ def _find_late(timed: _Timed) -> _Late:
     loading = [each for each in found if host.ahead_s and (each.channel, each.kind) == ("io", "persistent")]
     late = tuple(each for each in found if each not in loading)
     seen = [each for each in late if set(each.ranks) <= set(job.ranks)]
-    # of a rank without a trace only what is exposed is known: that is a delay, not a slow device
+    # only the exposed part is known of an untraced rank: that is a delay, not a slow device
     slow = stragglers.slow_throughout(seen, len(job.numbers))
     late_s = late_backward_s(job, timed.seconds, timed.base)
     without_late = stragglers.without(excess, late)
@@ -376,13 +377,13 @@ def _find_late(timed: _Timed) -> _Late:
 
 
 def _latest_s(delays: Mapping[Channel, Floats]) -> float:
-    """Return the delay of the latest rank of a step, mean over the steps."""
+    """Return the delay of the latest rank of each step, as a mean over the steps."""
     of_all_channels_s = np.sum(list(delays.values()), axis=0)
     return float(of_all_channels_s.max(axis=1).mean())
 
 
 def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Proven:
-    """Write the scenario, and simulate the steps that it was made of."""
+    """Build the scenario, and simulate the traced steps."""
     job = timed.job
     layout = timed.layout
     cluster, links = _cluster(job, layout, timed.times, options)
@@ -403,7 +404,7 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
 
 
 def _budget(timed: _Timed, late: _Late, straggling_s: float) -> StepBudget:
-    """Return where steps went, the cost of stragglers and of loading apart."""
+    """Return the parts of a step, with separate costs of stragglers and of loading."""
     lasting_s = max((each.seconds for each in late.stragglers if each.kind == "persistent"), default=0.0)
     alone_s = max((each.seconds for each in late.loading), default=0.0)  # the others wait for it in their all_reduces
     return step_budget(
@@ -415,7 +416,7 @@ def _budget(timed: _Timed, late: _Late, straggling_s: float) -> StepBudget:
 
 
 def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
-    """Return all assumptions and omissions, a sentence each."""
+    """Return all assumptions and omissions, one sentence each."""
     links = proven.links
     notes = [*timed.notes, *(links.notes if links else ())]
     notes += _more_notes(timed.job, timed.base, timed.host, timed.clocks, links, late.clipped_share)
@@ -438,7 +439,7 @@ def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
 
 
 def _unsure(job: TracedJob, links: Links | None) -> str:
-    """Return why the traces cannot show the gain of another schedule, if so."""
+    """Return the reason if the traces cannot show the gain of another schedule."""
     if not job.missing or links is None:
         return ""
     return f"{job.untraced}, and waiting for late ones among them looks like slow links: trace all ranks"
@@ -466,7 +467,7 @@ def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
 
 
 def _late_on(late: Sequence[Straggler]) -> Channel | Literal[""]:
-    """Return on what stragglers are late by most, in all their steps."""
+    """Return the channel with the largest total delay of stragglers."""
     seconds: Counter[Channel] = Counter()
     for each in late:
         seconds[each.channel] += round(1e9 * each.seconds) * len(each.steps) * len(each.ranks)
@@ -476,7 +477,7 @@ def _late_on(late: Sequence[Straggler]) -> Channel | Literal[""]:
 def _cluster(
     job: TracedJob, layout: RankLayout, times: Sequence[collectives.CollectiveTimes], options: ImportOptions
 ) -> tuple[Cluster, Links | None]:
-    """Return the machines: those given, as many as were traced, or with links from what collectives took."""
+    """Return the given machines, as many as were traced, or machines with links from the times of collectives."""
     if options.fabric and (options.cluster or layout.nodes == 1 or layout.gpus_per_node == 1):
         why = (
             "--cluster has the links inside nodes, too: give one of them"
@@ -501,7 +502,7 @@ def _cluster(
 
 
 def _computing_s(scenario: Scenario) -> float:
-    """Return the time in which a slow device is slower: the computing of an undisturbed step of the scenario."""
+    """Return the time that a slow device lengthens: the computing of an undisturbed step of the scenario."""
     workload = scenario.workload
     backward_s = math.fsum(tensor.backward_s or 0.0 for tensor in workload.tensors)
     return workload.micro_batches * ((workload.forward_s or 0.0) + backward_s) + (workload.optimize_s or 0.0)

@@ -1,4 +1,4 @@
-"""The trace files that a user means: found, and read, each in a process of its own."""
+"""Finding a user's trace files, and reading each in a process of its own."""
 
 import glob
 import re
@@ -19,14 +19,14 @@ _PARTS = re.compile(r"(\D*)(\d*)")
 
 
 def find_traces(places: Sequence[str | Path]) -> list[Path]:
-    """Return the trace files in some places, each once, in the order of the places and of the numbers in their names.
+    """Return the trace files in some places, without repetition, by place and by the numbers in their names.
 
     Args:
-        places: Files; folders, of which `*.json` and `*.json.gz` are taken, from the folders within only if there are
-            none directly in it; or patterns such as `traces/rank*.json`, for folders and files.
+        places: Files, folders, or patterns such as `traces/rank*.json` for folders and files. A folder gives its
+            `*.json` and `*.json.gz`. If it has none, its subfolders are searched.
 
     Raises:
-        TraceError: There is nothing in one of the places, or no place.
+        TraceError: One of the places contains no trace file, or no place is given.
     """
     if not places:
         raise TraceError("no traces: name files, folders or patterns, such as traces/ or 'traces/rank*.json.gz'")
@@ -68,13 +68,13 @@ def _traces(paths: Iterable[Path]) -> list[Path]:
 
 
 def _sorted(paths: Iterable[Path]) -> list[Path]:
-    """Sort as people count: rank 2 before rank 10."""
+    """Sort numbers by value: rank 2 before rank 10."""
     return sorted(paths, key=lambda path: [(text, int(number or 0)) for text, number in _PARTS.findall(str(path))])
 
 
-_LITTLE_NBYTES = 16 << 20  # read in about the second that a process takes to start, if it is not compressed
+_LITTLE_NBYTES = 16 << 20  # reading this takes about a second, like the start of a process, if it is not compressed
 
-#: The steps of a file's rank, or why it could not be read.
+#: The steps of a file's rank, or the reason why it could not be read.
 Outcome: TypeAlias = RankProfile | TraceError
 
 
@@ -85,14 +85,14 @@ def profile_all(
     reading: Callable[[Path], RankProfile] = profile_rank,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Outcome]:
-    """Read trace files; a file that cannot be read costs no other.
+    """Read trace files; a file that cannot be read does not affect the others.
 
     Args:
         paths: The files.
-        n_workers: Processes; None takes one per core, or none if there is so little to read that their start would take
-            longer. With one, or for one file, this process reads.
+        n_workers: Processes. None takes one per core, or none if starting them would take longer than reading. With
+            one, or for one file, this process reads.
         reading: The reader of one file; a function that processes can import.
-        progress: Is told how many files are done, and of how many.
+        progress: Called with the number of files done and the total number.
 
     Returns:
         The outcome of each file, in the order of `paths`.
@@ -117,7 +117,7 @@ def profile_all(
 def _elsewhere(
     paths: Sequence[Path], reading: Callable[[Path], RankProfile], n_workers: int
 ) -> Iterator[tuple[int, Outcome]]:
-    """Read in processes, which get their next file when they are done with one: a dead one takes one file with it."""
+    """Read in processes that get one file at a time, so a process that dies loses only one file."""
     with LocalPool(n_workers) as pool:
         read = partial(_outcome_of, reading)
         for (number, path), done in finished(pool, read, enumerate(paths), n_underway=n_workers):

@@ -1,6 +1,6 @@
-"""The files of an imported job: its scenario, the recorded delays beside it, and a workload of many tensors.
+"""The files of an imported job: its scenario, the recorded delays, and a workload of many tensors.
 
-The scenario is YAML that people read and change, with comments on where numbers are from.
+The scenario is YAML for people to read and change. Comments state the sources of its numbers.
 """
 
 import textwrap
@@ -22,12 +22,12 @@ from simdist.traces.trace import write_npz
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Refuse to replace files, before the work is done.
+    """Refuse to replace existing files, before the work is done.
 
     Raises:
-        ScenarioError: One is there, and `force` is not set; there is no such folder; the name is not that of a YAML
-            file.
-        RunError: Nothing can be written there.
+        ScenarioError: A file exists and `force` is not set, the folder does not exist, or the name is not that of a
+            YAML file.
+        RunError: The folder is not writable.
     """
     if path.suffix not in (".yaml", ".yml"):
         raise ScenarioError(f"{path}: a scenario is a .yaml file: write e.g. -o {path.stem or 'job'}.yaml")
@@ -43,16 +43,16 @@ def check_free(path: Path, *, force: bool) -> None:
 
 
 def write_scenario(imported: ImportedJob, path: Path, *, force: bool = False) -> list[Path]:
-    """Write the files, and return which.
+    """Write the files, and return their paths.
 
     Raises:
-        ScenarioError: One is there already, and `force` is not set.
-        RunError: One cannot be written.
+        ScenarioError: A file exists already, and `force` is not set.
+        RunError: A file cannot be written.
     """
     check_free(path, force=force)
     delays, workload = _beside(path)
     written = []
-    with naming_file(path), ExitStack() as files:  # nothing is replaced before everything is written
+    with naming_file(path), ExitStack() as files:  # no file is replaced before all are written
         if imported.delays:
             arrays = {str(channel): seconds for channel, seconds in imported.delays.items()}
             write_npz(files.enter_context(replacing(delays)), arrays)
@@ -66,7 +66,7 @@ def write_scenario(imported: ImportedJob, path: Path, *, force: bool = False) ->
     with naming_file(path):
         for stale in {delays, workload} - set(written):
             stale.unlink(missing_ok=True)
-    load(path)  # what is written is also what can be read
+    load(path)  # checks that the written file can be read
     return [*written, path]
 
 
@@ -74,13 +74,13 @@ def _beside(path: Path) -> tuple[Path, Path]:
     return path.with_suffix(".delays.npz"), path.with_suffix(".workload.yaml")
 
 
-_MANY_TENSORS = 16  # more stand in a file of their own
-_TOLD = 10  # stragglers, the largest
+_MANY_TENSORS = 16  # more are written to a separate file
+_TOLD = 10  # number of stragglers listed, the largest first
 _WIDTH = 118
 
 
 def has_own_workload(imported: ImportedJob) -> bool:
-    """Tell whether the workload stands in a file of its own."""
+    """Tell whether the workload has a file of its own."""
     return len(imported.model.tensors) > _MANY_TENSORS
 
 
@@ -143,7 +143,7 @@ def _wrapped(comments: Iterable[str]) -> Iterator[str]:
 
 
 def _comments(imported: ImportedJob) -> dict[str, list[str]]:
-    """Return the comment before each key of the scenario: where numbers are from."""
+    """Return the comment before each key of the scenario, with the sources of its numbers."""
     scenario = imported.scenario
     base = imported.base
     late = imported.stragglers
@@ -185,7 +185,7 @@ def _comments(imported: ImportedJob) -> dict[str, list[str]]:
 
 
 def _source(imported: ImportedJob, key: str) -> str:
-    """Say where the times of a link are from."""
+    """State the source of a link's times."""
     layout = imported.layout
     links = imported.links
     if links is None:

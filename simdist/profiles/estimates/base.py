@@ -1,17 +1,18 @@
 """Seconds of an undisturbed step, and the excess of every step of every rank.
 
-An undisturbed part is a low quantile over all ranks and steps: delays are what a step took beyond that, and are 0 or
-more. It is not the minimum, which would be the luckiest moment of all.
+The time of an undisturbed part is a low quantile over all ranks and steps. The delay of a step is its excess over that
+time, at least 0. The minimum would be too optimistic: it is the luckiest moment of the run.
 
-Two tables. The *measured* one tells host, compute and io apart, and stragglers are looked for in it. The one that is
-*recorded* for the simulator puts each delay where the simulator makes it cost what it cost:
+There are two tables. The *measured* table separates host, compute and io. Stragglers are searched for in it. The
+*recorded* table is for the simulator. It puts each delay where it costs as much in the simulator as it did in the job:
 
-* Input that takes no noticeable time is none of the storage's: its excess counts with the host.
-* A host that waits for the loss has its delay between forward and backward pass, with the device idle, as measured. One
-  that waits for the update instead, because the data loader of the next step must not begin before, would sleep during
-  the forward pass. There, a pause of the host counts with compute, which nothing hides.
-* A host that never waits is ahead of its device, and what holds it up would not be seen; but what was measured is what
-  the device did see. So there everything counts with compute.
+* If input takes no noticeable time, its excess is not a delay of the storage. It counts as a delay of the host.
+* If the host waits for the loss, its delay is between forward and backward pass, while the device is idle, as measured.
+  If it waits for the update, because the data loader of the next step must not start earlier, the simulated host would
+  sleep during the forward pass, which would hide the delay. There, a pause of the host counts as a delay of compute,
+  which nothing hides.
+* If the host never waits, it runs ahead of its device, so delays of the simulated host would have no effect. But the
+  measured delays did reach the device. There, all delays count as delays of compute.
 """
 
 import math
@@ -27,8 +28,8 @@ from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats
 
 _LOW = 0.05
-_SHARED = 0.1  # of computing that is beside collectives, for it to matter what these take of cores
-_NOTICEABLE = 0.01  # of a step, for input to be more than fetching what is there
+_SHARED = 0.1  # of computing that overlaps collectives: from here on, the cores that collectives use matter
+_NOTICEABLE = 0.01  # of a step; input that takes less only fetches batches that are ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ class BaseTimes:
     Args:
         input_s: Until the batch is there.
         forward_s: Forward pass and loss.
-        host_s: Device idle, for the host's sake.
-        buckets_s: Of one backward pass up to each gradient bucket, from the one before; one number without buckets.
-        buckets_nbytes: Bytes of each; None if the traces do not tell; empty without buckets.
+        host_s: Time in which the device is idle because of the host.
+        buckets_s: Seconds of one backward pass from each gradient bucket to the next; one number without buckets.
+        buckets_nbytes: Bytes of each bucket; None if the traces do not show them; empty without buckets.
         optimize_s: Update.
         is_loaded: The input takes noticeable time.
         micro_batches: Passes of a step.
@@ -117,9 +118,10 @@ def _low_s(seconds: Floats) -> float:
 
 
 def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | None, ...], list[str]]:
-    """Return the seconds of one backward pass, and bytes, of the buckets that most steps have.
+    """Return the bytes of the buckets that most steps have, and their seconds of one backward pass.
 
-    All passes of a step count the same, divided as the last one, the only one that tells when a bucket is ready.
+    Only the last pass of a step shows when a bucket is ready. All passes are taken to be equally long and divided like
+    it.
     """
     each_step = (step for profile in job.profiles for step in profile.steps)
     steps = [(step, tuple(call.nbytes for call in step.gradient_calls)) for step in each_step]
@@ -153,7 +155,10 @@ def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | 
 
 
 def _scaled_lows(buckets_s: Floats, pass_s: float) -> tuple[float, ...]:
-    """Return low quantiles of the buckets, scaled to that of their sum: they are not all at their lowest at once."""
+    """Return low quantiles of the buckets, scaled to the low quantile of their sum.
+
+    Scaling is necessary because the buckets of one step are not all at their lowest at once.
+    """
     lows_s = np.maximum(0.0, np.quantile(buckets_s, _LOW, axis=0))
     sum_s = float(lows_s.sum())
     scale = pass_s / sum_s if sum_s > 0 else 1.0
@@ -168,8 +173,8 @@ class HostModel:
     """Behaviour of the simulated host that reproduces the cost of input and pauses.
 
     Args:
-        waits: For its device, in every step.
-        load_s: Seconds that the storage takes for a batch; None if batches are there.
+        waits: The host waits for its device in every step.
+        load_s: Seconds that the storage needs for a batch; None if batches are ready.
         ahead_s: Seconds for which a batch has been loading when its step begins; 0 if batches are not loaded ahead.
     """
 
@@ -186,8 +191,9 @@ class HostModel:
 def host_model(job: TracedJob, base: BaseTimes, of: Parts) -> HostModel:
     """Return the behaviour of the scenario's host.
 
-    Processes that load ahead make a step wait only if they take as long as a whole step for its batch. If they make
-    some steps wait, but not an undisturbed one, how long loading takes is not seen, and waiting counts as the host's.
+    Loader processes that load ahead delay a step only if they need at least a whole step for its batch. If some steps
+    wait for input but an undisturbed step does not, the loading time is not visible. The waiting then counts as a delay
+    of the host.
     """
     waits = all(profile.host_waits for profile in job.profiles)
     is_ahead = any("loader processes" in profile.hints for profile in job.profiles)
@@ -201,8 +207,8 @@ def excess_times(of: Parts, base: BaseTimes) -> tuple[dict[Channel, Floats], flo
     """Return the seconds beyond the base times.
 
     Returns:
-        Channel -> seconds, 0 or more, `[n_steps, n_traced_ranks]`; and the mean over steps and ranks of what was below
-        the base times, which is taken for 0.
+        Channel -> seconds, 0 or more, `[n_steps, n_traced_ranks]`; and the mean over steps and ranks of the time below
+        the base times, which is clipped to 0.
     """
     excess: dict[Channel, Floats] = {
         "host": of.host_s - base.host_s,
@@ -221,7 +227,7 @@ def recorded(
     Args:
         excess: Channel -> seconds, `[n_steps, n_known_ranks]`.
         host: How the simulated host behaves.
-        ranks: Of the columns; all others have what is typical of these in every step.
+        ranks: Rank of each column. Every other rank has the typical delay of these ranks in each step.
         world_size: Ranks of the job.
     """
     zeros = np.zeros_like(excess["compute"])
@@ -235,16 +241,17 @@ def recorded(
 
 
 def shares_cores(job: TracedJob, of: Parts) -> bool:
-    """Return whether enough computing runs beside collectives for them to compete for cores."""
+    """Return whether enough computing overlaps collectives for the two to compete for cores."""
     beside_s = [step.beside_s for profile in job.profiles for step in profile.steps]
     return float(np.mean(beside_s)) > _SHARED * float(of.compute_s.mean())
 
 
 def late_backward_s(job: TracedJob, of: Parts, base: BaseTimes) -> tuple[Floats, Floats]:
-    """Return how much longer backward passes took, and the part that is due to exchanges; 0 where no cores are shared.
+    """Return how much longer backward passes took, and how much of it exchanges caused; 0 if no cores are shared.
 
-    Due to exchanges is what is more than the share by which the forward pass of the step, beside which nothing is
-    exchanged, took longer; but not more than the time in which operators ran beside collectives.
+    No exchange overlaps the forward pass of a step, so the relative excess of the forward pass has other causes. The
+    rest of the excess of the backward pass is due to exchanges, up to the time in which operators ran beside
+    collectives.
 
     Returns:
         Both seconds, `[n_steps, n_traced_ranks]`.
@@ -266,7 +273,7 @@ def with_late_backward(
         delays: As `recorded` returns them, `[n_steps, world_size]`.
         calm: The same without stragglers, which keep their delays.
         late_s: See `late_backward_s`.
-        ranks: Of its columns.
+        ranks: Ranks of its columns.
     """
     if "compute" not in calm or not late_s[0].any():
         return delays
@@ -282,7 +289,7 @@ def with_late_backward(
 
 
 def typical_s(seconds: Floats) -> Floats:
-    """Return the assumed delays of a rank without a trace: a low quartile, so that it is late for no other's reason.
+    """Return the assumed delays of an untraced rank: a low quartile, so that stragglers do not affect it.
 
     Args:
         seconds: Of ranks that were traced, `[n_steps, n_traced_ranks]`.

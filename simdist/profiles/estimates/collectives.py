@@ -1,20 +1,20 @@
-"""Times of collectives without waiting for late ranks, and delays of untraced ranks from that waiting.
+"""Times of collectives without the wait for late ranks, and delays of untraced ranks, derived from that wait.
 
-A collective ends when its last member has come and the links have done their work. If that member left no trace, both
-look alike. They are told apart because collectives of one size take the links equally long, whatever their place in
-the step; and because a late rank is late for the first ones of a step, or for the last, and less for those in between,
-that queue for the links anyway. So the place with the shortest calls is the base, and what others take beyond is
-waiting for a rank without a trace.
+A collective ends when its last member has arrived and the links have done their work. If that member left no trace, the
+two look alike. Two facts separate them. Collectives of one size occupy the links equally long at each place in the
+step. A late rank is late for the first collectives of a step or for the last ones, and less for those in between, which
+queue for the links anyway. So the place with the shortest calls is the base. The time of other places above the base is
+the wait for an untraced rank.
 
-Not told apart: waiting that all places have alike; and all waiting, where no two collectives of a step are of
-about one size. Both count with the links. Where few steps were traced, nothing tells a place that is waited for in all
-of them from one that takes longer: there a collective takes at least what its shortest call took.
+Two kinds of waiting cannot be separated and count as time of the links: waiting that all places have in common, and all
+waiting if no two collectives of a step have similar sizes. If few steps were traced, a place that is late in all of
+them looks like a place that takes longer. There, a collective takes at least as long as its shortest call.
 
-A rank that is late for one collective after another is so by one delay, which held up nothing in between: the longest
-of these waits counts, not their sum. Collectives that go on at once share the links, and so their waiting: of these it
-is the sum. Nor does all this tell anything of steps in which a traced rank is much later than the others: what they
-have queued meanwhile then shares the links. So lateness found here is at least that, and times of collectives are
-upper bounds.
+If a rank is late for several collectives in a row, one delay causes it all, and nothing was held up in between. So the
+longest of these waits counts, not their sum. Concurrent collectives share the links and so share the waiting: for them,
+the sum counts. All this is silent on steps in which one traced rank is much later than the others: the collectives that
+the others queued meanwhile then share the links. So the lateness found here is a lower bound, and the times of
+collectives are upper bounds.
 """
 
 import math
@@ -36,25 +36,26 @@ from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import listed
 from simdist.settings.units import format_seconds
 
-_LOW = 0.1  # quantile over the steps of one place: the rank without a trace need not be late in all of them
-_SAME_SIZE = 1.25  # sizes nearer than this factor take the links as long per byte
+_LOW = 0.1  # quantile over the steps of one place: the untraced rank need not be late in all of them
+_SAME_SIZE = 1.25  # sizes within this factor take equally long per byte
 _LONGER = 1.15  # times the base; places differ by less without any late rank
-_LAST_LONGER = 1.65  # likewise of the last place: gloo's last one shares the links with fewer, and seems longer
+_LAST_LONGER = 1.65  # the same for the last place: gloo's last collective shares the links with fewer, and seems longer
 _NOTICEABLE = 0.03  # of a step
-_FEWEST = 10  # steps; of fewer, a place that takes longer is not taken to be waited for in all of them
+_FEWEST = 10  # steps; with fewer, a place that takes longer is not assumed to contain waiting in all of them
 
 
 @dataclass(frozen=True, slots=True)
 class UntracedWaits:
-    """Waiting for ranks without a trace, as far as it can be separated from the links.
+    """Waiting for untraced ranks, as far as it can be separated from the links.
 
     Args:
-        alone_s: Duration of each collective without it, at most, `[n_calls]`; of no meaning where all members were
-            traced.
-        late_s: How long the traced ranks waited in each step after the last of them had come, at least, `[n_steps]`.
-        behind_s: How much later than a typical traced rank the last of them came to the first of these collectives,
-            likewise; 0 where there are none.
-        is_comparable: Whether there were collectives to tell it by.
+        alone_s: Upper bound of the duration of each collective without this waiting, `[n_calls]`; meaningless if all
+            members were traced.
+        late_s: Lower bound of the time that the traced ranks waited in each step after the last of them had arrived,
+            `[n_steps]`.
+        behind_s: How much later than a typical traced rank the last traced rank arrived at the first of these
+            collectives, `[n_steps]`; 0 without such collectives.
+        is_comparable: Whether there were collectives to compare.
     """
 
     alone_s: Floats
@@ -64,7 +65,7 @@ class UntracedWaits:
 
 
 def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
-    """Tell waiting for ranks without a trace from the time on the links, as far as that is possible."""
+    """Separate the wait for untraced ranks from the time on the links, as far as possible."""
     n_steps = int(matched.step.max()) + 1 if len(matched.step) else 0
     arrival_s = clocks.corrected_s(matched.arrival_s)
     end_s = clocks.corrected_s(matched.end_s)
@@ -102,7 +103,7 @@ def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
 
 
 def _overlapping(rows: NDArray[np.intp], step: Ints, start_s: Floats, end_s: Floats) -> Iterator[list[int]]:
-    """Yield collectives that go on at the same time, in the order of steps and starts; these share their waiting."""
+    """Yield groups of concurrent collectives, by step and start; the members of a group share their waiting."""
     found: list[int] = []
     for row in rows[np.lexsort((start_s[rows], step[rows]))].tolist():
         if found and (step[row] != step[found[0]] or start_s[row] >= end_s[found].max()):
@@ -114,12 +115,12 @@ def _overlapping(rows: NDArray[np.intp], step: Ints, start_s: Floats, end_s: Flo
 
 
 def _waited_s(seconds: Floats, alone_s: Floats, factor: float) -> Floats:
-    """Return the time of one place's collectives beyond the base; 0 where noise explains it.
+    """Return how far the collectives of one place exceed the base; 0 if noise explains it.
 
     Args:
-        seconds: That they took, `[n_steps]`.
-        alone_s: The base, likewise.
-        factor: Times the base that are no waiting.
+        seconds: Their durations, `[n_steps]`.
+        alone_s: The base, `[n_steps]`.
+        factor: Up to this multiple of the base, a duration contains no waiting.
     """
     beyond_s = seconds - alone_s
     least_s = (factor - 1) * alone_s
@@ -133,7 +134,7 @@ def _low(values: Floats) -> float:
 
 
 def with_untraced_rank(delays: DelayTable, untraced: UntracedWaits, job: TracedJob) -> DelayTable:
-    """Return the delays; if exactly one rank left no trace and the others waited for it, with its own."""
+    """Return the delays, including those of an untraced rank if it is the only one and the others waited for it."""
     waited = untraced.late_s > _NOTICEABLE * delays.step_s
     if len(job.missing) != 1 or not waited.any():
         return delays
@@ -164,7 +165,7 @@ def untraced_note(untraced: UntracedWaits, job: TracedJob, *, step_s: float) -> 
 
 
 def _alike(matched: Matched, n_traced: Ints) -> list[list[list[int]]]:
-    """Return the incomplete collectives of each kind, group and about one size: rows of each place in the step."""
+    """Return the incomplete collectives by kind, group and approximate size: the rows of each place in the step."""
     of_group: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     for row, each in enumerate(matched.collectives):
         if n_traced[row] < len(each.group):
@@ -191,14 +192,14 @@ class CollectiveTimes:
 
     Args:
         kind: Such as `all_reduce`.
-        nbytes: Of the whole buffer; None if the traces do not tell.
-        group: Members of one of the groups, in ascending order.
-        between_nodes: Whether its members are on several machines.
-        calls: How many.
-        seconds: From when the last member came until it was done; median over the calls.
-        wait_share: Share of waiting for the last one in all the time that members spent in these calls.
-        is_complete: Whether all members were traced; if not, the last one to come may not have been seen, and
-            `seconds` is an upper bound: see `untraced`.
+        nbytes: Bytes of the whole buffer; None if the traces do not show them.
+        group: Members of one such group, in ascending order.
+        between_nodes: Its members are on several machines.
+        calls: Number of calls.
+        seconds: From the arrival of the last member to the end; median over the calls.
+        wait_share: Share of the members' time in these calls that is waiting for the last member.
+        is_complete: All members were traced. If not, the last member to arrive may be untraced, and `seconds` is an
+            upper bound: see `untraced`.
     """
 
     kind: CollectiveKind
@@ -214,13 +215,13 @@ class CollectiveTimes:
 def collective_times(
     matched: Matched, clocks: RankClocks, layout: RankLayout, untraced: UntracedWaits | None = None
 ) -> tuple[CollectiveTimes, ...]:
-    """Return a row for each kind, size and number of members, by these.
+    """Return a row for each kind, size and number of members, in this order.
 
     Args:
         matched: Collectives of all traced ranks.
-        clocks: Of these ranks.
+        clocks: Clocks of these ranks.
         layout: Which ranks share a node.
-        untraced: Waiting for ranks without a trace that was told apart; found out if None.
+        untraced: The separated wait for untraced ranks; computed if None.
     """
     untraced = untraced or find_untraced_waits(matched, clocks)
     arrival_s = clocks.corrected_s(matched.arrival_s)
@@ -247,9 +248,10 @@ def on_shared_cores(
 ) -> tuple[CollectiveTimes, ...]:
     """Return the times of collectives that share cores with computing and overlap each other.
 
-    Some wait for a core while others have the links. Equal shares of the time in which several go on leave that out, as
-    medians do: so all together take as long as at least one of them went on. Nor do those that go on at once have equal
-    shares of the links: if the largest took about as long as smaller ones, what they took together is theirs by size.
+    Some collectives wait for a core while others use the links. Equal shares of the concurrent time ignore this, and so
+    do medians. So the times of all collectives are scaled to add up to the time in which at least one was running.
+    Concurrent collectives do not get equal shares of the links either: if the largest took about as long as smaller
+    ones, their total time is divided in proportion to their sizes.
     """
     start_s = np.nanmax(clocks.corrected_s(matched.start_s), axis=1)
     end_s = clocks.corrected_s(matched.end_s)
@@ -279,7 +281,7 @@ def on_shared_cores(
 
 
 def _times(arrival_s: Floats, end_s: Floats) -> tuple[Floats, float]:
-    """Return the seconds of each call from when its last member came, `[n_calls]`, and the share of waiting before."""
+    """Return the seconds of each call after its last member arrived, `[n_calls]`, and the share of waiting before."""
     last_s = np.nanmax(arrival_s, axis=1)
     alone_s = np.maximum(0.0, np.nanmedian(end_s, axis=1) - last_s)
     waited_s = float(np.nansum(last_s[:, None] - arrival_s))

@@ -1,9 +1,9 @@
-"""From times of all_reduces to links: the cost model, inverted.
+"""Links from times of all_reduces: the cost model, inverted.
 
-A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)), and a
-link with these times as its table gives the measured times back. Where the library takes another algorithm, or the
-ring's hops are of two kinds, it does not: the table's times are then scaled by measured / predicted until it does. A
-tree sends other sizes than a ring; where scaling leads nowhere for that reason, a latency and a bandwidth are fitted.
+A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)). A link
+with a table of these times reproduces the measured times. This fails if the library takes another algorithm, or if the
+ring has hops of two kinds. The times of the table are then scaled by measured / predicted until they do. A tree sends
+messages of other sizes than a ring. If scaling does not converge for that reason, a latency and a bandwidth are fitted.
 """
 
 import math
@@ -27,16 +27,16 @@ Which: TypeAlias = Literal["fabric", "network"]
 
 _WHICH: tuple[Which, ...] = ("fabric", "network")
 _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
-_SAME_SIZE = 1.25  # sizes nearer than this factor tell one rate, not a latency and a rate
+_SAME_SIZE = 1.25  # sizes within this factor determine one rate, not a latency and a rate
 _BEYOND = 1024  # times the largest size; larger messages are not sent
-_FLATTEST = 0.1  # slope at the end over time / size there; below, times hardly grow, and more would come for nothing
+_FLATTEST = 0.1  # slope at the end over time / size there; below, times hardly grow and larger messages would be free
 _ROUNDS = 30  # of scaling
-_NEAR = 1e-4  # share that may be missed
-_MOST = 300  # tries for a line
-_TOLD = 0.05  # share that is told if it is missed
+_NEAR = 1e-4  # relative error that is tolerated
+_MOST = 300  # evaluations to fit a line
+_TOLD = 0.05  # relative error from which a note says so
 
 
-_NVLINK = {  # names of GPUs that only come with NVLink, as CUDA tells them -> cluster preset, which has the sources
+_NVLINK = {  # names, as CUDA reports them, of GPUs that always have NVLink -> cluster preset, which has the sources
     "V100-SXM2": "v100x8-25gbit",
     "A100-SXM4": "dgx-a100",
     "H100 80GB HBM3": "dgx-h100",  # the SXM5 module; the others are called `H100 PCIe` and `H100 NVL`
@@ -49,7 +49,7 @@ class Fabric:
 
     Args:
         link: One of them.
-        source: Where it is from, for people.
+        source: Where it is from, in words.
     """
 
     link: Link
@@ -57,7 +57,7 @@ class Fabric:
 
 
 def fabric_of_gpus(profiles: Sequence[RankProfile]) -> Fabric | None:
-    """Return the links that the GPUs of a job have by their kind; None if that does not tell."""
+    """Return the links that the kind of a job's GPUs implies; None if it implies none."""
     names = {profile.device_name for profile in profiles}
     kinds = {preset for name in names for kind, preset in _NVLINK.items() if kind in name and "MIG" not in name}
     if len(kinds) != 1 or not all(any(kind in name for kind in _NVLINK) for name in names):
@@ -69,15 +69,15 @@ def fabric_of_gpus(profiles: Sequence[RankProfile]) -> Fabric | None:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The links of a cluster, and where they are from.
+    """The links of a cluster, and their sources.
 
     Args:
         fabric: Inside nodes.
         network: Between nodes.
-        measured: Which of them the traces tell.
+        measured: The links that the traces determine.
         notes: Assumptions.
-        fabric_source: Where the links inside nodes are from, if they are known and not measured.
-        is_complete: Whether none of the two is only taken to be like the other.
+        fabric_source: Source of the links inside nodes, if they are known but not measured.
+        is_complete: Neither of the two links is merely assumed to equal the other.
     """
 
     fabric: Link
@@ -113,12 +113,12 @@ def derive_links(
 
     Args:
         times: Measured.
-        cluster: Its nodes, GPUs and library; its links do not count.
+        cluster: Its nodes, GPUs and library are used; its links are ignored.
         given: Links inside nodes to use instead of measured ones; links between nodes are then fitted.
-        usual: The same, if nothing was measured inside nodes.
+        usual: Links inside nodes to use if none were measured.
 
     Raises:
-        TraceError: There is no all_reduce that tells anything.
+        TraceError: No all_reduce determines a link.
     """
     if cluster.world_size == 1:
         return Links(Link.ideal(), Link.ideal(), (), ())
@@ -162,12 +162,12 @@ def predicted_s(cluster: Cluster, group: Group, nbytes: int) -> float:
     buffer = Buffer("data", max(1, nbytes // 4), initialized=True)
     plan = Plan.from_steps("all_reduce", world_size=cluster.world_size, buffers=(buffer,), steps=[(op,)])
     cost = price(plan, cluster, _WORKLOAD).of[op]
-    assert isinstance(cost, Shared)  # as of every collective
+    assert isinstance(cost, Shared)  # as for every collective
     return float(np.max(cost.alone_s))
 
 
 def as_group(members: Sequence[int], world_size: int) -> Group | None:
-    """Return the partition of the ranks that has these members as one of its groups; None if there is none."""
+    """Return the partition of the ranks in which these members are one group; None if there is none."""
     group = Group(len(members), members[1] - members[0] if len(members) > 1 else 1)
     try:
         return group if list(members) in group.members(world_size) else None
@@ -176,7 +176,7 @@ def as_group(members: Sequence[int], world_size: int) -> Group | None:
 
 
 def _points(times: Sequence[CollectiveTimes], cluster: Cluster, *, between_nodes: bool) -> list[_Point]:
-    """Return the all_reduces inside nodes or between them, by size; sizes nearly alike are one point."""
+    """Return the all_reduces inside nodes or between them, by size; similar sizes are one point."""
     blocks: list[list[_Point]] = []
     points = (_point(each, cluster) for each in times if each.between_nodes == between_nodes)
     for point in sorted(filter(None, points), key=lambda point: point.hop_nbytes):
@@ -202,7 +202,7 @@ def _mean(block: Sequence[_Point]) -> _Point:
 
 
 def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Which, Link]) -> tuple[Link, list[str]]:
-    """Return the link with which the cost model gives the measured times back, as near as it can."""
+    """Return the link with which the cost model reproduces the measured times best."""
     hops_s = _growing(points, [point.hop_s for point in points])
     targets_s = [hop_s * point.seconds / point.hop_s for hop_s, point in zip(hops_s, points, strict=True)]
 
@@ -245,7 +245,7 @@ def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:
 
 
 def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tuple[Link, list[str]]:
-    """Return a table through the points, or a line if they are of one size."""
+    """Return a table through the points, or a line if all have one size."""
     by_size = {point.hop_nbytes: float(f"{hop_s:.6g}") for point, hop_s in zip(points, hops_s, strict=True)}
     sizes = list(by_size)
     times = list(by_size.values())
@@ -273,7 +273,7 @@ def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tup
 def _growing(points: Sequence[_Point], hops_s: Sequence[float]) -> list[float]:
     """Replace decreasing times of growing sizes by their common mean, until no time decreases.
 
-    Points whose hops are of one size have one time.
+    Points with equal hop sizes get one time.
 
     Source:
         Barlow, Bartholomew, Bremner, Brunk, Statistical Inference under Order Restrictions, 1972: pool adjacent
@@ -291,8 +291,8 @@ def fitted_line(start: Link, ratios: Callable[[Link], list[float]]) -> Link:
     """Return the line nearest to the measured times, by the sum of squared logarithms of the ratios.
 
     Args:
-        start: A line that is not too far off.
-        ratios: Of a link -> measured / predicted times.
+        start: A line to start from.
+        ratios: A function from a link to the ratios measured / predicted time.
 
     Source:
         Nelder, Mead, A Simplex Method for Function Minimization, The Computer Journal 7, 1965.

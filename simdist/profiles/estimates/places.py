@@ -1,11 +1,11 @@
-"""In which part of the step a delay was: input, forward pass, backward pass with its bucket, or update.
+"""The part of the step in which a delay occurred: input, forward pass, backward pass with its bucket, or update.
 
-Each channel has its seconds by place. Those of computing are the forward pass, the backward pass up to each gradient
-bucket from the one before, and the update. Those of the host are its pauses, by what the device computed next. Input is
-one place.
+The seconds of each channel are divided into places. Computing has the forward pass, the backward pass from each
+gradient bucket to the next, and the update. Pauses of the host have the same places, by the work that the device did
+next. Input is one place.
 
-The excess of a place is its mean over the steps in question, less its median over all steps and the ranks that are not
-in question. A place that has at least 0.8 of the excess of all is where the delay was.
+The excess of a place is its mean over the delayed steps and ranks, minus its median over all steps and all other ranks.
+The delay is attributed to a place that has at least 0.8 of the total excess.
 """
 
 from collections import Counter
@@ -31,10 +31,10 @@ class Place:
 
     Args:
         phase: The phase; None if the delay is spread over several.
-        bucket: The gradient bucket up to which the backward pass had got, from 1; None if the delay is spread over
-            several, or not in the backward pass.
+        bucket: The gradient bucket that the backward pass was computing, from 1; None if the delay is spread over
+            several buckets, or is not in the backward pass.
         n_buckets: Gradient buckets of a step; 0 if none are exchanged.
-        follows: The collective of these buckets.
+        follows: The collective that exchanges these buckets.
     """
 
     phase: Phase | None
@@ -74,12 +74,12 @@ class Places:
         self._seconds = np.array(rows, np.float64).transpose(1, 0, 2, 3)  # [n_steps, n_ranks, channel, place]
 
     def find(self, channel: Channel, ranks: Sequence[int], steps: Sequence[int]) -> Place | None:
-        """Return where the delay of some ranks in some steps was; None if the traces do not tell.
+        """Return the place of the delay of some ranks in some steps; None if the traces do not show it.
 
         Args:
-            channel: Of the delay.
-            ranks: In question; those without a trace are left out.
-            steps: Their numbers.
+            channel: Channel of the delay.
+            ranks: The delayed ranks; untraced ones are ignored.
+            steps: Numbers of the delayed steps.
         """
         columns = [self._ranks.index(rank) for rank in ranks if rank in self._ranks]
         rows = [self._steps.index(step) for step in steps]
@@ -100,7 +100,7 @@ class Places:
         return self._place(np.maximum(0.0, own_s.mean(axis=0) - np.median(others_s, axis=0)))
 
     def _place(self, more_s: Floats) -> Place | None:
-        """Return the place that has most of an excess, `[forward, backward to each bucket, update]`."""
+        """Return the place with most of an excess, `[forward, backward to each bucket, update]`."""
         total_s = float(more_s.sum())
         if not total_s:
             return None

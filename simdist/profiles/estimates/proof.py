@@ -1,9 +1,9 @@
-"""The import's own proof: synchronous SGD, simulated with the delays as they happened, against the measured step.
+"""The import's self-check: synchronous SGD, simulated with the recorded delays, against the measured step.
 
-The simulated step is reproduced, not predicted: base times, links and delays are from the very steps that it is
-compared with. It shows that the parts of a step are put together as they were, and is off by what the model of a step
-does not have. It does not show what the traces cannot tell apart, such as a late rank without a trace from slow links,
-or links inside nodes from those between them; nor that other steps are like these.
+The simulated step is a reproduction, not a prediction: base times, links and delays come from the same steps that it is
+compared with. It shows that the parts of a step are combined correctly. Its error is the effect of whatever the step
+model leaves out. It does not show whether the estimates separated the right causes: slow links look like an untraced
+late rank, and links inside nodes look like links between them. It also does not show that other steps resemble these.
 """
 
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ class Proof:
     Args:
         predicted_s: Simulated with the recorded delays.
         measured_s: Mean over steps and traced ranks.
-        calm_s: Simulated with the delays that would be left if stragglers were typical ranks.
-        parts: Part of a step -> reproduced and measured seconds: what is computed or held up by the host, what waits
-            for communication and other ranks, what waits for input.
-        ahead_s: Part of the simulated step for which its first batch is loaded that had been loading before the traced
-            steps; it is less, the more steps are traced.
-        is_silent: Whether the traced job exchanges no gradients: then the simulated step is of another schedule.
+        calm_s: Simulated with the delays that would remain if stragglers were typical ranks.
+        parts: Part of a step -> reproduced and measured seconds. The parts are computing and host delays, waiting for
+            communication and other ranks, and waiting for input.
+        ahead_s: Part of the simulated step that loads the first batch, which the job had begun to load before the
+            traced steps. More traced steps make it smaller.
+        is_silent: The traced job exchanges no gradients. The simulated step then belongs to another schedule.
     """
 
     predicted_s: float
@@ -50,7 +50,7 @@ class Proof:
 
     @property
     def error_text(self) -> str:
-        """The error in per cent, such as `+1.2%`; none is `+0.0%`, on whichever side of it."""
+        """The error in per cent, such as `+1.2%`; an error that rounds to zero is `+0.0%`, whatever its sign."""
         return f"{round(self.error, 3) + 0.0:+.1%}"
 
     @property
@@ -60,7 +60,7 @@ class Proof:
 
     @property
     def misses(self) -> str | None:
-        """Say which part of the step is missed most, if the prediction is far off."""
+        """Name the part of the step with the largest error, if the prediction is far off."""
         if abs(self.error) <= MOST_ERROR:
             return None
         if self.is_silent:
@@ -78,16 +78,16 @@ def prove_step(
     calm: tuple[Scenario, dict[Channel, Floats]],
     ahead_s: float = 0.0,
 ) -> Proof:
-    """Simulate synchronous SGD with the delays as they happened, and without stragglers.
+    """Simulate synchronous SGD with the recorded delays, and without stragglers.
 
     Args:
         scenario: Its first schedule is synchronous SGD.
         delays: As recorded, `[n_steps, world_size]`.
         of: Name of the measured quantity.
         job: The traced job.
-        calm: Scenario and delays without stragglers; the channels are the same or fewer.
-        ahead_s: For how long the first batch had been loading when the traced steps began; simulated runs begin with
-            loading it, so this is part of the error.
+        calm: Scenario and delays without stragglers. It has the same channels or fewer.
+        ahead_s: How long the job had been loading the first batch when the traced steps began. Simulated runs start by
+            loading it, so this time is part of the error.
     """
     built = build(scenario, scenario.schedules[0])
     trace = simulate(built.plan, built.costs, {channel: seconds[None] for channel, seconds in delays.items()})

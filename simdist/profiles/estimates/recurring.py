@@ -1,4 +1,4 @@
-"""Delays that come again: at equal distances, growing from step to step, or on all ranks at once."""
+"""Recurring delays: periodic, growing from step to step, or on all ranks at once."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from simdist.profiles.kineto.columns import Floats
 
 _FEWEST_EVENTS = 3
-_UNEVEN = 0.2  # of the mean distance, by which the largest and the least distance differ at most
+_UNEVEN = 0.2  # of the mean distance: largest difference between the longest and the shortest distance
 _BY_CHANCE = 0.05
 _FEWEST_STEPS = 16  # for a trend
 _SURELY_CORRELATED = 0.95
@@ -21,8 +21,8 @@ class Trend:
     """A delay that grows or shrinks from step to step.
 
     Args:
-        line_s: Its size in every step, by a straight line, `[n_steps]`.
-        growth_s: More seconds from one step to the next.
+        line_s: Fitted size in each step, on a straight line, `[n_steps]`.
+        growth_s: Growth per step, in seconds.
     """
 
     line_s: Floats
@@ -30,10 +30,10 @@ class Trend:
 
 
 def period(steps: Sequence[int]) -> float | None:
-    """Return the mean distance of events if they are at about equal distances, else None.
+    """Return the mean distance between events if the distances are about equal, else None.
 
-    Three events at exactly the same distance count. Distances that differ must be within a fifth of their mean, and so
-    near to each other that random events would hardly be.
+    Three events at exactly equal distances suffice. Distances that differ must be within a fifth of their mean, and
+    closer to each other than random events would be.
 
     Example:
         >>> period([11, 23, 35])
@@ -53,7 +53,7 @@ def period(steps: Sequence[int]) -> float | None:
 
 
 def trend(more_s: Floats, *, least_s: float, alarm: float) -> Trend | None:
-    """Return the trend of a delay, None if it has none.
+    """Return the trend of a delay; None if it has none.
 
     The slope divided by its standard error follows Student's t. With residuals of a correlation rho from step to step,
     n steps count as n (1 - rho) / (1 + rho). Estimates of rho from residuals about a line are too low by about
@@ -61,9 +61,9 @@ def trend(more_s: Floats, *, least_s: float, alarm: float) -> Trend | None:
     sudden change from one level to another.
 
     Args:
-        more_s: Delay in every step, `[n_steps]`.
-        least_s: Least change over all steps that counts.
-        alarm: Probability that noise alone has a trend, at most.
+        more_s: Delay in each step, `[n_steps]`.
+        least_s: Smallest change over all steps that counts.
+        alarm: Upper bound of the probability that noise alone has a trend.
     """
     n_steps = len(more_s)
     if n_steps < _FEWEST_STEPS:
@@ -83,7 +83,7 @@ def trend(more_s: Floats, *, least_s: float, alarm: float) -> Trend | None:
         n_counting = n_steps * (1 - correlation) / (1 + correlation)
         freedom = max(1.0, n_counting - 2)
         error_s = np.sqrt(square / freedom / (at**2).sum())
-        # an upper bound of the tail of Student's t
+        # upper bound of the tail of Student's t
         by_chance = (1 + (growth_s / error_s) ** 2 / freedom) ** (-freedom / 2)
         if by_chance > alarm or square >= _least_square_of_two_levels(seconds):
             return None
@@ -91,7 +91,7 @@ def trend(more_s: Floats, *, least_s: float, alarm: float) -> Trend | None:
 
 
 def _least_square_of_two_levels(seconds: Floats) -> float:
-    """Return the least sum of squares about two levels, one before some step and one from it on."""
+    """Return the smallest sum of squares about two levels, with a change from one to the other at some step."""
     n_steps = len(seconds)
     before = np.arange(1, n_steps)
     sum_before = np.cumsum(seconds)[:-1]

@@ -1,28 +1,28 @@
 """Stragglers in recorded delays: the rank, its steps, its channel, and its delay.
 
-With d[s, r] the delay of rank r in step s, and all medians lower ones:
+d[s, r] is the delay of rank r in step s. All medians are lower medians.
 
-* *Persistent*: the median over steps of d[:, r], less that of the typical other rank, is above 3 times the spread
-  between the other ranks, and 3 % of a step; and the median over steps of what d[s, r] is beyond the others in the same
-  step is above what noise alone does (`noise`).
-* *Transient*: d[s, r] less the rank's own median (of a rank that is not persistent: or that of the typical other rank,
-  if it is less), and the same less what the typical other rank has in this step: the smaller of both is above what
-  noise alone does (`noise`), and 5 % of a step. Steps that follow one another, late by about as much, are one burst.
-* Where all traced ranks of a node are late in the same way, it is the node.
+* *Persistent*: two conditions hold. The median over steps of d[:, r], minus that of the typical other rank, is above 3
+  times the spread between the other ranks and above 3 % of a step. The median over steps of d[s, r] beyond the others
+  in the same step is above the threshold of noise (`noise`).
+* *Transient*: the smaller of two differences is above the threshold of noise (`noise`) and above 5 % of a step. The
+  first is d[s, r] minus the rank's own median; for a rank that is not persistent, minus the median of the typical other
+  rank if that is smaller. The second subtracts from it the same difference of the typical other rank in this step.
+  Consecutive steps with similar delays are one burst.
+* If all traced ranks of a node are late in the same way, the straggler is the node.
 
-* *Growing*: d[s, r] less the median of the other ranks in the same step follows a straight line that rises or falls by
-  3 % of a step or more (`recurring.trend`), as on a device that gets hotter. Its steps are those in which the line is
-  above 3 % of a step; the line is taken off before ranks are looked at for the other two kinds.
-* *All at once*: what all ranks have of a channel in a step, the least of d[s, :], is above what noise alone does, and
-  5 % of a step. Nobody waits for anybody then, so these are no stragglers.
+* *Growing*: d[s, r] minus the median of the other ranks in the same step follows a straight line that rises or falls by
+  at least 3 % of a step (`recurring.trend`), as on a device that gets hotter. Its steps are those in which the line is
+  above 3 % of a step. The line is subtracted before the other two kinds are searched for.
+* *All at once*: the smallest of d[s, :] in a channel, which all ranks have in common, is above the threshold of noise
+  and above 5 % of a step. No rank waits for another then, so these delays are not stragglers.
 
-So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently
-late by its full size. Delays above 5 % of a step that noise explains are counted, not listed.
+So a rank that is late in at most half of the steps has bursts of full size. A rank that is late in more steps is
+persistently late by its full delay. Delays above 5 % of a step that noise explains are counted, not listed.
 
-A rank that computes longer in nearly every step is a device of a lower speed in the scenario, not a rank with a delay.
-A delay comes as a whole, before the forward pass; behind it gradients would be ready as fast as on any other rank, and
-their collectives would queue. On a device that is slow throughout, every layer takes longer, and more of the
-communication hides behind it.
+A rank that computes longer in nearly every step becomes a slower device in the scenario, not a rank with a delay. A
+delay is one block before the forward pass. After it, gradients become ready as fast as on any other rank, and their
+collectives queue. On a slow device every layer takes longer, so more of the communication overlaps.
 """
 
 from collections import defaultdict
@@ -54,11 +54,11 @@ from simdist.settings.base import plural
 
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _SPREADS = 3.0
-# Shares of a step; less changes no decision.
+# Shares of a step; smaller delays change no decision.
 _PERSISTENT_SHARE = 0.03
 _TRANSIENT_SHARE = 0.05
-_ALIKE = 0.7  # of the largest: smaller delays are told apart from it
-_NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share, if the node is the cause
+_ALIKE = 0.7  # of the largest: delays below this share are listed apart from it
+_NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share if the node is the cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,15 @@ class Straggler:
     """The late rank or node.
 
     Args:
-        kind: In most steps, or in some.
-        ranks: The rank, or those of the node, in ascending order.
-        node: If all of its traced ranks are late.
-        channel: On what.
+        kind: Late in most steps, or in some.
+        ranks: The rank, or the ranks of the node, in ascending order.
+        node: The node, if all of its traced ranks are late.
+        channel: Channel of the delay.
         steps: Steps in ascending order; the steps of a burst are consecutive.
-        seconds: In each of these steps, more than a typical rank: of a persistent one the difference of medians, of a
-            burst or a growing one the mean.
-        growth_s: More seconds from one step to the next; 0 unless the delay grows or shrinks steadily.
-        place: In which part of the step; None if the traces do not tell.
+        seconds: Excess over a typical rank in each of these steps. It is the difference of medians for a persistent
+            straggler, and the mean for a burst or a growing one.
+        growth_s: Growth per step, in seconds; 0 unless the delay grows or shrinks steadily.
+        place: Part of the step; None if the traces do not show it.
     """
 
     kind: Literal["persistent", "transient"]
@@ -101,7 +101,7 @@ class Straggler:
         """Return the steps, in words.
 
         Args:
-            n_steps: That were traced.
+            n_steps: Number of traced steps.
         """
         is_run = self.steps[-1] - self.steps[0] + 1 == len(self.steps)
         if self.kind == "persistent" and len(self.steps) == n_steps:
@@ -116,7 +116,7 @@ class Repeated:
     """Delays of the same ranks in the same place.
 
     Args:
-        each: The stragglers, by their steps.
+        each: The stragglers, in the order of their steps.
     """
 
     each: tuple[Straggler, ...]
@@ -134,19 +134,19 @@ class Repeated:
 
     @property
     def every(self) -> float | None:
-        """Steps from one delay to the next, if that is about the same each time."""
+        """Steps from one delay to the next, if the distances are about equal."""
         return period([straggler.steps[0] for straggler in self.each])
 
 
 @dataclass(frozen=True, slots=True)
 class CommonDelay:
-    """A delay of all traced ranks in the same steps. None waits for another, so it is no straggler's.
+    """A delay of all traced ranks in the same steps. No rank waits for another, so no rank is a straggler.
 
     Args:
-        channel: On what.
+        channel: Channel of the delay.
         steps: In ascending order.
         seconds: The mean over these steps and all ranks.
-        place: In which part of the step; None if the traces do not tell.
+        place: Part of the step; None if the traces do not show it.
     """
 
     channel: Channel
@@ -156,7 +156,7 @@ class CommonDelay:
 
     @property
     def every(self) -> float | None:
-        """Steps from one delay to the next, if that is about the same each time."""
+        """Steps from one delay to the next, if the distances are about equal."""
         return period(self.steps)
 
 
@@ -166,8 +166,8 @@ class DelayTable:
 
     Args:
         of: Channel -> seconds, `[n_steps, n_ranks]`.
-        ranks: Of the columns.
-        steps: Numbers of the rows.
+        ranks: Rank of each column.
+        steps: Number of each row's step.
         step_s: A typical step.
     """
 
@@ -184,13 +184,13 @@ class DelayTable:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Noticeable delays of single ranks and steps that are no straggler's, because noise alone explains them.
+    """Noticeable delays of single ranks and steps that do not count as stragglers, because noise explains them.
 
     Args:
-        count: Of ranks and steps.
-        seconds: All together.
-        told_from_s: From how late on a single delay would have been told from this noise; infinite if never, 0 without
-            noise.
+        count: Number of pairs of rank and step.
+        seconds: Their sum.
+        told_from_s: Smallest single delay that could be distinguished from this noise; infinite if none could, 0
+            without noise.
     """
 
     count: int
@@ -199,7 +199,7 @@ class Noise:
 
 
 def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, ...]:
-    """Return the stragglers: those in every step first, both kinds by size; of the same size, longer bursts first.
+    """Return the stragglers, persistent ones first, each kind by size; of equal size, longer bursts first.
 
     Args:
         delays: Of the traced ranks.
@@ -260,7 +260,7 @@ def _is_like(each: Straggler, first: Straggler) -> bool:
 
 
 def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
-    """Return the noticeable delays that are none of the stragglers'."""
+    """Return the noticeable delays that do not belong to stragglers."""
     count = 0
     seconds = 0.0
     from_s = 0.0
@@ -299,7 +299,7 @@ def _importance(each: Straggler, step_s: float) -> tuple[str, float, int, tuple[
 
 
 def _growing(delays: DelayTable, channel: Channel) -> list[Straggler]:
-    """Return the ranks whose delay grows or shrinks steadily; their steps are those in which it is noticeable."""
+    """Return the ranks with steadily growing or shrinking delays; their steps are those with a noticeable delay."""
     delay_s = delays.of[channel]
     least_s = _PERSISTENT_SHARE * delays.step_s
     n_ranks = delay_s.shape[1]
@@ -322,7 +322,7 @@ def _growing(delays: DelayTable, channel: Channel) -> list[Straggler]:
 
 
 def _persistent(delays: DelayTable, channel: Channel) -> list[Straggler]:
-    """Return the ranks that are late in most steps; their steps are those in which they are by half of it or more."""
+    """Return the ranks that are late in most steps; their steps have at least half of the usual delay."""
     delay_s = delays.of[channel]
     usual_s = lower_median_s(delay_s)
     found = []
@@ -383,7 +383,7 @@ def _transient(delays: DelayTable, channel: Channel, more_s: Floats, *, alarm: f
 
 
 def _bursts(late: Sequence[int], beyond_s: Floats) -> Iterator[list[int]]:
-    """Yield runs of consecutive late steps, without steps less than half as late as the latest."""
+    """Yield runs of consecutive late steps, without steps that are less than half as late as the latest of the run."""
     for _, run in groupby(enumerate(late), key=lambda item: item[1] - item[0]):
         rows = [row for _, row in run]
         half_s = beyond_s[rows].max() / 2
@@ -391,7 +391,7 @@ def _bursts(late: Sequence[int], beyond_s: Floats) -> Iterator[list[int]]:
 
 
 def _of_others_s(own_s: Floats) -> Floats:
-    """Return for every rank and step the median of the other ranks, 0 if there are none or it is below."""
+    """Return the median of the other ranks for each rank and step; 0 if it is negative or there are none."""
     n_ranks = own_s.shape[1]
     if n_ranks == 1:
         return np.zeros_like(own_s)
@@ -400,7 +400,7 @@ def _of_others_s(own_s: Floats) -> Floats:
 
 
 def _by_node(found: list[Straggler], ranks: Sequence[int], layout: RankLayout) -> list[Straggler]:
-    """Combine the delays that all traced ranks of a node have in common: the same steps, and sizes alike."""
+    """Combine delays that all traced ranks of a node have in the same steps, with similar sizes."""
     traced: dict[int, set[int]] = defaultdict(set)
     for rank in ranks:
         traced[layout.node(rank)].add(rank)
@@ -435,10 +435,10 @@ def slow_throughout(stragglers: Sequence[Straggler], n_steps: int) -> tuple[Stra
 
 
 def slow_devices(slow: Sequence[Straggler], computing_s: float) -> tuple[DeviceOverride, ...]:
-    """Return slow devices, for stragglers that are late by their longer computing.
+    """Return slow devices for stragglers that are late because they compute longer.
 
     Args:
-        slow: Stragglers that are slow throughout.
+        slow: Stragglers that are slow in all steps.
         computing_s: Computation of an undisturbed step, including the delay that the host always causes.
     """
     if computing_s <= 0:

@@ -1,8 +1,8 @@
-"""The model as schedules need it: tensors with their backward seconds, and how they fall into gradient buckets.
+"""The model as schedules need it: tensors with their backward seconds, and their division into gradient buckets.
 
-Where the traces tell the sizes of parameters, the tensors are the real ones, otherwise one tensor stands for each
-bucket. Either way the schedule `sync` has to come out with the buckets that were seen: with the sizes that are the
-default, with sizes read off the buckets, or with a tensor for each bucket.
+If the traces show the sizes of parameters, the tensors are the real ones. Otherwise one tensor stands for each bucket.
+In both cases the schedule `sync` must produce the observed buckets. It does so with the default bucket sizes, with
+sizes derived from the observed buckets, or with one tensor per bucket.
 """
 
 import math
@@ -30,10 +30,10 @@ class Model:
 
     Args:
         tensors: In forward order, with backward seconds.
-        dtype: Of gradients.
-        first_bucket_nbytes: As the schedule `sync` takes it.
-        bucket_nbytes: Likewise.
-        is_real: Whether these are the model's own tensors, and not one for each bucket.
+        dtype: Data type of the gradients.
+        first_bucket_nbytes: The argument of the schedule `sync`.
+        bucket_nbytes: The argument of the schedule `sync`.
+        is_real: These are the model's own tensors, not one per bucket.
         notes: Assumptions.
     """
 
@@ -51,7 +51,7 @@ class Model:
 
     @property
     def schedule(self) -> Sync:
-        """Synchronous SGD with the buckets that were seen."""
+        """Synchronous SGD with the observed buckets."""
         if (self.first_bucket_nbytes, self.bucket_nbytes) == (FIRST_BUCKET_NBYTES, BUCKET_NBYTES):
             return Sync()
         return Sync(first_bucket_nbytes=self.first_bucket_nbytes, bucket_nbytes=self.bucket_nbytes)
@@ -63,10 +63,10 @@ def find_model(job: TracedJob, base: BaseTimes, given: Sequence[Tensor] = ()) ->
     Args:
         job: The job.
         base: Undisturbed times.
-        given: Tensors in forward order given by the user, instead of those of the traces.
+        given: The user's tensors in forward order. They replace those of the traces.
 
     Raises:
-        TraceError: No trace tells how large the model is.
+        TraceError: No trace shows the size of the model.
         ScenarioError: The given tensors do not match the traces.
     """
     dtype, notes = _dtype(job)
@@ -129,13 +129,13 @@ def _of_traces(job: TracedJob) -> list[Tensor]:
 def _real(
     tensors: Sequence[Tensor], buckets: Sequence[int], base: BaseTimes, is_given: bool
 ) -> tuple[list[Tensor], list[str]]:
-    """Return the tensors with backward seconds that add up to each bucket's; None if they do not fit.
+    """Return the tensors with backward seconds that add up to the time of each bucket; None if they do not fit.
 
     Args:
         tensors: In forward order.
-        buckets: Elements of each, in the order in which they become ready; empty if there are none.
+        buckets: Elements of each bucket, in the order in which the buckets become ready; empty if there are none.
         base: Undisturbed times.
-        is_given: Given by the user, who gets an error if they do not fit.
+        is_given: The user gave the tensors and gets an error if they do not fit.
     """
     total = sum(tensor.count for tensor in tensors)
     seen = sum(buckets)
@@ -161,13 +161,13 @@ def _real(
 
 
 def _weights(ready: Sequence[Tensor]) -> Floats:
-    """Return how the backward pass is shared: as measured, else by FLOPs, else by elements."""
+    """Return the shares of the backward pass: as measured, else by FLOPs, else by elements."""
     choices: Floats = np.array([(tensor.backward_s or 0.0, tensor.flops, tensor.count) for tensor in ready]).T
     return next(weights for weights in choices if weights.any())
 
 
 def _in_buckets(weights: Floats, borders: Sequence[int], buckets_s: Sequence[float]) -> Floats:
-    """Return seconds of tensors that add up to their buckets', shared by weights, else evenly."""
+    """Return seconds of tensors that add up to those of their bucket, divided by weights, else evenly."""
     seconds = np.zeros_like(weights)
     for (first, stop), bucket_s in zip(pairwise(borders), buckets_s, strict=True):
         part = weights[first:stop]
@@ -178,7 +178,7 @@ def _in_buckets(weights: Floats, borders: Sequence[int], buckets_s: Sequence[flo
 
 def _timed(ready: Sequence[Tensor], seconds: Floats) -> list[Tensor]:
     """Return the tensors in forward order with these backward seconds, to the nanosecond."""
-    rounded = np.diff(np.round(np.cumsum([0.0, *seconds]), 9))  # so that sums stay what they are
+    rounded = np.diff(np.round(np.cumsum([0.0, *seconds]), 9))  # rounded so that sums are preserved
     times = [round(max(0.0, float(each)), 9) for each in rounded]
     timed = [tensor.model_copy(update={"backward_s": each}) for tensor, each in zip(ready, times, strict=True)]
     return timed[::-1]
@@ -187,7 +187,7 @@ def _timed(ready: Sequence[Tensor], seconds: Floats) -> list[Tensor]:
 def _limits(
     tensors: Sequence[Tensor], sizes: Sequence[int], dtype: DType, choices: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """Return sizes of the first bucket and of the others that give the buckets seen: the default ones if they do."""
+    """Return sizes of the first and the other buckets that produce the observed ones; the defaults if those do."""
     counts = tuple(tensor.count for tensor in tensors)
     before = list(accumulate(counts, initial=0))
     job = Job(1, 1, 1, tensor_counts=counts, dtype=dtype)

@@ -1,12 +1,12 @@
-"""Which step of one rank is which of another, where a profiler did not count them, or counted otherwise.
+"""Matching the steps of ranks if a profiler did not number them, or numbered them differently.
 
-A gradient all_reduce ends on all ranks at nearly the same time. So with the right pairing, the ends on two ranks differ
-by the skew of their clocks, the same in every step; with a wrong one, by that and the varying lengths of the steps
-between. The pairing in which most steps have the same difference is the right one.
+A gradient all_reduce ends on all ranks at nearly the same time. With the right pairing, its ends on two ranks differ by
+the skew of their clocks, which is the same in every step. With a wrong pairing, the difference also contains the
+lengths of the steps in between, which vary. The right pairing is the one in which most steps have the same difference.
 
-Numbers that a profiler gave to the steps are believed unless another pairing agrees much better: a rank may have called
-`profiler.step()` once more or less than the others. Ranks of one host have one clock, on which the same steps end at
-the same time.
+The profiler's own step numbers are kept unless another pairing agrees much better: a rank may have called
+`profiler.step()` once more or less than the others. Ranks of one host share a clock, on which the same steps end at the
+same time.
 """
 
 from collections import Counter
@@ -24,17 +24,17 @@ _FEWEST = 3  # steps that must overlap
 _TOLERATED = 0.01  # of a step
 _NOISE = 3.0  # median deviations
 _FEWEST_MARKED = 8  # steps that must overlap to doubt their numbers
-_FARTHEST = 10  # that numbers of steps are doubted by
+_FARTHEST = 10  # largest correction of step numbers
 _MUCH_BETTER = 3.0  # times the deviation
-_LEAST_S = 100e-6  # deviations that clocks and kernels have anyway
-_ONE_CLOCK_S = 3e-3  # by which ends on one host differ at most, if they are those of the same collective
-_ONE_RUN_S = 1.0  # by which clocks of hosts that share a name may differ
+_LEAST_S = 100e-6  # deviation that clocks and kernels always have
+_ONE_CLOCK_S = 3e-3  # largest difference between ends of the same collective on one host
+_ONE_RUN_S = 1.0  # largest difference between clocks of hosts with the same name
 
 
 def shifted(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
-    """Renumber the steps of ranks to match the others', with notes on unexpected cases.
+    """Renumber the steps of ranks to match each other, with notes on unexpected cases.
 
-    Those that all count from 0, because their traces have no marks, come to count from the first step of any rank.
+    Ranks with unmarked steps all count from 0. They are renumbered to start at the first step of any rank.
     """
     if any(not each.steps for each in profiles):
         return list(profiles), []
@@ -69,12 +69,13 @@ def _corrected(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list
 def _by_clock(
     ends_s: Mapping[int, float], theirs_s: Mapping[int, float], shift: int, of: tuple[RankProfile, RankProfile]
 ) -> int:
-    """Return the offset of a rank's step numbers, by the clock that it shares with a rank of its host.
+    """Return the offset of a rank's step numbers, from the clock that it shares with a rank of its host.
 
-    Where steps are all alike, nothing else tells which are the same. Hosts that share a name only may be a bit apart.
+    If all steps are alike, only the clock shows which steps are the same. Different hosts with the same name may have
+    slightly different clocks.
 
     Raises:
-        TraceError: No steps of both are at the same time.
+        TraceError: No steps of the two ranks are at the same time.
     """
     found = {}
     for each in range(shift - _FARTHEST, shift + _FARTHEST + 1):
@@ -102,8 +103,8 @@ def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int
     The mean deviation decides: with the right pairing even the ends of unusual steps agree.
 
     Args:
-        ends_s: Number of a step -> when its collectives ended on the rank.
-        reference_s: Likewise, on another rank.
+        ends_s: Step number -> time at which its collectives ended on the rank.
+        reference_s: The same for another rank.
     """
     noise_s = {}
     for shift in range(-_FARTHEST, _FARTHEST + 1):
@@ -124,9 +125,10 @@ def _ends_s(profile: RankProfile) -> Floats:
 
 
 def _shift(ends_s: Floats, reference_s: Floats) -> int:
-    """Return how many steps later than the reference this rank began: what most steps agree on, less those that do not.
+    """Return how many steps after the reference this rank began: the offset with the most agreeing steps.
 
-    Steps agree whose difference is the usual one, up to what differences vary by at the best.
+    A step agrees if its difference equals the usual one, within the variation of the best offset. Steps that disagree
+    are subtracted.
     """
     fewest = max(_FEWEST, min(len(ends_s), len(reference_s)) // 2)
     shifts = range(fewest - len(ends_s), len(reference_s) - fewest + 1)
@@ -142,7 +144,7 @@ def _shift(ends_s: Floats, reference_s: Floats) -> int:
 
 
 def _deviations_s(ends_s: Floats, reference_s: Floats, shift: int) -> Floats:
-    """Return by how much each step's difference is not the usual one; steps without collectives are left out."""
+    """Return the deviation of each step from the usual difference; steps without collectives are omitted."""
     first = max(0, shift)
     stop = min(len(reference_s), len(ends_s) + shift)
     return _unusual_s(ends_s[first - shift : stop - shift] - reference_s[first:stop])

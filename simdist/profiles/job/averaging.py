@@ -1,9 +1,9 @@
 """The traced job must average the gradients of all its ranks in every step, as schedules here do.
 
 A job with tensor or pipeline parallelism averages over groups of ranks. Traces of the ranks of one such group are a
-data-parallel job of their own; those of several are not. Steps that only add to gradients are passes of the next one
-that exchanges them, if that comes at regular distances. A scenario made of others would be of another job, so they are
-refused.
+data-parallel job of their own. Traces from several groups are not. Steps that only add to gradients are passes of the
+next step that exchanges them, if exchanges come at regular distances. Any other job would give the scenario of a
+different job, so it is refused.
 """
 
 import math
@@ -25,10 +25,10 @@ _Group = tuple[int, ...]
 
 
 def one_group(profiles: Sequence[RankProfile], world_size: int) -> tuple[list[RankProfile], int, list[str]]:
-    """Return the ranks that average gradients with each other, numbered from 0, and how many they are.
+    """Return the ranks that average gradients with each other, numbered from 0, and their number.
 
     Args:
-        profiles: One per rank, which each states.
+        profiles: One per rank. Each states its rank.
         world_size: Ranks of the whole job.
 
     Returns:
@@ -56,7 +56,7 @@ def one_group(profiles: Sequence[RankProfile], world_size: int) -> tuple[list[Ra
 
 
 def join_passes(profiles: Sequence[RankProfile]) -> tuple[tuple[RankProfile, ...], list[str]]:
-    """Join steps that were counted per pass, and omit steps with an unusual number of passes.
+    """Join steps that the profiler counted per pass, and omit steps with an unusual number of passes.
 
     Args:
         profiles: Of all ranks, with the same steps.
@@ -89,13 +89,13 @@ def _exchanging(profile: RankProfile) -> list[int]:
 
 
 def _distance(profile: RankProfile) -> int:
-    """Return how many steps there are from one exchange of gradients to the next; 1 if that is not always the same."""
+    """Return the number of steps between exchanges of gradients; 1 if it varies."""
     gaps = {after - before for before, after in pairwise(_exchanging(profile))}
     return gaps.pop() if len(gaps) == 1 else 1
 
 
 def _joined(profile: RankProfile, groups: Sequence[range]) -> RankProfile:
-    """Return a profile with a step for every group of its steps."""
+    """Return a profile in which each group of steps is one step."""
     issued = {kind: len(groups[0]) * n_each for kind, n_each in profile.issued.items()}
     steps = tuple(_as_one(profile.steps[each[0] : each[-1] + 1]) for each in groups)
     return replace(profile, steps=steps, issued=issued)
@@ -121,7 +121,7 @@ def _as_one(passes: Sequence[RankStep]) -> RankStep:
 
 
 def _held_in_all_s(passes: Sequence[RankStep]) -> tuple[float, ...]:
-    """Return the pauses of all passes by place; those in backward passes before the last count for its first bucket."""
+    """Return the pauses of all passes by place; backward passes before the last one count for its first bucket."""
     if not all(each.held_s for each in passes):
         return ()
     *before, last = (each.held_s for each in passes)
@@ -136,7 +136,7 @@ def check_every_step(profile: RankProfile) -> None:
     """Refuse a rank that accumulates gradients of several batches between irregular exchanges.
 
     Raises:
-        TraceError: It does so at regular distances, or in no more than half of its steps.
+        TraceError: It does so at regular distances, or in at most half of its steps.
     """
     numbers = [step.number for step in profile.steps]
     places = _exchanging(profile)
@@ -154,7 +154,7 @@ def check_every_step(profile: RankProfile) -> None:
 
 
 def _groups(profiles: Sequence[RankProfile], world_size: int) -> tuple[set[_Group], set[int]]:
-    """Return the groups that average gradients, and the sizes of groups without named members."""
+    """Return the groups that average gradients, and the sizes of groups with unknown members."""
     calls = [call for profile in profiles for step in profile.steps for call in step.gradient_calls]
     members = {(call.members(world_size), call.n_ranks) for call in calls}
     unnamed = {n_ranks for group, n_ranks in members if group is None and n_ranks}
@@ -185,7 +185,7 @@ def _inside(profile: RankProfile, group: _Group, world_size: int) -> RankProfile
 
 
 def _step_inside(step: RankStep, group: _Group, world_size: int) -> RankStep:
-    """Return a step without collectives beyond the group; backward time up to them counts for the next bucket."""
+    """Return a step without collectives outside the group; backward time before them counts for the next bucket."""
     kept = [_is_inside(call, group, world_size) for call in step.calls]
     calls = tuple(
         replace(call, ranks=tuple(range(len(group))), n_ranks=len(group))
@@ -200,7 +200,7 @@ def _step_inside(step: RankStep, group: _Group, world_size: int) -> RankStep:
 
 
 def _up_to_kept(seconds: Sequence[float], is_kept: Sequence[bool]) -> tuple[float, ...]:
-    """Return the seconds up to each kept bucket from the one before; the last also has what follows it."""
+    """Return the seconds from each kept bucket to the next; the last one includes the rest of the pass."""
     found = list[float]()
     since_s = 0.0
     for each_s, is_end in zip(seconds, is_kept, strict=False):

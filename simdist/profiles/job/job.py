@@ -1,4 +1,4 @@
-"""Profiles of single ranks put together: the ranks, whether they are of one job, and their common steps."""
+"""Profiles of single ranks combined into one job: its ranks, a check that they belong together, and common steps."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,8 @@ class TracedJob:
 
     Args:
         world_size: Ranks of the job.
-        profiles: Of the ranks that were traced, in ascending order; each has the same step numbers.
-        notes: Omissions and assumptions, a sentence each.
+        profiles: Profiles of the traced ranks, in ascending order. All have the same step numbers.
+        notes: Omissions and assumptions, one sentence each.
     """
 
     world_size: int
@@ -41,7 +41,7 @@ class TracedJob:
 
     @property
     def untraced(self) -> str:
-        """Say how many ranks left no trace."""
+        """Describe the number of ranks without a trace."""
         return f"{len(self.missing)} of {self.world_size} ranks left no trace"
 
     @property
@@ -55,7 +55,7 @@ class TracedJob:
         return tuple(step.number for step in self.profiles[0].steps)
 
 
-_MANY = 10  # steps, of which a few are worth less than a rank without a trace costs
+_MANY = 10  # steps; if files have fewer, losing steps costs less than losing a rank
 
 
 def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> TracedJob:
@@ -66,8 +66,8 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
         steps: Only steps with these numbers; all if None.
 
     Raises:
-        TraceError: There are none; they are of different jobs; two are of the same rank and step; they have no step in
-            common; they do not average gradients over all ranks in every step.
+        TraceError: There are no profiles, they are of different jobs, two are of the same rank and step, they have no
+            step in common, or they do not average gradients over all ranks in every step.
     """
     if not profiles:
         raise TraceError("no traces: give one file per rank, or the folder that they are in")
@@ -94,7 +94,7 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
 
 
 def _of_ranks(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
-    """Return one profile per rank, in their order; unnumbered ones are numbered in the order of their files."""
+    """Return one profile per rank, in ascending order; unnumbered ranks are numbered in the order of their files."""
     known = {each.rank for each in profiles if each.rank is not None}
     free = iter(sorted(set(range(len(profiles) + len(known))) - known))
     numbered = [each if each.rank is not None else replace(each, rank=next(free)) for each in profiles]
@@ -110,7 +110,7 @@ def _of_ranks(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[
 
 
 def _joined(windows: Sequence[RankProfile]) -> RankProfile:
-    """Return the windows of one rank as one profile."""
+    """Combine the profiling windows of one rank into one profile."""
     ordered = sorted((each for each in windows if each.steps), key=lambda each: each.steps[0].number)
     for first, second in pairwise(ordered):
         if second.steps[0].number <= first.steps[-1].number:
@@ -124,7 +124,7 @@ def _joined(windows: Sequence[RankProfile]) -> RankProfile:
 
 
 def _world_size(profiles: Sequence[RankProfile]) -> int:
-    """Return the stated world size or else the least number that explains the traces."""
+    """Return the stated world size, or else the smallest one that explains the traces."""
     stated = [each for each in profiles if each.world_size is not None]
     for each in stated:
         if each.world_size != stated[0].world_size:
@@ -171,7 +171,7 @@ def _mixed(first: RankProfile, second: RankProfile, what: str, ours: object, the
 
 
 def _without_short(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
-    """Leave out files that were cut off before half of many steps: the others would lose theirs for them."""
+    """Omit files that were cut off before half of many steps: they would cost the other files those steps."""
     usual = int(np.median([len(each.steps) for each in profiles]))
     short = [each for each in profiles if each.is_cut and usual >= _MANY and 2 * len(each.steps) < usual]
     notes = [f"warning: left out: {each.path}: is cut off after {len(each.steps)} of {usual} steps" for each in short]
@@ -179,7 +179,7 @@ def _without_short(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], 
 
 
 def _common(profiles: Sequence[RankProfile], wanted: range | None) -> tuple[tuple[RankProfile, ...], list[str]]:
-    """Keep the steps that all profiles have, and that are wanted."""
+    """Keep the requested steps that all profiles have."""
     counts = Counter(step.number for each in profiles for step in each.steps)
     shared = {number for number, times in counts.items() if times == len(profiles)}
     if not shared:
@@ -207,9 +207,9 @@ def _span(profile: RankProfile) -> str:
 
 
 def _agreeing(profiles: tuple[RankProfile, ...]) -> tuple[tuple[RankProfile, ...], list[str]]:
-    """Leave out steps in which ranks issued different gradient collectives; refuse ranks that mostly do.
+    """Omit steps in which ranks issued different gradient collectives; refuse ranks that mostly differ.
 
-    A file that was cut off is left out instead: of its last events, those of threads of their own may all be missing.
+    A file that was cut off is omitted instead: all events of some threads may be missing at its end.
     """
     numbers = [step.number for step in profiles[0].steps]
     differs = np.zeros((len(profiles), len(numbers)), np.bool_)
@@ -241,7 +241,7 @@ _Signature = tuple[tuple[str, int | None, int | None], ...]
 
 
 def _signature(step: RankStep) -> _Signature:
-    """Return the gradient collectives of a step, by size if the trace tells it: threads of gloo may swap them."""
+    """Return the gradient collectives of a step, sorted by known size, because threads of gloo may swap them."""
     found = tuple((call.kind, call.nbytes, call.n_ranks) for call in step.gradient_calls)
     has_sizes = all(nbytes is not None for _, nbytes, _ in found)
     return tuple(sorted(found, key=lambda call: call[1] or 0)) if has_sizes else found

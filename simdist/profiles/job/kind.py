@@ -1,7 +1,7 @@
-"""The kind of the traced job: which of its communication a scenario of data-parallel training does not have.
+"""The kind of the traced job: the communication that a scenario of data-parallel training does not cover.
 
-The scenario averages the gradients of all ranks in all_reduces. All else that ranks exchange is left out of it, and
-tells how the model is spread over them.
+The scenario averages the gradients of all ranks with all_reduces. It leaves out all other communication, which shows
+how the model is distributed over the ranks.
 """
 
 import math
@@ -17,7 +17,7 @@ from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, TracedCollective
 from simdist.settings.units import format_share
 
-MOST_LEFT_OUT = 0.02  # of a step; beyond, schedules of the scenario say nothing of the job
+MOST_LEFT_OUT = 0.02  # of a step; beyond it, schedules of the scenario say nothing about the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class JobKind:
     """Communication that the scenario leaves out.
 
     Args:
-        names: Parallelism besides data parallelism; empty if unknown.
-        left_out: Kind of collective -> calls per step, and share of a step that they take, of those that the scenario
-            does not have.
+        names: Kinds of parallelism besides data parallelism; empty if unknown.
+        left_out: Kind of collective that the scenario does not cover -> its calls per step, and the share of a step
+            that they take.
         unseen_share: Share of a step in which the device is idle for unknown reasons.
     """
 
@@ -37,12 +37,12 @@ class JobKind:
 
     @property
     def share(self) -> float:
-        """Share of a step that is left out, in all."""
+        """Total share of a step that is left out."""
         return self.unseen_share + math.fsum(share for _, share in self.left_out.values())
 
     @property
     def is_modelled(self) -> bool:
-        """Whether the scenario has nearly everything in a step."""
+        """Whether the scenario covers nearly all of a step."""
         return self.share <= MOST_LEFT_OUT
 
     @property
@@ -61,7 +61,8 @@ class JobKind:
 def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float) -> JobKind:
     """Return the kind of job that the collectives of its ranks show.
 
-    A rank is in a collective while it waits for others, so of each call the rank that spends least in it counts.
+    The time of a rank in a collective includes its wait for others. So the rank with the shortest time counts in each
+    call.
 
     Args:
         profiles: One per traced rank.
@@ -86,13 +87,13 @@ def _left_out(call: TracedCollective) -> bool:
 
 
 def _of_kind(steps: Sequence[Sequence[SentCall]], kind: CollectiveKind) -> tuple[float, float]:
-    """Return how many of a kind a rank is in per step, and for how long, without waiting."""
+    """Return the calls of a kind per rank and step, and their seconds without waiting."""
     calls = [[each for each in step if each.call.kind == kind and _left_out(each.call)] for step in steps]
     return len(list(chain(*calls))) / len(steps), math.fsum(map(_union_s, calls)) / len(steps)
 
 
 def _union_s(transfers: Sequence[SentCall]) -> float:
-    """Return for how long at least one goes on."""
+    """Return for how long at least one is running."""
     total_s = 0.0
     reached_s = -np.inf
     for start_s, end_s in sorted((each.start_s, each.call.end_s) for each in transfers):

@@ -1,4 +1,4 @@
-"""Which ranks share a machine: from names of hosts, and numbers of GPUs."""
+"""Which ranks share a machine, from names of hosts and numbers of GPUs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,17 +14,17 @@ _T = TypeVar("_T")
 
 
 class UnknownLayoutError(ScenarioError):
-    """Which ranks share a machine, only the user knows."""
+    """Only the user knows which ranks share a machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """Machines and the ranks of each; consecutive ranks share one.
+    """The machines and their ranks; consecutive ranks share a machine.
 
     Args:
         nodes: Machines.
-        gpus_per_node: Ranks of each.
-        source: How that is known.
+        gpus_per_node: Ranks of each machine.
+        source: The evidence for this layout.
         notes: Assumptions.
     """
 
@@ -45,12 +45,13 @@ class RankLayout:
 def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int | None = None) -> RankLayout:
     """Return the nodes of ranks, as requested or else by evidence in the traces.
 
-    The strongest evidence comes first: hosts in the traces, GPUs that ranks cannot share, GPUs as launchers number
-    them, hosts in the names of files. Each narrows the possible sizes of a machine; one that leaves none is noted.
+    The strongest evidence comes first: hosts in the traces, GPUs that ranks cannot share, the numbering of GPUs by
+    launchers, hosts in the names of files. Each piece narrows the possible sizes of a machine. A piece that rules out
+    all of them is noted.
 
     Raises:
-        ScenarioError: The layout that was asked for does not divide the ranks.
-        UnknownLayoutError: The evidence leaves several possible.
+        ScenarioError: The requested layout does not divide the ranks.
+        UnknownLayoutError: The evidence allows several layouts.
     """
     world_size = job.world_size
     if nodes is not None or gpus_per_node is not None:
@@ -75,11 +76,11 @@ def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int 
     raise UnknownLayoutError(_question(job, left))
 
 
-_Evidence = tuple[str, Callable[[int], bool], bool]  # what, whether so many ranks on a machine fit, whether it is weak
+_Evidence = tuple[str, Callable[[int], bool], bool]  # description, test of the ranks per machine, whether it is weak
 
 
 def _evidence(job: TracedJob) -> Iterator[_Evidence]:
-    """Yield evidence for the nodes of ranks, the strongest first."""
+    """Yield the evidence for the nodes of ranks, the strongest first."""
     hosts, names = (_told(job, attrgetter(of)) for of in ("hostname", "file_host"))
     gpus = _told_gpus(job)
     if hosts:
@@ -103,18 +104,18 @@ def _told(job: TracedJob, fact: Callable[[RankProfile], _T | None]) -> dict[int,
 
 
 def _told_gpus(job: TracedJob) -> dict[int, int]:
-    """Return the numbers of GPUs; nothing if every rank sees, or may see, one GPU only: all of these are number 0."""
+    """Return the numbers of GPUs; nothing if each rank may see only one GPU, which is always number 0."""
     gpus = _told(job, attrgetter("local_gpu"))
     return gpus if any(gpus.values()) or _n_gpus(job) > 1 else {}
 
 
 def _n_gpus(job: TracedJob) -> int:
-    """Return how many GPUs a machine has, as far as ranks see them; 0 if the traces do not tell."""
+    """Return the number of GPUs that ranks see on a machine; 0 if the traces do not show it."""
     return max(_told(job, attrgetter("n_gpus")).values(), default=0)
 
 
 def _question(job: TracedJob, left: Sequence[int]) -> str:
-    """Return the error that asks which ranks share a machine, with the known facts."""
+    """Return the error that asks which ranks share a machine, and states the known facts."""
     gpus = _told_gpus(job)
     n_gpus = _n_gpus(job)
     hosts, names = (len(set(_told(job, attrgetter(of)).values())) for of in ("hostname", "file_host"))
@@ -141,7 +142,7 @@ def _asked(world_size: int, nodes: int | None, gpus_per_node: int | None) -> Ran
 
 
 def _fits_hosts(hosts: dict[int, str], size: int) -> bool:
-    """Tell whether exactly the ranks of equal `rank // size` share a host."""
+    """Tell whether ranks share a host exactly if their `rank // size` is equal."""
     places = {(rank // size, host) for rank, host in hosts.items()}
     return len(places) == len({node for node, _ in places}) == len({host for _, host in places})
 

@@ -1,18 +1,18 @@
-"""Collectives of all ranks, matched, and with them the clocks of ranks.
+"""Matching the collectives of all ranks, and deriving their clocks from it.
 
-The n-th collective of a kind and size in a group and step is the same one on all of its members. One in which all hear
-from all ends everywhere at about the same time.
+The n-th collective of a kind and size in a group and step is the same one on all of its members. If every member needs
+data from all others, the collective ends on all of them at about the same time.
 
-**One run.** The ends of its collectives stay together on all ranks. No rank is done with a collective before its last
-member has come, so its ends differ by less than the time that it takes from then on. That time is what it took the last
-one to come, by that rank's own clock: the shortest of all.
+**One run.** In one run, the ends of collectives stay together on all ranks. No rank finishes a collective before its
+last member arrives, so the ends differ by less than the time from that arrival on. That time is the duration on the
+last rank, by that rank's own clock: the shortest of all durations.
 
-Where hosts are busy, ends are seen later than that, so what is beyond is judged by all steps before it is refused. In
-one run ends are late by chance in each step, and are near again in the next. In two runs they drift apart, because
-each step adds the difference of two lengths that have nothing to do with each other. With d[s] how much later than on
-the other ranks the collectives of step s end, in noise mean |d[s + 1] - d[s]| is 1.4 times mean |d - median d|; in the
-sum of n independent differences it is about 3.5 / sqrt(n) times that. Where noise lasts for several steps, the lengths
-of steps still tell: with a wrong step of the other ranks, ends are further apart.
+Busy hosts observe ends later than that. So all steps are examined before a larger difference is refused. In one run,
+ends are late by chance in each step, and are close again in the next. In two runs they drift apart, because each step
+adds the difference of two unrelated lengths. Let d[s] be how much later the collectives of step s end than on the other
+ranks. In noise, mean |d[s + 1] - d[s]| is 1.4 times mean |d - median d|. In the sum of n independent differences it is
+about 3.5 / sqrt(n) times that. If noise lasts for several steps, the lengths of steps still decide: with a wrong step
+of the other ranks, ends are further apart.
 """
 
 from collections import Counter, defaultdict
@@ -35,9 +35,9 @@ class CollectiveKey:
 
     Args:
         kind: Such as `all_reduce`.
-        nbytes: Of the whole buffer; None if no trace tells.
+        nbytes: Bytes of the whole buffer; None if no trace shows them.
         group: Its members, in ascending order.
-        place: How many of its kind and group came before in the step, on the first of its ranks that was traced.
+        place: Number of earlier collectives of its kind and group in the step, on its first traced rank.
     """
 
     kind: CollectiveKind
@@ -48,15 +48,15 @@ class CollectiveKey:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Collectives that were matched; times are NaN on ranks that take no part, and on their own clocks.
+    """The matched collectives. Times are on the rank's own clock, and NaN on ranks that take no part.
 
     Args:
         collectives: All of them.
-        step: Index of the step in which it was issued, `[n_calls]`.
-        arrival_s: When the rank was ready for it: so long before the end as it took, less what the rank did for others
-            of the group meanwhile, `[n_calls, n_traced_ranks]`.
-        end_s: Its end on each rank, likewise.
-        start_s: When the rank was in it, likewise.
+        step: Index of the step that issued it, `[n_calls]`.
+        arrival_s: When the rank was ready for it: its end minus its duration, without the time that the rank spent on
+            other collectives of the group meanwhile, `[n_calls, n_traced_ranks]`.
+        end_s: Its end on each rank, of the same shape.
+        start_s: When the rank entered it, of the same shape.
         notes: Calls that could not be matched.
     """
 
@@ -68,8 +68,8 @@ class Matched:
     notes: tuple[str, ...]
 
 
-_Key = tuple[int, CollectiveKind, tuple[int, ...], int | None]  # step, kind, group, size if all traces tell sizes
-_Place = tuple[int, CollectiveKind, tuple[int, ...], int | None, int]  # and how many of these came before in the step
+_Key = tuple[int, CollectiveKind, tuple[int, ...], int | None]  # step, kind, group, size if all traces show sizes
+_Place = tuple[int, CollectiveKind, tuple[int, ...], int | None, int]  # and the number of these earlier in the step
 
 
 def match(job: TracedJob) -> Matched:
@@ -102,7 +102,7 @@ def match(job: TracedJob) -> Matched:
 def _places(
     profile: RankProfile, world_size: int, has_sizes: bool
 ) -> Iterator[tuple[_Place | None, TracedCollective, float]]:
-    """Yield every collective with its place, None if its members are unknown, and when the rank was ready for it."""
+    """Yield each collective with its place (None if its members are unknown) and the time of the rank's arrival."""
     steps = enumerate(profile.steps)
     calls = [(index, call, call.members(world_size)) for index, step in steps for call in step.calls]
     groups = {group for _, _, group in calls if group}
@@ -118,10 +118,11 @@ def _places(
 
 
 def _alone_s(calls: Sequence[TracedCollective]) -> list[float]:
-    """Return the seconds of each call of a group if it had its links to itself.
+    """Return the seconds that each call of a group would take with the links to itself.
 
-    While several run at once, as with gloo's two threads, each has an equal share of the links: k of them for t seconds
-    did what each would have done alone in t / k. Where each begins after the one before, it is what they took.
+    While k of them run at once, as with gloo's two threads, each has an equal share of the links. In t seconds they do
+    the work that each would have done alone in t / k. If each begins after the one before, the result is the measured
+    duration.
     """
     start_s, end_s = np.array([(call.start_s, call.end_s) for call in calls]).T
     at_s = np.unique(np.concatenate([start_s, end_s]))
@@ -130,24 +131,24 @@ def _alone_s(calls: Sequence[TracedCollective]) -> list[float]:
     return list(np.interp(end_s, at_s, done_s) - np.interp(start_s, at_s, done_s))
 
 
-#: No rank is done with these before all have come.
+#: No rank finishes these before all have arrived.
 HEARS_ALL: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")
 _FEWEST = 9  # calls that show a drift
-_LEAST_DRIFT_S = 100e-6  # over the whole trace; less is none
+_LEAST_DRIFT_S = 100e-6  # over the whole trace; less counts as none
 
 
 @dataclass(frozen=True, slots=True)
 class RankClocks:
-    """The clocks of ranks against that of the first rank: the offset to subtract from their times.
+    """The clocks of ranks relative to that of the first rank: the offset to subtract from their times.
 
     Args:
-        offset_s: At time `zero_s`, `[n_traced_ranks]`.
-        drift: Seconds more per second, likewise.
-        zero_s: On each rank's own clock, likewise.
-        residual_s: The ends of one collective still differ by, in the median.
-        apart_s: How far each rank's ends of collectives still are from those of the other ranks, in the median,
+        offset_s: Offset at time `zero_s`, `[n_traced_ranks]`.
+        drift: Growth of the offset, in seconds per second, `[n_traced_ranks]`.
+        zero_s: Time of the offset on each rank's own clock, `[n_traced_ranks]`.
+        residual_s: Median remaining difference between the ends of one collective.
+        apart_s: Median remaining difference between the ends of collectives on each rank and on the others,
             `[n_traced_ranks]`; 0 for a rank without others.
-        unknown: Ranks (as indices) that share no collective with the others: they have their own clock.
+        unknown: Ranks (as indices) that share no collective with the others. They keep their own clock.
     """
 
     offset_s: Floats
@@ -168,7 +169,7 @@ class RankClocks:
 
 
 def synchronize(matched: Matched) -> RankClocks:
-    """Find the skew of all clocks, and their drift where there is one."""
+    """Find the skew of all clocks, and their drift if they have one."""
     end_s = matched.end_s[[each.kind in HEARS_ALL for each in matched.collectives]]
     n_ranks = matched.end_s.shape[1]
     offset_s = np.zeros(n_ranks)
@@ -194,7 +195,7 @@ def synchronize(matched: Matched) -> RankClocks:
 
 
 def _difference(own_s: Floats, reference_s: Floats) -> tuple[float, float, float]:
-    """Return offset, drift, and the time at which the offset is that."""
+    """Return the offset, the drift, and the time of that offset."""
     both = np.isfinite(own_s - reference_s)
     difference_s = (own_s - reference_s)[both]
     own_s = own_s[both]
@@ -237,19 +238,19 @@ def _apart_s(corrected_s: Floats) -> Floats:
     return apart_s
 
 
-_SLICE_S = 5e-3  # by so much a busy host sees an end late: about a time slice of Linux (sched_base_slice_ns, 3-4 ms)
-_FEWEST_STEPS = 16  # steps that tell noise from drifting apart
-_WILD = 5.0  # times the median deviation; what is further apart is taken for as far
-_BETTER = 2.5  # product of both ratios; of two runs that drift apart at random, 1 of 100 has it in 20 steps
-_WRONG = 3  # steps that wrong pairings are off by, at most
+_SLICE_S = 5e-3  # a busy host sees an end this late: about a time slice of Linux (sched_base_slice_ns, 3-4 ms)
+_FEWEST_STEPS = 16  # steps needed to distinguish noise from drifting apart
+_WILD = 5.0  # times the median deviation; larger deviations are clipped to this
+_BETTER = 2.5  # product of both ratios; 1 of 100 random pairs of two runs reaches it in 20 steps
+_WRONG = 3  # largest offset of wrong pairings, in steps
 
 
 def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None:
-    """Refuse a rank with other collectives than the others.
+    """Refuse a rank that took part in other collectives than the others.
 
     Raises:
-        TraceError: The ends on a rank are further from those on the others, in the median, than the collectives take,
-            after its clock was corrected; and they drift apart.
+        TraceError: After the correction of clocks, the median distance of the ends on a rank from those on the others
+            is longer than the collectives take, and the ends drift apart.
     """
     if not len(matched.end_s) or not len(clocks.apart_s):
         return
@@ -270,7 +271,7 @@ def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None
 
 
 def _by_step(matched: Matched, clocks: RankClocks, rank: int) -> tuple[Floats, Floats]:
-    """Return how much later the collectives of each step end on a rank than on the others, and when on these."""
+    """Return how much later the collectives of each step end on a rank than on the others, and their end there."""
     heard = np.array([each.kind in HEARS_ALL for each in matched.collectives])
     end_s = clocks.corrected_s(matched.end_s)
     others = np.delete(end_s, rank, axis=1)
@@ -283,7 +284,7 @@ def _by_step(matched: Matched, clocks: RankClocks, rank: int) -> tuple[Floats, F
 
 
 def _stay_together(later_s: Floats, others_s: Floats) -> bool:
-    """Tell whether ends are late by chance in each step, and do not drift apart."""
+    """Tell whether ends are late by chance in each step, without drifting apart."""
     n_steps = len(later_s)
     median_s = np.median(later_s)
     wild_s = _WILD * _deviation_s(later_s)

@@ -1,4 +1,4 @@
-"""Where the steps of a job go, on average per rank and in all, and the largest part that could be removed."""
+"""The parts of a job's steps, averaged per rank and over all ranks, and the largest part that could be removed."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.step_parts import EXPOSED, StepPart
 from simdist.settings.units import format_seconds, format_share
 
-_NOTABLE = 0.05  # of a step; less is worth no advice
+_NOTABLE = 0.05  # of a step; smaller parts give no advice
 _STRAGGLING = "straggler-bound"
 _COMMUNICATION = "communication-bound"
 _WAITING = "bound by waiting"
@@ -21,7 +21,7 @@ _LAUNCHES = "launch-bound"
 _INPUT = "input-bound"
 _HOST = "host-bound"
 _UNSEEN = "bound by what is not traced"
-# what the job is bound by -> what costs the time, and what removes it
+# the bottleneck of the job -> the cause of the time, and the remedy
 _REMEDIES: Final = {
     _STRAGGLING: ("ranks wait for late ones", "repair these, or see `simdist whatif`"),
     _COMMUNICATION: ("communication is exposed", "communicate less, more seldom, or behind computing"),
@@ -47,17 +47,17 @@ _REMEDIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """Where the steps of a job go.
+    """The parts of a job's steps.
 
     Args:
         ranks: Traced ranks.
         parts_s: Mean seconds of each `StepPart`, `[n_traced_ranks, n_parts]`; the parts of a rank add up to its step.
-        ahead_s: How far the host of each rank was ahead of its device when it began a step, in the median.
-        straggling_s: Seconds of a step that the job loses to stragglers, waiting of the others included.
-        lasting_s: Seconds that the slowest rank takes more in most steps: averaging more seldom does not hide them.
-        loading_s: Seconds of exposed communication, mean over ranks, that are waiting for the slowest loader.
+        ahead_s: Median time by which the host of each rank was ahead of its device when it began a step.
+        straggling_s: Seconds of a step that the job loses to stragglers, including the wait of the others.
+        lasting_s: Additional seconds of the slowest rank in most steps. Averaging less often does not hide them.
+        loading_s: Seconds of exposed communication in which ranks wait for the slowest loader, mean over ranks.
         beside_s: Seconds of a step in which operators run on CPUs beside collectives, mean over ranks.
-        waiting_s: Seconds of exposed communication, mean over ranks, in which ranks wait for later ones.
+        waiting_s: Seconds of exposed communication in which ranks wait for later ranks, mean over ranks.
     """
 
     ranks: tuple[int, ...]
@@ -81,7 +81,7 @@ class StepBudget:
 
     @property
     def removable_s(self) -> dict[str, float]:
-        """Bound -> seconds of a step that it costs, the largest first."""
+        """Bottleneck -> seconds of a step that it costs, the largest first."""
         of_all_s = self.of_all_s
         straggling_s = min(self.straggling_s, self.step_s)
         exposed_s = float(of_all_s[list(EXPOSED.values())].sum())
@@ -105,7 +105,7 @@ class StepBudget:
 
     @property
     def verdict(self) -> str:
-        """Return a sentence on the job's bound and on the part that no schedule changes."""
+        """Return a sentence on the job's bottleneck and on the part that no schedule changes."""
         (bound, seconds), *_ = self.removable_s.items()
         fixed = f"no schedule of communication changes {self._of_step(self.fixed_s)}"
         if seconds < _NOTABLE * self.step_s:
@@ -122,13 +122,13 @@ class StepBudget:
 def step_budget(
     profiles: Sequence[RankProfile], *, straggling_s: float = 0.0, lasting_s: float = 0.0, loading_s: float = 0.0
 ) -> StepBudget:
-    """Return where the steps of a job go.
+    """Return the parts of a job's steps.
 
     Args:
         profiles: One per traced rank.
-        straggling_s: Seconds of a step that are lost to stragglers.
-        lasting_s: Seconds that the slowest rank takes more in most steps.
-        loading_s: Seconds of exposed communication that are waiting for the slowest loader.
+        straggling_s: Seconds of a step that stragglers cost.
+        lasting_s: Additional seconds of the slowest rank in most steps.
+        loading_s: Seconds of exposed communication in which ranks wait for the slowest loader.
     """
     parts_s = np.array([np.mean([step.parts_s for step in each.steps], axis=0) for each in profiles])
     ahead_s = (float(np.median([step.start_s - step.marked_s for step in each.steps])) for each in profiles)

@@ -1,8 +1,8 @@
 """The durations of collectives without waiting: for each call, the minimum over its ranks.
 
-The time of a rank in a collective includes the wait for later ranks. The last rank to arrive waits for none. So the
-shortest time of any rank in a call is the time of the transfer. A mean over calls would still contain waiting if
-ranks take turns at being late.
+The time of a rank in a collective includes the wait for later ranks. The last rank to arrive does not wait. So the
+shortest time of any rank in a call is the time of the transfer. A mean over calls would still contain waiting if ranks
+take turns at being late.
 """
 
 from collections import Counter, defaultdict
@@ -38,7 +38,7 @@ class SentCall:
 
     @property
     def exposed_s(self) -> float:
-        """Upper bound of its exposed seconds: those that do not overlap with computing."""
+        """Upper bound of its exposed seconds, which do not overlap with computing."""
         return min(self.call.exposed_s, self.seconds)
 
 

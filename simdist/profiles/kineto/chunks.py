@@ -1,9 +1,9 @@
-"""The bytes of a trace file, a few megabytes at a time, cut between its events and decoded.
+"""The bytes of a trace file, split between its events into chunks of a few megabytes, and decoded.
 
-A cut is found by its looks, the end of one event and the start of the next, and proved by decoding: text up to a wrong
-cut, in a string or in a nested object, is no whole list of events. Where decoding fails, what profilers are known to do
-wrong is repaired in all of the text; where that fails too, every event is decoded by itself, so that a broken one costs
-no other.
+A cut is placed where the text looks like the end of one event and the start of the next. Decoding confirms it: text up
+to a wrong cut, in a string or in a nested object, is not a complete list of events. If decoding fails, known errors of
+profilers are repaired in the whole text. If that fails too, each event is decoded separately, so that a broken event
+does not cost others.
 """
 
 import gzip
@@ -21,8 +21,8 @@ from simdist.errors import TraceError, naming_file
 from simdist.files import open_unpacked
 from simdist.profiles.kineto.events import Event
 
-CHUNK_NBYTES = 4 << 20  # so large that the time per chunk does not count, so small that memory does not
-_MAX_BLANK_NBYTES = 32 << 20  # of white space before a trace begins
+CHUNK_NBYTES = 4 << 20  # large enough for the time per chunk to be negligible, small enough for its memory to be
+_MAX_BLANK_NBYTES = 32 << 20  # white space before a trace begins
 _START_NBYTES = 64  # enough to see what a file is
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -35,7 +35,7 @@ class Chunks:
         chunk_nbytes: Bytes to read at once.
 
     Raises:
-        TraceError: The file cannot be read, is empty, or begins as no JSON does.
+        TraceError: The file cannot be read, is empty, or does not begin like JSON.
 
     Attributes:
         damage: Why the file ended early; empty if it did not.
@@ -96,19 +96,19 @@ _CUT = re.compile(rf'\}}\s*(,)\s*\{{\s*"(?:{_KEYS})"'.encode())
 _RESUME = re.compile(rf'\}}\s*(?:,\s*(?=\{{\s*"(?:{_KEYS})")|(?=\]\s*(?:,\s*"|\}}|$)))')
 _STRAY = re.compile(rf'\]\s*,?\s*\{{\s*"(?:{_KEYS})"')
 _GAP = re.compile(r"[ \t\r\n,]*")
-_NEAR_NBYTES = 1 << 16  # the last cut is nearly always within so many bytes of the end
+_NEAR_NBYTES = 1 << 16  # the last cut is nearly always this close to the end
 
-# Values that are no JSON: `inf` (https://github.com/pytorch/kineto/issues/105), none at all, and strings without quotes
-# (https://github.com/pytorch/pytorch/pull/172353). Also in lists, where only numbers are known to be wrong.
+# Values that are not JSON: `inf` (https://github.com/pytorch/kineto/issues/105), missing values, and strings without
+# quotes (https://github.com/pytorch/pytorch/pull/172353). In lists, only numbers are known to be wrong.
 _NO_VALUE = re.compile(rb'((?<!\\)"\s*:\s*)(?![\s"\\\[{\d]|-\d|true\b|false\b|null\b)[^,}\]\n"]*')
 _NO_NUMBER = re.compile(rb"([\[,]\s*)[+-]?(?:nan|inf|infinity)\b", re.IGNORECASE)
-_BACKSLASH = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')  # lone ones stand in paths of Windows
+_BACKSLASH = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')  # single ones occur in Windows paths
 _SPACES = bytes(code if code >= 0x20 else 0x20 for code in range(0x100))  # for control characters in strings:
 # https://github.com/pytorch/pytorch/issues/136180
 
 _EVENTS = Decoder(list[Event], strict=False)  # not strict: a time may be quoted
 _EVENT = Decoder(Event, strict=False)
-_LONGEST_WHOLE = 100  # digits; `int` refuses some thousands
+_LONGEST_WHOLE = 100  # digits; `int` refuses thousands of digits
 
 
 def _whole(digits: str) -> int | float:
@@ -124,8 +124,8 @@ class Taken:
 
     Args:
         events: In the order of the text.
-        rest: The bytes that follow them.
-        n_broken: Places at which no event could be made of the text, and which were left out.
+        rest: The bytes after them.
+        n_broken: Number of places that could not be decoded as an event and were left out.
         is_end: The list of events ended: `rest` begins after its bracket.
     """
 
@@ -140,7 +140,7 @@ def take(text: bytes, *, is_last: bool) -> Taken:
 
     Args:
         text: From the inside of the list of events.
-        is_last: No more text follows, so decode up to its end and not only up to the last place that is easily found.
+        is_last: No more text follows, so decode up to its end, not only up to the last cut that is easy to find.
     """
     cut = _last_cut(text)
     if cut is None:
@@ -160,7 +160,7 @@ def take(text: bytes, *, is_last: bool) -> Taken:
 
 
 def _decoded(text: bytes) -> list[Event] | None:
-    """Decode events all at once, as they are or repaired; None if that fails."""
+    """Decode all events at once, as they are or repaired; None if that fails."""
     for repair in (bytes, repaired):
         try:
             return _EVENTS.decode(b"[" + repair(text) + b"]")
@@ -178,7 +178,7 @@ def _last_cut(text: bytes) -> re.Match[bytes] | None:
 
 
 def _one_by_one(text: bytes) -> Taken:
-    """Decode event by event, up to the end of the list or the first one that is not all there."""
+    """Decode event by event, up to the end of the list or the first incomplete event."""
     source = repaired(text).decode()
     events: list[Event] = []
     at = n_broken = 0
@@ -219,7 +219,7 @@ def _is_cut_short(error: json.JSONDecodeError | RecursionError, source: str) -> 
 
 
 def repaired(text: bytes) -> bytes:
-    """Repair known errors of profilers; correct text changes only in white space."""
+    """Repair known errors of profilers; in correct text, only white space changes."""
     text = text.decode(errors="replace").encode().translate(_SPACES)
     text = _BACKSLASH.sub(lambda found: found[1] or rb"\\", text)
     return _NO_NUMBER.sub(rb"\1null", _NO_VALUE.sub(rb"\1null", text))

@@ -1,4 +1,4 @@
-"""The events of a trace that matter, as columns: compact enough for millions, and ready for numpy."""
+"""The relevant events of a trace, as columns: compact enough for millions of events, and ready for numpy."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from simdist.profiles.kineto.events import Event, EventKind, Hint, args_of, hints_of, meaning_of
 from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
 
-#: A number, mostly of seconds, for each of many.
+#: An array of numbers, mostly seconds.
 Floats: TypeAlias = NDArray[np.float64]
-#: A whole number, such as an index, for each of many.
+#: An array of whole numbers, such as indices.
 Ints: TypeAlias = NDArray[np.int64]
 
 UNKNOWN = -1
@@ -29,11 +29,11 @@ class EventColumns:
     Args:
         start_s: On the trace's clock, `[n]`.
         end_s: On the trace's clock, `[n]`.
-        thread: Number of the thread or stream, counted in `RankEvents.threads`, `[n]`.
+        thread: Number of the thread or stream, an index into `RankEvents.threads`, `[n]`.
         kind: An `EventKind`, `[n]`.
-        link: By `kind`: the number of a `STEP`; the index in `RankEvents.messages` of an `ISSUE`, a `TRANSFER` or a
-            `COLLECTIVE`; elements of what is `READY`; samples of a `LAYER`'s batch; of launches and the device's work
-            what ties them together; -1 where the trace does not tell, `[n]`.
+        link: Depends on `kind`. For a `STEP`, its number. For an `ISSUE`, a `TRANSFER` or a `COLLECTIVE`, the index in
+            `RankEvents.messages`. For `READY`, the elements of the gradient. For a `LAYER`, the samples of its batch.
+            For launches and the device's work, the number that links them. -1 if the trace does not show it, `[n]`.
     """
 
     start_s: Floats
@@ -46,13 +46,13 @@ class EventColumns:
         return len(self.start_s)
 
     def where(self, chosen: NDArray[np.bool_]) -> "EventColumns":
-        """Return those events that are chosen, `[n]`."""
+        """Return the chosen events, `[n]`."""
         return EventColumns(
             self.start_s[chosen], self.end_s[chosen], self.thread[chosen], self.kind[chosen], self.link[chosen]
         )
 
     def of(self, *kinds: EventKind) -> "EventColumns":
-        """Return the events that are one of these."""
+        """Return the events of these kinds."""
         return self.where(np.isin(self.kind, kinds))
 
     def on(self, thread: int) -> "EventColumns":
@@ -67,12 +67,12 @@ class RankEvents:
     Args:
         host: Events of its threads.
         device: Events of its GPU; empty without one.
-        threads: Process and thread, or GPU and stream, of each number in `EventColumns.thread`.
-        messages: Of collectives; see `EventColumns.link`.
-        device_messages: Of collectives' kernels, by their `link`.
-        dtypes: How often gradients were of each type.
-        backends: That annotated their collectives, such as `gloo`.
-        hints: What names tell.
+        threads: Process and thread, or GPU and stream, for each number in `EventColumns.thread`.
+        messages: Messages of collectives; see `EventColumns.link`.
+        device_messages: Messages of the kernels of collectives, by their `link`.
+        dtypes: Number of gradients of each type.
+        backends: Backends that annotated their collectives, such as `gloo`.
+        hints: Hints in the names of events.
     """
 
     host: EventColumns
@@ -119,12 +119,12 @@ _IS_LINKED, _IS_TELLING = (np.isin(np.arange(len(EventKind)), kinds) for kinds i
 
 
 def _fitting(number: int) -> int:
-    """Return a number that fits a column; of larger ones, such as 64 bits without a sign, equal ones stay equal."""
+    """Return a number that fits a column; larger ones, such as unsigned 64 bits, change, but equal ones stay equal."""
     return number if -(2**63) <= number < 2**63 else number % 2**63
 
 
 def _correlations(texts: list[Raw]) -> list[int]:
-    """Decode the only argument that is needed of most; one by one only where some are damaged."""
+    """Decode the only argument that most events need, all at once; one by one only if some are damaged."""
     try:
         return [_fitting(_LINK.decode(text).correlation) for text in texts]
     except DecodeError:
@@ -147,7 +147,7 @@ class _Reading:
         self._meanings: dict[str, dict[str, int]] = {}
 
     def read(self, batch: Sequence[Event]) -> None:
-        """Keep the relevant parts of some events, whole columns at a time, because there are millions."""
+        """Keep the relevant parts of some events, in whole columns, because there are millions of events."""
         kinds = np.array(self._kinds(batch), np.int8)
         kept = np.flatnonzero(kinds != NOTHING)
         events = [batch[i] for i in kept.tolist()]
@@ -189,7 +189,7 @@ class _Reading:
             number = event.name.partition("#")[2]
             return int(number) if number.isdecimal() else UNKNOWN
         args = args_of(event)
-        if kind == EventKind.COLLECTIVE:  # without a number, or 0, one that no launch has
+        if kind == EventKind.COLLECTIVE:  # without a number, or 0, which no launch has
             link = -2 - len(self.device_messages) if not args.correlation else _fitting(args.correlation)
             self.device_messages[link] = message_of(event.name, args)
             return link

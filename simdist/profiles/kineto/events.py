@@ -1,9 +1,9 @@
 """One event of a profiler trace: its arguments, and its meaning for training.
 
-Only what every event has is decoded at once: a trace holds hundreds of thousands of events, and few of their arguments
-are ever looked at. Those stay text until `args_of` is called. The meaning is decided once per category and name, then
-looked up. Names are those of PyTorch's own operators and annotations; annotations of users only wraps other events and
-means nothing here.
+Only the fields that every event has are decoded immediately. A trace holds hundreds of thousands of events, and few of
+their arguments are used, so arguments stay text until `args_of` is called. The meaning of an event is determined once
+per category and name, and then looked up. The names are those of PyTorch's own operators and annotations. Annotations
+of users only wrap other events and have no meaning here.
 
 Source: torch/optim/optimizer.py, torch/utils/data/dataloader.py, torch/nn/parallel/distributed.py,
     torch/csrc/autograd/engine.cpp and torch/csrc/distributed/c10d of https://github.com/pytorch/pytorch.
@@ -18,26 +18,27 @@ from msgspec import DecodeError, Raw, Struct, convert, field
 from msgspec.json import Decoder, decode
 
 T = TypeVar("T", bound=Struct)
-#: Shapes of an operator's inputs: a list of sizes each, or a list of such lists where an input is a list of tensors.
+#: Shapes of an operator's inputs: a list of sizes for each input, or a list of such lists if it is a list of tensors.
 Dims: TypeAlias = list[list[int | list[int]]]
 
 
 class Event(Struct, frozen=True, gc=False):
-    """An event of a trace, in the words of the Chrome trace format.
+    """An event of a trace, in terms of the Chrome trace format.
 
-    `id` and `args` are views into the text that was read with this event, some megabytes of it: keep what `args_of`
-    returns instead of the event, or the whole trace stays in memory.
+    `id` and `args` are views into the chunk of text that contained this event, which is some megabytes long. Keep the
+    result of `args_of` instead of the event, or the whole trace stays in memory.
 
     Args:
-        ph: Phase: `X` lasts, `i` is a moment, `M` names a process or thread, `s`, `t` and `f` are ends of arrows.
+        ph: Phase: `X` has a duration, `i` is a moment, `M` names a process or thread, `s`, `t` and `f` are ends of
+            arrows.
         cat: Category, such as `cpu_op`, `kernel` or `user_annotation`; older names are translated to these.
         name: Such as `aten::mm` or `ProfilerStep#3`.
         ts_us: Start, on the trace's clock; may be NaN for metadata.
         dur_us: Duration.
-        pid: Process, or the GPU's number where the device did the work.
-        tid: Thread, or the stream where the device did the work.
-        id: Which arrow this is an end of, as text; empty if it is none.
-        args: Everything else, as text; empty if there is nothing else.
+        pid: Process, or the number of the GPU for work of the device.
+        tid: Thread, or the stream for work of the device.
+        id: The arrow that ends here, as text; empty if there is none.
+        args: All other fields, as text; empty if there are none.
 
     Source:
         Trace Event Format, Google, 2016; libkineto/src/output_json.cpp of https://github.com/pytorch/kineto.
@@ -55,18 +56,18 @@ class Event(Struct, frozen=True, gc=False):
 
 
 class Args(Struct, frozen=True, gc=False):
-    """The arguments that are known here; an event has few of them, the others keep their defaults.
+    """The arguments that are used here. An event has few of them; the others keep their defaults.
 
     Args:
         input_dims: Shapes of the inputs, if the profiler recorded shapes.
         input_types: Their types, such as `float` or `c10::BFloat16`; empty if not a tensor.
         correlation: Number that a kernel and the call that launched it share.
         collective: Such as `allreduce` or `_allgather_base`.
-        in_nelems: Elements that a rank puts in.
-        out_nelems: Elements that a rank gets out.
-        group_size: How many ranks take part.
-        dtype: Of a collective, such as `Float` or `BFloat16`.
-        group_ranks: Ranks of the process group as the trace tells them; see `ranks`.
+        in_nelems: Elements of a rank's input.
+        out_nelems: Elements of a rank's output.
+        group_size: Number of ranks that take part.
+        dtype: Data type of a collective, such as `Float` or `BFloat16`.
+        group_ranks: Ranks of the process group as the trace states them; see `ranks`.
     """
 
     input_dims: Dims = field(default_factory=list, name="Input Dims")
@@ -81,13 +82,13 @@ class Args(Struct, frozen=True, gc=False):
 
     @property
     def ranks(self) -> tuple[int, ...] | None:
-        """The ranks of the process group in ascending order; None if the trace does not tell, or not all of them."""
+        """The ranks of the process group in ascending order; None if the trace does not list them all."""
         return _ranks(self.group_ranks)
 
 
 _DECODER = Decoder(Args, strict=False)  # not strict: a number may be quoted
 _RANKS = re.compile(r"\s*\[\s*\d+(?:\s*,\s*\d+)*\s*\]\s*")
-# what older profilers call a size is a number of elements, too
+# the size of older profilers is also a number of elements
 _OLDER_NAMES = {"Input dims": "Input Dims", "In msg size": "In msg nelems", "Out msg size": "Out msg nelems"}
 
 
@@ -105,7 +106,7 @@ def args_of(event: Event) -> Args:
         return Args()
     try:
         args = _DECODER.decode(text)
-        # Older names are looked for only where the newer one is missing.
+        # Older names are looked up only if the newer one is missing.
         if (args.input_dims or b'"Input dims"' not in text) and not (args.collective and b' msg size"' in text):
             return args
     except (DecodeError, UnicodeDecodeError):
@@ -118,7 +119,7 @@ def args_of(event: Event) -> Args:
 
 
 def lenient(values: object, kind: type[T]) -> T:
-    """Convert a mapping value by value, so that one of an unexpected type does not cost the others."""
+    """Convert a mapping value by value, so that a value of an unexpected type does not cost the others."""
     known: dict[str, object] = {}
     for name, value in values.items() if isinstance(values, dict) else ():
         try:
@@ -130,7 +131,7 @@ def lenient(values: object, kind: type[T]) -> T:
 
 
 def _ranks(value: str | list[int]) -> tuple[int, ...] | None:
-    """Read ranks from a list, or from its text, which profilers cut short with `...` where it is long."""
+    """Read ranks from a list or from its text; profilers shorten long lists with `...`."""
     if isinstance(value, str):
         if not _RANKS.fullmatch(value):
             return None
@@ -141,13 +142,13 @@ def _ranks(value: str | list[int]) -> tuple[int, ...] | None:
 class EventKind(IntEnum):
     """The meaning of an event for the phases of a step.
 
-    On a host's thread: `WRAPPER` encloses others and is no work of its own; `STEP` is the profiler's mark of a step;
-    `INPUT` the data loader's next batch; `FORWARD` that of a DDP module; `OPTIMIZER` an update; `BACKWARD` a node of
-    the backward graph with all that belongs to it, and `NODE` without; `READY` a gradient; `COPY_BACK` reduced
-    gradients copied from their bucket; `ISSUE` a collective handed over; `TRANSFER` a collective on a thread of its
-    backend; `LAYER` an operator whose input tells the batch size; `WORK` any other operator; `LAUNCH` hands work to the
-    device; `SYNC` waits for the device; `BLOCKING` does both. On a device: `KERNEL`, `COLLECTIVE`, `COPY_IN` from the
-    host, `COPY` any other.
+    On a thread of the host: `WRAPPER` encloses other events and is not work of its own. `STEP` is the profiler's mark
+    of a step. `INPUT` is the next batch of the data loader. `FORWARD` is the forward pass of a DDP module. `OPTIMIZER`
+    is an update. `BACKWARD` is a node of the backward graph with everything that belongs to it, `NODE` the node alone.
+    `READY` is a gradient. `COPY_BACK` copies reduced gradients from their bucket. `ISSUE` hands over a collective.
+    `TRANSFER` is a collective on a thread of its backend. `LAYER` is an operator with an input that shows the batch
+    size. `WORK` is any other operator. `LAUNCH` hands work to the device, `SYNC` waits for the device, and `BLOCKING`
+    does both. On a device: `KERNEL`, `COLLECTIVE`, `COPY_IN` from the host, and `COPY` for any other copy.
     """
 
     WRAPPER, STEP, INPUT, FORWARD, OPTIMIZER, BACKWARD, NODE, READY, COPY_BACK, ISSUE, TRANSFER, LAYER, WORK = range(13)
@@ -181,7 +182,7 @@ def meaning_of(category: str, name: str) -> EventKind | None:
             return None
 
 
-#: What names of events tell: how a model is spread over ranks, how batches are loaded, and from which memory copied.
+#: Hints in names of events: distribution of the model over ranks, loading of batches, and memory that copies read.
 Hint: TypeAlias = Literal["embeddings", "experts", "fsdp", "loader processes", "pinned", "pageable"]
 
 _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = (
@@ -232,7 +233,7 @@ def _on_host(category: str, name: str) -> EventKind:
 
 
 def _call_of_driver(name: str) -> EventKind | None:
-    """Tell the calls that launch or wait from the many others, by parts of their names: CUDA's and HIP's alike."""
+    """Recognise calls that launch or wait by parts of their names, for both CUDA and HIP."""
     lower = name.lower()
     if "synchronize" in lower:
         return EventKind.SYNC

@@ -1,4 +1,4 @@
-"""The message of a collective, as its event tells it: the kind, the bytes, and the ranks that take part."""
+"""The message of a collective, read from its event: the kind, the bytes, and the ranks that take part."""
 
 import re
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class Message:
 
     Args:
         kind: Kind of communication.
-        count: Elements of the largest of its buffers on this rank; None if the trace does not tell.
-        dtype: Such as `float32`; empty if the trace does not tell.
+        count: Elements of its largest buffer on this rank; None if the trace does not show them.
+        dtype: Such as `float32`; empty if the trace does not show it.
         ranks: Members in ascending order; None if unknown.
-        n_ranks: How many take part; None if the trace does not tell.
+        n_ranks: Number of members; None if the trace does not show it.
     """
 
     kind: CollectiveKind
@@ -32,7 +32,7 @@ class Message:
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of the largest of its buffers on this rank; None if the trace does not tell."""
+        """Bytes of its largest buffer on this rank; None if the trace does not show them."""
         return None if self.count is None or self.dtype not in _TYPES else self.count * _TYPES[self.dtype][0]
 
     def filled_from(self, other: "Message") -> "Message":
@@ -47,11 +47,11 @@ class Message:
 
 
 def message_of(name: str, args: Args) -> Message:
-    """Return the message of a collective's event, from its arguments or else its name.
+    """Return the message of a collective's event, from its arguments, or else from its name.
 
     Args:
-        name: Of the event: an operator, an annotation or a kernel.
-        args: Of the event.
+        name: Name of the event: an operator, an annotation or a kernel.
+        args: Arguments of the event.
 
     Example:
         >>> message_of("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", Args()).dtype
@@ -80,7 +80,7 @@ def dtype_of(name: str) -> str:
 
 
 def element_count(shape: list[int] | list[int | list[int]]) -> int:
-    """Return how many elements a tensor of a shape, or a list of tensors, holds.
+    """Return the number of elements of a tensor of some shape, or of a list of tensors.
 
     Example:
         >>> element_count([2, 3]), element_count([[2, 3], [4]]), element_count([])
@@ -90,7 +90,7 @@ def element_count(shape: list[int] | list[int | list[int]]) -> int:
     return sum(prod(sizes) for sizes in tensors) if tensors else prod(size for size in shape if isinstance(size, int))
 
 
-# Of each type: bytes, and its names in C++, in the arguments of collectives, and in the names of NCCL's kernels.
+# For each type: bytes, and its names in C++, in the arguments of collectives, and in the names of NCCL's kernels.
 _TYPES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "float32": (4, ("float", "f32")),
     "float64": (8, ("double", "f64")),
@@ -129,7 +129,7 @@ _MOST_ELEMENTS = 2**45  # no buffer is larger
 
 
 def _count(args: Args) -> int | None:
-    """Return the elements of a message; None if that is not told, or no number of elements."""
+    """Return the elements of a message; None if the number is missing or impossible."""
     count = _told_count(args)
     return count if count is not None and 0 <= count <= _MOST_ELEMENTS else None
 
@@ -151,6 +151,6 @@ _KERNEL_DTYPE = re.compile(r"_(?:sum|prod|min|max|minmax|premulsum|sumpostdiv)_(
 
 
 def _dtype_of_kernel(name: str) -> str:
-    """Read the type from a kernel that computes; one that only moves bytes is named after a type of one byte."""
+    """Read the type from the name of a reducing kernel; one that only moves bytes is named after a one-byte type."""
     found = _KERNEL_DTYPE.search(name)
     return dtype_of(found[1]) if found else ""

@@ -6,8 +6,8 @@
             ...
     header = trace.header()
 
-The header comes last because some of it stands behind the events in the file. Where the trace does not tell the rank or
-the host, the name of its file may.
+The header comes last because part of it is after the events in the file. If the trace does not state the rank or the
+host, the name of its file may.
 """
 
 import json
@@ -33,17 +33,18 @@ class Header:
 
     Args:
         path: The file.
-        rank: From the trace or, failing that, from the name of the file; None if neither tells.
-        world_size: How many ranks the job has; None if the trace does not tell.
-        backend: Such as `nccl` or `gloo`; empty if the trace does not tell.
-        groups: Ranks of each process group in ascending order, None where the trace does not tell them; empty if it
-            tells no groups.
-        hostname: Of the machine; None if the trace does not tell.
-        file_host: The host in the name of the file; None if it tells none. Weak: users name files, too.
+        rank: Rank from the trace, or else from the name of the file; None if neither states it.
+        world_size: Number of ranks of the job; None if the trace does not state it.
+        backend: Such as `nccl` or `gloo`; empty if the trace does not state it.
+        groups: Ranks of each process group in ascending order, None if the trace does not list them; empty if it states
+            no groups.
+        hostname: Name of the machine; None if the trace does not state it.
+        file_host: The host in the name of the file; None if it has none. This is weak evidence, because users also name
+            files.
         gpus: Number of a GPU on the machine -> its name, such as `NVIDIA A100-SXM4-80GB`; empty if it has none, or if
-            the trace does not tell.
-        n_events: Events that were read, skipped ones included.
-        notes: Parts left out of the trace, and contradictions in it, a sentence each.
+            the trace does not state them.
+        n_events: Number of events that were read, including skipped ones.
+        notes: Parts left out of the trace, and contradictions in it, one sentence each.
         is_cut: The end of the file is missing.
     """
 
@@ -66,7 +67,7 @@ _HANDLER = re.compile(r"(?P<host>.+)_\d+\.\d{13,19}\.pt\.trace\.json(?:\.gz)?") 
 
 
 def rank_in_name(path: Path) -> int | None:
-    """Return the rank in the name of a file, or None if it tells none, or several.
+    """Return the rank in the name of a file; None if it contains none or several.
 
     Example:
         >>> rank_in_name(Path("rank-70.Mar_25_09_12.json.gz")), rank_in_name(Path("node1_4711.1690.pt.trace.json"))
@@ -94,7 +95,7 @@ class _Job(Struct):
     rank: Annotated[int, Meta(ge=0)] | None = None
     world_size: Annotated[int, Meta(ge=1)] | None = None
     backend: str = ""
-    pg_config: list[object] | dict[str, object] = []  # older traces map names of groups
+    pg_config: list[object] | dict[str, object] = []  # a mapping from names of groups in older traces
 
 
 class _Gpu(Struct):
@@ -105,11 +106,11 @@ class _Gpu(Struct):
 class _ProcessGroup(Struct):
     ranks: list[int] = []
     pg_size: int | None = None
-    group_size: int | None = None  # as older traces call it
+    group_size: int | None = None  # its name in older traces
 
 
 def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: list[str], is_cut: bool) -> Header:
-    """Make a header from the keys beside the events; values of unexpected types count as missing."""
+    """Make a header from the keys next to the events; values of unexpected types count as missing."""
     told = lenient(metadata, _Metadata)
     job = lenient(told.job, _Job)
     named = rank_in_name(path)
@@ -133,7 +134,7 @@ def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: 
 
 
 def _ranks(group: _ProcessGroup) -> tuple[int, ...] | None:
-    """Return the ranks of a group, unless the profiler cut their list short."""
+    """Return the ranks of a group, unless the profiler shortened their list."""
     size = group.group_size if group.pg_size is None else group.pg_size
     return tuple(sorted(group.ranks)) if group.ranks and size in (None, len(group.ranks)) else None
 
@@ -141,7 +142,7 @@ def _ranks(group: _ProcessGroup) -> tuple[int, ...] | None:
 #: Categories that say nothing about steps: Python's call stack, arrows between events, and the profiler's own work.
 SKIPPED = frozenset({"python_function", "fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "Trace", "overhead"})
 
-EVENT_NBYTES = 32 << 20  # an event, or what stands before or behind the events, larger than this is a damaged file
+EVENT_NBYTES = 32 << 20  # if an event, or the text before or after all events, is larger, the file is damaged
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ARROWS = frozenset("sft")
 _KEY = re.compile(rb'"([^"\\\n]{1,40})"\s*:')
@@ -164,8 +165,8 @@ class TraceFile:
 
     Args:
         path: The file, plain or compressed with gzip.
-        chunk_nbytes: Bytes that are read at once.
-        event_nbytes: Bytes that one event may take at most.
+        chunk_nbytes: Bytes to read at once.
+        event_nbytes: Maximum bytes of one event.
     """
 
     def __init__(self, path: Path, *, chunk_nbytes: int = CHUNK_NBYTES, event_nbytes: int = EVENT_NBYTES) -> None:
@@ -182,7 +183,7 @@ class TraceFile:
         """Yield the events in the order of the file, some thousands at a time.
 
         Raises:
-            TraceError: This is no trace of the profiler, or nothing of it could be read.
+            TraceError: This is not a trace of the profiler, or no part of it could be read.
         """
         chunks = iter(self._chunks)
         text = self._start(chunks)
@@ -205,7 +206,7 @@ class TraceFile:
         self._finish(text, chunks, is_end=is_end)
 
     def header(self) -> Header:
-        """Return the trace's information besides its events, and the omissions.
+        """Return the information of the trace apart from its events, and the omissions.
 
         Raises:
             TraceError: The events were not read to the end.
@@ -257,7 +258,7 @@ class TraceFile:
         return timed
 
     def _finish(self, text: bytes, chunks: Iterator[bytes], *, is_end: bool) -> None:
-        """Read the part behind the events, and check the result."""
+        """Read the part after the events, and check the result."""
         for chunk in chunks:
             text += chunk
             if len(text) > self._event_nbytes:

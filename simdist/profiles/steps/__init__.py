@@ -1,1 +1,1 @@
-"""Events of one rank, put together into its training steps."""
+"""Events of one rank, assembled into its training steps."""

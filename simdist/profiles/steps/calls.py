@@ -21,9 +21,9 @@ class Transfers:
 
     Args:
         issued_s: When the host handed them over, `[n]`.
-        start_s: When this rank was in them, `[n]`.
-        end_s: When they were done on this rank, `[n]`.
-        messages: The messages that they send.
+        start_s: When this rank entered them, `[n]`.
+        end_s: When they ended on this rank, `[n]`.
+        messages: Their messages.
     """
 
     issued_s: Floats
@@ -32,14 +32,14 @@ class Transfers:
     messages: tuple[Message, ...]
 
 
-HAND_OVER_S = 1e-3  # from the operator's end to the beginning of what a thread of the backend reports
+HAND_OVER_S = 1e-3  # from the operator's end to the beginning of the report by a thread of the backend
 
 
 def backend_transfers(timeline: RankEvents) -> Transfers:
-    """Return the collectives that threads of a backend such as gloo report.
+    """Return the collectives that threads of a backend, such as gloo, report.
 
-    A report begins when a thread takes the collective or, in some versions, when the host hands it over, even if the
-    thread is still in the one before.
+    A report begins when a thread takes the collective. In some versions it begins when the host hands the collective
+    over, even if the thread is still busy with the one before.
     """
     done = timeline.host.of(EventKind.TRANSFER)
     start_s = done.start_s.copy()
@@ -56,9 +56,9 @@ def backend_transfers(timeline: RankEvents) -> Transfers:
 def _issued_s(timeline: RankEvents, done: EventColumns) -> Floats:
     """Return when the operator that issued each collective began.
 
-    A backend takes collectives of a kind in the order in which they are issued, but its threads may begin in another:
-    those of one size in this order. If some of them are missing, it is the operator during or right behind which a
-    report begins, or else the beginning of the report.
+    A backend takes collectives of a kind in the order in which they are issued. Its threads may begin them in another
+    order, but keep this order for collectives of one size. If operators are missing, the operator is the one during or
+    right after which a report begins. Without such an operator, the result is the beginning of the report.
     """
     issues = timeline.host.of(EventKind.ISSUE)
     issued, reported = ([timeline.messages[i] for i in each.link.tolist()] for each in (issues, done))
@@ -104,7 +104,7 @@ def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[Trac
 
 
 def _without_activations(calls: Sequence[TracedCollective]) -> Iterator[TracedCollective]:
-    """Take all_reduces of backward passes for none of gradients if as many of their size and group are outside."""
+    """Treat all_reduces of backward passes as not of gradients if equally many of their size and group are outside."""
     inside, outside = (
         Counter((call.nbytes, call.ranks) for call in calls if call.kind == "all_reduce" and call.of_gradients is is_in)
         for is_in in (True, False)
@@ -116,7 +116,7 @@ def _without_activations(calls: Sequence[TracedCollective]) -> Iterator[TracedCo
 
 
 def issued_of(trace: RankEvents, borders_s: Floats) -> dict[CollectiveKind, float]:
-    """Return how many collectives of each kind the host issued per step; some of no bytes reach no device.
+    """Return the number of collectives of each kind that the host issued per step; empty ones may not reach a device.
 
     Args:
         trace: The trace of the rank.
@@ -134,7 +134,7 @@ def issued_of(trace: RankEvents, borders_s: Floats) -> dict[CollectiveKind, floa
 
 
 def _all_ranks(header: Header) -> tuple[int, ...] | None:
-    """Return the ranks of the only process group there is."""
+    """Return the ranks of the only process group, if there is only one."""
     if len(header.groups) == 1:
         return header.groups[0]
     if header.groups or header.world_size is None or not 0 < header.world_size <= MAX_WORLD_SIZE:

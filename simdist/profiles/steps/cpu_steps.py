@@ -1,13 +1,13 @@
-"""Phases of a rank that computes on its CPU: the work of its main thread, and its waits.
+"""Phases of a rank that computes on its CPU: work and waits of its main thread.
 
-The main thread idles where no operator goes on. It waited for a collective
+The main thread is idle while no operator runs. It waited for a collective
 
-* where DDP finishes a backward pass, between the last node and the last gradient copied back from its bucket, and right
-  behind, as long as a collective of the pass had not ended;
-* anywhere else outside of a backward pass where a collective ended in the pause that had been issued before it.
+* where DDP finishes a backward pass: between the last node and the last gradient copied back from its bucket, and
+  directly after, while a collective of the pass was still running;
+* anywhere else outside of a backward pass, if a collective that was issued before the pause ended in it.
 
-Any other pause of more than `PAUSE_S` outside of a backward pass is the host's. Shorter ones are what Python takes
-between operators, 10 to 200 microseconds, and belong to the phase around them.
+Any other pause of more than `PAUSE_S` outside of a backward pass is a pause of the host. Shorter ones are the time that
+Python needs between operators, 10 to 200 microseconds. They belong to the phase around them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, ove
 from simdist.profiles.steps.step_parts import OPERATORS, PAUSE_S, cpu_parts
 from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window
 
-LATE_S = 0.2e-3  # by which a thread of the backend may report the beginning or end of a collective too late
+LATE_S = 0.2e-3  # a thread of the backend may report the beginning or end of a collective this late
 
 
 def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
@@ -40,17 +40,17 @@ def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
     spans = [StepSpan(window, window.start_s, window.end_s) for window in windows]
     phases = _phases(host, waits, edges_s)
     parts = cpu_parts(host, transfers, phases)
-    # A CPU has computed what it was told to when the call returns.
+    # On a CPU, the work of a call is done when the call returns.
     return DeviceRun("cpu", spans, phases, parts, transfers, np.asarray, host_waits=True, notes=notes)
 
 
 def _phases(host: HostRun, waits: list[PhaseSpan], edges_s: tuple[float, float]) -> Phases:
-    """Return which phase each instant belongs to.
+    """Return the phase of each instant.
 
     Args:
         host: Work of the host.
         waits: When it waited for collectives.
-        edges_s: From where to where.
+        edges_s: Beginning and end of the time in question.
     """
     spans = host_spans(host)
     updates = [span for span in spans if span.phase == StepPhase.OPTIMIZE]
@@ -90,7 +90,7 @@ class _Pauses:
         return cls(pauses_s[kept, 0], pauses_s[kept, 1], np.where(finishes, of_pass, -1)[kept])
 
     def running(self, transfers: Transfers) -> list[int]:
-        """Return the pauses that began while a collective went on."""
+        """Return the pauses that began while a collective was running."""
         n_issued = np.searchsorted(transfers.issued_s, self.start_s + LATE_S, side="right")
         n_done = np.searchsorted(np.sort(transfers.end_s), self.start_s, side="right")
         return np.flatnonzero(n_issued > n_done).tolist()
@@ -99,8 +99,8 @@ class _Pauses:
 def _waits(pauses: _Pauses, transfers: Transfers, passes: Passes, *, finishing: bool) -> Iterator[PhaseSpan]:
     """Find the waits in pauses that finish a backward pass, or in all others: until the last collective ended.
 
-    Where gradients are copied back behind a pause that finishes a pass, all of it was waiting. In any other pause, only
-    those collectives count that ended in it.
+    If gradients are copied back after a pause that finishes a pass, the whole pause was waiting. In any other pause,
+    only collectives that ended in it count.
     """
     for i in pauses.running(transfers):
         start_s = float(pauses.start_s[i])
@@ -117,7 +117,7 @@ def _waits(pauses: _Pauses, transfers: Transfers, passes: Passes, *, finishing: 
 
 
 def _until_resumed(transfers: Transfers, passes: Passes, waits: list[PhaseSpan]) -> Transfers:
-    """Let collectives of a backward pass end when DDP went on, if the backend reported their end later than that."""
+    """Let collectives of a backward pass end when DDP continued, if the backend reported a later end."""
     waits_end_s = np.array([wait.end_s for wait in waits])
     end_s = transfers.end_s.copy()
     for begin_s, computed_s, pass_end_s in zip(passes.start_s, passes.computed_s, passes.end_s, strict=True):
@@ -130,7 +130,7 @@ def _until_resumed(transfers: Transfers, passes: Passes, waits: list[PhaseSpan])
 
 
 def _pauses(host: HostRun, others: list[PhaseSpan], edges_s: tuple[float, float]) -> Iterator[PhaseSpan]:
-    """Find the main thread's pauses outside of other spans; an update begins when it is called."""
+    """Find the pauses of the main thread outside of other spans; an update begins when it is called."""
     busy = host.own.of(*OPERATORS)
     updates = host.own.of(EventKind.OPTIMIZER)
     last = np.searchsorted(host.passes.end_s, updates.end_s, side="right")  # the backward pass before, if any

@@ -1,16 +1,16 @@
 """Phases of a rank that computes on a GPU: the work of its compute streams, and their waits.
 
-A kernel belongs to the phase in which the host launched it. Where no kernel runs, the GPU waited for
+A kernel belongs to the phase in which the host launched it. While no kernel ran, the GPU waited for
 
 * a collective that ended in the meantime, if the next kernel had been launched by then or the host itself was blocked:
-  only an event can have held it up (`wait_s`). The wait begins when this rank is in the collective: before that, the
-  GPU waits for what holds this rank up;
+  only an event can have held the kernel up (`wait_s`). The wait begins when this rank enters the collective. Before
+  that, the GPU waits for whatever delays this rank;
 * its input, while the host was in its data loader and had not launched the next kernel (`input_s`);
-* the host, for what is left, if that is more than `PAUSE_S`. Shorter gaps are what launching takes, 5 to 200
-  microseconds, and belong to the phase of the kernel that follows.
+* the host, for the rest of the gap, if that is more than `PAUSE_S`. Shorter gaps are the time that a launch takes, 5 to
+  200 microseconds. They belong to the phase of the next kernel.
 
-A step lasts on the device from the end of the last kernel of the step before to the end of its own last kernel. Kernels
-that were launched before the trace begins belong to no step.
+On the device, a step lasts from the end of the last kernel of the previous step to the end of its own last kernel.
+Kernels that were launched before the trace began do not belong to a step.
 """
 
 import math
@@ -29,7 +29,7 @@ from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, ove
 from simdist.profiles.steps.step_parts import CLOCKS_S, PAUSE_S, gpu_parts
 from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window, left_out
 
-NEARLY = 0.9  # a share that leaves room for a step that differs
+NEARLY = 0.9  # a share that allows for a step that differs
 
 
 def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
@@ -37,7 +37,7 @@ def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
     kernels = _kernels(host.trace)
     transfers = _collectives(host.trace)
     woken_s = CLOCKS_S
-    if not len(transfers.end_s):  # a backend such as gloo moves tensors of the device through host memory
+    if not len(transfers.end_s):  # backends such as gloo move tensors of the device through host memory
         transfers = backend_transfers(host.trace)
         woken_s = HAND_OVER_S
     spans = _spans(windows, kernels)
@@ -54,14 +54,14 @@ def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
-    """The work of a GPU's compute streams, in the order in which it began; copies on their stream included.
+    """The work of a GPU's compute streams in the order of start, including copies on these streams.
 
     Args:
-        start_s: When each began, or the one before it ended, `[n]`.
-        end_s: When each ended, not before `start_s`, `[n]`.
+        start_s: When each kernel or copy began, or the end of the one before if that is later, `[n]`.
+        end_s: When each ended, at least `start_s`, `[n]`.
         launch_s: When the host launched it; -inf if that was before the trace began, `[n]`.
-        queued_s: When the launch took effect: at the return of its call, or when the first kernel or copy of the call
-            began, if that is sooner, `[n]`. A call may take milliseconds, in which nothing is queued.
+        queued_s: When the launch took effect, `[n]`: when its call returned or when the first kernel or copy of the
+            call began, whichever is earlier. A call may take milliseconds during which nothing is queued.
         kind: An `EventKind`, `[n]`.
         stream: Number of the stream, `[n]`.
     """
@@ -74,12 +74,12 @@ class _Kernels:
     stream: NDArray[np.int32]
 
     def queue_s(self) -> Floats:
-        """Return when each of the busiest stream was queued, and when it began, `[2, n]`."""
+        """Return when each kernel of the busiest stream was queued, and when it began, `[2, n]`."""
         on_main = self.stream == np.bincount(self.stream, weights=self.end_s - self.start_s).argmax()
         return np.stack([self.queued_s[on_main], self.start_s[on_main]])
 
     def computed(self, times_s: Floats) -> Floats:
-        """Return when the device had done all that the host had launched before some instants; -inf if nothing."""
+        """Return when the device had finished all work launched before some instants; -inf if there was none."""
         order = np.argsort(self.launch_s, kind="stable")
         done_s = np.append(-np.inf, np.maximum.accumulate(self.end_s[order]))
         return done_s[np.searchsorted(self.launch_s[order], times_s, side="left")]
@@ -100,15 +100,15 @@ def _kernels(trace: RankEvents) -> _Kernels:
 
 
 def _launches(trace: RankEvents, events: EventColumns, *, in_effect: bool = False) -> tuple[Floats, NDArray[np.int32]]:
-    """Return when, and on which thread, the host launched each of a device's events.
+    """Return when and on which thread the host launched each event of a device.
 
-    With `in_effect`, it is when the launch took effect: at the return of the call, or at the first event that it
-    launched, if that is sooner. A call that waits for its copy launched it when it began.
+    With `in_effect`, the result is when the launch took effect: when the call returned or when its first event began,
+    whichever is earlier. A call that waits for its copy launched the copy when the call began.
 
-    What has no launch in the trace was launched with the work before it on its stream: streams keep the order. The
-    first of a stream were launched before the trace began: at -inf. On a stream of which no launch is in the trace,
-    all were launched as they began, from the first launch of any on, if the trace has launches. Threads are -1 where
-    they are unknown.
+    An event without a launch in the trace was launched with the work before it on its stream, because streams keep the
+    order. The first events of a stream were launched before the trace began, at -inf. If the trace has launches, but
+    none for a stream, each event of that stream counts as launched when it began, from the first launch of any stream
+    on. Threads are -1 if they are unknown.
     """
     launches = trace.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
     order = np.argsort(launches.link, kind="stable")
@@ -155,8 +155,8 @@ def _launch_in_order(
 ) -> None:
     """Assign kernels without a known launch to collectives, in their order.
 
-    ROCm up to 6.2 does not tell what launched kernels of RCCL: https://github.com/ROCm/roctracer/issues/100. Others do
-    not record the calls that launch them; there, every collective launches one.
+    ROCm up to 6.2 does not show what launched kernels of RCCL: https://github.com/ROCm/roctracer/issues/100. Other
+    profilers do not record the calls that launch them. There, each collective launches one kernel.
     """
     launches = trace.host.of(EventKind.LAUNCH)
     launches = launches.where(~np.isin(launches.link, trace.device.link))
@@ -176,7 +176,7 @@ def _launch_in_order(
         threads[n_before:] = launches.thread[:n]
 
 
-NESTED = 6  # operators of one collective within each other, at most: c10d, the parameters, the annotation
+NESTED = 6  # largest depth of nested operators of one collective: c10d, the parameters, the annotation
 
 
 def _filled(
@@ -193,17 +193,18 @@ def _filled(
 
 
 def _spans(windows: Sequence[Window], kernels: _Kernels) -> list[StepSpan]:
-    """Return from when to when each step was on the device; steps that launched nothing last no time there."""
+    """Return the beginning and end of each step on the device; steps that launched nothing have no duration there."""
     borders_s = np.array([[window.start_s, window.end_s] for window in windows])
     edges_s = np.maximum(borders_s, kernels.computed(borders_s))
     return [StepSpan(each, *of_step) for each, of_step in zip(windows, edges_s.tolist(), strict=True)]
 
 
 def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
-    """Return which steps have all that they launched: of a damaged one, the device's part may be missing.
+    """Return which steps contain all work that they launched: a damaged step may lack the device's part.
 
-    Some calls launch nothing that the profiler sees; of those, every step has its share. Work launched after the
-    last thing that is seen is missing at the end of the trace, so a step that reaches beyond that is not whole.
+    Some calls launch nothing that the profiler sees. Each step has its share of these calls. At the end of the trace,
+    work that was launched after the last visible event is missing. So a step that extends beyond that event is
+    incomplete.
     """
     launches = trace.host.of(EventKind.LAUNCH)
     is_seen = np.isin(launches.link, trace.device.link) & (launches.link >= 0)
@@ -219,7 +220,7 @@ def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
 def _phases(
     host: HostRun, kernels: _Kernels, transfers: Transfers, spans: Sequence[StepSpan], woken_s: float
 ) -> Phases:
-    """Return which phase each instant belongs to on the device, from the first to the last step."""
+    """Return the phase of each instant on the device, from the first to the last step."""
     begin_s = spans[0].start_s
     end_s = spans[-1].end_s
     inside = (kernels.end_s > begin_s) & (kernels.start_s < end_s)
@@ -230,7 +231,7 @@ def _phases(
     phase[(kernels.kind[inside] == EventKind.COPY_IN) & (phase == StepPhase.FORWARD)] = StepPhase.INPUT
     edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel(), [end_s]])
     gaps_s = edges_s.reshape(-1, 2)
-    launch_s = np.append(launch_s, np.inf)  # nothing follows the last one
+    launch_s = np.append(launch_s, np.inf)  # the last one has no successor
     base = np.append(np.repeat(phase, 2), StepPhase.FORWARD).astype(np.int8)
     return overlaid(edges_s, base, _gaps(host, gaps_s, launch_s, transfers, woken_s))
 
@@ -245,7 +246,7 @@ def _launched_in(host: HostRun, launch_s: Floats) -> NDArray[np.int8]:
 
 
 def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers, woken_s: float) -> Iterator[PhaseSpan]:
-    """Find the phases of gaps that are no mere launching.
+    """Find the phases of gaps that are longer than a launch.
 
     A kernel that was launched no later than `woken_s` after the end of a collective has waited for it.
     """
@@ -275,13 +276,13 @@ def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers,
 
 
 def _is_blocked(blocks: EventColumns, time_s: float) -> bool:
-    """Tell whether the host waited for the device then."""
+    """Tell whether the host waited for the device at some instants."""
     last = int(np.searchsorted(blocks.start_s, time_s, side="right")) - 1
     return any(blocks.end_s[i] >= time_s - CLOCKS_S for i in range(last, max(last - 4, -1), -1))
 
 
 def _idle(start_s: float, end_s: float, launch_s: float, loads: EventColumns) -> Iterator[PhaseSpan]:
-    """Divide a gap without collectives: the data loader's share of it, and the host's before, between and after."""
+    """Divide a gap without collectives between the data loader and the host before, between and after loading."""
     first = np.searchsorted(loads.end_s, start_s)
     last = np.searchsorted(loads.start_s, end_s)
     for i in range(int(first), int(last)):
@@ -298,7 +299,7 @@ def _idle(start_s: float, end_s: float, launch_s: float, loads: EventColumns) ->
 
 
 def _host_waits(own: EventColumns, windows: Sequence[Window], kernels: _Kernels) -> bool:
-    """Tell whether the host waits for its device in nearly every step; of a few steps, one may differ.
+    """Tell whether the host waits for its device in nearly every step; one of a few steps may differ.
 
     It waits in a synchronising call if all earlier launches were done when that returned.
     """

@@ -1,9 +1,9 @@
-"""A rank's host: its main thread, its backward passes, and which phase each instant belonged to.
+"""A rank's host: its main thread, its backward passes, and the phase of each instant.
 
-A backward pass is a row of nodes of the backward graph with no forward pass, batch, update or step's beginning between
-them. It ends with the last node, or with the last gradient that DDP copies back from its bucket, whatever comes later.
-Work of the host after it and before the end of the optimizer's step, such as clipping gradients, counts as the
-update: neither can begin before gradients are reduced.
+A backward pass is a sequence of nodes of the backward graph. No forward pass, batch, update or beginning of a step lies
+between them. It ends with the last node or with the last gradient that DDP copies back from its bucket, whichever is
+later. Work of the host between this end and the end of the optimizer's step, such as clipping gradients, counts as the
+update. It cannot begin before the gradients are reduced.
 """
 
 from dataclasses import dataclass, replace
@@ -15,17 +15,17 @@ from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.steps.phase_spans import PhaseSpan, StepPhase
 
-HOOK_S = 0.5e-3  # from a node's end to the hand-over of the bucket that it filled
+HOOK_S = 0.5e-3  # from the end of a node to the hand-over of the bucket that it filled
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Backward passes in order.
+    """Backward passes, in order.
 
     Args:
         start_s: When the first node began, `[n]`.
         computed_s: When the last node ended, `[n]`.
-        end_s: When the last gradient was where it belongs, `[n]`.
+        end_s: When the last gradient was in its place, `[n]`.
     """
 
     start_s: Floats
@@ -33,14 +33,14 @@ class Passes:
     end_s: Floats
 
     def containing(self, times_s: Floats) -> NDArray[np.bool_]:
-        """Tell which instants lie in a pass."""
+        """Tell which instants are inside a pass."""
         of_pass = np.searchsorted(self.start_s, times_s, side="right") - 1
         return (of_pass >= 0) & (times_s <= np.append(self.end_s, np.inf)[of_pass])
 
 
 @dataclass(frozen=True, slots=True)
 class HostRun:
-    """All that a rank's host did.
+    """All work of a rank's host.
 
     Args:
         trace: The trace of the rank.
@@ -62,8 +62,8 @@ def host_run(trace: RankEvents) -> HostRun | None:
 def _main_thread(host: EventColumns) -> int | None:
     """Return the thread that runs the training loop, or None if nothing ran.
 
-    It is the one with the profiler's marks; without marks the one that updates, loads or calls the model; or else the
-    busiest.
+    It is the thread with the profiler's marks. Without marks, it is the thread that updates, loads or calls the model,
+    or else the busiest one.
     """
     for what in (EventKind.STEP, EventKind.OPTIMIZER, EventKind.INPUT, EventKind.FORWARD):
         found = host.thread[host.kind == what]
@@ -97,7 +97,7 @@ def _backward_passes(host: EventColumns, main: int) -> Passes:
 def _nodes(host: EventColumns) -> EventColumns:
     """Return the nodes of the backward graph with their operators.
 
-    Older profilers do not wrap a node and its hooks: there, a collective right behind a node belongs to it.
+    Older profilers do not wrap a node and its hooks. There, a collective directly after a node belongs to it.
     """
     wrapped = host.of(EventKind.BACKWARD)
     bare = host.of(EventKind.NODE, EventKind.READY)
@@ -111,9 +111,9 @@ def _nodes(host: EventColumns) -> EventColumns:
 
 
 def _breaks_s(own: EventColumns) -> Floats:
-    """Return when something began that no backward pass reaches over.
+    """Return the starts of events that no backward pass can span.
 
-    Where no module tells its forward pass, any operator outside of the backward graph tells one.
+    If no module marks its forward pass, each operator outside of the backward graph indicates one.
     """
     whats = [EventKind.STEP, EventKind.INPUT, EventKind.FORWARD, EventKind.OPTIMIZER]
     if np.any(own.kind == EventKind.FORWARD):
@@ -125,13 +125,13 @@ def _breaks_s(own: EventColumns) -> Floats:
 
 
 def outermost(events: EventColumns) -> NDArray[np.bool_]:
-    """Tell which events of one thread no other encloses."""
+    """Tell which events of one thread are not enclosed by another."""
     ended_s = np.maximum.accumulate(events.end_s)
     return np.append(True, events.start_s[1:] >= ended_s[:-1])[: len(events)]
 
 
 def gaps_between(starts_s: Floats, ends_s: Floats) -> Floats:
-    """Return when nothing went on, from the first start to the last end, `[n, 2]`.
+    """Return the idle times between the first start and the last end, `[n, 2]`.
 
     Example:
         >>> gaps_between(np.array([4.0, 0.0, 1.0]), np.array([5.0, 3.0, 2.0])).tolist()
@@ -145,7 +145,7 @@ def gaps_between(starts_s: Floats, ends_s: Floats) -> Floats:
 
 
 def host_spans(host: HostRun) -> list[PhaseSpan]:
-    """Return the phases of the main thread: updates, batches and backward passes; all else is the forward pass."""
+    """Return the phases of the main thread: updates, batches and backward passes; the rest is the forward pass."""
     own = host.own
     passes = host.passes
     inputs = own.of(EventKind.INPUT)
@@ -162,9 +162,9 @@ def host_spans(host: HostRun) -> list[PhaseSpan]:
 
 
 def _update_start_s(start_s: float, end_s: float, passes: Passes, breaks_s: Floats) -> float:
-    """Return the end of the backward pass before an update, unless something else came between.
+    """Return the end of the backward pass before an update, unless something else came in between.
 
-    An optimizer that is given a closure, as PyTorch Lightning does, runs the pass itself: its update begins behind it.
+    An optimizer with a closure, as in PyTorch Lightning, runs the pass itself. Its update begins after the pass.
     """
     before = int(np.searchsorted(passes.end_s, end_s, side="right")) - 1
     if before < 0:

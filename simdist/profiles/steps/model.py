@@ -1,4 +1,4 @@
-"""One rank's profiler trace, step by step: the language between reading traces and assembling ranks into a job."""
+"""One rank's profiler trace, step by step: the interface between reading traces and assembling ranks into a job."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,15 +15,15 @@ class TracedCollective:
 
     Args:
         kind: Kind of work.
-        nbytes: Bytes of the whole buffer (of an all-gather its result, of a reduce-scatter its input); None if the
-            trace does not tell.
+        nbytes: Bytes of the whole buffer (the result of an all-gather, the input of a reduce-scatter); None if the
+            trace does not show them.
         ranks: Members in ascending order; None if unknown.
-        n_ranks: How many take part; None if the trace does not tell.
+        n_ranks: Number of members; None if the trace does not show it.
         issued_s: When the host handed it over, on the rank's own clock.
-        start_s: When the rank was in it: its kernel began or, on a CPU, a thread of the backend had it.
-        end_s: When it was done on this rank. `end_s - start_s` includes waiting for ranks that came later.
-        of_gradients: It was issued during the backward pass, and reduces numbers that are no integers.
-        exposed_s: Time of it in which the device computed nothing, waiting included.
+        start_s: When the rank entered it: its kernel began or, on a CPU, a thread of the backend took it.
+        end_s: When it ended on this rank. `end_s - start_s` includes waiting for ranks that arrived later.
+        of_gradients: It was issued during the backward pass, and reduces floating-point numbers.
+        exposed_s: The part of its time in which the device computed nothing, including waiting.
     """
 
     kind: CollectiveKind
@@ -37,7 +37,7 @@ class TracedCollective:
     exposed_s: float = 0.0
 
     def members(self, world_size: int) -> tuple[int, ...] | None:
-        """Return the members, None if unknown; a trace with neither members nor their number means all ranks."""
+        """Return the members; None if unknown. Without members and their number in the trace, all ranks take part."""
         if self.ranks is None and self.n_ranks in (None, world_size):
             return tuple(range(world_size))
         return (0,) if self.ranks is None and self.n_ranks == 1 else self.ranks
@@ -45,34 +45,35 @@ class TracedCollective:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """One step of one rank, as its device saw it: the compute stream of a GPU, the main thread on a CPU.
+    """One step of one rank on its device: the compute stream of a GPU, or the main thread on a CPU.
 
-    Its parts, one for each `StepPhase`, add up:
-    `input_s + forward_s + host_s + backward_s + wait_s + optimize_s = end_s - start_s`.
+    It has one part for each `StepPhase`. The parts add up: `input_s + forward_s + host_s + backward_s + wait_s +
+    optimize_s = end_s - start_s`.
 
     Args:
-        number: As the profiler counts steps; consecutive from 0 where steps carry no marks.
+        number: The profiler's number of the step; consecutive from 0 if steps have no marks.
         start_s: On the rank's own clock.
         end_s: On the rank's own clock.
-        marked_s: When the host began it, likewise.
-        input_s: Until the batch was there: the data loader, and the copy to the device.
-        forward_s: Forward pass and loss, and what else the device computes outside of the other phases.
-        host_s: Idle between its operations, and not for communication: the host held the device up.
+        marked_s: When the host began it, on the rank's own clock.
+        input_s: Until the batch is ready: the data loader, and the copy to the device.
+        forward_s: Forward pass, loss, and all other computing outside of the other phases.
+        host_s: Idle between operations, but not because of communication: the host held the device up.
         backward_s: Backward pass, without waiting for communication.
-        wait_s: Waiting for collectives that had not ended: exposed communication, and waiting for other ranks.
+        wait_s: Waiting for unfinished collectives: exposed communication, and waiting for other ranks.
         optimize_s: From the end of the backward pass to the end of the optimizer's step, without waiting.
-        parts_s: Where it went on the device, a number for each `StepPart`; they add up to it, too.
-        buckets_s: Backward seconds up to each gradient bucket from the one before, in the order in which they became
-            ready; the last also holds what follows it, the first all passes before the last. They add up to
-            `backward_s`. Empty if there are no collectives.
+        parts_s: Seconds of each `StepPart` on the device. They also add up to the step.
+        buckets_s: Backward seconds from each gradient bucket to the next, in the order in which the buckets became
+            ready. The last number includes the rest of the pass, the first number includes all passes before the last.
+            They add up to `backward_s`. Empty if there are no collectives.
         calls: The collectives that were issued in this step, in the order in which they were issued.
-        held_s: `host_s` by what the device computed next: the forward pass, the backward pass up to each gradient
-            bucket from the one before (one number without buckets), the update. They add up to `host_s`; empty if
+        held_s: `host_s`, divided by the work that the device did next: the forward pass, the backward pass from each
+            gradient bucket to the next (one number without buckets), the update. They add up to `host_s`; empty if
             unknown.
         beside_s: Time in which operators ran on a CPU beside a collective.
-        reducing_s: Time in which the host copied gradients into DDP's buckets, handed these over, and copied back.
+        reducing_s: Time in which the host copied gradients into DDP's buckets, handed the buckets over, and copied
+            back.
         micro_batches: Forward and backward passes of the step; only the last exchanges the summed gradients.
-        earlier_s: Backward seconds of those before the last.
+        earlier_s: Backward seconds of the passes before the last.
     """
 
     number: int
@@ -101,7 +102,7 @@ class RankStep:
 
 
 def usual_micro_batches(steps: Iterable[RankStep]) -> int:
-    """Return the micro-batches of most steps."""
+    """Return the most frequent number of micro-batches per step."""
     return Counter(step.micro_batches for step in steps).most_common(1)[0][0]
 
 
@@ -111,7 +112,7 @@ class Gradient:
 
     Args:
         count: Elements.
-        backward_s: Backward seconds from the gradient before to this one, median over the steps.
+        backward_s: Backward seconds from the previous gradient to this one, median over the steps.
     """
 
     count: int
@@ -124,26 +125,25 @@ class RankProfile:
 
     Args:
         path: The file, for messages.
-        rank: From the trace or, failing that, from the name of the file; None if neither tells.
-        world_size: None if the trace does not tell.
-        hostname: Of the machine; None if the trace does not tell.
-        file_host: The host in the name of the file, which a user may have given it; None if it tells none.
-        local_gpu: Index of its GPU on the machine; None on a CPU, or if the trace does not tell.
-        n_gpus: GPUs of the machine that the rank sees; None if the trace does not tell.
+        rank: Rank from the trace, or else from the name of the file; None if neither states it.
+        world_size: Number of ranks of the job; None if the trace does not state it.
+        hostname: Name of the machine; None if the trace does not state it.
+        file_host: The host in the name of the file, which a user may have chosen; None if it has none.
+        local_gpu: Index of its GPU on the machine; None on a CPU, or if the trace does not state it.
+        n_gpus: GPUs of the machine that the rank sees; None if the trace does not state them.
         device: The device that computes.
-        device_name: Such as `NVIDIA A100-SXM4-80GB`; empty if the trace does not tell.
-        backend: Such as `nccl` or `gloo`; empty if the trace does not tell.
-        steps: Whole steps, in order; the profiler's first one is left out if its trace begins in the middle of it.
-        gradients: Parameter tensors; empty if the trace does not tell their sizes.
-        dtype: Of gradients, such as `float32`; empty if the trace does not tell.
-        batch_size: Samples of a batch, of a micro-batch where steps have several, if the trace tells; else None.
-        host_waits: Whether the host waits for its device in every step, so that it does not run ahead of it; always on
-            a CPU.
-        notes: Facts missing from this trace, and omissions, a sentence each.
+        device_name: Such as `NVIDIA A100-SXM4-80GB`; empty if the trace does not state it.
+        backend: Such as `nccl` or `gloo`; empty if the trace does not state it.
+        steps: Complete steps, in order. The profiler's first step is left out if the trace begins in the middle of it.
+        gradients: Parameter tensors; empty if the trace does not show their sizes.
+        dtype: Data type of gradients, such as `float32`; empty if the trace does not show it.
+        batch_size: Samples of a batch, or of a micro-batch if steps have several; None if the trace does not show them.
+        host_waits: The host waits for its device in every step, so it does not run ahead. Always true on a CPU.
+        notes: Facts missing from this trace, and omissions, one sentence each.
         is_cut: The end of the file is missing.
-        hints: Hints in names of the trace.
-        issued: Kind -> collectives that the host issued per step.
-        recording_s: Seconds of a step that the profiler took of a host that is never idle, at most.
+        hints: Hints in the names of the trace's events.
+        issued: Kind -> number of collectives that the host issued per step.
+        recording_s: Upper bound of the seconds per step that the profiler costs a host that is never idle.
     """
 
     path: str

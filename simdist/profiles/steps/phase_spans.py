@@ -1,6 +1,6 @@
-"""Time, cut into phases: every instant belongs to exactly one, so that phases add up to the time that they share.
+"""Time divided into phases. Each instant belongs to exactly one, so the phases add up to the total time.
 
-Spans of phases are laid one over the other, on a base of phases; the last one counts.
+Spans of phases are laid over a base of phases, one after the other. The topmost one counts.
 """
 
 from collections.abc import Iterable
@@ -30,12 +30,12 @@ class PhaseSpan:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Which phase each instant belongs to.
+    """The phase of each instant.
 
     Args:
         edges_s: Where pieces begin and end, `[n + 1]`.
-        phase: Of each piece, `[n]`.
-        spent_s: Of each phase before each edge, `[n_phases, n + 1]`.
+        phase: Phase of each piece, `[n]`.
+        spent_s: Seconds of each phase before each edge, `[n_phases, n + 1]`.
     """
 
     edges_s: Floats
@@ -43,12 +43,12 @@ class Phases:
     spent_s: Floats
 
     def before(self, phase: IntEnum, times_s: Floats) -> Floats:
-        """Return how long a phase lasted altogether before some instants."""
+        """Return the total duration of a phase before some instants."""
         spent_s: Floats = np.interp(times_s, self.edges_s, self.spent_s[phase])
         return spent_s
 
     def at(self, times_s: Floats) -> NDArray[np.int8]:
-        """Return the phase that some instants belong to."""
+        """Return the phases of some instants."""
         piece = np.searchsorted(self.edges_s, times_s, side="right") - 1
         return self.phase[np.clip(piece, 0, len(self.phase) - 1)]
 
@@ -57,9 +57,9 @@ def overlaid(edges_s: Floats, base: NDArray[np.int8], spans: Iterable[PhaseSpan]
     """Lay spans over a base, the last on top; parts outside of the base are cut off.
 
     Args:
-        edges_s: Where pieces of the base begin and end, ascending, `[n + 1]`.
+        edges_s: Edges of the pieces of the base, ascending, `[n + 1]`.
         base: The phase of each piece, `[n]`.
-        spans: In this order.
+        spans: The spans, in the order in which they are laid.
 
     Example:
         >>> base = np.array([StepPhase.FORWARD], np.int8)

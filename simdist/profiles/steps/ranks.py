@@ -104,12 +104,12 @@ def _has_kernels(trace: RankEvents, header: Header) -> bool:
 
 
 def _damage(header: Header) -> str:
-    """Return the omitted part of the trace, as the end of a message: it may be why something is missing."""
+    """Return the end of a message, on the omitted part of the trace, which may explain missing facts."""
     return f". Besides, {'; '.join(header.notes)}" if header.notes else ""
 
 
 def _training(spans: Sequence[StepSpan], host: HostRun, header: Header) -> tuple[list[StepSpan], list[str]]:
-    """Leave out steps that do not train, and a last one that was cut short."""
+    """Omit steps that do not train, and an incomplete last step."""
     trains = _has(host.passes.start_s, spans)
     if not any(trains):
         why = _damage(header) or "; is this training?"
@@ -130,7 +130,7 @@ def _training(spans: Sequence[StepSpan], host: HostRun, header: Header) -> tuple
 
 
 def _has(times_s: Floats, spans: Sequence[StepSpan]) -> list[bool]:
-    """Tell which steps some ascending instants on the host lie in."""
+    """Return the steps that contain some ascending instants on the host."""
     borders_s = np.array([[span.host.start_s, span.host.end_s] for span in spans])
     return [count > 0 for (count,) in np.diff(np.searchsorted(times_s, borders_s), axis=1).tolist()]
 
@@ -149,21 +149,21 @@ def _backend(trace: RankEvents, header: Header) -> str:
 
 
 def _dtype(trace: RankEvents, transfers: Transfers, calls: Sequence[TracedCollective]) -> str:
-    """Return the type of gradients or, if shapes were not recorded, that in which they are reduced."""
+    """Return the data type of gradients, or the one in which they are reduced if shapes were not recorded."""
     if trace.dtypes:
         return trace.dtypes.most_common(1)[0][0]
     reduced = (message.dtype for message, call in zip(transfers.messages, calls, strict=True) if call.of_gradients)
     return next((dtype for dtype in reduced if dtype), "")
 
 
-# Seconds that recording an operator of the host takes, least and most: measured with torch 2.13 on an AMD EPYC, for
+# Smallest and largest seconds to record one operator of the host. Measured with torch 2.13 on an AMD EPYC, for
 # operators in modules and for single ones, without and with shapes. Tracing a GPU costs more.
 _RECORDING_S = 0.4e-6, 1.3e-6
 _NOTABLE = 0.02  # of a step
 
 
 def _profiling(trace: RankEvents, spans: Sequence[StepSpan]) -> tuple[float, list[str]]:
-    """Return the profiler's maximum cost of a step, and a note if it exceeds 2 %."""
+    """Return the profiler's maximum cost per step, and a note if it exceeds 2 %."""
     step_s = float(np.mean([span.end_s - span.start_s for span in spans]))
     borders_s = [[span.host.start_s, span.host.end_s] for span in spans]
     n_events = float(np.diff(np.searchsorted(trace.host.start_s, borders_s), axis=1).mean())

@@ -1,9 +1,9 @@
-"""Where a step goes on its device: every instant counts for one part, so that parts add up to the step.
+"""The parts of a step on its device. Each instant counts for one part, so the parts add up to the step.
 
-On a GPU, in this order: a kernel computes; a kernel of a collective runs, and none computes; only a copy runs; the GPU
-waits for its input. What is left is a gap between launches, short or long, or the host paused.
+On a GPU, the first of these that applies counts: a kernel computes; a kernel of a collective runs while none computes;
+only a copy runs; the GPU waits for its input. The rest is a short or long gap between launches, or a pause of the host.
 
-On a CPU: the main thread waits for its input, for a collective, or for nothing that is seen; it computes; or it is in
+On a CPU, the main thread waits for its input, for a collective, or for an unknown reason; it computes; or it is in
 Python, between two operators.
 """
 
@@ -21,26 +21,27 @@ from simdist.profiles.steps.calls import Transfers
 from simdist.profiles.steps.host import HostRun, gaps_between
 from simdist.profiles.steps.phase_spans import Phases, StepPhase, cut
 
-PAUSE_S = 0.5e-3  # a gap that is longer is no mere launching
-SWITCH_S = 25e-6  # that a GPU needs, profiled, from a kernel to the next, even if that is queued: mostly 1 to 10
-CLOCKS_S = 50e-6  # by which the clocks of host and device may disagree after the profiler converted them
+PAUSE_S = 0.5e-3  # a longer gap is more than the time of a launch
+SWITCH_S = 25e-6  # a profiled GPU needs this long from a kernel to the next, even if that is queued: mostly 1 to 10
+CLOCKS_S = 50e-6  # the clocks of host and device may still disagree by this much after the profiler's conversion
 
 
 class StepPart(IntEnum):
     """A part of a step on its device.
 
-    `COMPUTE` is busy computing. `ALL_REDUCE` to `OTHER` are exposed communication: a collective of this kind goes on,
-    and nothing computes. `COPY` only copies. `INPUT` waits for a batch. `QUEUED` is idle though the host has launched
-    the next kernel: it waits for an event, or for an unknown reason. Idle because the host has not, or because a GPU
-    takes some microseconds from a kernel to the next: `SHORT_GAP` at most 0.5 ms, `LONG_GAP` more, and in `HOST_PAUSE`
-    no thread of the host ran an operator either.
+    In `COMPUTE`, the device computes. `ALL_REDUCE` to `OTHER` are exposed communication: a collective of this kind is
+    running, and nothing computes. In `COPY`, the device only copies. In `INPUT`, it waits for a batch. In `QUEUED`, it
+    is idle although the host has launched the next kernel: it waits for an event, or for an unknown reason. In the
+    other parts it is idle because the host has not launched the next kernel, or because a GPU takes some microseconds
+    between kernels: `SHORT_GAP` is at most 0.5 ms, `LONG_GAP` is longer, and in `HOST_PAUSE` no thread of the host ran
+    an operator either.
     """
 
     COMPUTE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, POINT_TO_POINT, BROADCAST, REDUCE, OTHER = range(9)
     COPY, INPUT, QUEUED, SHORT_GAP, LONG_GAP, HOST_PAUSE = range(9, 15)
 
 
-#: Code of what a CPU computes beside a collective; it is a share of `COMPUTE`.
+#: Code for computing of a CPU beside a collective. It is a share of `COMPUTE`.
 BESIDE = len(StepPart)
 #: Exposed communication, by kind.
 EXPOSED: dict[CollectiveKind, StepPart] = {kind: StepPart[kind.upper()] for kind in get_args(CollectiveKind)}
@@ -50,13 +51,13 @@ _CALLS = (*OPERATORS, EventKind.LAUNCH, EventKind.SYNC, EventKind.BLOCKING)
 
 
 def gpu_parts(host: HostRun, queue_s: Floats, transfers: Transfers, phases: Phases) -> Phases:
-    """Return the part that each instant of a GPU belongs to.
+    """Return the part of each instant of a GPU.
 
     Args:
         host: Work of the host.
         queue_s: When each kernel of the main stream was launched, and when it began, `[2, n]`.
         transfers: The collectives.
-        phases: Which phase each instant belongs to.
+        phases: The phase of each instant.
     """
     device = host.trace.device
     calls = host.trace.host.of(*_CALLS)
@@ -85,7 +86,7 @@ def gpu_parts(host: HostRun, queue_s: Floats, transfers: Transfers, phases: Phas
 
 
 def cpu_parts(host: HostRun, transfers: Transfers, phases: Phases) -> Phases:
-    """Return the part that each instant of a main thread belongs to; `BESIDE` where it computes beside a collective."""
+    """Return the part of each instant of a main thread; `BESIDE` if it computes beside a collective."""
     sending = dict(_by_kind(transfers))
     spans_s = [*sending.values(), _span_s(host.own.of(*OPERATORS))]
     edges_s = _edges_s(phases, spans_s)
@@ -104,7 +105,7 @@ def cpu_parts(host: HostRun, transfers: Transfers, phases: Phases) -> Phases:
         [StepPart.INPUT, StepPart.HOST_PAUSE, *sending, StepPart.OTHER, StepPart.COMPUTE],
         StepPart.SHORT_GAP,
     )
-    works = _within(at_s, *_span_s(host.own.of(EventKind.LAYER, EventKind.WORK)))  # a node of autograd may just sleep
+    works = _within(at_s, *_span_s(host.own.of(EventKind.LAYER, EventKind.WORK)))  # a node of autograd may be asleep
     is_beside = (part == StepPart.COMPUTE) & works & np.any([np.zeros_like(works), *are_sending], axis=0)
     return cut(edges_s, np.where(is_beside, BESIDE, part).astype(np.int8), BESIDE + 1)
 
@@ -121,17 +122,17 @@ def _span_s(events: EventColumns) -> Floats:
 
 
 def _edges_s(phases: Phases, spans_s: list[Floats]) -> Floats:
-    """Return where the part may change: all edges of the phases and spans, from the first to the last of the phases."""
+    """Return the instants at which the part may change: all edges of phases and spans, within the phases."""
     first_s, last_s = phases.edges_s[[0, -1]]
     return np.unique(np.clip(np.concatenate([phases.edges_s, *(each.ravel() for each in spans_s)]), first_s, last_s))
 
 
 def _within(at_s: Floats, starts_s: Floats, ends_s: Floats) -> NDArray[np.bool_]:
-    """Tell which instants lie in at least one of some spans."""
+    """Tell which instants are inside at least one of some spans."""
     return np.asarray(np.searchsorted(np.sort(starts_s), at_s) > np.searchsorted(np.sort(ends_s), at_s))
 
 
 def _run_lengths_s(chosen: NDArray[np.bool_], lengths_s: Floats) -> Floats:
-    """Return for every piece how long the run of chosen pieces is that it stands in; 0 if it is not chosen."""
+    """Return the length of the run of chosen pieces around each piece; 0 for pieces that are not chosen."""
     number = np.cumsum(np.append(True, chosen[1:] != chosen[:-1])) - 1 if len(chosen) else np.zeros(0, np.int64)
     return np.where(chosen, np.bincount(number, weights=lengths_s)[number], 0.0)

@@ -1,6 +1,6 @@
-"""A rank's steps, put together from the host's windows, phases and collectives; the same for CPUs and GPUs.
+"""A rank's steps, assembled from the host's windows, phases and collectives; the same for CPUs and GPUs.
 
-Marked steps reach from one mark to the next, so that no time between them is lost; without marks a step reaches from
+Marked steps extend from one mark to the next, so that no time between them is lost. Without marks, a step extends from
 one update to the next.
 """
 
@@ -19,12 +19,12 @@ from simdist.profiles.steps.model import Gradient, RankStep, TracedCollective
 from simdist.profiles.steps.phase_spans import Phases, StepPhase
 from simdist.profiles.steps.step_parts import BESIDE, EXPOSED, StepPart
 
-_MOST_UPDATES = 3  # behind a backward pass each; more are of as many steps
+_MOST_UPDATES = 3  # updates, each after its own backward pass, in one step; more mean several steps
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A step, as the host began and ended it."""
+    """A step on the host."""
 
     number: int
     start_s: float
@@ -47,9 +47,9 @@ def windows_of(host: HostRun) -> tuple[list[Window], list[str]]:
 
 
 def _marked(marks: EventColumns) -> list[Window]:
-    """Let a step reach to the next one's mark where that follows; the profiler may have paused between them.
+    """Extend a step to the mark of the next one if that follows; the profiler may have paused between them.
 
-    A mark that begins well inside another one, which some profilers tell twice, is no step of its own.
+    Some profilers record a mark twice. A mark that begins well inside another one is not a step of its own.
     """
     marks = marks.where(np.append(True, 2 * marks.start_s[1:] > marks.start_s[:-1] + marks.end_s[:-1]))
     is_followed = np.diff(marks.link) == 1
@@ -58,7 +58,7 @@ def _marked(marks: EventColumns) -> list[Window]:
 
 
 def _repeating(own: EventColumns, passes: Passes) -> list[tuple[Floats, str]]:
-    """Return events that repeat once in every step, the most reliable first."""
+    """Return kinds of events that occur once in every step, the most reliable first."""
     updates = own.of(EventKind.OPTIMIZER)
     return [
         (_last_updates_s(updates, passes), "from the end of one `Optimizer.step` to the end of the next"),
@@ -69,20 +69,20 @@ def _repeating(own: EventColumns, passes: Passes) -> list[tuple[Floats, str]]:
 
 
 def _last_updates_s(updates: EventColumns, passes: Passes) -> Floats:
-    """Return when updates ended, of several without a backward pass between them the last."""
+    """Return the ends of updates; if no backward pass separates several, only the last counts."""
     n_passes = np.searchsorted(passes.start_s, updates.start_s)
     is_last = np.append(n_passes[1:] > n_passes[:-1], True)[: len(updates)]
     ends_s: Floats = np.sort(updates.end_s)[is_last]
     return ends_s
 
 
-#: From instants on the host to when the device had computed what had been launched before.
+#: Maps instants on the host to the time at which the device had finished all work launched before.
 Computed: TypeAlias = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """A step: as the host saw it, and from when to when it was on the device."""
+    """A step on the host, and its beginning and end on the device."""
 
     host: Window
     start_s: float
@@ -91,16 +91,16 @@ class StepSpan:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRun:
-    """All that a rank's device did: a GPU, or the CPU itself.
+    """All work of a rank's device: a GPU, or the CPU itself.
 
     Args:
         kind: The kind of device that computes.
         spans: The steps.
         phases: Which phase each instant belongs to.
-        parts: Which part, a `StepPart`.
+        parts: The `StepPart` of each instant.
         transfers: The collectives.
         computed: End of the device's work that was launched before an instant.
-        host_waits: Whether the host waits for it in every step.
+        host_waits: The host waits for the device in every step.
         notes: Missing facts, and omissions.
     """
 
@@ -115,7 +115,7 @@ class DeviceRun:
 
 
 def left_out(spans: Sequence[StepSpan], kept: Sequence[StepSpan]) -> str:
-    """List the steps that were not kept."""
+    """Describe the steps that were not kept."""
     return ", ".join(str(span.host.number) for span in spans if span not in kept)
 
 
@@ -127,8 +127,8 @@ def rank_steps(
     Args:
         host: Work of the host.
         run: Work of the device.
-        spans: Those of its steps that count.
-        calls: Of all steps, in the order in which they were issued.
+        spans: The steps of the device that count.
+        calls: Calls of all steps, in the order in which they were issued.
     """
     issued_s = np.array([call.issued_s for call in calls])
     reducing_s = _reducing_s(host)
@@ -173,7 +173,7 @@ def _exposed(parts: Phases, calls: Sequence[TracedCollective]) -> tuple[TracedCo
 
 
 def _reducing_s(host: HostRun) -> Floats:
-    """Return when DDP copied gradients: from the end of a gradient's node to that of its hooks, and back, `[2, n]`."""
+    """Return when DDP copied gradients, from the end of a node to the end of its hooks, and back, `[2, n]`."""
     events = host.trace.host
     nodes, ready, copies = (events.of(kind) for kind in (EventKind.BACKWARD, EventKind.READY, EventKind.COPY_BACK))
     hooks_s = np.zeros((2, 0))
@@ -184,9 +184,9 @@ def _reducing_s(host: HostRun) -> Floats:
 
 
 def _passes(host: HostRun, run: DeviceRun, span: StepSpan, calls: tuple[TracedCollective, ...]) -> tuple[int, float]:
-    """Return how many passes only add to the gradients of the last one, that included, and their backward seconds.
+    """Return the number of passes that add to the same gradients, and the backward seconds of those before the last.
 
-    Nothing is exchanged or updated before the last one begins; otherwise they count as one.
+    Nothing may be exchanged or updated before the last pass begins. Otherwise all passes count as one.
     """
     first, behind = np.searchsorted(host.passes.start_s, [span.host.start_s, span.host.end_s]).tolist()
     if behind - first < 2:
@@ -201,10 +201,10 @@ def _passes(host: HostRun, run: DeviceRun, span: StepSpan, calls: tuple[TracedCo
 
 
 def _cuts_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: Floats) -> Floats:
-    """Return when each gradient bucket was ready on the device, between the borders of the step.
+    """Return when each gradient bucket was ready on the device, within the borders of the step.
 
-    The first number is the beginning of the step. The last bucket has the rest of the step; so has the only one of a
-    step without collectives.
+    The first number is the beginning of the step. The last bucket includes the rest of the step. In a step without
+    collectives, the only bucket includes all of it.
     """
     handed_over_s = np.array([call.issued_s for call in calls if call.of_gradients])
     ready_s = np.clip(run.computed(handed_over_s), *borders_s)
@@ -213,14 +213,14 @@ def _cuts_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: Floa
 
 
 def _held_s(phases: Phases, calls: tuple[TracedCollective, ...], cuts_s: Floats) -> tuple[float, ...]:
-    """Return for how long the host held the device up, by what the device computed next.
+    """Return how long the host held the device up, divided by the work that the device did next.
 
-    If a wait for a gradient collective follows, the host was late with handing over that bucket.
+    If a wait for a gradient collective follows, the host was late to hand over that bucket.
 
     Args:
-        phases: Of all steps.
-        calls: Of this step.
-        cuts_s: When each bucket was ready, with the borders of the step.
+        phases: Phases of all steps.
+        calls: Calls of this step.
+        cuts_s: When each bucket was ready, and the borders of the step.
     """
     n_buckets = len(cuts_s) - 1
     held_s = np.zeros(n_buckets + 2)
@@ -235,7 +235,7 @@ def _held_s(phases: Phases, calls: tuple[TracedCollective, ...], cuts_s: Floats)
 
 
 def _place_after(phases: Phases, piece: int, entered_s: Floats, cuts_s: Floats) -> int:
-    """Return where the device went on after a pause: 0 forward, 1 ... backward to each bucket, the last: update."""
+    """Return where the device continued after a pause: 0 is forward, 1 ... backward to each bucket, the last update."""
     n_buckets = len(cuts_s) - 1
     end_s = float(phases.edges_s[piece + 1])
     after = piece + 1
@@ -259,12 +259,12 @@ def _place_after(phases: Phases, piece: int, entered_s: Floats, cuts_s: Floats) 
 def gradients_of(host: HostRun, run: DeviceRun, spans: Sequence[StepSpan]) -> tuple[tuple[Gradient, ...], list[str]]:
     """Return the parameters in the order of their gradients, and notes on anomalies.
 
-    Of several backward passes of a step the last counts, because it is the one that reduces gradients.
+    If a step has several backward passes, the last one counts, because it reduces gradients.
 
     Args:
         host: Work of the host.
         run: Work of the device.
-        spans: Those of its steps that count; each has a backward pass.
+        spans: The steps of the device that count. Each has a backward pass.
     """
     ready = host.trace.host.of(EventKind.READY)
     found: dict[tuple[int, ...], list[Floats]] = {}
@@ -294,10 +294,10 @@ def _in_step(ready: EventColumns, passes: Passes, run: DeviceRun, span: StepSpan
 
 
 def batch_size_of(host: HostRun, spans: Sequence[StepSpan]) -> tuple[int | None, int]:
-    """Return the samples of a step, and of how many micro-batches.
+    """Return the samples of a step, and its number of micro-batches.
 
-    A micro-batch has as many samples as the first dimension of what the first layer of a step takes, in most steps; a
-    step has as many as it takes from its loader or, without one, as it has backward passes.
+    The samples of a micro-batch are the first dimension of the input of a step's first layer, in most steps. The
+    micro-batches of a step are the batches that it takes from its loader or, without a loader, its backward passes.
     """
     layers = host.own.of(EventKind.LAYER)
     loads = host.own.of(EventKind.INPUT)
