@@ -1,8 +1,8 @@
 """Cost of stragglers, and gains of other schedules.
 
-`find_slowdown` replays a trace with some durations made ideal; `find_gains` simulates other schedules under the
-disturbances that a job has had. `simdist.whatif.table` and `simdist.whatif.job_slowdown` do the first for a job with a
-pipeline, from a table with a row for each of its operations.
+`find_slowdown` replays a trace in which some durations are made ideal. `find_gains` simulates other schedules under the
+disturbances of a job. `simdist.whatif.table` and `simdist.whatif.job_slowdown` compute the slowdown of a job with a
+pipeline, from a table with one row per operation.
 """
 
 from simdist.whatif.gains import Gain, Gains, find_gains

@@ -1,13 +1,13 @@
 """The speed-up of a job under other schedules, and its confidence.
 
-Every schedule is simulated many times under the disturbances of the baseline. Each simulation gives one sample of the
+Each schedule is simulated many times under the disturbances of the baseline. Each simulation gives one sample of the
 speed-up. The deviations of the middle 95 % of the samples give the interval.
 
     recorded   each run is assembled from blocks of consecutive recorded steps, all ranks and channels of a step
                together: a moving block bootstrap. The interval shows the dependence on the recorded steps, regardless
                of the number and length of runs: see `simdist.studies.resampling`.
     random     each run draws its own disturbances. The interval shows the spread of such runs.
-    fixed      nothing is random: one run suffices, and there is no interval.
+    fixed      nothing is random: one run is enough, and there is no interval.
 
 Runs last for whole periods of each schedule; see `simdist.studies.resampling`.
 
@@ -29,11 +29,11 @@ from simdist.studies.resampling import ResampledRecording, Runs, longest_period,
 from simdist.studies.statistics import resampled_interval
 
 Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
-#: Called with a schedule's label, rank-steps done and rank-steps in all.
+#: Called with a schedule's label, the rank-steps done and the total rank-steps.
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 _LEAST_RUNS = 40  # 2.5 % of them is one run
-_ROUNDING = 1e-6  # a speed-up without noise that differs less from 1 is none
+_ROUNDING = 1e-6  # without noise, a speed-up within this distance of 1 counts as none
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Gain:
     Args:
         schedule: Its label.
         step_s: Seconds per step, averaged over runs.
-        speedup: Over the baseline, of these averages.
-        interval: 95 %, see the module; None if it is unknown, or nothing is random.
+        speedup: Ratio of these averages, over the baseline.
+        interval: 95 % interval, see the module; None if it is unknown, or nothing is random.
         engine: `fast` or `des`.
-        problem: Why there is no interval, if something is random.
-        gradients_used: Of the plan.
+        problem: Why there is no interval although something is random.
+        gradients_used: Share of the batches that contribute to updates.
     """
 
     schedule: str
@@ -65,7 +65,7 @@ class Gain:
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is faster for all that is known."""
+        """Whether it is faster with confidence: nothing is random, or the whole interval is above 1."""
         return self.is_faster and not self.problem and (self.interval is None or self.interval[0] > 1 + _ROUNDING)
 
 
@@ -74,15 +74,15 @@ class Gains:
     """Gains of other schedules.
 
     Args:
-        baseline: Label of the schedule that they are compared with.
+        baseline: Label of the schedule to compare with.
         baseline_step_s: Its seconds per step.
-        rows: The others, in the order given.
-        drawn: Where disturbances come from.
+        rows: The other schedules, in the given order.
+        drawn: Source of the disturbances.
         n_runs: Runs per schedule.
-        n_steps: Steps of each run; a few more where that makes whole periods.
-        recording: The recording that was resampled, if there is one.
-        remark: Remark about that.
-        problem: Why none may be recommended, if so.
+        n_steps: Steps of each run; a few more if needed for whole periods.
+        recording: The resampled recording, if there is one.
+        remark: Remark about the resampling.
+        problem: Why no schedule may be recommended; None if one may.
     """
 
     baseline: str
@@ -102,7 +102,7 @@ class Gains:
 
     @property
     def best(self) -> Gain | None:
-        """The fastest of the schedules that are faster for all that is known; None if there is none."""
+        """The fastest of the schedules that are faster with confidence; None if there is none."""
         return max((row for row in self.rows if row.is_sure), key=lambda row: row.speedup, default=None)
 
 
@@ -118,11 +118,12 @@ def find_gains(
     """Simulate schedules under the disturbances of a scenario, and compare them with a baseline.
 
     Args:
-        scenario: Its recordings are resampled, others are drawn for every run; its seed is that of the first run.
+        scenario: Its recordings are resampled. Other disturbances are drawn for each run. Its seed is that of the first
+            run.
         schedules: Schedules to compare with `baseline`.
-        baseline: The schedule that the job has.
+        baseline: The job's own schedule.
         n_runs: Runs of each schedule.
-        block_steps: Steps of a block; as the scenario states if None, and if it does not, chosen: see
+        block_steps: Steps of a block. None takes the number in the scenario. Without one, it is chosen: see
             `simdist.studies.resampling`.
         progress: See `Progress`.
 
@@ -180,7 +181,7 @@ def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tu
 
 
 def _problem(runs: Runs, n_runs: int, compared: Sequence[Schedule]) -> str | None:
-    """Say why there can be no interval, if there is chance but none can be given."""
+    """Return why there is no interval although the runs are random."""
     if not runs.scenario.is_random:
         return runs.problem(compared[0])
     if n_runs < _LEAST_RUNS:

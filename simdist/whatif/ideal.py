@@ -1,17 +1,17 @@
-"""Times of every operation without stragglers.
+"""Times of each operation without stragglers.
 
-The ideal duration of an operation is the median of the same operation over all ranks and steps, so a job whose ranks
-are all equally slow has no stragglers. Of two values in the middle the lower one counts: of two ranks the faster is
+The ideal duration of an operation is the median of the same operation over all ranks and steps. So a job in which all
+ranks are equally slow has no stragglers. The lower of two middle values counts: of two ranks, the faster one is
 typical.
 
-Operations are the same if they are equal: same kind, buffers and group. Buffers used in rotation count apart.
+Operations are the same if their kind, buffers and group are equal. Buffers used in rotation count separately.
 
 Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
     with its analyzer, github.com/ByteDance-Seed/StragglerAnalysis. Two things differ. For computing they take the mean,
-    since of their sequences one rank has too much and another too little; in data-parallel training all ranks have as
-    much to do, and what a slow device takes too long no other could do. A pause and a slow device cost the same
-    here. And they leave the time between operations away, which is a kind of its own here.
+    because sequences give some ranks too much work and others too little. In data-parallel training, all ranks have
+    equal work, and no other rank could take over the excess of a slow device. A pause and a slow device cost the same
+    here. They also ignore the time between operations, which is a separate kind here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,13 +37,13 @@ CHANNELS: tuple[Cause, ...] = ("host", "compute", "io", "communication")
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """Source of lost time: a kind of operation, and the part of the machine that it keeps busy."""
+    """Source of lost time: a kind of operation, and the part of the machine that it occupies."""
 
     name: str
     channel: Cause
 
 
-#: Time that a trace of real machines leaves unexplained: launching, and whatever else is no operation of the plan.
+#: Time that a trace of real machines leaves unexplained: launching, and all else that is not an operation of the plan.
 GAPS = Contributor("between operations", "host")
 
 
@@ -52,13 +52,13 @@ class Ideal:
     """The ideal durations of a trace.
 
     Args:
-        kinds: Of operations; `GAPS` last if there are any.
-        kind_of: Index of the kind of every instance, int64 `[n_instances]`.
-        seconds: Ideal seconds of every instance, float64 `[n_instances]`.
-        gap_s: Ideal gap before every instance, likewise.
-        differs: Whether the trace has other seconds than the ideal ones on some rank, bool `[n_instances]`. False
-            outside the steps that are looked at: there, nothing is made ideal. Rounding differences stay.
-        gap_differs: Likewise of the gaps.
+        kinds: Kinds of operations; `GAPS` is last if there are gaps.
+        kind_of: Index of the kind of each instance, int64 `[n_instances]`.
+        seconds: Ideal seconds of each instance, float64 `[n_instances]`.
+        gap_s: Ideal gap before each instance, float64 `[n_instances]`.
+        differs: Whether the seconds on some rank differ from the ideal, bool `[n_instances]`. False outside the
+            analysed steps, where nothing is made ideal. Rounding differences stay.
+        gap_differs: The same for the gaps.
     """
 
     kinds: tuple[Contributor, ...]
@@ -90,7 +90,7 @@ def ideal(plan: Plan, traced: Timing, *, first_step: int = 0) -> Ideal:
 
 
 def _set_typical(traced_s: Floats, rows: NDArray[np.int64], ideal_s: Floats, differs: NDArray[np.bool_]) -> None:
-    """Write the typical value of some rows, and which of them have another on some rank, rounding aside."""
+    """Write the typical value of some rows, and mark rows that differ from it on some rank by more than rounding."""
     values = traced_s[rows]
     typical_s = float(_median(values.ravel()))
     ideal_s[rows] = typical_s
@@ -104,12 +104,12 @@ def _median(values: Floats) -> Floats:
 
 
 def persistent(plan: Plan, traced: Timing, *, first_step: int = 0) -> Timing:
-    """Return the durations of a job in which every rank, from `first_step` on, repeats its median step."""
+    """Return the durations of a job in which each rank repeats its median step, from `first_step` on."""
     return _levelled(plan, traced, first_step, lambda values: _median(values)[np.newaxis])
 
 
 def shuffled(plan: Plan, traced: Timing, rng: np.random.Generator, *, first_step: int = 0) -> Timing:
-    """Return the durations of a job whose ranks, from `first_step` on, change places in every step."""
+    """Return the durations of a job in which ranks are shuffled in each step, from `first_step` on."""
     durations_s = traced.durations_s.copy()
     gaps_s = None if traced.gaps_s is None else traced.gaps_s.copy()
     places = [rng.permutation(plan.world_size) for _ in range(plan.n_steps)]
@@ -123,12 +123,12 @@ def shuffled(plan: Plan, traced: Timing, rng: np.random.Generator, *, first_step
 
 
 def simultaneous(plan: Plan, traced: Timing, *, first_step: int = 0) -> Timing:
-    """Return the durations of a job in which all ranks, from `first_step` on, do what the median rank does."""
+    """Return the durations of a job in which all ranks repeat the median rank, from `first_step` on."""
     return _levelled(plan, traced, first_step, lambda values: _median(values.T)[:, np.newaxis])
 
 
 def _levelled(plan: Plan, traced: Timing, first_step: int, level: Callable[[Floats], Floats]) -> Timing:
-    """Replace the values of each operation, `[n_occurrences, world_size]`, by something that broadcasts over them."""
+    """Replace the values of each operation, `[n_occurrences, world_size]`, by values that broadcast over them."""
     durations_s = traced.durations_s.copy()
     gaps_s = None if traced.gaps_s is None else traced.gaps_s.copy()
     for rows, _ in _same_operations(plan, first_step):
@@ -139,7 +139,7 @@ def _levelled(plan: Plan, traced: Timing, first_step: int, level: Callable[[Floa
 
 
 def _same_operations(plan: Plan, first_step: int) -> Iterator[tuple[NDArray[np.int64], Op]]:
-    """Yield each operation with all of its rows from a step on, across bodies.
+    """Yield each operation with all its rows from a step on, across bodies.
 
     Operations of some ranks only, such as writing a checkpoint, have no typical duration and are omitted.
     """
@@ -172,7 +172,7 @@ def _kind(op: Op) -> Contributor:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Operations that a variant keeps as they were: those of these kinds on these ranks; None stands for all."""
+    """Operations that a variant keeps as traced: those of these kinds on these ranks; None means all."""
 
     kinds: frozenset[Contributor] | None = None
     ranks: frozenset[int] | None = None
@@ -180,10 +180,10 @@ class Kept:
 
 @final
 class Variants:
-    """Hands out the durations of variants to `simdist.engines.replay`."""
+    """Supplies the durations of variants to `simdist.engines.replay`."""
 
     def __init__(self, traced: Timing, ideal: Ideal, kept: Sequence[Kept]) -> None:
-        """Blend the durations of a trace with its ideal ones, a column for each of `kept`."""
+        """Combine the durations of a trace with its ideal ones, with a column for each of `kept`."""
         self._traced = traced
         self._ideal = ideal
         self._masks = [_mask(kind, kept, traced.durations_s.shape[1]) for kind in ideal.kinds]
@@ -207,7 +207,7 @@ class Variants:
 
 
 def _mask(kind: Contributor, kept: Sequence[Kept], world_size: int) -> NDArray[np.bool_]:
-    """Return on which ranks each variant keeps a kind as it was, `[world_size, n_variants]`."""
+    """Return the ranks on which each variant keeps a kind as traced, `[world_size, n_variants]`."""
     mask = np.zeros((world_size, len(kept)), dtype=np.bool_)
     for column, each in enumerate(kept):
         if each.kinds is None or kind in each.kinds:

@@ -1,19 +1,19 @@
-"""Slowdown of a job with data and pipeline parallelism by stragglers, and their shares of it.
+"""Slowdown that stragglers cause in a job with data and pipeline parallelism, and its sources.
 
 The equations are those of `simdist.whatif.slowdown`, replayed from a table of operations. T is replayed without the
-gaps that the table leaves unexplained, as Lin et al. do. The ideal duration is one number for each kind of operation:
+gaps that the table leaves unexplained, as in Lin et al. The ideal duration is one number for each kind of operation:
 
-    computing        the mean over all workers and steps: where one sequence is longer another one is shorter, and
-                     with stages of equal work all would take that long. On request the median
+    computing        the mean over all workers and steps: if one sequence is longer, another one is shorter, and
+                     with stages of equal work all would take that long. Optionally the median
     communication    the median of the transfer, without waiting
 
-Of workers there are two slowdowns. S_w, by which the slowest are chosen, is that of Lin et al., which needs few
-replays; `alone` is replayed with only the operations of that worker as traced, as all else is.
+A worker has two slowdowns. S_w is that of Lin et al., which needs few replays. It selects the slowest workers. `alone`
+is replayed with only the operations of that worker as traced, like the other slowdowns here.
 
     S_w = min(slowdown of its data-parallel rank, slowdown of its stage)
     M_S = (T - T(all as traced but those of the last stage, ideal)) / (T - T_ideal)
 
-M_S exceeds 1 where the last stage has more to do than others: none of them takes the mean.
+M_S exceeds 1 if the last stage has more work than the others: then no stage takes the mean.
 
 Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
@@ -31,31 +31,31 @@ from simdist.whatif.operations import Mask, OperationGraph, operation_graph, rep
 from simdist.whatif.slowdown import ROUNDING, Loss, Progress, losses, slowest
 from simdist.whatif.table import KINDS, OTHER, Floats, Ints, OperationTable
 
-#: Which duration of computing is ideal.
+#: The ideal duration of computing.
 IdealCompute: TypeAlias = Literal["mean", "median"]
 
-_BATCH_VALUES = 4_000_000  # operations x variants: 32 MB an array
-#: Kinds that are one transfer are attributed together, by the names that Lin et al. give them.
+_BATCH_VALUES = 4_000_000  # operations x variants: 32 MB per array
+#: Kinds that belong to one transfer are attributed together, under the names of Lin et al.
 _TRANSFERS = {f"{way}-{end}": f"{way}-pp-comm" for way in ("forward", "backward") for end in ("send", "recv")}
 
 
 @dataclass(frozen=True)
 class JobSlowdown:
-    """The analysis of a table of operations; seconds are of each step, `[n_steps]`, slowdowns of the whole job.
+    """The analysis of a table of operations. Seconds are per step, `[n_steps]`; slowdowns are for the whole job.
 
     Args:
         table: The operations that took part.
         traced_s: As traced.
-        replayed_s: Replayed with all that is in the table.
+        replayed_s: Replayed with everything in the table.
         step_s: Replayed without the gaps between operations: T.
         ideal_s: T_ideal.
-        kinds: Costs of each kind of operation, most first; seconds per step.
-        dp_rank_slowdowns: `[n_dp_ranks]`.
-        stage_slowdowns: `[n_stages]`.
-        worker_step_s: With only this worker as traced, `[n_steps, n_dp_ranks * n_stages]`.
+        kinds: Costs of each kind of operation, the largest first; seconds per step.
+        dp_rank_slowdowns: Slowdown of each data-parallel rank, `[n_dp_ranks]`.
+        stage_slowdowns: Slowdown of each stage, `[n_stages]`.
+        worker_step_s: Replayed with only this worker as traced, `[n_steps, n_dp_ranks * n_stages]`.
         slowest_workers: Indices of the W of M_W.
         fixed_by_workers: M_W; None if nothing is lost.
-        fixed_by_last_stage: M_S; likewise.
+        fixed_by_last_stage: M_S; None if nothing is lost.
     """
 
     table: OperationTable
@@ -88,7 +88,7 @@ class JobSlowdown:
 
     @property
     def alone_slowdowns(self) -> Floats:
-        """With only this worker as traced, `[n_dp_ranks * n_stages]`."""
+        """Slowdown with only this worker as traced, `[n_dp_ranks * n_stages]`."""
         return np.asarray(self.worker_step_s.sum(axis=0) / self.ideal_s.sum())
 
 
@@ -99,18 +99,18 @@ def find_job_slowdown(
 
     Args:
         table: See `simdist.whatif.table.read_table`.
-        compute: Which duration of computing is ideal.
+        compute: The ideal duration of computing.
         progress: See `Progress`.
 
     Raises:
-        TraceError: No step is complete, its operations wait for each other, or they take no time.
+        TraceError: No step is complete, its operations form a cycle, or they take no time.
     """
     return _JobAnalysis(operation_graph(table), compute, progress).result()
 
 
 @final
 class _JobAnalysis:
-    """One graph, its ideal durations, and the replays that compare."""
+    """One graph, its ideal durations, and the replays that compare the two."""
 
     def __init__(self, graph: OperationGraph, compute: IdealCompute, progress: Progress | None) -> None:
         self._graph = graph
@@ -125,7 +125,7 @@ class _JobAnalysis:
         self._n_variants = 4 + len(self._kinds) + sum(self._table.ranks.shape) + self._table.n_workers
 
     def result(self) -> JobSlowdown:
-        """Replay all variants and put the numbers together."""
+        """Replay all variants and combine the results."""
         table = self._table
         graph = self._graph
         n_dp_ranks, n_stages = table.ranks.shape

@@ -1,25 +1,26 @@
 """Dependencies between the operations of a table, and their replay with other durations.
 
-Time is a vector over variants. Operations that start together form a meeting, of most operations only one:
+Time is a vector over variants. Operations that start together form a meeting. Most meetings have one member:
 
-    start of a meeting = max over its members, and over what each of them waits for, of its end + gap of the member
+    start of a meeting = max over its members and their predecessors of (end of the predecessor + gap of the member)
     end of a member    = start of its meeting + seconds of the member
 
 An operation waits, within a step, for
 
-    the operation before it on its stream of its worker: each kind of transfer has one, data-parallel collectives
-        have one, and all but transfers and collectives that overlap with computing runs on the main stream
-    the transfer that brings its input, if it computes; what it sends, if it is a send
-    the last computing before it of the same direction, if it receives: a receive is posted one operation ahead. The
-        first one backward is posted after the computing before the last one before it
-    the computing of its chunk that had ended when it started, if it reduces gradients meanwhile; what comes after
-        all computing waits for that. The first forward pass of a chunk waits for its parameters
+    the operation before it on its stream of its worker: each kind of transfer has a stream, data-parallel collectives
+        have one, and all else, except transfers and collectives that overlap computing, runs on the main stream
+    the transfer of its input, if it computes; the computing that produced its content, if it is a send
+    the last computing of the same direction before it, if it receives: a receive is posted one operation ahead. The
+        first receive of the backward direction is posted after the second last computing before it
+    the computing of its chunk that had ended when it started, if it reduces gradients during computing. Work after
+        all computing waits for these collectives. The first forward pass of a chunk waits for its parameters
 
-A send and the receive of the next stage meet, by micro-batch and model chunk; data-parallel ranks of a stage meet in
-their collectives, the stages that share embeddings in theirs, and all workers to clip gradients.
+A send meets the receive of the next stage with the same micro-batch and model chunk. The data-parallel ranks of a stage
+meet in their collectives. Stages that share embeddings meet in the collectives for these. All workers meet to clip
+gradients.
 
-Seconds of a meeting count from its last member's start: the transfer, without the waiting. A gap is what a table leaves
-unexplained between what an operation waits for and its start.
+The seconds of a meeting count from the start of its last member: the transfer without the waiting. A gap is the
+unexplained time between the end of an operation's predecessors and its start.
 
 Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
@@ -40,7 +41,7 @@ from simdist.whatif.table import KINDS, OTHER, UNKNOWN, Floats, Ints, OperationT
 Mask: TypeAlias = NDArray[np.bool_]
 
 _SAME_TIME_S = 5e-5  # within a worker: the tolerance of their analyzer
-_CLOCKS_S = 1e-2  # between workers: an operation that ends earlier before its last member starts is told of
+_CLOCKS_S = 1e-2  # between workers: a note reports operations that end this long before their last member starts
 _FORWARD = "forward-compute"
 _BACKWARD = "backward-compute"
 _TRANSFERS = tuple(kind for kind, of in KINDS.items() if of.members == "ends")
@@ -54,13 +55,13 @@ class OperationGraph:
 
     Args:
         table: The operations that take part.
-        meeting: Of each operation, numbered so that each comes after all that it waits for, `[n]`.
+        meeting: Meeting of each operation, numbered so that each comes after all its predecessors, `[n]`.
         levels: Meetings and edges that can be replayed at once: first and last meeting, first and last edge.
-        sources: Operation whose end each edge waits for, by the meeting that waits, `[n_edges]`.
-        targets: Operation that waits, likewise.
-        edge_starts: First edge of each meeting behind those of the first level.
+        sources: Operation that each edge waits for, in the order of the waiting meetings, `[n_edges]`.
+        targets: Operation that waits, `[n_edges]`.
+        edge_starts: First edge of each meeting after those of the first level.
         work_s: Seconds of each operation, without waiting, `[n]`.
-        gap_s: Seconds before it that nothing explains, `[n]`.
+        gap_s: Unexplained seconds before each operation, `[n]`.
     """
 
     table: OperationTable
@@ -77,7 +78,7 @@ def operation_graph(table: OperationTable) -> OperationGraph:
     """Find the dependencies; operations without known dependencies are omitted, with a note.
 
     Raises:
-        TraceError: No step is complete, or operations wait for each other in a circle.
+        TraceError: No step is complete, or operations wait for each other in a cycle.
     """
     while True:
         found = _Dependencies(table)
@@ -91,7 +92,7 @@ def replay(graph: OperationGraph, work_s: Floats, gap_s: Floats | None = None) -
     """Return the seconds of each step, `[n_steps, n_variants]`.
 
     Args:
-        graph: What waits for what.
+        graph: The dependencies.
         work_s: Seconds of each operation in each variant, `[n, n_variants]`.
         gap_s: Gaps before each operation, `[n]`; none by default.
     """
@@ -122,7 +123,7 @@ class _Dependencies:
         self._start_s = table.start_s
         self._end_s = table.end_s
         self._same_s = max(_SAME_TIME_S, 2 * table.resolution_s)
-        self._place: Ints = table.step * table.n_workers + table.worker  # of a worker in a step; rows are in this order
+        self._place: Ints = table.step * table.n_workers + table.worker  # worker and step; rows are in this order
         self._bad_steps: dict[int, str] = {}
         self._unused: Mask = np.zeros(len(table.step), dtype=np.bool_)
         self._edges: list[tuple[Ints, Ints]] = []
@@ -135,7 +136,7 @@ class _Dependencies:
         self._add_collectives()
 
     def edges(self) -> tuple[Ints, Ints]:
-        """Return both ends of edges: operations, and the operations that wait for them."""
+        """Return both ends of each edge: the operation, and the operation that waits for it."""
         sources, targets = zip(*self._edges, strict=True)
         return np.concatenate(sources), np.concatenate(targets)
 
@@ -143,7 +144,7 @@ class _Dependencies:
         """Return the operations that cannot take part.
 
         Raises:
-            TraceError: These are all.
+            TraceError: No operation can take part.
         """
         found = self._unused | np.isin(self._table.step, list(self._bad_steps))
         if found.all():
@@ -177,7 +178,7 @@ class _Dependencies:
         self._refuse(np.flatnonzero(~is_there), "has no rows: every step needs those of all workers")
 
     def _add_edges(self, sources: Ints, targets: Ints) -> None:
-        """Let operations wait for others, where both are known."""
+        """Let operations wait for others if both are known."""
         known = (sources != UNKNOWN) & (targets != UNKNOWN)
         self._edges.append((sources[known], targets[known]))
 
@@ -195,7 +196,7 @@ class _Dependencies:
         self._add_overlapping(collectives[~is_main[collectives]], np.flatnonzero(is_main & is_after))
 
     def _add_overlapping(self, rows: Ints, tail: Ints) -> None:
-        """Tie collectives to the computing before and after them, that of their chunk if the table tells it.
+        """Tie collectives to the computing before and after them, of their own chunk if the table states it.
 
         Args:
             rows: Collectives that start before the last computing of their worker has ended.
@@ -248,7 +249,7 @@ class _Dependencies:
         last = np.where(sent == UNKNOWN, producers, sent)
         first = np.where(received == UNKNOWN, consumers, received)
         self._add_edges(last[~meets], first[~meets])
-        posted = receive.copy()  # without receives in the table, sends wait for what those would wait for
+        posted = receive.copy()  # without receives in the table, sends wait for their dependencies
         posted[consumers] = np.where(received == UNKNOWN, sent, received)
         before, after = _consecutive(computes, self._place)
         self._add_edges(before, posted[after])
@@ -260,9 +261,9 @@ class _Dependencies:
             self._add_edges(both[first - 2][same], posted[both[first]][same])
 
     def _matched(self, name: str, computes: Ints, needed: Mask) -> Ints:
-        """Return the send, or receive, of each computing operation, `[n]`; they stand in the same order.
+        """Return the send, or receive, of each computing operation, `[n]`; both are in the same order.
 
-        Profilers may record some at the ends of the pipeline, where nothing is transferred: one for every computing
+        Profilers may record transfers at the ends of the pipeline, where nothing is transferred: one for each computing
         operation, or for all but the first or the last one.
         """
         found = np.full(len(self._place), UNKNOWN)
@@ -299,7 +300,7 @@ class _Dependencies:
         return found
 
     def _model_chunks(self) -> Ints:
-        """Return the number of each operation's chunk in the model; if the table has none, from stage and chunk."""
+        """Return the number of each operation's chunk in the model, if necessary derived from stage and chunk."""
         table = self._table
         computes = self._table.of_kind(_FORWARD, _BACKWARD)
         if (table.model_chunk[computes] != UNKNOWN).all():
@@ -307,7 +308,7 @@ class _Dependencies:
         return np.asarray(np.maximum(table.chunk, 0) * self._n_stages + table.stage)
 
     def _micro_batches(self, computes: Ints, chunk: Ints) -> Ints:
-        """Return micro-batches; if the table does not tell each, by their order within worker and chunk."""
+        """Return micro-batches; derived from the order within worker and chunk if the table does not state all."""
         batch = self._table.micro_batch[computes]
         of_chunk = self._place[computes] * (int(chunk.max(initial=0)) + 1) + chunk
         if (batch != UNKNOWN).all() and len(np.unique(np.stack([of_chunk, batch]), axis=1).T) == len(computes):
@@ -315,7 +316,7 @@ class _Dependencies:
         return _ordinals(of_chunk)
 
     def _add_collectives(self) -> None:
-        """Let the members of each collective meet: the same one, by their order, of each worker."""
+        """Let the members of each collective meet, matched by their order on each worker."""
         table = self._table
         n_dp_ranks = len(table.dp_ranks)
         for kind in table.kinds:
@@ -350,7 +351,7 @@ def _consecutive(rows: Ints, key: Ints) -> tuple[Ints, Ints]:
 
 
 def _ordinals(keys: Ints) -> Ints:
-    """Number values among the equal ones before them.
+    """Return for each value the number of equal values before it.
 
     >>> _ordinals(np.array([7, 7, 3, 7, 3])).tolist()
     [0, 1, 0, 2, 1]
@@ -361,7 +362,7 @@ def _ordinals(keys: Ints) -> Ints:
 
 
 def _nearest(key: Ints, time_s: Floats, keys: Ints, times_s: Floats, *, last: bool) -> Ints:
-    """Find for each key and time the first of others with that key from then on, or the last one until then.
+    """Find, for each key and time, the first of others with that key from that time on, or the last one up to it.
 
     >>> of = np.array([0, 0, 1]), np.array([1.0, 2.0, 3.0])
     >>> _nearest(np.array([0, 0, 1]), np.array([1.5, 2.5, 0.0]), *of, last=False).tolist()
@@ -378,7 +379,7 @@ def _nearest(key: Ints, time_s: Floats, keys: Ints, times_s: Floats, *, last: bo
 
 
 def _graph(table: OperationTable, meeting: Ints, edges: tuple[Ints, Ints]) -> OperationGraph:
-    """Put meetings and edges into an order in which they can be replayed, and take waiting out of durations."""
+    """Sort meetings and edges into an order for the replay, and remove waiting from durations."""
     sources, targets = edges
     _, meeting = np.unique(meeting, return_inverse=True)
     level = _levels(table, meeting, sources, targets)
@@ -391,7 +392,7 @@ def _graph(table: OperationTable, meeting: Ints, edges: tuple[Ints, Ints]) -> Op
     last_start_s = np.zeros(len(level))
     ready_s = np.zeros(len(meeting))
     np.maximum.at(ready_s, targets, table.end_s[sources])
-    # Of a transfer whose other end is not in the table, the waiting for what that would wait for is no work.
+    # If the other end of a transfer is not in the table, the wait for that end's predecessors is not work.
     is_lone = table.of_kind(*_TRANSFERS) & (np.bincount(meeting)[meeting] == 1)
     np.maximum.at(last_start_s, meeting, np.where(is_lone, np.maximum(table.start_s, ready_s), table.start_s))
     work_s = table.end_s - last_start_s[meeting]
@@ -413,7 +414,7 @@ def _graph(table: OperationTable, meeting: Ints, edges: tuple[Ints, Ints]) -> Op
 
 
 def _levels(table: OperationTable, meeting: Ints, sources: Ints, targets: Ints) -> Ints:
-    """Return how many meetings stand before each one, in the longest chain that leads to it.
+    """Return the number of meetings before each one in the longest chain that leads to it.
 
     Raises:
         TraceError: They wait for each other.

@@ -1,8 +1,8 @@
-"""Disturbances of a run, step by step and rank by rank, so that other schedules can be tried under the same.
+"""Disturbances of a run by step and rank, so that other schedules can be tried under the same disturbances.
 
-Of a simulated run, these are the delays that were injected. Of a measured one, what each step took longer than its
-scenario says: delays as measured, computing and input beyond their price, and gaps between operations of the host and
-of the compute stream. Simulating the scenario with them approximately reproduces the measurement.
+For a simulated run, these are the injected delays. For a measured run, they are the excess of each step over its
+scenario: delays as measured, computing and input beyond their price, and gaps between operations of the host and of the
+compute stream. Simulating the scenario with them approximately reproduces the measurement.
 """
 
 from pathlib import Path
@@ -26,15 +26,15 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, Floats]:
-    """Return how much longer each step of a measured trace took than it costs.
+    """Return the excess of each step of a measured trace over its price.
 
     Args:
-        trace: Of real machines.
+        trace: A trace of real machines.
         timed: Its gaps and durations.
-        costs: Prices of its operations by its scenario.
+        costs: Prices of its operations in its scenario.
 
     Returns:
-        Channel -> float64 `[1, n_steps, world_size]`, seconds, not negative; only channels on which something was late.
+        Channel -> float64 `[1, n_steps, world_size]`, seconds, not negative. Channels without delays are omitted.
     """
     plan = trace.plan
     excess_s: dict[Channel, Floats] = {}
@@ -51,7 +51,7 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
 
 
 def _channel(op: Op) -> Channel | None:
-    """Return the channel of a delay of an operation; None if it is no delay of a rank."""
+    """Return the channel of an operation's delay; None if it does not delay a rank."""
     kind = lane_of(op).kind
     if kind == "comm" or kind == "save" or (kind == "io" and not isinstance(op, Load | Delay)):
         return None
@@ -66,16 +66,16 @@ def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:
         case Local(seconds=seconds) | Shared(alone_s=seconds):
             pass
         case Varying():
-            seconds = np.inf  # every batch of a data set takes its own time: none is late
+            seconds = np.inf  # each batch of a data set takes its own time: none is late
         case unknown:
             assert_never(unknown)
     return np.broadcast_to(np.asarray(seconds, dtype=np.float64), plan.world_size)
 
 
 def as_recorded(scenario: Scenario) -> Scenario:
-    """Return a scenario in which recordings are played as they happened, for as many steps as they have.
+    """Return a scenario that plays its recordings unchanged, for as many steps as they have.
 
-    Steps resampled for the sake of longer or other runs are put back in order.
+    If the steps were resampled, for longer or other runs, they are put back in order.
     """
     lengths = [len(read_recorded(each)) for each in scenario.disturbances if isinstance(each, Recorded)]
     if not lengths:
@@ -84,7 +84,7 @@ def as_recorded(scenario: Scenario) -> Scenario:
 
 
 def only_steps(delays: Delays, steps: range) -> dict[Channel, Floats]:
-    """Return the delays of some consecutive steps, of the channels on which there are any."""
+    """Return the delays of some consecutive steps, without channels that have none."""
     chosen = {channel: seconds[:, steps.start : steps.stop] for channel, seconds in delays.items()}
     return {channel: seconds for channel, seconds in chosen.items() if seconds.any()}
 
@@ -93,9 +93,9 @@ def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario
     """Return a scenario with recorded delays as its only disturbances of ranks; links do not change.
 
     Args:
-        scenario: It gets the steps of the recording.
+        scenario: Its steps are replaced by those of the recording.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
-        folder: Where the recording is written; it must stay as long as the scenario is used.
+        folder: Folder for the recording. It must exist as long as the scenario is used.
 
     Raises:
         RunError: It cannot be written.

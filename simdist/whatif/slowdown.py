@@ -1,7 +1,7 @@
-"""Slowdown of a job by stragglers, and the share of each rank, node, step and operation.
+"""Slowdown that stragglers cause in a job, and the share of each rank, node, step and operation.
 
-T is the time of the job, replayed with the durations of its trace; T_ideal with every operation's ideal duration (see
-`simdist.whatif.ideal`).
+T is the time of the job, replayed with the durations of its trace. T_ideal is replayed with the ideal duration of each
+operation (see `simdist.whatif.ideal`).
 
     slowdown                     S   = T / T_ideal
     share of the time lost             1 - 1 / S
@@ -10,13 +10,13 @@ T is the time of the job, replayed with the durations of its trace; T_ideal with
     by step                            the same, step by step
     fixed by the slowest ranks   M_W = (T - T(all as traced but those of W, ideal)) / (T - T_ideal)
 
-W are the 3 % of the ranks with the largest S_w, at least one. Shares by kind or rank do not add up to the whole: two
+W is the 3 % of the ranks with the largest S_w, at least one. Shares by kind or rank do not add up to the whole: two
 ranks that are late in the same step cost as much as one of them.
 
 Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
-    equations 1 to 5. There S_w is estimated from the slowdowns of a worker's data-parallel rank and pipeline stage,
-    because replaying each worker takes long; here each rank is replayed. Nodes, and M of the worst node, are added.
+    equations 1 to 5. They estimate S_w from the slowdowns of a worker's data-parallel rank and pipeline stage, because
+    replaying each worker takes long. Here each rank is replayed. Nodes, and M of the worst node, are added.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,14 +45,14 @@ from simdist.whatif.ideal import (
 )
 
 Floats: TypeAlias = NDArray[np.float64]
-#: Called with work done and work in all.
+#: Called with the work done and the total work.
 Progress: TypeAlias = Callable[[float, float], None]
 
 _SLOWEST_SHARE = 0.03  # of the ranks: Lin et al., the W of M_W
-_BATCH_VALUES = 16_384  # ranks x variants whose vectors stay in a core's cache
-_SHUFFLES = 9  # none of which is above by chance in 9 of 10 jobs
-_NOTABLE_LOSS = 0.002  # of a step: less is no pattern
-ROUNDING = 1e-9  # of a job's time: less than that is nothing to attribute
+_BATCH_VALUES = 16_384  # ranks x variants; their vectors stay in a core's cache
+_SHUFFLES = 9  # in 9 of 10 jobs, none of them is larger by chance
+_NOTABLE_LOSS = 0.002  # of a step: smaller losses have no pattern
+ROUNDING = 1e-9  # of a job's time: smaller losses are not attributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +74,30 @@ class Loss:
 
 @dataclass(frozen=True)
 class Slowdown:
-    """The analysis of one trace; seconds are per step unless they have an axis of steps.
+    """The analysis of one trace. Seconds are per step unless they have an axis of steps.
 
     Args:
-        first_step: First step that was looked at.
+        first_step: First analysed step.
         ranks_per_node: Consecutive ranks that share a node.
-        traced_s: As the trace has it.
-        replayed_s: Replayed with all that is in it: T.
+        traced_s: As traced.
+        replayed_s: Replayed with everything in the trace: T.
         explained_s: Replayed without the gaps between operations.
         ideal_s: T_ideal.
-        persistent_s: If every rank repeated its median step.
-        persistent_by_chance_s: The same with the ranks of each step shuffled, the mean. `persistent_s` if that is not
-            above all shuffles.
-        simultaneous_s: Slowdown if all ranks repeated the median rank in every step.
-        kinds: Costs of each kind of operation, most first.
-        channels: Costs of each channel, most first.
+        persistent_s: Replayed with each rank repeating its median step.
+        persistent_by_chance_s: The mean of the same over shuffles of the ranks in each step; `persistent_s` if that is
+            not above all shuffles.
+        simultaneous_s: Slowdown if all ranks repeated the median rank in each step.
+        kinds: Costs of each kind of operation, the largest first.
+        channels: Costs of each channel, the largest first.
         rank_slowdowns: S_w, `[world_size]`.
-        node_slowdowns: The same with all ranks of a node as traced, `[n_nodes]`.
+        node_slowdowns: S_w of all ranks of a node together, `[n_nodes]`.
         step_s: Seconds of each step, `[n_steps]`.
-        ideal_step_s: The ideal ones, likewise.
+        ideal_step_s: Ideal seconds of each step, `[n_steps]`.
         rank_step_s: Seconds of each step with only this rank as traced, `[n_steps, world_size]`.
         slowest_ranks: The W of M_W.
         fixed_by_ranks: M_W; None if nothing is lost.
         slowest_node: The node with the largest slowdown.
-        fixed_by_node: The share of the loss that vanishes if that node is made ideal; likewise.
+        fixed_by_node: The share of the loss that vanishes if that node is made ideal; None if nothing is lost.
     """
 
     first_step: int
@@ -133,7 +133,7 @@ class Slowdown:
 
     @property
     def n_steps(self) -> int:
-        """Steps that were looked at."""
+        """Number of analysed steps."""
         return len(self.step_s)
 
     @property
@@ -143,7 +143,7 @@ class Slowdown:
 
     @property
     def step_slowdowns(self) -> Floats:
-        """Slowdown of each step, `[n_steps]`; NaN where the ideal step takes no time."""
+        """Slowdown of each step, `[n_steps]`; NaN if the ideal step takes no time."""
         return _ratio(self.step_s, self.ideal_step_s)
 
     @property
@@ -158,13 +158,13 @@ def find_slowdown(
     """Analyse a trace.
 
     Args:
-        trace: Of real machines or of a simulator; complete.
+        trace: A complete trace of real machines or of a simulator.
         ranks_per_node: Consecutive ranks that share a node.
-        steps: Consecutive steps to look at; all by default. Steps before them stay as they were.
+        steps: Consecutive steps to analyse; all by default. Steps before them stay as traced.
         progress: See `Progress`.
 
     Raises:
-        TraceError: An operation did not run, the trace has other steps, or it takes no time.
+        TraceError: An operation did not run, the trace lacks some of these steps, or it takes no time.
     """
     steps = _checked(trace, steps)
     if steps.stop < trace.plan.n_steps:
@@ -248,7 +248,7 @@ class _Analysis:
         )
 
     def _persistent_by_chance_s(self, persistent_s: float, ideal_s: float) -> float:
-        """Return the seconds of a step if every rank repeated the median of steps that were shuffled among ranks."""
+        """Return the seconds of a step if each rank repeated the median of steps that are shuffled among ranks."""
         if persistent_s - ideal_s <= _NOTABLE_LOSS * ideal_s or len(self._steps) < 2:
             return ideal_s
         plan = self._trace.plan
@@ -313,24 +313,24 @@ def _durations_s(ends_s: Floats, steps: range) -> Floats:
 
 
 def slowest(costs: Floats, *, numbers: NDArray[np.int64] | None = None) -> list[int]:
-    """Return the indices of the ranks that cost most, 3 % of all, at least one, in ascending order.
+    """Return the indices of the most expensive 3 % of the ranks, at least one, in ascending order.
 
     Args:
-        costs: Of each rank, e.g. its slowdown.
-        numbers: Of each rank; of equal costs the lowest number counts, the first one by default.
+        costs: Cost of each rank, e.g. its slowdown.
+        numbers: Number of each rank; by default the index. Of equal costs, the lowest number counts.
     """
     n = int(np.ceil(_SLOWEST_SHARE * len(costs)))
     return sorted(np.lexsort((np.arange(len(costs)) if numbers is None else numbers, -costs))[:n].tolist())
 
 
 def losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
-    """Return the cost of each kind of operation, most first.
+    """Return the cost of each kind of operation, the largest first.
 
     Args:
-        kinds: Of operation.
+        kinds: Kinds of operations.
         total_s: Seconds of all steps with only these operations as traced, `[n_kinds]`.
         ideal_s: Seconds of all steps with none as traced.
-        n_steps: How many steps these are.
+        n_steps: Number of steps.
     """
     found = [
         Loss(kind.name, kind.channel, slowdown=float(each_s / ideal_s), lost_s=float(each_s - ideal_s) / n_steps)

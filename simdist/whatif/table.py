@@ -1,7 +1,7 @@
-"""Tables of the operations of a job with data and pipeline parallelism, a row each, from CSV or Parquet.
+"""Tables of the operations of a job with data and pipeline parallelism, one row each, from CSV or Parquet.
 
-The columns are those of the traces that Lin et al. have published with their analyzer
-(github.com/ByteDance-Seed/StragglerAnalysis, Apache-2.0), which also define the dependencies.
+The columns are those of the traces that Lin et al. published with their analyzer
+(github.com/ByteDance-Seed/StragglerAnalysis, Apache-2.0). The analyzer also defines the dependencies.
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
-#: Who starts an operation together: no other worker, the two ends of a transfer, the data-parallel ranks of a stage,
-#: the stages of a data-parallel rank, or all workers.
+#: The workers that start an operation together: one worker, the two ends of a transfer, the data-parallel ranks of a
+#: stage, the stages of a data-parallel rank, or all workers.
 Members: TypeAlias = Literal["alone", "ends", "stage", "pipeline", "all"]
 
 SUFFIXES = (".csv", ".parquet")
@@ -35,7 +35,7 @@ _OF_OPERATIONS = ("dp_rank", "stage", "kind", "start_s", "duration_s", "chunk", 
 _MOST_ROWS = 10_000_000  # 4 GB
 _MOST_NBYTES = 64 << 20  # of a column of Parquet
 _CELL_NBYTES = 64  # beside that, for each row
-_LONGEST_S = 3600.0  # a step that nobody would wait for
+_LONGEST_S = 3600.0  # longer than any plausible step
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class OperationKind:
     """A known kind of operation.
 
     Args:
-        channel: The part of the machine that it keeps busy.
+        channel: The part of the machine that it occupies.
         members: The workers that start it together.
     """
 
@@ -51,7 +51,7 @@ class OperationKind:
     members: Members = "alone"
 
 
-#: The values of the column `optype` and who waits for whom, after Lin et al.
+#: The values of the column `optype` and their dependencies, after Lin et al.
 KINDS: dict[str, OperationKind] = {
     "forward-compute": OperationKind("compute"),
     "backward-compute": OperationKind("compute"),
@@ -63,7 +63,7 @@ KINDS: dict[str, OperationKind] = {
     "grads-reduce-scatter": OperationKind("communication", "stage"),
     "separate-grads-all-reduce": OperationKind("communication", "stage"),
     "embedding-grads-all-reduce": OperationKind("communication", "pipeline"),
-    "layernorm-grads-all-reduce": OperationKind("communication"),  # among tensor-parallel ranks, of which one is traced
+    "layernorm-grads-all-reduce": OperationKind("communication"),  # among tensor-parallel ranks; one of them is traced
     "optimizer-clip-main-grad": OperationKind("communication", "all"),
     "optimizer": OperationKind("compute"),
     "gc": OperationKind("host"),
@@ -78,19 +78,19 @@ class OperationTable:
     Args:
         path: The file.
         kinds: Names of the kinds of operation.
-        step_numbers: As the job counts them, ascending, `[n_steps]`.
+        step_numbers: The job's own numbers of the steps, ascending, `[n_steps]`.
         ranks: Number of each worker, `[n_dp_ranks, n_stages]`.
         dp_ranks: Numbers of the data-parallel ranks, `[n_dp_ranks]`.
         step: Index of the step of each operation, `[n]`.
-        dp_rank: Likewise of its data-parallel rank.
-        stage: Likewise of its stage.
-        kind: Likewise of its kind.
+        dp_rank: Index of its data-parallel rank, `[n]`.
+        stage: Index of its stage, `[n]`.
+        kind: Index of its kind, `[n]`.
         start_s: When it started, from the first start of its step, `[n]`.
-        duration_s: How long it took, waiting included, `[n]`.
+        duration_s: How long it took, including waiting, `[n]`.
         chunk: The part of the stage's layers that it works on, `UNKNOWN` or from 0, `[n]`.
-        model_chunk: Its number in the whole model, likewise.
-        micro_batch: Likewise.
-        resolution_s: How far rounding of the file may have moved times.
+        model_chunk: Number of that part in the whole model, `UNKNOWN` or from 0, `[n]`.
+        micro_batch: Its micro-batch, `UNKNOWN` or from 0, `[n]`.
+        resolution_s: Largest shift of times due to rounding in the file.
         notes: Notes on omissions and assumptions.
     """
 
@@ -131,7 +131,7 @@ class OperationTable:
         return np.isin(self.kind, [index for index, name in enumerate(self.kinds) if name in names])
 
     def only(self, kept: NDArray[np.bool_], *notes: str) -> "OperationTable":
-        """Return the table of some of the operations, with remarks on the others."""
+        """Return a table of some of the operations, with notes on the others."""
         numbers, step = np.unique(self.step[kept], return_inverse=True)
         return replace(
             self,
@@ -143,7 +143,7 @@ class OperationTable:
 
 
 def is_table(name: str) -> bool:
-    """Tell whether the user means a table, by the suffix of the file."""
+    """Tell from the suffix of a file whether it is a table."""
     return Path(name).suffix.lower() in SUFFIXES and not Path(name).is_dir()
 
 
@@ -152,11 +152,11 @@ def read_table(path: Path, *, steps: range | None = None) -> OperationTable:
 
     Args:
         path: A .csv or .parquet file.
-        steps: Numbers of the steps to look at; all by default.
+        steps: Numbers of the steps to analyse; all by default.
 
     Raises:
-        TraceError: It cannot be read, lacks a column, or a row is wrong.
-        UnsupportedError: It is Parquet, and a package is missing.
+        TraceError: The file cannot be read, lacks a column, or has an invalid row.
+        UnsupportedError: The file is Parquet, and a package is missing.
     """
     frame = _checked(path, _frame(path))
     if steps is not None:
@@ -169,7 +169,7 @@ def read_table(path: Path, *, steps: range | None = None) -> OperationTable:
 
 
 def _frame(path: Path) -> "pd.DataFrame":
-    """Read the columns that are known; an optional one that is not there is unknown in every row."""
+    """Read the known columns; a missing optional column is unknown in every row."""
     require("pandas", extra="tables", what="a table of operations")
     import pandas as pd
 
@@ -182,10 +182,10 @@ def _frame(path: Path) -> "pd.DataFrame":
             else:
                 known = {*_REQUIRED, *_OPTIONAL}
                 with open_regular(path) as file:
-                    for _ in lines_of(file):  # refuses one that is too long
+                    for _ in lines_of(file):  # refuses lines that are too long
                         pass
                 frame = pd.read_csv(path, usecols=known.__contains__, nrows=_MOST_ROWS + 1, low_memory=False)
-    except (ValueError, pd.errors.ParserError) as error:  # pyarrow's errors are ValueErrors, too
+    except (ValueError, pd.errors.ParserError) as error:  # the errors of pyarrow are also ValueErrors
         raise TraceError(
             f"{path}: is no table of {path.suffix.lower()[1:]}: {str(error).partition(chr(10))[0]}"
         ) from None
@@ -276,7 +276,7 @@ def _refuse_row(
 
 
 def _table(path: Path, frame: "pd.DataFrame") -> OperationTable:
-    """Number steps and workers, and put the rows into order."""
+    """Number steps and workers, and sort the rows."""
     start_s = frame["start_ts"] - frame.groupby("step")["start_ts"].transform("min")
     frame = frame.assign(start_ts=start_s, end_ts=start_s + frame["duration"])
     frame = frame.sort_values(["step", "dp_rank", "stage", "start_ts", "end_ts", "seq_id"])

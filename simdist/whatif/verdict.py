@@ -1,15 +1,14 @@
-"""The verdict of an analysis: which ranks hold the job up, always or at times, and whether another schedule helps.
+"""The verdict of an analysis: the ranks that hold the job up, always or at times, and whether another schedule helps.
 
-Three replays tell whether it is always the same ranks; each takes part of the loss away. The loss, T - T_ideal, is
-split into
+Three replays show whether it is always the same ranks. Each removes part of the loss. The loss, T - T_ideal, is split into
 
-    persistent     if in every step each operation of a rank took what it takes that rank in its median step
-    simultaneous   if on every rank each operation of a step took what it takes the median rank in that step
+    persistent     if each operation of a rank always took as long as in the rank's median step
+    simultaneous   if each operation of a step took as long on all ranks as on the step's median rank
     transient      the rest: single ranks in single steps
 
-A pause in less than half of the steps leaves no trace in a rank's median step, nor a slow rank in the median rank.
-Medians of ranks that are all alike differ by chance, and the slowest counts. So the first share is what is beyond the
-median step of ranks whose steps were shuffled among them, and nothing unless it is more than in each shuffle.
+A pause in less than half of the steps does not affect a rank's median step, and a slow rank does not affect the median
+rank. The medians of equal ranks differ by chance, and the slowest rank determines the time. So the persistent share is
+the excess over the same replay with steps shuffled among ranks. It is 0 unless it exceeds every shuffle.
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from simdist.whatif.slowdown import Slowdown
 
 Shape: TypeAlias = Literal["even", "persistent", "transient", "simultaneous", "unknown"]
 
-_NOTABLE_SLOWDOWN = 1.03  # from which the analyzer of Lin et al. asks for its causes (its decompose_threshold)
+_NOTABLE_SLOWDOWN = 1.03  # from here on, the analyzer of Lin et al. looks for causes (its decompose_threshold)
 _NOTABLE_SHARE = 0.02  # of the loss
 
 
@@ -48,7 +47,7 @@ class Pattern:
 
 
 def find_pattern(found: Slowdown) -> Pattern:
-    """Tell persistent from transient stragglers."""
+    """Distinguish persistent from transient stragglers."""
     if found.slowdown < _NOTABLE_SLOWDOWN:
         return Pattern("even", np.nan, np.nan, np.nan)
     if found.n_steps < 2 or found.world_size < 2:
@@ -56,7 +55,7 @@ def find_pattern(found: Slowdown) -> Pattern:
     lost_s = found.replayed_s - found.ideal_s
     persistent = _share((found.persistent_s - found.persistent_by_chance_s) / lost_s)
     simultaneous = _share((found.simultaneous_s - found.ideal_s) / lost_s)
-    both = max(1.0, persistent + simultaneous)  # the two replays may overlap: what is lost is lost once
+    both = max(1.0, persistent + simultaneous)  # the two replays may overlap, but a loss counts once
     persistent = persistent / both
     simultaneous = simultaneous / both
     transient = _share(1 - persistent - simultaneous)
@@ -69,12 +68,12 @@ def _share(share: float) -> float:
 
 
 def spread_sentence(found: Slowdown, spread: Pattern, *, late_on: str | None = None) -> str:
-    """Say in a sentence whether stragglers are persistent or transient, and where they are late.
+    """State in a sentence whether stragglers are persistent or transient, and where they are late.
 
     Args:
         found: The analysis.
         spread: Its pattern.
-        late_on: The channel on which they are late, if something else than the trace tells it.
+        late_on: The channel on which they are late, if known from a source other than the trace.
     """
     where = f"mostly on {_channel_text(late_on or found.channels[0].name)}"
     ranks = ranks_named(found.slowest_ranks)
@@ -101,7 +100,7 @@ def _channel_text(channel: str) -> str:
 
 
 def verdict_sentence(found: Slowdown, spread: Pattern, compared: Gains) -> str:
-    """Say in a sentence which schedule is the fastest for the job and which surely gains, or why none does."""
+    """State in a sentence the fastest schedule for the job and one with a certain gain, or why there is none."""
     fastest = compared.fastest
     best = compared.best
     if compared.problem:
@@ -141,5 +140,5 @@ def _reason(found: Slowdown, spread: Pattern) -> str:
 
 
 def interval_text(row: Gain) -> str:
-    """Print the interval of a gain; nothing if chance plays no part."""
+    """Print the interval of a gain; nothing if the gain is not random."""
     return f"{row.interval[0]:.2f} to {row.interval[1]:.2f}" if row.interval else "too few" if row.problem else ""
