@@ -1,6 +1,7 @@
 """The verdict of an analysis: the ranks that hold the job up, always or at times, and whether another schedule helps.
 
-Three replays show whether it is always the same ranks. Each removes part of the loss. The loss, T - T_ideal, is split into
+Three replays show whether it is always the same ranks. Each removes part of the loss. The loss, T - T_ideal, has
+three parts:
 
     persistent     if each operation of a rank always took as long as in the rank's median step
     simultaneous   if each operation of a step took as long on all ranks as on the step's median rank
