@@ -1,1 +1,1 @@
-"""Traces, and tables of them: where time went, which ranks waited for which, bandwidths of collectives."""
+"""Traces, and tables of them: time by state, waiting between ranks, bandwidths of collectives."""

@@ -1,22 +1,21 @@
-"""Breakdown of the time of every rank into states.
+"""Breakdown of the time of each rank into states.
 
-At any moment a rank is in exactly one of these states, in this order of precedence:
+At each moment a rank is in exactly one of these states, in this order of precedence:
 
     compute   its compute stream works (an injected slow GPU counts as work)
-    comm      a collective moves bytes: exposed communication, hidden behind nothing
+    comm      a collective moves bytes: exposed communication
     wait      it is ready for a collective but others are not; also, at the end, until the last rank is done
-    io        a load or save is under way
+    io        a load or save is running
     host      none of these: its host is asleep or has not enqueued anything yet (an injected CPU-side straggler)
 
-Of collectives beside each other, the first in the program says whether that is comm or wait.
+If several collectives run at once, the first one in the program decides between comm and wait.
 
 The states add up to the makespan. `Attribution` computes them from the rows of a trace, one after the other in program
-order; so the numpy engine needs to keep no trace, and both engines and the real backend are measured by the same
-code.
+order. So the numpy engine does not need to keep a trace, and the same code measures both engines and the real backend.
 
-The compute stream runs in order, so all that is not compute lies in the gaps between its operations. Each gap is cut
-with the intervals of the collectives and loads that are still open then. (Where a compute operation waits for a load
-itself, not through its host, a collective that stands later in the program and runs meanwhile counts as io.)
+The compute stream runs in order, so all other states lie in the gaps between its operations. Each gap is cut with the
+intervals of the collectives and loads that are still open then. (If a compute operation itself waits for a load, not
+through its host, a later collective of the program that runs meanwhile counts as io.)
 """
 
 from collections import Counter
@@ -34,19 +33,19 @@ from simdist.traces.links import Held
 from simdist.traces.trace import Trace, late_shares
 
 Times: TypeAlias = NDArray[np.float64]
-#: Returns the links that held an instance up, and for how many seconds at its end, broadcasting to `[world_size, n]`.
+#: Returns the links that held an instance up, and the seconds at its end, broadcasting to `[world_size, n]`.
 HeldUp: TypeAlias = Callable[[int, Template], Iterable[tuple[str, Times]]]
 
 #: The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`.
 STATES = ("compute", "comm", "wait", "io", "host")
 
-_SMALL = 512  # values of ranks and seeds, up to which numpy takes longer to begin than to compute
-_BATCH_VALUES = 16_384  # of gaps that are cut at once then; a core's cache holds them
-_MANY = 8  # open collectives after which it pays to look which are over
+_SMALL = 512  # values of ranks and seeds; up to here, numpy takes longer to start than to compute
+_BATCH_VALUES = 16_384  # of gaps that are then cut at once; a core's cache holds them
+_MANY = 8  # open collectives; from here on, removing the finished ones pays off
 
 
 class Observer(Protocol):
-    """Receives the times of every instance, in program order, each `[world_size, n_seeds]`."""
+    """Receives the times of each instance, in program order, each `[world_size, n_seeds]`."""
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of instance `index`."""
@@ -55,7 +54,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds that ranks spent in each state, in all steps together.
+    """Seconds that ranks spent in each state, summed over all steps.
 
     Args:
         n_steps: Steps.
@@ -65,7 +64,7 @@ class Breakdown:
         wait_s: Seconds of waiting for other ranks, likewise.
         io_s: Seconds of exposed loads and saves, likewise.
         host_s: Seconds in which the device had no work from the host, likewise.
-        links_s: Seconds of communication and loads that a misbehaving link added, by its name.
+        links_s: Name of a misbehaving link -> seconds of communication and loads that it added.
         late: Rank -> share of the updates for which it was too late, averaged over seeds.
     """
 
@@ -90,7 +89,7 @@ class Breakdown:
         return np.asarray(dict(zip(STATES, totals_s, strict=True))[state].mean(axis=0) / self.n_steps)
 
     def links_per_step_s(self) -> dict[str, float]:
-        """Return the seconds per step for which links held ranks up, averaged over ranks and seeds, if any."""
+        """Return the seconds per step that links held ranks up, averaged over ranks and seeds; nothing without any."""
         means_s = {name: float(seconds.mean()) / self.n_steps for name, seconds in self.links_s.items()}
         return {name: mean_s for name, mean_s in means_s.items() if mean_s > 0}
 
@@ -114,10 +113,10 @@ class _Open:
 
 
 class Attribution:
-    """Accumulates the state of every rank, instance by instance.
+    """Accumulates the states of each rank, instance by instance.
 
-    `on_time` promises that an operation which waits for nothing but its stream starts when its predecessor ends, as in
-    a simulation; on real hardware it may start later. `held` names links that held instances up.
+    `on_time` promises that an operation that waits only for its stream starts when its predecessor ends, as in a
+    simulation. On real hardware it may start later. `held` names links that held instances up.
     """
 
     def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True, held: HeldUp | None = None) -> None:
@@ -134,7 +133,7 @@ class Attribution:
         n_values = world_size * n_seeds
         self._batch = _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
         self._gaps: list[tuple[Times, Times]] = []  # begin and end
-        self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and what is open then
+        self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance, each `[world_size, n_seeds]`."""
@@ -148,7 +147,7 @@ class Attribution:
             self._compute_end_s = end_s
         elif lane.kind == "comm":
             self._has_several = self._has_several or lane.name != COMM.name
-            if self._has_several:  # beside others: what goes beyond them
+            if self._has_several:  # besides others: only the part beyond them
                 beyond_s = self._queued_s
                 self._queued_s = np.maximum(beyond_s, end_s)
                 ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
@@ -168,7 +167,7 @@ class Attribution:
             finish_s = np.maximum(finish_s, end_s)
         makespan_s = finish_s.max(axis=0)
         self._add_up()
-        compute_s = np.maximum(self._compute_end_s - self._gap_s, 0.0)  # rounding can leave -1e-18, as of the host
+        compute_s = np.maximum(self._compute_end_s - self._gap_s, 0.0)  # rounding can leave -1e-18, as for the host
         self._cut(finish_s)
         self._add_up()
         host_s = self._gap_s - self._comm_s - self._wait_s - self._io_s
@@ -220,7 +219,7 @@ class Attribution:
         self._cut_transfer(free_s, end_s, total_s)
 
     def _cut_transfer(self, free_s: Times, end_s: Times, total_s: Times) -> None:
-        """Add the part of a span that no collective covers, piece by piece: a difference of sums can be below 0."""
+        """Add the part of a span that no collective covers, piece by piece; a difference of sums can be below 0."""
         for each in self._open.collectives:
             total_s += _clip(each.ready_s, free_s, end_s) - free_s
             free_s = _clip(each.end_s, free_s, end_s)
@@ -254,7 +253,7 @@ class Attribution:
 
 
 def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:
-    """Return the breakdowns of single seeds as one; none of them has links."""
+    """Combine the breakdowns of single seeds; none of them has links."""
 
     def row(name: str) -> Times:
         return np.concatenate([getattr(each, name) for each in seeds], axis=-1)
@@ -265,7 +264,7 @@ def side_by_side(seeds: Sequence[Breakdown]) -> Breakdown:
 
 
 def mean_late(parts: Sequence[Breakdown]) -> dict[int, float]:
-    """Return, by rank, the share of updates for which it was too late, averaged over the seeds of all parts."""
+    """Return the share of updates for which each rank was too late, averaged over the seeds of all parts."""
     n_seeds = sum(len(each.makespan_s) for each in parts)
     total = Counter[int]()
     for each in parts:
@@ -284,18 +283,18 @@ def _cut_out(begin_s: Times, next_s: Times, ready_s: Times, start_s: Times, end_
 
 
 def _stacked(rows: Sequence[Times]) -> Times:
-    """Return arrays of one shape as one, along a first axis."""
+    """Stack arrays of one shape along a new first axis."""
     return np.concatenate(rows).reshape(-1, *rows[0].shape)
 
 
 def _add_in_order(total_s: Times, seconds: Times) -> None:
-    """Add `seconds`, `[n, ...]`, one after the other: numpy would add pairs of numbers if they were all of one rank."""
+    """Add `seconds`, `[n, ...]`, in order: for a single rank, numpy would sum pairwise."""
     rows = np.concatenate((total_s[np.newaxis], seconds))
     total_s[...] = rows.sum(axis=0) if total_s.size > 1 else rows.cumsum(axis=0)[-1]
 
 
 def break_down(trace: Trace, held: Held | None = None) -> Breakdown:
-    """Return the time of every rank of a trace by state, and the part that misbehaving links added.
+    """Return the time of each rank of a trace by state, and the part that misbehaving links added.
 
     Raises:
         TraceError: An operation did not run on some rank.

@@ -1,31 +1,31 @@
-"""Traces for a trace viewer: Chrome's Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
+"""Traces for a trace viewer, in Chrome's Trace Event Format. ui.perfetto.dev and chrome://tracing open it.
 
     process   a rank
     threads   steps, host, compute, comm, io
     spans     operations; a collective is a span from `ready` to `end`, and inside it `wait for others` and `transfer`
 
-    process   links, where some misbehaved
+    process   links, if some misbehaved
     threads   a link
-    spans     less than its rate is left, or flows of other jobs share it
+    spans     the link has less than its rate, or flows of other jobs share it
 
-The spans of a thread must nest: Perfetto drops one that overlaps another in part, be it by a nanosecond. Four rules
-see to that.
+The spans of a thread must nest: Perfetto drops a span that partly overlaps another, even by a nanosecond. Four rules
+ensure nesting.
 
-* Times are whole nanoseconds, rounded once per instant; lengths are their differences. Adjacent spans stay adjacent,
-  and nested spans stay nested.
-* The format wants microseconds. Perfetto multiplies them by 1000 and cuts off what is behind the point, but in floating
-  point 1.001 * 1000 is 1000.999...; where that would lose a nanosecond, the next larger number is written.
-* Spans of one thread, in the order of the plan, begin no earlier than at 0, nor than the one before ended. Simulated
-  streams keep that by themselves; in a measured trace a clock correction can break it a little, and the later span is
-  cut.
-* Steps overlap on the streams when the host runs ahead, so they have a thread of their own: a step of a rank reaches
-  from the end of the one before to its own (see `simdist.traces.waiting.step_end_s`).
+* Times are whole nanoseconds, rounded once per instant. Lengths are differences of times. So adjacent spans stay
+  adjacent, and nested spans stay nested.
+* The format requires microseconds. Perfetto multiplies them by 1000 and truncates, but in floating point 1.001 * 1000
+  is 1000.999... If that would lose a nanosecond, the next larger number is written.
+* A span begins at 0 or later, and not before the previous span of its thread, in the order of the plan, has ended.
+  Simulated streams always satisfy this. In a measured trace, a clock correction can violate it slightly. Then the later
+  span is cut.
+* Steps overlap on the streams when the host runs ahead, so they have a thread of their own. A step of a rank extends
+  from the end of the previous step to its own end (see `simdist.traces.waiting.step_end_s`).
 
-A `wait` of the host is a span from the end of the host operation before it. A delay, tick or wait of no length did not
-happen and is left out; any other operation of no length stays, with duration 0.
+A `wait` of the host is a span from the end of the previous host operation. Delays, ticks and waits of length 0 did not
+happen and are left out. Other operations of length 0 stay, with duration 0.
 
-A span takes about 200 bytes, and a collective up to three spans: 64 ranks x 1000 steps make some 150 MB, and viewers
-get slow before that. So choose steps and ranks.
+A span takes about 200 bytes, and a collective has up to three spans. So 64 ranks x 1000 steps take about 150 MB, and
+viewers get slow before that. Select steps and ranks.
 
 Source:
     Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
@@ -51,7 +51,7 @@ from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, step_end_s
 
-_STEPS = "steps"  # a thread of every rank, beside its streams
+_STEPS = "steps"  # a thread of each rank, besides its streams
 _THREADS_PER_RANK = 10
 _NEVER = -(2**62)
 _LINKS_PID = 10**8  # above all ranks and their threads
@@ -60,7 +60,7 @@ _json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def write_chrome(path: Path, lines: Iterator[str]) -> None:
-    """Write the text of a trace for Perfetto; a path that ends in `.gz` is compressed, and Perfetto opens that too.
+    """Write the text of a trace for Perfetto. If the path ends in `.gz`, the file is compressed; Perfetto opens it too.
 
     Args:
         path: Such as `trace.json` or `trace.json.gz`. Equal traces give equal bytes.
@@ -89,15 +89,15 @@ def chrome_trace(
 
     Args:
         trace: The trace to write.
-        steps: Only these, such as `range(100, 110)`; all if None.
-        ranks: Only these; all if None.
+        steps: Steps to include, such as `range(100, 110)`; all if None.
+        ranks: Ranks to include; all if None.
         reads: Storage levels of samples; the planned ones if None.
 
     Returns:
-        Pieces of text, one line each, that joined are one JSON object; nothing is held in memory but the trace.
+        Lines of text that together form one JSON object. Only the trace is held in memory.
 
     Raises:
-        TraceError: The trace has no such step or rank, or the reads are of another plan.
+        TraceError: The trace has no such step or rank, or the reads belong to another plan.
     """
     chosen_steps = _chosen("step", steps, trace.plan.n_steps)
     chosen_ranks = _chosen("rank", ranks, trace.plan.world_size)
@@ -129,7 +129,7 @@ def _lines(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None
 
 
 class _Threads:
-    """The threads of every rank: its steps, then its streams."""
+    """The threads of each rank: its steps, then its streams."""
 
     def __init__(self, plan: Plan) -> None:
         self._names = (_STEPS, *plan.streams)
@@ -137,12 +137,12 @@ class _Threads:
         self.used = [name for name in self._names if name == _STEPS or name in used]
 
     def tid(self, rank: int, name: str) -> int:
-        """Return a number that no other thread has, neither 0 nor its process's own: viewers treat those specially."""
+        """Return a unique number other than 0 and the number of its process, which viewers treat specially."""
         return max(_THREADS_PER_RANK, len(self._names)) * (rank + 1) + self._names.index(name)
 
 
 def _metadata(ranks: list[int], threads: _Threads) -> Iterator[str]:
-    """Name processes and threads, and put them in order: ranks, then links."""
+    """Name processes and threads, and order them: ranks, then links."""
     for rank in ranks:
         yield from _process(rank, f"rank {rank}", rank, {name: threads.tid(rank, name) for name in threads.used})
 
@@ -178,7 +178,7 @@ def _label(plan: Plan, op: Op) -> _Label:
 
 
 def _name(op: Op) -> str:
-    """Return the operation and, if there is just one, the buffer that it is about."""
+    """Return the operation and, if it has exactly one, its buffer."""
     match op:
         case ops.Wait():
             buffers: tuple[str, ...] = (op.buffer,)
@@ -218,7 +218,7 @@ def _events(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | Non
 
 
 def _samples(plan: Plan, reads: Reads) -> dict[int, NDArray[np.int64]]:
-    """Return how many samples each rank read from each level, `[world_size, len(LEVELS)]`, by row of the load."""
+    """Return the samples that each rank read from each level, `[world_size, len(LEVELS)]`, by row of the load."""
     instances = (op for body in plan.body_of_steps() for op in plan.bodies[body])
     rows = (row for row, op in enumerate(instances) if isinstance(op, ops.Load))
     return dict(zip(rows, reads.n_samples, strict=True))
@@ -270,7 +270,7 @@ def _span(name: str, cat: str, where: tuple[int, int], when_ns: tuple[int, int],
 
 
 def _link_events(trace: Trace, steps: list[int]) -> Iterator[str]:
-    """Write when links had less than their rate, or flows of other jobs, from the first step to the last."""
+    """Write when links had less than their rate, or flows of other jobs, from the first to the last step."""
     ends_s = np.concatenate([[0.0], step_end_s(trace).max(axis=1)])
     first_s = float(ends_s[steps[0]])
     last_s = float(ends_s[steps[-1] + 1])
@@ -290,7 +290,7 @@ def _link_events(trace: Trace, steps: list[int]) -> Iterator[str]:
 
 
 def _last_ready(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.int64]:
-    """Return for every rank the member of its group that was ready last, the first of several, `[world_size]`."""
+    """Return for each rank the member of its group that was ready last, the first one in a tie, `[world_size]`."""
     shape = group.shape(len(ready_s))
     ready_s = np.where(np.isnan(ready_s), -np.inf, ready_s).reshape(shape)
     ranks = np.arange(ready_s.size).reshape(shape)
@@ -304,7 +304,7 @@ def _ns(seconds: NDArray[np.float64]) -> list[int]:
 
 
 def _us(ns: int) -> float:
-    """Return microseconds as a number that, times 1000 and cut, gives the nanoseconds back.
+    """Return microseconds as a number that gives the nanoseconds back when multiplied by 1000 and truncated.
 
     >>> _us(2000), _us(1500), _us(1001)
     (2.0, 1.5, 1.0010000000000001)

@@ -1,7 +1,7 @@
 """Bandwidths of collectives, in the columns of nccl-tests, and the waiting for their last members.
 
-A *call* is one instance of a collective in one group. It lasts from the time its last member is ready until its last
-member is done. Earlier members wait before that, which is counted separately, because it does not depend on the
+A *call* is one instance of a collective in one group. It lasts from the moment when its last member is ready until its
+last member is done. The wait of earlier members before that is counted separately, because it does not depend on the
 network.
 
     algbw = size / time            busbw = algbw x factor
@@ -9,9 +9,9 @@ network.
                                      (n - 1) / n   reduce_scatter, all_gather
                                                1   reduce, broadcast
 
-`size` is that of the whole: the result of an all_gather on every rank, the input of a reduce_scatter from every rank.
-For these two, `count` is the contribution or result of one rank, as in nccl-tests. The size of sparse data includes the
-indices. busbw is comparable to the bandwidth of a link, for all kinds and numbers of ranks.
+`size` is the size of the whole: the result of an all_gather on each rank, or the input of a reduce_scatter from each
+rank. For these two, `count` is the contribution or result of one rank, as in nccl-tests. The size of sparse data
+includes the indices. busbw is comparable to the bandwidth of a link, for all kinds and numbers of ranks.
 
 Source:
     nccl-tests, https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md and the functions GetCollByteCount and GetBw of
@@ -41,12 +41,12 @@ class CollectiveKind:
 
     Args:
         op: Such as `all_reduce`.
-        group: Who takes part.
-        algorithm: As the plan asks for; `auto` leaves it to the cluster's library.
-        nbytes: Size of the whole, the indices of sparse data included.
-        count: Elements; for all_gather and reduce_scatter, of one rank.
-        dtype: Of the elements.
-        sparse: As many indices come with them.
+        group: The ranks that take part.
+        algorithm: Algorithm in the plan; `auto` leaves it to the cluster's library.
+        nbytes: Size of the whole, including the indices of sparse data.
+        count: Elements; for all_gather and reduce_scatter, those of one rank.
+        dtype: Data type of the elements.
+        sparse: Each element comes with an index.
     """
 
     op: str
@@ -63,11 +63,11 @@ class CollectiveRow:
     """Times and bandwidths that collectives of one kind achieved.
 
     Args:
-        kind: Of which kind.
-        calls: Calls in all groups; a call that some member did not finish does not count.
+        kind: Their kind.
+        calls: Calls in all groups. A call that some member did not finish does not count.
         time_s: Median over calls.
         algbw_Bps: Size over that time; NaN if it is 0.
-        busbw_Bps: Likewise, times the factor.
+        busbw_Bps: `algbw_Bps` times the factor.
         wait_median_s: Median over calls and members of the seconds that a member waited for the last one.
         wait_mean_s: Their mean.
         transfer_total_s: Sum of the calls' times, over members.
@@ -86,12 +86,12 @@ class CollectiveRow:
 
     @property
     def wait_share(self) -> float:
-        """Share of waiting in all the time that members spent in these calls; NaN if they spent none."""
+        """Share of waiting in the members' total time in these calls; NaN if that is 0."""
         return waiting_share([self])
 
 
 def collective_rows(trace: Trace) -> tuple[CollectiveRow, ...]:
-    """Return a row for each kind of collective that was called, by name, group and size."""
+    """Return a row for each kind of called collective, sorted by name, group and size."""
     kinds: dict[CollectiveKind, list[NDArray[np.int64]]] = {}
     for each in occurrences(trace.plan):
         if isinstance(each.op, ops.COLLECTIVES):
@@ -101,7 +101,7 @@ def collective_rows(trace: Trace) -> tuple[CollectiveRow, ...]:
 
 
 def waiting_share(rows: Sequence[CollectiveRow]) -> float:
-    """Return the share of waiting in all the time that ranks spent in collectives; NaN if they spent none."""
+    """Return the share of waiting in the ranks' total time in collectives; NaN if that is 0."""
     waited_s = math.fsum(row.wait_total_s for row in rows)
     total_s = waited_s + math.fsum(row.transfer_total_s for row in rows)
     return waited_s / total_s if total_s else np.nan
@@ -132,7 +132,7 @@ def _kind(op: Collective, plan: Plan) -> CollectiveKind:
 
 
 def _buffers(op: Collective, plan: Plan) -> tuple[Buffer, Buffer]:
-    """Return the buffer that the size is of, and the one that the count is of."""
+    """Return the buffer of the size, and the buffer of the count."""
     match op:
         case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
             return plan.buffer(op.buffer), plan.buffer(op.buffer)

@@ -1,7 +1,7 @@
 """Changes of links during a run, and the operations that they delayed.
 
-A trace of a run whose links misbehaved has a small table of that; others have none. `Held` says, for every instance and
-rank, how long a link held it up; `simdist.studies.held` computes it.
+If links misbehaved in a run, its trace has a small table of their changes. `Held` states, for each instance and rank,
+how long a link held it up. `simdist.studies.held` computes it.
 """
 
 import re
@@ -12,16 +12,16 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: From when, seconds; what is left of the rate from then on, 1 undisturbed; how many flows of other jobs there are.
+#: Start in seconds; share of the rate from then on, 1 if undisturbed; number of flows of other jobs.
 LinkState: TypeAlias = tuple[float, float, int]
-#: What links did, by name, such as `nic_out[3]`: states in the order of time, the first from 0.0 on.
+#: Name of a link, such as `nic_out[3]` -> its states in the order of time, the first from 0.0 on.
 LinkTable: TypeAlias = Mapping[str, tuple[LinkState, ...]]
 
 _WORDS = {"nic": "NIC of node", "fabric": "fabric of rank", "bridge": "host bridge of node", "disk": "disk of node"}
 
 
 def link_in_words(name: str) -> str:
-    """Return the name of a link in words.
+    """Describe a link in words.
 
     >>> link_in_words("nic_out[3]"), link_in_words("storage_server")
     ('NIC of node 3, out', 'storage server')
@@ -43,7 +43,7 @@ class LinkRecorder:
     shares: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin with links that are slow throughout."""
+        """Begin with links that are slow during the whole run."""
         self._states: dict[str, list[LinkState]] = {name: [(0.0, share, 0)] for name, share in self.shares.items()}
 
     def set_share(self, at_s: float, name: str, share: float) -> None:
@@ -51,7 +51,7 @@ class LinkRecorder:
         self._add(at_s, name, share * self.shares.get(name, 1.0), self._last(name)[2])
 
     def add_flows(self, at_s: float, name: str, n_more: int) -> None:
-        """Take down that flows of other jobs begin on a link, or end: below 0."""
+        """Record that flows of other jobs begin on a link, or end if the number is negative."""
         _, share, n_flows = self._last(name)
         self._add(at_s, name, share, n_flows + n_more)
 
@@ -72,10 +72,10 @@ class LinkRecorder:
 
 
 def read_links(found: object) -> LinkTable:
-    """Return a table as it was written in JSON.
+    """Return a table from its JSON.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a table of links.
     """
     if not isinstance(found, dict):
         raise ValueError("links: no object")
@@ -93,9 +93,9 @@ class Held:
     """How long links held operations up.
 
     Args:
-        names: Of the links that did.
+        names: Names of these links.
         link: Index of the link that held up an instance on a rank, or -1, int64 `[n_instances, world_size]`.
-        seconds: How much longer it took, float64, likewise.
+        seconds: Additional seconds of the instance, float64 `[n_instances, world_size]`.
     """
 
     names: tuple[str, ...]
@@ -113,6 +113,6 @@ class Held:
         return np.where(self.link == number, self.seconds, 0.0)
 
     def rank_seconds(self) -> dict[str, float]:
-        """Return, by link, the seconds of all instances and ranks together, most first."""
+        """Return the total seconds of all instances and ranks by link, the largest first."""
         totals = {name: float(self.of_link(number).sum()) for number, name in enumerate(self.names)}
         return dict(sorted(totals.items(), key=lambda item: -item[1]))

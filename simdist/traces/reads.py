@@ -1,8 +1,8 @@
-"""Counts of reads: per load, rank and level of storage, how many samples and how many bytes.
+"""Counts of reads: samples and bytes per load, rank and level of storage.
 
-The reads expected of the levels follow from the plan alone (`simdist.caching`); those of a real run, the run
-counts. Both are `Reads`, so a cache that did something else than the plan says is found by subtraction. Bytes are those
-that travel: of a file as it is stored from disk and storage, of a decoded sample from memories.
+The expected reads from the levels follow from the plan alone (`simdist.caching`). A real run counts its own reads. Both
+are `Reads`, so subtraction finds a cache that deviated from the plan. Bytes are the transferred ones: those of the
+stored file from disk and storage, those of the decoded sample from memories.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,12 +27,12 @@ _COUNTED_NBYTES = 2**63  # int64
 
 @dataclass(frozen=True)
 class Reads:
-    """How many samples, and bytes, each load of each rank took from each level.
+    """Samples and bytes that each load of each rank took from each level.
 
     Args:
         n_samples: int64 `[n_loads, world_size, len(LEVELS)]`, 0 or more.
-        nbytes: Likewise.
-        digest: Of the plan that reads.
+        nbytes: Bytes, of the same type and shape.
+        digest: Digest of the plan that reads.
     """
 
     n_samples: NDArray[np.int64]
@@ -67,7 +67,7 @@ class Reads:
         """Read from an .npz file.
 
         Raises:
-            TraceError: It cannot be read, holds no reads, or is damaged.
+            TraceError: The file cannot be read, contains no reads, or is damaged.
         """
         header, (n_samples, nbytes) = read_with_header(
             path, _FORMAT, _ARRAYS, _check_declared, what="counts of reads", hint=_WRITERS
@@ -81,10 +81,10 @@ class Reads:
             raise TraceError(f"{path}: {error}") from None
 
     def check(self, plan: Plan) -> None:
-        """Refuse reads that are not of this plan.
+        """Refuse reads of another plan.
 
         Raises:
-            TraceError: They are of another plan, or of other loads or ranks.
+            TraceError: The reads belong to another plan, or to other loads or ranks.
         """
         if self.digest != plan.digest():
             raise TraceError(
@@ -96,7 +96,7 @@ class Reads:
 
 
 def _check_declared(header: dict[str, object], declared: Mapping[str, Declared]) -> dict[str, object]:
-    """Refuse arrays that are no reads, and too large ones: whose reads they are is known when they are read."""
+    """Refuse arrays that are not reads, and too large ones; their plan is checked after reading them."""
     for name, found in declared.items():
         if found.dtype != np.int64 or len(found.shape) != 3 or found.shape[2] != len(LEVELS):
             raise TraceError(
@@ -115,7 +115,7 @@ def expected(plan: Plan) -> Reads:
     """Return the reads of a plan's loads without failures.
 
     Raises:
-        TraceError: The plan has no data set, or may read more bytes than can be counted.
+        TraceError: The plan has no data set, or may read more bytes than the counter can hold.
     """
     from simdist.caching import look_up
 
@@ -144,7 +144,7 @@ def differences(found: Reads, wanted: Reads) -> tuple[str, ...]:
     """Return a sentence for each level whose reads differ; none if all are equal.
 
     Raises:
-        TraceError: They are of different plans.
+        TraceError: The reads belong to different plans.
     """
     if found.digest != wanted.digest or found.n_samples.shape != wanted.n_samples.shape:
         raise TraceError(

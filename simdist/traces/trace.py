@@ -1,12 +1,12 @@
-"""Traces, simulated or measured: the times of every operation instance on every rank.
+"""Traces, simulated or measured: the times of each operation instance on each rank.
 
-A trace is three arrays over `[operation instance, rank]`, in seconds from the start, and the plan they belong to. Row i
-is instance i of `simdist.plan.walk`, so two traces of one plan are compared by subtraction; traces of different plans
-are refused. NaN means that it did not run. Readers need not know the writer.
+A trace is three arrays over `[operation instance, rank]`, in seconds from the start, and their plan. Row i is instance
+i of `simdist.plan.walk`, so two traces of one plan are compared by subtraction. Traces of different plans are refused.
+NaN means that the instance did not run. Readers do not need to know the writer.
 
-    ready_s   the host has reached it, its stream is free and the buffers it needs are there
+    ready_s   the host has reached it, its stream is free, and its buffers are available
     start_s   it began; a collective begins when its last member is ready, so start - ready is waiting for others
-    end_s     it was done
+    end_s     it ended
 """
 
 import io
@@ -40,7 +40,7 @@ _WRITERS = "`simdist simulate -o RUN` writes one, `torchrun ... -m real RUN` a m
 
 @dataclass(frozen=True)
 class Trace:
-    """Times of every operation instance on every rank.
+    """Times of each operation instance on each rank.
 
     Args:
         plan: The plan that was executed.
@@ -50,8 +50,9 @@ class Trace:
         source: Writer, such as `simulated by des`.
         run: Unique name of a measured run; else empty.
         links: Changes of misbehaving links; empty without any.
-        late: By row: of an all-reduce that drops the late, the ranks that were; of an `Enter`, those that sat the step
-            out because the others had completed it. Such a trace ends with the last result.
+        late: Row -> late ranks. For an all-reduce that drops late ranks, these are the dropped ranks. For an `Enter`,
+            these are the ranks that sat the step out because the others had completed it. Such a trace ends with the
+            last result.
     """
 
     plan: Plan
@@ -76,7 +77,7 @@ class Trace:
         """Return how much later each operation ends here than in `other`, `[n_instances, world_size]`.
 
         Raises:
-            TraceError: They are traces of different plans.
+            TraceError: The traces belong to different plans.
         """
         if self.plan.digest() != other.plan.digest():
             raise TraceError(
@@ -111,7 +112,7 @@ class Trace:
         """Read from an .npz file.
 
         Raises:
-            TraceError: It cannot be read, is no trace, or is damaged.
+            TraceError: The file cannot be read, is not a trace, or is damaged.
         """
         from simdist.plan.codec import loads
 
@@ -134,7 +135,7 @@ class Trace:
         return trace
 
     def _disorder(self) -> str:
-        """Say which operation has times that no run has; nothing if none has."""
+        """Describe an operation with impossible times; empty if there is none."""
         is_ordered = (self.ready_s <= self.start_s) & (self.start_s <= self.end_s)
         is_ordered &= np.isfinite(self.ready_s) & np.isfinite(self.end_s)
         if is_ordered.all():
@@ -142,7 +143,7 @@ class Trace:
         begins = (self.ready_s <= self.start_s) | np.isnan(self.start_s)
         ends = (self.start_s <= self.end_s) | np.isnan(self.end_s)
         is_ordered |= begins & ends & ~np.isinf(self.ready_s) & ~np.isinf(self.start_s) & ~np.isinf(self.end_s)
-        if is_ordered.all():  # what did not come to its end has no end
+        if is_ordered.all():  # an operation that did not finish has no end
             return ""
         from simdist.plan.text import op_name
 
@@ -198,7 +199,7 @@ class Trace:
 
 
 def ended_with_its_last_result(trace: Trace) -> Trace:
-    """Cut off the work of ranks that were too late for the last result, after the others have finished."""
+    """Remove work of ranks that were too late for the last result, from the moment when the others have finished."""
     if not trace.late:
         return trace
     end_s = np.delete(trace.end_s, trace.late[max(trace.late)], axis=1).max()
@@ -207,7 +208,7 @@ def ended_with_its_last_result(trace: Trace) -> Trace:
 
 
 def late_shares(trace: Trace) -> dict[int, float]:
-    """Return in which share of the updates that drop the late each rank was late; nothing of one that never was."""
+    """Return the share of late-dropping updates for which each rank was late; ranks that never were are omitted."""
     rows = drops_late(trace.plan)
     counts = Counter(rank for row in rows for rank in trace.late.get(row, ()))
     return {rank: n / len(rows) for rank, n in sorted(counts.items())}
@@ -217,7 +218,7 @@ def _read_late(raw: object, plan: Plan) -> dict[int, tuple[int, ...]]:
     """Read the late ranks.
 
     Raises:
-        TraceError: It names no rows of the plan, or no ranks.
+        TraceError: It contains invalid rows or ranks.
     """
     try:
         late = {int(row): tuple(ranks) for row, ranks in raw.items()}  # type: ignore[attr-defined]
@@ -259,14 +260,14 @@ def read_with_header(
     Args:
         path: The file.
         file_format: The header's `format`.
-        names: Of the arrays.
-        check: Takes the header, and what the arrays are declared to be, before they are read; raises PlanError or
-            TraceError.
-        what: Contents that the file should have, for messages.
+        names: Names of the arrays.
+        check: Takes the header and the declared types and shapes of the arrays before they are read. Raises PlanError
+            or TraceError.
+        what: Expected contents of the file, for messages.
         hint: The command that writes such a file, for messages.
 
     Returns:
-        What `check` returns, and the arrays in the order of their names.
+        The result of `check`, and the arrays in the order of their names.
 
     Raises:
         TraceError: The file cannot be read, is of another format, or is refused by `check`.
@@ -281,7 +282,7 @@ def read_with_header(
             return checked, [file.read(name, most_nbytes=declared[name].nbytes) for name in names]
     except (PlanError, TraceError, IndexError) as error:
         raise TraceError(f"{path}: {error}") from None
-    except Exception as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
+    except Exception as error:  # a dozen types: numpy, zipfile and tokenize each raise their own for damaged files
         raise TraceError(f"{path}: cannot be read as {what} ({error}); {hint}") from None
 
 

@@ -1,12 +1,12 @@
 """Tables of a trace: ends of steps, waiting between ranks, times by kind of operation.
 
-Everything here reads a trace and its plan, simulated or measured. Operations that did not run (NaN) do not count.
-`simdist.traces.breakdown` computes the time of a rank by state; `rank_table` shows it beside the waiting.
+All functions read a trace, simulated or measured, and its plan. Operations that did not run (NaN) do not count.
+`simdist.traces.breakdown` computes the time of a rank by state. `rank_table` shows it next to the waiting.
 
-**Blame.** In every group of a collective, each member waits `start - ready` seconds. The sum is charged to the member
-that was ready last; several that are last at the same time share it equally. Caused and suffered waiting therefore have
-the same sum. Blame is direct: a rank that an earlier collective delayed is charged for its own lateness, and charges
-others in that earlier collective. Ties mostly mean that a whole node is late because of one of its ranks.
+**Blame.** In each group of a collective, each member waits `start - ready` seconds. The sum is charged to the member
+that was ready last. If several members are last at the same time, they share it equally. So caused and suffered waiting
+have the same sum. Blame is direct: a rank that an earlier collective delayed is charged for its own lateness, and
+charges others in that earlier collective. Most ties mean that a whole node is late because of one of its ranks.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ Seconds: TypeAlias = NDArray[np.float64]
 def step_end_s(trace: Trace) -> Seconds:
     """Return when each rank was done with each step and all before it.
 
-    Loads and saves do not count: they belong to later steps, or to none.
+    Loads and saves do not count, because they belong to later steps or to no step.
 
     Returns:
         float64 `[n_steps, world_size]`, seconds from the start, non-decreasing along the steps.
@@ -50,12 +50,12 @@ def step_end_s(trace: Trace) -> Seconds:
 
 
 def step_s(trace: Trace) -> Seconds:
-    """Return how long each step took, from the moment when the last rank ended the step before, float64 `[n_steps]`."""
+    """Return the length of each step, from the moment when the last rank ended the step before, float64 `[n_steps]`."""
     return np.diff(step_end_s(trace).max(axis=1), prepend=0.0)
 
 
 def only_steps(trace: Trace, steps: range) -> Trace:
-    """Return a trace of the same plan in which only consecutive `steps` did run."""
+    """Return a trace of the same plan in which only the consecutive `steps` ran."""
     first = trace.plan.first_instances()
     rows = np.arange(trace.plan.n_instances)
     did_run = ((rows >= first[steps.start]) & (rows < first[steps.stop]))[:, None]
@@ -66,7 +66,7 @@ def only_steps(trace: Trace, steps: range) -> Trace:
 
 
 def first_steps(trace: Trace, n_steps: int) -> Trace:
-    """Return the trace of a shorter plan, which ends after `n_steps`."""
+    """Return the trace of a shorter plan that ends after `n_steps`."""
     plan = trace.plan
     steps = [plan.bodies[body] for body in islice(plan.body_of_steps(), n_steps)]
     shorter = Plan.from_steps(
@@ -79,10 +79,10 @@ def first_steps(trace: Trace, n_steps: int) -> Trace:
 
 
 def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
-    """Return the drawn delays that a plan performs, by channel, `[n_steps, world_size]`; 0 where it performs none.
+    """Return the drawn delays that a plan performs, by channel, `[n_steps, world_size]`; 0 if it performs none.
 
     Args:
-        plan: Operations that perform them, at most one of a channel per step.
+        plan: The plan; it has at most one delay operation per channel and step.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
     """
     found: dict[Channel, Seconds] = {}
@@ -100,7 +100,7 @@ class Waiting:
     Args:
         caused_s: Seconds that others waited for this rank, float64 `[n_steps, world_size]`.
         suffered_s: Seconds that this rank waited for others, likewise.
-        by_link_s: Link -> seconds that ranks waited for others because it held those up; not part of `caused_s`.
+        by_link_s: Link -> seconds that ranks waited for others that it held up; not part of `caused_s`.
     """
 
     caused_s: Seconds
@@ -146,10 +146,10 @@ class Waiting:
 
 
 def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
-    """Attribute all waiting in collectives to the last ranks, or to the links that delayed these.
+    """Attribute all waiting in collectives to the last ranks, or to the links that delayed them.
 
-    The dependencies of a rank that is ready last are followed back to the last operation in which it waited itself.
-    Delays by links since then are charged to the last such link, up to the waiting.
+    The dependencies of the last rank are followed back to the last operation in which the rank itself waited. Delays by
+    links since then are charged to the last such link, up to the waiting time.
     """
     shape = (trace.plan.n_steps, trace.plan.world_size)
     caused_s = np.zeros(shape)
@@ -175,7 +175,7 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
 
 
 def _share_within(wait_s: Seconds, late_s: Seconds, group: Group) -> Seconds:
-    """Return each group's waiting, at most as long as the delay of its last rank, `[n, world_size]`."""
+    """Return the waiting of each group, limited to the delay of its last rank, `[n, world_size]`."""
     shape = (len(wait_s), *group.shape(wait_s.shape[1]))
     each_s = wait_s.reshape(shape)
     within_s = np.minimum(each_s, late_s.reshape(shape).max(axis=2, keepdims=True)).sum(axis=2, keepdims=True)
@@ -185,9 +185,9 @@ def _share_within(wait_s: Seconds, late_s: Seconds, group: Group) -> Seconds:
 
 
 def _held_before(trace: Trace, held: Held) -> tuple[Seconds, NDArray[np.int64]]:
-    """Return how late every instance is ready for links, and the last such link, or -1, both like `held.seconds`.
+    """Return how late links made each instance ready, and the last such link or -1, both shaped like `held.seconds`.
 
-    An instance is as late as its predecessor: as that was ready late, and as that was held up.
+    An instance inherits the lateness of its predecessor, plus the time that links held the predecessor up.
     """
     late_s = np.zeros_like(held.seconds)
     link = np.full_like(held.link, -1)
@@ -219,8 +219,8 @@ def _caused_s(wait_s: Seconds, ready_s: Seconds, group: Group) -> Seconds:
 class HostWaits:
     """When hosts were blocked in a `Wait`, or before they could `Enter` a step.
 
-    A trace has a `Wait` as a moment, the one when it is over. The host needs no time to enqueue, so it has been blocked
-    since the end of the host operation before; on a real machine its enqueueing is part of that.
+    In a trace, a `Wait` is the moment when it is over. Enqueueing takes no time, so the host has been blocked since the
+    end of the previous host operation. On a real machine, this includes the enqueueing.
 
     Args:
         rows: Rows of the waits in the trace, int64 `[n]`, increasing.
@@ -250,12 +250,12 @@ def host_waits(trace: Trace) -> HostWaits:
 
 
 def operation_kind(op: Op) -> tuple[str, str, str]:
-    """Return name, stream and group of an operation, to count by; only collectives have a group."""
+    """Return name, stream and group of an operation, as a key to count by; only collectives have a group."""
     return op_name(op), lane_of(op).stream, str(op.group) if isinstance(op, COLLECTIVES) else ""
 
 
 def rank_table(trace: Trace) -> "pd.DataFrame":
-    """Return one row per rank: where its time went, and the waiting it caused and suffered, seconds of the whole run.
+    """Return one row per rank: its time by state, and the waiting it caused and suffered, in seconds of the whole run.
 
     Columns:
         compute_s (float64): The compute stream works.
