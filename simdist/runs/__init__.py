@@ -1,1 +1,1 @@
-"""From a scenario to runs: plan, prices and delays, and the directory that holds them."""
+"""From a scenario to runs: plan, prices, delays, and the directory for them."""

@@ -1,4 +1,4 @@
-"""From a scenario to what the engines take: job, plan, price list, delays."""
+"""From a scenario to the inputs of the engines: job, plan, price list, delays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Built:
-    """A schedule, made concrete for a scenario.
+    """A schedule, applied to a scenario.
 
     Args:
         schedule: The schedule.
-        plan: Its plan, legal and proved.
+        plan: Its plan, checked and proved.
         costs: Prices of the plan's operations.
-        n_proved_ranks: Ranks whose contributions the proof followed.
+        n_proved_ranks: Number of ranks that the proof traced.
     """
 
     schedule: Schedule
@@ -48,7 +48,7 @@ class Built:
 
 
 def job(scenario: Scenario) -> Job:
-    """Return what schedules need to know of a scenario."""
+    """Return the facts of a scenario that schedules need."""
     cluster = scenario.cluster
     workload = scenario.workload
     path = scenario.input
@@ -74,7 +74,7 @@ def job(scenario: Scenario) -> Job:
 
 
 def dataset(scenario: Scenario) -> Dataset | None:
-    """Return the data set that is read from storage, if there is one."""
+    """Return the data set in storage, if there is one."""
     cluster = scenario.cluster
     workload = scenario.workload
     data = scenario.data
@@ -101,7 +101,7 @@ def build(scenario: Scenario, schedule: Schedule) -> Built:
     """Write the plan of a schedule, check it, prove that it computes what the schedule declares, and price it.
 
     Raises:
-        PlanError: The plan is not legal, or does something else.
+        PlanError: The plan is invalid, or computes something else.
         ScenarioError: Compute times are neither given nor derivable.
     """
     described = job(scenario)
@@ -112,11 +112,11 @@ def build(scenario: Scenario, schedule: Schedule) -> Built:
 
 
 def price_of(plan: Plan, scenario: Scenario) -> Costs:
-    """Return what every operation of a plan costs in a scenario, on slow and disturbed links too.
+    """Return the price of each operation of a plan in a scenario, including slow and disturbed links.
 
     Raises:
-        PlanError: As of `simdist.cost.price`.
-        ScenarioError: Likewise.
+        PlanError: See `simdist.cost.price`.
+        ScenarioError: See `simdist.cost.price`.
     """
     if not scenario.has_links:
         return price(plan, scenario.cluster, scenario.workload)
@@ -126,12 +126,12 @@ def price_of(plan: Plan, scenario: Scenario) -> Costs:
 
 
 def traffic(scenario: Scenario, costs: Costs, seed: int) -> "Traffic | None":
-    """Return what links do in the run of a seed; None if they stay as they are.
+    """Return the changes of links in the run of a seed; None if they do not change.
 
     Args:
         scenario: The scenario.
-        costs: By `price_of`.
-        seed: Of the run.
+        costs: Prices from `price_of`.
+        seed: Seed of the run.
     """
     if not scenario.has_links:
         return None
@@ -153,7 +153,7 @@ def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
 
 
 def _known(disturbance: Interference, scenario: Scenario) -> Interference:
-    """Return it with the share that a step of one machine loses."""
+    """Return the scenario with the share that a step of one machine loses."""
     lost = lost_share(scenario, disturbance)
     return disturbance.model_copy(update={"lost": lost, "machine_rate_per_s": None})
 
@@ -161,9 +161,9 @@ def _known(disturbance: Interference, scenario: Scenario) -> Interference:
 def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     """Return the share of forward and backward seconds that a step of one machine loses, 0 or more.
 
-    Where the rate of one machine was measured, the machine is simulated without disturbances, with synthetic data and
-    the scenario's first schedule of kind `sync`, or with PyTorch's buckets if there is none. Delays on the compute
-    stream lengthen such a step by the longest of them, so the difference is what is lost.
+    If the rate of one machine was measured, the machine is simulated without disturbances, with synthetic data and the
+    scenario's first schedule of kind `sync`, or with PyTorch's buckets if it has none. Delays on the compute stream
+    lengthen such a step by the longest of them. So the difference is the loss.
 
     Raises:
         PlanError: The schedule does not fit one machine.
@@ -173,7 +173,7 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
         return disturbance.lost or 0.0
     schedule = next((each for each in scenario.schedules if isinstance(each, Sync)), Sync())
     cluster = scenario.cluster.model_copy(update={"nodes": 1, "slow_devices": ()})
-    settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which has no hash
+    settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which is not hashable
     step_s = _one_machine_s(settings, scenario.workload, scenario.host, schedule)
     measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_rate_per_s
     lost = max(0.0, measured_s - step_s) / float(compute_s(scenario.workload, cluster)[0])
@@ -205,20 +205,20 @@ def simulate(
     actors: "Sequence[Actor]" = (),
     observers: "Sequence[Observer]" = (),
 ) -> Trace:
-    """Simulate one schedule of a scenario with the delays, and what links do, of its seed.
+    """Simulate one schedule of a scenario with the delays and link changes of its seed.
 
     Args:
         scenario: The scenario to simulate.
-        label: Which schedule; the first if None.
-        engine: `auto` takes the fast engine wherever it is exact.
-        actors: Processes of the user, see `simdist.engines.actors`; they end with the last rank.
-        observers: Called with every `simdist.engines.live.Change`, in order of time.
+        label: Label of the schedule; the first schedule if None.
+        engine: `auto` takes the fast engine if it is exact.
+        actors: The user's processes, see `simdist.engines.actors`. They end with the last rank.
+        observers: Called with each `simdist.engines.live.Change`, in order of time.
 
     Raises:
         ScenarioError: No schedule has that label.
         PlanError: The schedule does not fit the cluster.
-        UnsupportedError: `fast` was asked for and cannot compute this exactly.
-        RunError: An actor failed, or nothing can happen any more.
+        UnsupportedError: `fast` was requested and cannot compute this exactly.
+        RunError: An actor failed, or the simulation is deadlocked.
     """
     chosen = [schedule for schedule in scenario.schedules if label in (None, schedule.name)]
     if not chosen:

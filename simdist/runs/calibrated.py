@@ -1,4 +1,4 @@
-"""Simulates run directories on their own machines or on others: on calibrated ones, from a cluster file."""
+"""Simulates run directories on their own machines, or on calibrated ones from a cluster file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ class Calibrated:
     """Machines that were measured.
 
     Args:
-        file: Where they stand.
+        file: The cluster file.
         cluster: The cluster that it describes.
     """
 
@@ -30,7 +30,7 @@ class Calibrated:
         """Read a cluster file.
 
         Raises:
-            ScenarioError: It is none.
+            ScenarioError: It is not a cluster file.
         """
         return cls(file, load_cluster(file))
 
@@ -40,12 +40,12 @@ def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace 
 
     Args:
         run: The run to simulate.
-        machines: Instead of those of its scenario, as many of them; those of the scenario if None.
-        real: Its measurement, if there is one. An emulated computation took what the scenario says, whatever the
-            calibrated device could do.
+        machines: Machines to use instead of those of the scenario, of the same number; those of the scenario if None.
+        real: Its measurement, if there is one. An emulated computation took the time in the scenario, however fast the
+            calibrated device is.
 
     Raises:
-        ScenarioError: There are other numbers of machines than the scenario has.
+        ScenarioError: The number of machines differs from the scenario.
         PlanError: The engine refuses the plan.
         UnsupportedError: The engine cannot simulate it.
     """
@@ -58,20 +58,20 @@ def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace 
 
 
 def price_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace | None) -> Costs:
-    """Return the prices of a run directory, by the arguments of `simulate_run`.
+    """Return the prices of a run directory, with the arguments of `simulate_run`.
 
     Raises:
-        ScenarioError: There are other numbers of machines than the scenario has.
+        ScenarioError: The number of machines differs from the scenario.
         PlanError: The plan does not fit.
     """
     return price_of(run.plan, simulated_scenario(run, machines, real=real))
 
 
 def simulated_scenario(run: RunDirectory, machines: Calibrated | None, *, real: Trace | None) -> Scenario:
-    """Return the scenario of a run directory on the machines to simulate, by the arguments of `simulate_run`.
+    """Return the scenario of a run directory on the machines to simulate, with the arguments of `simulate_run`.
 
     Raises:
-        ScenarioError: There are other numbers of machines than the scenario has.
+        ScenarioError: The number of machines differs from the scenario.
     """
     if machines is None:
         return run.scenario

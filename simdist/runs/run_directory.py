@@ -1,19 +1,19 @@
-"""Run directories: everything that both backends need to execute one plan, and the traces that they made of it.
+"""Run directories: everything that both backends need to execute one plan, and the traces of its runs.
 
-    plan.json               what every rank does
-    scenario.yaml           what it costs and where it is from; loads without any other file of the user's
+    plan.json               the operations of each rank
+    scenario.yaml           the prices and the origin of the plan; needs no other file of the user
     delays.npz              the injected delays: channel -> float64 [steps, world_size], seconds
-    recording-0.npz, ...    what scenario.yaml replays, if it replays anything
-    trace.simulated.npz     what would happen; `trace.*.npz` are all of this plan
-    trace.real.npz          what happened on real machines
-    real.json               on what, with which clocks
-    real-reads.npz          which level of storage its samples came from, if the plan has a data set
-    trace.partial.npz       what happened in a run that ended early; NaN where it did not come to
-    partial-reads.npz       what that run had read; 0 where it did not come to
+    recording-0.npz, ...    recordings that scenario.yaml replays, if any
+    trace.simulated.npz     the simulated run; all `trace.*.npz` belong to this plan
+    trace.real.npz          the run on real machines
+    real.json               the machines and clocks of that run
+    real-reads.npz          the levels of storage that its samples came from, if the plan has a data set
+    trace.partial.npz       a run that ended early; NaN for operations that did not run
+    partial-reads.npz       the reads of that run; 0 for loads that did not run
 
-The bytes of every file follow from its contents: equal scenarios give equal directories. `plan.json` is written last,
-so a directory that has one is complete. Nothing that differs is overwritten unless asked for. Reading checks that the
-files belong together, because a trace of a mixed-up directory would look like any other.
+The bytes of each file follow from its contents: equal scenarios give equal directories. `plan.json` is written last, so
+a directory with this file is complete. Files with other contents are overwritten only on request. Reading checks that
+the files belong together, because a trace in a mixed-up directory would look like any other.
 """
 
 import io
@@ -53,11 +53,11 @@ TRACES = {"simulated": SIMULATED, "real": REAL}
 REPORT = "real.json"
 REAL_READS = "real-reads.npz"
 PARTIAL_READS = "partial-reads.npz"
-#: All that a measurement may leave.
+#: All files that a measurement may leave.
 MEASURED = (REAL, REPORT, REAL_READS, PARTIAL, PARTIAL_READS)
 NO_LINKS = "none"
 """In real.json: what links do was left out."""
-#: The program that takes as long as the scenario says; the source of its traces ends with this word.
+#: The program that takes as long as the scenario states. The source of its traces ends with this word.
 EMULATED = "emulated"
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
 _AGAIN = "delete it, or measure the run again with --force"
@@ -69,7 +69,7 @@ class RunDirectory:
     """The contents of a run directory.
 
     Args:
-        path: Where it is.
+        path: The directory.
         scenario: Its scenario, with the one schedule of this plan.
         plan: The plan to execute.
         delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
@@ -85,7 +85,7 @@ def find(path: Path) -> list[Path]:
     """Return the run directories at `path`: itself, or those inside it at any depth.
 
     Raises:
-        ScenarioError: There is none.
+        ScenarioError: There is no run directory.
     """
     found = inside(path)
     if not found:
@@ -102,15 +102,15 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
     """Write a run directory.
 
     Args:
-        path: Where; made if it is not there.
-        scenario: With the one schedule of the plan.
+        path: The directory; created if missing.
+        scenario: The scenario, with the one schedule of the plan.
         plan: The plan to execute.
         delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
-        force: Replace what is there and delete its traces.
+        force: Replace an existing run and delete its traces.
 
     Raises:
-        PlanError: Another run is there.
-        RunError: It cannot be written.
+        PlanError: The directory contains another run.
+        RunError: The directory cannot be written.
     """
     files = contents(scenario, plan, delays)
     try:
@@ -134,9 +134,9 @@ def read(path: Path) -> RunDirectory:
     """Read a run directory and check that its files belong together.
 
     Raises:
-        ScenarioError: A file is missing, or scenario.yaml is wrong.
-        PlanError: The plan or the delays are wrong or do not fit.
-        TraceError: A trace, or what a run has read, is damaged, or of another plan.
+        ScenarioError: A file is missing, or scenario.yaml is invalid.
+        PlanError: The plan or the delays are invalid, or do not match.
+        TraceError: A trace or the reads of a run are damaged, or belong to another plan.
     """
     missing = [name for name in (PLAN, SCENARIO, DELAYS) if not (path / name).exists()]
     if missing:
@@ -165,7 +165,7 @@ def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
         io (float64 [steps, world_size]): Seconds by which loading is delayed.
 
     Raises:
-        PlanError: The file is damaged or holds something else.
+        PlanError: The file is damaged or contains something else.
     """
     needed = Declared(np.dtype(np.float64), (plan.n_steps, plan.world_size))
     try:
@@ -180,16 +180,16 @@ def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
         check_delays(plan, delays)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
-    except Exception as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
+    except Exception as error:  # a dozen types: numpy, zipfile and tokenize each raise their own for damaged files
         raise PlanError(f"{path}: cannot be read as delays ({error}); {_HOW}") from None
     return delays
 
 
 def read_trace(path: Path, *, plan: Plan | None = None) -> Trace:
-    """Read a trace, and check that it is of `plan` if one is given.
+    """Read a trace, and check that it belongs to `plan` if one is given.
 
     Raises:
-        TraceError: It is damaged, or of another plan.
+        TraceError: The trace is damaged, or belongs to another plan.
     """
     trace = Trace.load(path)
     if plan is not None and trace.plan.digest() != plan.digest():
@@ -216,22 +216,22 @@ def save_trace(trace: Trace, path: Path, *, on_disk: bool = False) -> None:
 
 
 def save_measured(path: Path, trace: Trace, *, report: str | None, reads: "Reads | None" = None) -> None:
-    """Write what a run leaves, the trace first; an interruption or a full disk leaves the old files, or the new ones.
+    """Write the results of a run, the trace first; an interruption or full disk leaves the old files or the new ones.
 
-    All are on the disk before the first gets its name. If the process is killed between two names, `read_report` finds
-    the report of the trace nevertheless.
+    All files are on the disk before the first is renamed. If the process is killed between two renames, `read_report`
+    still finds the report of the trace.
 
     Args:
         path: The run directory.
-        trace: Of the run.
+        trace: Trace of the run.
         report: The contents of real.json; None for a run that ended early.
-        reads: Of a run with a data set.
+        reads: Reads of the run, if it has a data set.
 
     Raises:
         RunError: A file cannot be written.
     """
     trace_name, reads_name = (PARTIAL, PARTIAL_READS) if report is None else (REAL, REAL_READS)
-    with ExitStack() as stack:  # left last to first
+    with ExitStack() as stack:  # exits in reverse order
 
         def write(name: str, save: Callable[[Path], object]) -> None:
             part = stack.enter_context(replacing(path / name, on_disk=True))
@@ -243,28 +243,28 @@ def save_measured(path: Path, trace: Trace, *, report: str | None, reads: "Reads
             write(REPORT, lambda part: part.write_text(report, encoding="utf-8"))
         if reads:
             write(reads_name, reads.save)
-        else:  # those of an earlier run would be taken for the reads of this one
+        else:  # reads of an earlier run would count as those of this one
             stack.push(lambda kind, *_: None if kind else (path / reads_name).unlink(missing_ok=True))
         write(trace_name, trace.save)
 
 
 def as_measured(run: RunDirectory, real: Trace) -> RunDirectory:
-    """Return a run as its trace `real` was measured: without what its links do, if that was left out.
+    """Return a run as its trace `real` was measured: without changes of links, if the measurement left them out.
 
     Raises:
-        TraceError: As of `read_report`.
+        TraceError: See `read_report`.
     """
     left_out = (read_report(run.path, real) or {}).get("links") == NO_LINKS
     return replace(run, scenario=run.scenario.without_links()) if left_out and run.scenario.has_links else run
 
 
 def read_report(path: Path, trace: Trace) -> Mapping[str, object] | None:
-    """Return what real.json says of the run that left the measured trace of a run directory; None if there is none.
+    """Return the contents of real.json for the measured trace of a run directory; None if there is no such file.
 
     Raises:
-        TraceError: It is damaged, or of another run.
+        TraceError: The file is damaged, or belongs to another run.
     """
-    # Of a run that was killed when it had named the trace, and no other file yet.
+    # From a run that was killed when it had renamed the trace, but no other file.
     parts = [] if any(path.glob(f".{REAL_READS}.*.part")) else sorted(path.glob(f".{REPORT}.*.part"))
     runs: list[object] = []
     for file in (path / REPORT, *parts):
@@ -285,10 +285,10 @@ def read_report(path: Path, trace: Trace) -> Mapping[str, object] | None:
 
 
 def read_reads(path: Path, *, plan: Plan) -> "Reads":
-    """Read what a run of `plan` has read from which level of storage.
+    """Read the counts of a run of `plan`: its reads from each level of storage.
 
     Raises:
-        TraceError: The file is damaged, or of another plan.
+        TraceError: The file is damaged, or belongs to another plan.
     """
     from simdist.traces.reads import Reads
 
@@ -301,7 +301,7 @@ def read_reads(path: Path, *, plan: Plan) -> "Reads":
 
 
 def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]:
-    """Return the bytes of every file of a run directory, by name; the plan last."""
+    """Return the bytes of each file of a run directory, by name; the plan is last."""
     standalone, recordings = _standalone(scenario)
     return {
         **{name: _npz({"seconds": seconds}) for name, seconds in recordings.items()},
@@ -312,7 +312,7 @@ def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]
 
 
 def _standalone(scenario: Scenario) -> tuple[Scenario, dict[str, NDArray[np.float64]]]:
-    """Let recordings be read from files beside the scenario; return them by name."""
+    """Make the scenario read its recordings from files next to it; return these files by name."""
     disturbances = list(scenario.disturbances)
     recordings = {}
     for number, disturbance in enumerate(disturbances):
@@ -324,14 +324,14 @@ def _standalone(scenario: Scenario) -> tuple[Scenario, dict[str, NDArray[np.floa
 
 
 def _npz(arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
-    """Return an .npz file of the arrays, by name."""
+    """Return the bytes of an .npz file with the arrays."""
     file = io.BytesIO()
     write_npz(file, dict(sorted(arrays.items())))
     return file.getvalue()
 
 
 def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | None:
-    """Say in what a directory differs from what is to be written there; None if files are only missing or equal."""
+    """Describe how a directory differs from the files to write; None if files are only missing or equal."""
     if (path / PLAN).exists():
         try:
             there = plans.load(path / PLAN)
@@ -350,7 +350,7 @@ def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | No
 
 
 def _check_plan(path: Path, plan: Plan, scenario: Scenario) -> None:
-    """Refuse a plan that is not legal, or not for this scenario. Sizes first: they bound the rest of the work."""
+    """Refuse a plan that is invalid or belongs to another scenario. Sizes come first: they bound the other checks."""
     file = path / PLAN
     beside = path / SCENARIO
     needed = {"world_size": scenario.cluster.world_size, "steps": scenario.steps}

@@ -1,4 +1,4 @@
-"""From the links of a scenario that misbehave to what the engines take: prices, and the traffic of a seed."""
+"""From the misbehaving links of a scenario to the inputs of the engines: prices, and the traffic of a seed."""
 
 import math
 from collections import defaultdict
@@ -18,7 +18,7 @@ from simdist.scenario.links import Endpoint, Flows, LinkDisturbance, LinkKind, L
 
 
 def disturbed_price(plan: Plan, scenario: Scenario) -> Costs:
-    """Return what every operation of a plan costs on links that are slow, or disturbed during the run."""
+    """Return the price of each operation of a plan on links that are slow, or disturbed during the run."""
     resources = resources_of(plan, scenario.cluster)
     shares: defaultdict[int, float] = defaultdict(lambda: 1.0)
     for _, disturbance in _disturbances(scenario):
@@ -32,13 +32,13 @@ def disturbed_price(plan: Plan, scenario: Scenario) -> Costs:
 
 
 def link_traffic(scenario: Scenario, resources: Resources, seed: int, *, with_constant: bool = False) -> Traffic | None:
-    """Return what the links of a scenario do in the run of a seed; None if none does anything.
+    """Return the changes of a scenario's links in the run of a seed; None if there are none.
 
     Args:
         scenario: The scenario.
-        resources: Of the plan, such as `costs.resources`.
-        seed: Of the run.
-        with_constant: Whether shares that are the same for the whole run, which prices have, are in it, too.
+        resources: Resources of the plan, such as `costs.resources`.
+        seed: Seed of the run.
+        with_constant: Include shares that are constant over the run, which prices already contain.
     """
     read = cache(LinkRecorded.table)
     shares = [
@@ -69,7 +69,7 @@ def _flights(flows: Flows, seed: int, index: int) -> Iterator[Flight]:
 
 
 def _resources(link: LinkKind, node: int, resources: Resources) -> list[int]:
-    """Return the resources that a link of a node is, or the one of the cluster."""
+    """Return the resources of a link of a node, or of the cluster."""
     number = np.array([node])
     ranks = node * resources.ranks_per_node + np.arange(resources.ranks_per_node)
     named: dict[str, NDArray[np.int64]] = {
@@ -84,7 +84,7 @@ def _resources(link: LinkKind, node: int, resources: Resources) -> list[int]:
 
 
 def _stage(flows: Flows, scenario: Scenario, resources: Resources) -> Stage:
-    """Return a byte on each link that a flow passes, unlimited ones left out."""
+    """Return one byte for each link that a flow passes, without unlimited links."""
     cluster = scenario.cluster
     ends: tuple[tuple[LinkKind, Endpoint], ...] = (("nic_out", flows.source), ("nic_in", flows.to))
     nodes = [(link, end) for link, end in ends if end != "storage"]
