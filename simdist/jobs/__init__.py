@@ -1,7 +1,7 @@
-"""Work for many processes: where it is computed, how it is handed out, and how its outcomes are kept.
+"""Work for many processes: the workers, the distribution of work, and the storage of its results.
 
-Workers are this process (`InProcess`), processes of this machine (`LocalPool`), or those of a Dask cluster
-(`simdist.jobs.dask`). `finished` hands work out to any of them.
+Workers are this process (`InProcess`), processes of this machine (`LocalPool`), or workers of a Dask cluster
+(`simdist.jobs.dask`). `finished` hands work out to each kind.
 """
 
 from simdist.jobs.handing_out import finished

@@ -1,7 +1,7 @@
-"""Rows computed on a Dask cluster: one that runs, found by its address, or one of jobs of a batch system.
+"""Rows computed on a Dask cluster: a running one, found by its address, or one made of jobs of a batch system.
 
-Dask runs a batch again whose worker died, on another one, and gives it up after some deaths
-(`distributed.scheduler.allowed-failures`); the driver then tries its rows one at a time.
+If a worker dies, Dask runs its batch again on another worker. It gives up after several deaths
+(`distributed.scheduler.allowed-failures`). Then the driver tries the rows of the batch one at a time.
 """
 
 import importlib
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
-#: Batch systems, and the class of `dask_jobqueue` that submits jobs to each; `local` starts them on this machine.
+#: Batch systems, and the class of `dask_jobqueue` that submits jobs to each. `local` starts them on this machine.
 SYSTEMS = {
     "htcondor": "HTCondorCluster",
     "local": "LocalCluster",
@@ -44,13 +44,13 @@ def connected(address: str, *, timeout_s: float = 60.0, worker_timeout_s: float 
     """Connect to a Dask cluster, and leave it at the end of a `with` statement.
 
     Args:
-        address: Of its scheduler, such as `tcp://host:8786`, or the path of its scheduler file.
+        address: Address of its scheduler, such as `tcp://host:8786`, or the path of its scheduler file.
         timeout_s: Seconds to wait for the scheduler.
-        worker_timeout_s: Seconds to wait for a first worker then.
+        worker_timeout_s: Seconds to wait then for the first worker.
 
     Raises:
-        ScenarioError: Dask is not installed, or this is no address.
-        RunError: There is no scheduler, or no worker, or one that has not this version of simdist.
+        ScenarioError: Dask is not installed, or the address is invalid.
+        RunError: There is no scheduler or no worker, or a worker has another version of simdist.
     """
     distributed = _imported("distributed")
     where = _where(address)
@@ -69,12 +69,12 @@ def jobs(system: str, n_jobs: int, *, timeout_s: float = math.inf) -> Iterator["
 
     Args:
         system: A key of `SYSTEMS`. The user's `jobqueue.yaml` has the resources of a job, as dask-jobqueue reads it.
-        n_jobs: How many; each waits in the queue by itself, and the first that starts is enough to begin.
-        timeout_s: Seconds to wait for the first.
+        n_jobs: Number of jobs. Each waits in the queue on its own. Work begins when the first one starts.
+        timeout_s: Seconds to wait for the first job.
 
     Raises:
-        ScenarioError: Dask is not installed, or its configuration does not say what to ask for.
-        RunError: Jobs cannot be submitted here, or none starts in time, or has not this version of simdist.
+        ScenarioError: Dask is not installed, or its configuration does not state the resources of a job.
+        RunError: Jobs cannot be submitted here, none starts in time, or a worker has another version of simdist.
     """
     distributed = _imported("distributed")
     module = _imported("dask_jobqueue")
@@ -94,16 +94,16 @@ def jobs(system: str, n_jobs: int, *, timeout_s: float = math.inf) -> Iterator["
 
 
 def _python(system: str, config_name: str) -> str:
-    """Return the Python of the workers as a job's script must have it: the user's, or the one that runs this.
+    """Return the Python of the workers, quoted for a job's script: the user's choice, or the running one.
 
     Raises:
-        RunError: Its path has a space, and a job of this system cannot quote it.
+        RunError: Its path contains a space, and a job of this system cannot quote it.
     """
     dask = _imported("dask")
     configured: str | None = dask.config.get(f"jobqueue.{config_name}.python", None)
     if configured is not None:
         return configured
-    if system == "local" and len(sys.executable.split()) > 1:  # its "script" is split at spaces, and no shell reads it
+    if system == "local" and len(sys.executable.split()) > 1:  # its "script" is split at spaces, without a shell
         raise RunError(f"{system}: dask-jobqueue starts no Python whose path has a space: {sys.executable}")
     return shlex.quote(sys.executable)
 
@@ -113,36 +113,36 @@ class DaskCluster:
     """The workers of a Dask cluster."""
 
     def __init__(self, client: "Client") -> None:
-        """Take a connection, which stays the caller's.
+        """Use a connection, which the caller still owns.
 
         Raises:
-            RunError: A worker has another version of simdist, or none.
+            RunError: A worker has another version of simdist, or lacks it.
         """
         self.may_wait = True
         self._client = client
         self._n_threads = 0
         self._counted_s = 0.0
-        # Two batches are never the same to Dask: of equal ones it would give the outcome of the first, also a failure.
+        # Dask must treat all batches as different. For equal ones it would return the first result, even a failure.
         self.executor: Executor = client.get_executor(pure=False)  # type: ignore[no-untyped-call]
 
     @property
     def n_underway(self) -> int:
-        """Two batches for each thread of the workers that are there now."""
+        """Two batches for each thread of the current workers."""
         now_s = time.monotonic()
         if not self._n_threads or now_s - self._counted_s > _REFRESH_S:
             try:
                 self._n_threads = sum(self._client.nthreads().values())  # type: ignore[no-untyped-call]
-            except (OSError, RuntimeError, AttributeError) as error:  # the last is how a closed client says so
+            except (OSError, RuntimeError, AttributeError) as error:  # a closed client raises the last
                 raise RunError(f"the connection to Dask is lost ({error}); run it again to go on") from None
             self._counted_s = now_s
         return 2 * max(1, self._n_threads)
 
     def up_s(self, batch: Future[Any]) -> float:
-        """Return that it always was: Dask gives batches to workers that are up."""
+        """Return -inf, because Dask gives batches only to workers that are up."""
         return -math.inf
 
     def end(self, batch: Future[Any]) -> None:
-        """Do nothing: Dask may have others' work on that worker, so a row that hangs in C is waited for."""
+        """Do nothing: the worker may run work of others, so the driver waits for a row that hangs in C."""
 
 
 def _imported(name: str) -> ModuleType:
@@ -153,7 +153,7 @@ def _imported(name: str) -> ModuleType:
 
 
 def _where(address: str) -> dict[str, str]:
-    """Return how a client finds a scheduler."""
+    """Return the arguments with which a client finds a scheduler."""
     if ":" not in address:
         if Path(address).is_file():
             return {"scheduler_file": address}

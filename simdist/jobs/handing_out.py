@@ -1,4 +1,4 @@
-"""Hand work out to workers, and take each outcome as soon as it is there."""
+"""Hand work out to workers, and take each result as soon as it is ready."""
 
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -17,15 +17,15 @@ def finished(
     *,
     n_underway: int | None = None,
 ) -> Generator[tuple[_ItemT, Future[_OutcomeT]], None, None]:
-    """Compute something of each item, and yield items with their futures, which are done, in the order they end.
+    """Compute a function of each item, and yield items with their finished futures, in the order they finish.
 
-    What waits for a worker when the generator is closed is not begun.
+    When the generator is closed, work that still waits for a worker is cancelled.
 
     Args:
-        workers: Where. A worker that dies fails what it was given, and is replaced.
-        function: That workers can import.
-        items: Taken when there is room for them.
-        n_underway: How many are handed out at a time, at most; by default as many as keep the workers busy.
+        workers: Where to compute. If a worker dies, its work fails and the worker is replaced.
+        function: A function that workers can import.
+        items: The items, taken when there is room for them.
+        n_underway: Largest number of items handed out at a time; by default enough to keep the workers busy.
     """
     todo = iter(items)
     underway: dict[Future[_OutcomeT], _ItemT] = {}

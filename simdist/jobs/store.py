@@ -1,11 +1,11 @@
-"""The folder of a sweep: what is to be computed, and what is.
+"""The folder of a sweep: the rows to compute, and the computed ones.
 
-    design.jsonl    a line about the sweep, then one per row: point, what it sets, schedule, key. Written at the start.
-    rows.jsonl      a line per row that is measured or failed, found by its key. Appended as they come.
-    .lock           held while a sweep is being computed here.
+    design.jsonl    a line about the sweep, then one per row: point, settings, schedule, key. Written at the start.
+    rows.jsonl      a line per measured or failed row, identified by its key. Appended as rows finish.
+    .lock           held while a process computes a sweep here.
 
-When all rows are there, they are put in the order of the design, so that the files do not tell how many workers there
-were. Rows that the design does not have, of a sweep that was edited meanwhile, stay at the end.
+When all rows are done, they are sorted into the order of the design, so that the files do not depend on the number of
+workers. If the sweep was edited meanwhile, rows that are no longer in the design stay at the end.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ _MOST_NAMED = 5  # damaged lines
 
 @final
 class Store:
-    """Writes the folder of a sweep; use it in a `with` statement, which keeps others out."""
+    """Writes the folder of a sweep. Use it in a `with` statement, which locks the folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Take `folder`, which is made if it is not there."""
+        """Use `folder`, which is created if missing."""
         self.folder = folder
         self._file: int | None = None
         self._lock = contextlib.ExitStack()
@@ -42,7 +42,7 @@ class Store:
         """Lock the folder.
 
         Raises:
-            RunError: It cannot be made, or another process computes a sweep there.
+            RunError: The folder cannot be created, or another process computes a sweep in it.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self.folder))
@@ -52,12 +52,12 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let others in."""
+        """Unlock the folder."""
         self._close()
         self._lock.close()
 
     def design(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Write what is to be computed.
+        """Write the rows to compute.
 
         Raises:
             RunError: It cannot be written.
@@ -65,31 +65,31 @@ class Store:
         _replace(self.folder / DESIGN, (json.dumps(line).encode() for line in lines))
 
     def done(self, damaged: list[int] | None = None) -> dict[str, bool]:
-        """Return the keys of the rows that are there, and whether each failed.
+        """Return the keys of the existing rows, and whether each failed.
 
         Args:
-            damaged: Gets the numbers of the lines that are torn or damaged.
+            damaged: Receives the numbers of incomplete or damaged lines.
         """
         records = read_jsonl(self.folder / ROWS, damaged)
         return {record["key"]: "failed" in record for record in records if "key" in record}
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Save rows. When this returns they outlive the process; those of the last second perhaps not the machine.
+        """Save rows. After that they survive the process. A crash of the machine may lose those of the last second.
 
         Raises:
-            RunError: They cannot be written.
+            RunError: The rows cannot be written.
         """
         assert self._file is not None  # inside `with`
         with naming_file(self.folder / ROWS):
             left = b"".join(map(with_checksum, records))
             while left:
-                left = left[os.write(self._file, left) :]  # a disk that fills up takes a part
+                left = left[os.write(self._file, left) :]  # a full disk accepts only a part
             if time.monotonic() - self._synced_s > _SYNC_S:
                 os.fsync(self._file)
                 self._synced_s = time.monotonic()
 
     def arrange(self, order: Iterable[str]) -> None:
-        """Put the rows in an order, by key; the last record of a key counts, torn lines go.
+        """Sort the rows by a list of keys; the last record of a key counts, and incomplete lines are dropped.
 
         Raises:
             RunError: It cannot be written.
@@ -113,14 +113,14 @@ class Store:
 
     def _close(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # what could not be saved was told when it was written
+            with contextlib.suppress(OSError):  # a failure to save was reported when it happened
                 os.fsync(self._file)
             os.close(self._file)
             self._file = None
 
 
 def damaged_text(folder: Path, damaged: Sequence[int]) -> str:
-    """Say which lines of the rows of a sweep are damaged."""
+    """Describe the damaged lines of the rows of a sweep."""
     numbers = ", ".join(f"{number:,}" for number in damaged[:_MOST_NAMED])
     more = f" and {len(damaged) - _MOST_NAMED:,} more" if len(damaged) > _MOST_NAMED else ""
     which = f"lines {numbers}{more} are" if len(damaged) > 1 else f"line {numbers} is"
@@ -128,6 +128,6 @@ def damaged_text(folder: Path, damaged: Sequence[int]) -> str:
 
 
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a file; an interruption leaves the old one or none."""
+    """Write a file; an interruption leaves the old file or none."""
     with replacing(path, on_disk=True) as part, part.open("wb") as file:
         file.writelines(line + b"\n" for line in lines)

@@ -1,8 +1,7 @@
-"""Where rows are computed: in this process, in processes of this machine, or on a Dask cluster (`simdist.jobs.dask`).
+"""The workers for rows: this process, processes of this machine, or a Dask cluster (`simdist.jobs.dask`).
 
-All of them are a `concurrent.futures.Executor`; what else the driver must know of one is how many batches keep it
-busy, and how to end a worker that does not answer. A worker that has died is replaced without being
-asked for.
+Each is a `concurrent.futures.Executor`. The driver must also know how many batches keep it busy, and how to end a
+worker that does not respond. A dead worker is replaced automatically.
 """
 
 import ctypes
@@ -35,33 +34,33 @@ class Workers(Protocol):
 
     @property
     def n_underway(self) -> int:
-        """How many batches to have under way: two for each process, so that none waits for the next; it may change."""
+        """Number of batches to hand out: two for each process, so that none waits for the next. It may change."""
         ...
 
     @property
     def may_wait(self) -> bool:
-        """Whether a batch may wait for the work of others, so that silence does not mean that a worker hangs."""
+        """Whether a batch may wait for work of other users, so that silence does not mean that a worker hangs."""
         ...
 
     def up_s(self, batch: Future[Any]) -> float | None:
-        """Return when the worker that has a batch was ready for work, by `time.monotonic`; None if it still starts."""
+        """Return when the worker of a batch was ready for work, by `time.monotonic`; None if it is still starting."""
         ...
 
     def end(self, batch: Future[Any]) -> None:
-        """End the worker that has a batch, which then fails."""
+        """End the worker of a batch, which then fails."""
         ...
 
 
 @final
 class InProcess(Executor):
-    """This process itself, one batch after the other."""
+    """This process, one batch after the other."""
 
     n_underway = 1
     may_wait = False
 
     @property
     def executor(self) -> Executor:
-        """This."""
+        """This object."""
         return self
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -74,29 +73,30 @@ class InProcess(Executor):
         return future
 
     def up_s(self, batch: Future[Any]) -> float:
-        """Return that it always was."""
+        """Return -inf, because this process is always ready."""
         return -math.inf
 
     def end(self, batch: Future[Any]) -> None:
-        """Do nothing: a batch is done when the driver gets it."""
+        """Do nothing: a batch is already done when the driver gets it."""
 
 
 @final
 class _Slot:
-    """A process, as a pool of one, when it was up, and what it was given."""
+    """A process as a pool of one, with its start time and its batches."""
 
     def __init__(self) -> None:
         self.given: list[Future[Any]] = []
         self.renew()
 
     def renew(self) -> None:
-        # Not forked: this process has threads. A spawned process imports simdist again, for half a second.
+        # Not forked, because this process has threads. A spawned process imports simdist again, which takes half a
+        # second.
         spawn = multiprocessing.get_context("spawn")
         self._up_s = spawn.RawValue("d", math.inf)
         self.pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=_initialize, initargs=(self._up_s,))
 
     def up_s(self) -> float | None:
-        """Return when the process was up, by the clock that all processes of a machine share."""
+        """Return when the process had started, by the clock that all processes of a machine share."""
         return self._up_s.value if math.isfinite(self._up_s.value) else None
 
     def n_waiting(self) -> int:
@@ -112,21 +112,21 @@ class _Slot:
 
 @final
 class LocalPool(Executor):
-    """Processes of this machine; in a `with` statement they end with it.
+    """Processes of this machine. In a `with` statement, they end with it.
 
-    Each is a pool of its own: one that dies takes with it what it was given, not what all others work on.
+    Each process is a pool of its own. If it dies, only its own batches fail, not those of the others.
     """
 
     may_wait = False
 
     def __init__(self, n_workers: int) -> None:
-        """Start each when its first batch comes."""
+        """Start each process when its first batch arrives."""
         self.n_underway = 2 * n_workers
         self._slots = [_Slot() for _ in range(n_workers)]
 
     @property
     def executor(self) -> Executor:
-        """This."""
+        """This object."""
         return self
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -143,11 +143,11 @@ class LocalPool(Executor):
         return future
 
     def up_s(self, batch: Future[Any]) -> float | None:
-        """Return when the process that has a batch had imported what it needs."""
+        """Return when the process of a batch had finished its imports."""
         return next((slot.up_s() for slot in self._slots if batch in slot.given), None)
 
     def end(self, batch: Future[Any]) -> None:
-        """Kill the process that has a batch."""
+        """Kill the process of a batch."""
         for slot in self._slots:
             if batch in slot.given:
                 slot.kill()
@@ -170,7 +170,7 @@ def _submitted(pool: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any,
 
 @contextmanager
 def _shielded() -> Iterator[None]:
-    """Keep Ctrl-C from processes that are started meanwhile, also while they import; here it comes afterwards."""
+    """Shield processes started meanwhile from Ctrl-C, even while they import; this process handles it afterwards."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -182,7 +182,7 @@ def _shielded() -> Iterator[None]:
 
 
 def _initialize(up_s: ctypes.c_double) -> None:
-    """Leave Ctrl-C to the parent, end with it, even if it is killed, and tell it when this process was up."""
+    """Leave Ctrl-C to the parent, end with it, even if it is killed, and report when this process had started."""
     up_s.value = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
