@@ -1,4 +1,4 @@
-"""Curves of a training run, and when they reach a target."""
+"""Curves of training runs, and the step at which they reach a target."""
 
 import re
 from collections.abc import Collection
@@ -22,15 +22,16 @@ class Curve:
     """Results of one training run.
 
     Args:
-        steps: After which it was evaluated, from 0.
+        steps: Number of steps before each evaluation, from 0.
         losses: Mean training loss over the steps since the last evaluation; NaN at step 0.
-        rank0: Values of every metric, evaluated with the parameters of rank 0: metric -> one per evaluation.
+        rank0: Metric -> values, one per evaluation, with the parameters of rank 0.
         average: The same with the average of all ranks' parameters.
-        drift: How far the ranks' parameters are from their average, one per evaluation.
-        noise_scale: Gradient noise scale in samples, one per evaluation; None where it is not known.
-        curvature: Of the loss along the drift, likewise: averaging lowers the loss by curvature * drift^2 / 2.
-        ranks: Lowest and highest value that the model of a rank has at the last evaluation, of every metric.
-        why: Its ranks were trained one after the other, and not at once; None if at once.
+        drift: Distance of the ranks' parameters from their average, one per evaluation.
+        noise_scale: Gradient noise scale in samples, one per evaluation; None if unknown.
+        curvature: Curvature of the loss along the drift, one per evaluation: averaging lowers the loss by curvature *
+            drift^2 / 2. None if unknown.
+        ranks: Metric -> lowest and highest value of the ranks' own models at the last evaluation.
+        why: Why ranks were trained one after the other and not at once; None if at once.
     """
 
     steps: list[int]
@@ -46,13 +47,13 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A value that a metric is to reach.
+    """A value that a metric must reach.
 
     Args:
         metric: Its name.
-        model: Whose: `average` of all ranks' parameters, or `rank0`; `training`: it is the training loss.
-        sign: 1: at least the value; -1: at most.
-        value: To reach.
+        model: `average` of all ranks' parameters, `rank0`, or `training` for the training loss.
+        sign: 1 for at least the value, -1 for at most.
+        value: The value to reach.
     """
 
     metric: str
@@ -70,7 +71,7 @@ class Target:
         return "training loss" if self.model == "training" else f"{self.metric} of the {whose}"
 
     def values(self, curve: Curve) -> NDArray[np.float64]:
-        """Return the metric at every evaluation; the task has it, see `check`."""
+        """Return the metric at each evaluation; the task must have it, see `check`."""
         found = {"training": {LOSS: curve.losses}, "average": curve.average, "rank0": curve.rank0}
         return np.array(found[self.model][self.metric])
 
@@ -78,30 +79,30 @@ class Target:
         """Refuse a metric that the task does not have.
 
         Raises:
-            ScenarioError: It is not.
+            ScenarioError: The task does not have it.
         """
         if self.model != "training" and self.metric not in metrics:
             hint = nearest(self.metric, metrics)
             raise ScenarioError(f"--target {shown(self.metric)}: the task has no such metric: {hint}")
 
     def reached(self, values: NDArray[np.float64]) -> int | None:
-        """Return the number of the first value that reaches the target; None if none does. NaN never does.
+        """Return the index of the first value that reaches the target; None if none does. NaN never does.
 
-        One that is as large but for what float32 rounds does: 0.7 is 0.69999999 there.
+        Rounding to float32 is tolerated: 0.7 becomes 0.69999999 there.
         """
         hits = np.flatnonzero(self.sign * (values - self.value) >= -np.finfo(np.float32).eps * abs(self.value))
         return int(hits[0]) if len(hits) else None
 
 
-#: What is shown where no target is asked for.
+#: The metric to show without a target.
 TRAINING_LOSS = Target(LOSS, "training", -1, 0.0)
 
 
 def parse_target(text: str) -> Target:
-    """Read a target: of the average model unless it says `rank0.`; `loss` alone is the training loss.
+    """Read a target. It is for the average model unless it begins with `rank0.`; `loss` alone is the training loss.
 
     Raises:
-        ScenarioError: It is none.
+        ScenarioError: It is not a target.
 
     >>> str(parse_target("accuracy >= 0.98")), str(parse_target("loss<=1e-2")), str(parse_target("rank0.top5 >= .9"))
     ('accuracy of the average model >= 0.98', 'training loss <= 0.01', 'top5 of the model of rank 0 >= 0.9')

@@ -1,13 +1,13 @@
-"""Training runs combined with simulated times: steps and time to a target, and how sure that is.
+"""Training runs combined with simulated times: steps and time to a target, with confidence intervals.
 
 Learning seed i runs with delay seed i. A schedule is compared with the baseline in pairs of seeds: intervals of
-intervals of speed-ups are those of ratios of paired samples; one that contains 1 shows no difference. A run that does
-not reach the target is *censored*: its time is longer than the run by an unknown amount, so a schedule with such runs
-has no mean time to the target, and no speed-up.
+speed-ups are those of ratios of paired samples. An interval that contains 1 shows no difference. A run that does not
+reach the target is *censored*: its time is longer than the run by an unknown amount. So a schedule with such runs has
+no mean time to the target and no speed-up.
 
-A run that is there at an evaluation may have been there since the step after the one before. Where seeds arrive at the
-same evaluation, their differences do not show that. So intervals are as wide as if a run had arrived at any moment
-between the two with the same probability: the variance of that, d^2 / 12 of a time of length d, is added.
+A run that has reached the target at an evaluation may have reached it at any step since the previous one. If all seeds
+arrive at the same evaluation, their differences do not show this uncertainty. So the arrival is taken to be uniformly
+distributed between the two evaluations. Its variance is added: d^2 / 12 for evaluations that are d apart.
 """
 
 import math
@@ -27,11 +27,11 @@ from simdist.studies.statistics import mean_interval, ratio_interval
 
 @dataclass(frozen=True)
 class Learned:
-    """A schedule's runs: one curve and the simulated times of one run for each seed.
+    """A schedule's runs: for each seed, one curve and the simulated times of one run.
 
     Args:
         timed: The schedule.
-        curves: By seed, evaluated after the same steps.
+        curves: One curve per seed, all evaluated after the same steps.
     """
 
     timed: TimedSchedule
@@ -39,7 +39,7 @@ class Learned:
 
     @property
     def label(self) -> str:
-        """Label of the schedule, and the factor of the learning rate if it is not 1."""
+        """Label of the schedule, with the factor of the learning rate if it is not 1."""
         factor = self.timed.lr_factor
         return self.timed.schedule.name + (f" lr x{factor:g}" if factor != 1 else "")
 
@@ -53,7 +53,7 @@ class Learned:
         return np.stack([target.values(curve) for curve in self.curves])
 
     def to_target(self, target: Target) -> NDArray[np.float64]:
-        """Return steps and seconds to the target, `[2, n_seeds]`, infinite of runs that do not reach it."""
+        """Return steps and seconds to the target, `[2, n_seeds]`; infinite for runs that do not reach it."""
         found = np.full((2, len(self.curves)), np.inf)
         for seed, curve in enumerate(self.curves):
             if (at := target.reached(target.values(curve))) is not None:
@@ -61,9 +61,9 @@ class Learned:
         return found
 
     def errors(self, target: Target) -> NDArray[np.float64]:
-        """Return the standard errors of mean steps and mean seconds to the target by looking only now and then, `[2]`.
+        """Return the standard errors of mean steps and seconds to the target due to rare evaluations, `[2]`.
 
-        All runs reach it.
+        All runs must reach the target.
         """
         found = np.zeros((2, len(self.curves)))
         for seed, curve in enumerate(self.curves):
@@ -74,16 +74,16 @@ class Learned:
 
 
 def learn(found: Sequence[TimedSchedule], task: TaskSetting, trainer: Trainer) -> list[Learned]:
-    """Train schedules with all seeds of theirs.
+    """Train schedules with all their seeds.
 
     Args:
         found: Simulated schedules, with their plans for the task.
-        task: The task, and how they are trained.
-        trainer: Trains.
+        task: The task and its training settings.
+        trainer: The trainer.
 
     Raises:
-        ScenarioError: The program that trains refuses a run.
-        RunError: Runs fail; the others are kept.
+        ScenarioError: The training program refuses a run.
+        RunError: Runs fail. The results of the others are kept.
     """
     runs = [
         Training(each.schedule.name, each.plan, task, each.scenario.seed + number, each.lr_factor, late)
@@ -128,7 +128,7 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
     Args:
         one: The schedule.
         base: The baseline, with the same seeds.
-        target: To reach, if any; without, nothing is said about it.
+        target: The target, if any. Without one, its columns are omitted.
 
     Raises:
         ScenarioError: The task has no such metric.
@@ -164,8 +164,8 @@ def curves_record(found: Iterable[Learned], target: Target | None, *, title: str
 
     Args:
         found: Schedules with the same seeds.
-        target: To reach, if any.
-        title: Of a picture.
+        target: The target, if any.
+        title: Title of the picture.
     """
     metric = target or TRAINING_LOSS
     value = target and target.value
@@ -174,7 +174,7 @@ def curves_record(found: Iterable[Learned], target: Target | None, *, title: str
 
 
 def _curve(one: Learned, metric: Target) -> dict[str, Any]:
-    """Return a curve of a schedule that learns as JSON.
+    """Return a learning curve of a schedule as JSON.
 
     Columns:
         schedule (str): Label, as in its row.
@@ -205,12 +205,12 @@ def _ratio(
 
 
 def sentences(found: Sequence[Learned], base: Learned, target: Target | None) -> Iterator[str]:
-    """Yield notes for readers of the table: runs that never got there, differences that are chance, easy tasks.
+    """Yield notes for readers of the table: runs that miss the target, differences due to chance, easy tasks.
 
     Args:
         found: Schedules with the same seeds.
-        base: The one that the others are compared with.
-        target: To reach, if any.
+        base: The baseline.
+        target: The target, if any.
     """
     metric = target or TRAINING_LOSS
     n_seeds = len(base.curves)
@@ -268,7 +268,7 @@ def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> It
 
 
 def _same_rates_and_curves(found: Sequence[Learned], base: Learned, target: Target) -> bool:
-    """Return whether means over evaluations equal the baseline's up to chance, paired by seeds, with other plans."""
+    """Tell whether a schedule with another plan has the baseline's means over evaluations up to chance, by seed."""
     factors = {each.timed.lr_factor for each in found}
     digests = {each.timed.plan.digest() for each in found}
     means = [(each.values(target) - base.values(target))[:, 1:].mean(axis=1) for each in found if each is not base]

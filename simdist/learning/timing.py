@@ -1,4 +1,4 @@
-"""The same schedule twice: simulated with the scenario's workload, and as a plan with the tensors of a task."""
+"""A schedule in two forms: simulated with the scenario's workload, and as a plan with the tensors of a task."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,10 @@ class TimedSchedule:
     """A schedule with the times of the scenario and a plan for the task.
 
     Args:
-        scenario: The scenario, of as many steps.
+        scenario: The scenario, with the same number of steps.
         schedule: The schedule.
         ends_s: Simulated seconds from the start until all ranks have ended a step, `[n_seeds, n_steps]`.
-        plan: With the task's tensors.
+        plan: Plan with the task's tensors.
         late: Late ranks by seed and operation instance; None if the plan drops no ranks.
         lr_factor: Factor of the task's learning rate.
     """
@@ -46,7 +46,7 @@ class TimedSchedule:
 
     @property
     def parts(self) -> bool:
-        """Whether ranks part: there are steps at whose end they have not exchanged what they learned."""
+        """Whether ranks diverge: some steps end before all ranks have exchanged their changes."""
         bodies = [*self.plan.body_of_steps()]
         described = job(self.scenario)
         results = [self.schedule.result(bodies.index(number), described) for number in set(bodies)]
@@ -58,13 +58,13 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
 
     Args:
         scenario: Its steps are those of the training.
-        schedule: Of it, or another one.
-        task: With its tensors.
-        n_seeds: Seeds, counted up from the scenario's.
+        schedule: A schedule of the scenario, or another one.
+        task: The task with its tensors.
+        n_seeds: Number of seeds, starting with that of the scenario.
 
     Raises:
         PlanError: The schedule does not fit the cluster, or the task's tensors.
-        ScenarioError: Likewise.
+        ScenarioError: See `PlanError`.
     """
     built = build(scenario, schedule)
     plan = training_plan(scenario, schedule, task)
@@ -85,16 +85,16 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
 def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> Plan:
     """Return the plan of a schedule for a task on the scenario's cluster, checked and proved.
 
-    It computes, exchanges and updates, without operations that only take time: delays, reads and checkpoints.
+    It computes, exchanges and updates. Operations that only take time are left out: delays, reads and checkpoints.
 
     Args:
-        scenario: With its cluster, steps, micro-batches and optimizer.
+        scenario: Its cluster, steps, micro-batches and optimizer are used.
         schedule: The schedule.
-        task: With its tensors.
+        task: The task with its tensors.
 
     Raises:
         PlanError: The schedule does not fit the tensors.
-        ScenarioError: The tensors have several types, or one that no plan has.
+        ScenarioError: The tensors have several types, or a type that plans do not support.
     """
     tensors: list[dict[str, Any]] = [
         {"name": name, "count": math.prod(shape), "rows": shape[0] if len(shape) > 1 else None}

@@ -1,7 +1,7 @@
-"""Training of plans in other processes: `python -m real.learn`, which reads a request and writes lines of JSON.
+"""Training of plans in other processes by `python -m real.learn`, which reads a request and writes lines of JSON.
 
-simdist knows only the input and output of that program. Runs are identified by a hash of their inputs: plan, task, seed
-and settings. Other files that a task imports are not part of it.
+simdist knows only the input and output of that program. A hash of the inputs identifies a run: plan, task, seed and
+settings. Other files that a task imports are not part of the hash.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ from simdist.settings.units import format_nbytes, format_seconds
 
 _COMMAND = (sys.executable, "-m", "real.learn")
 
-_MOST_NAMED = 3  # runs that failed
+_MOST_NAMED = 3  # failed runs
 _FIELDS = [each.name for each in fields(Curve)]
 
 
@@ -41,15 +41,15 @@ class TaskSetting:
     """A task and its training settings.
 
     Args:
-        name: Of the task, or the path of its file.
-        tensors: Name, shape and type of every parameter, in forward order.
+        name: Name of the task, or the path of its file.
+        tensors: Name, shape and type of each parameter, in forward order.
         digest: Hash of its file, or its name.
-        evaluate_every: Steps.
-        device: To train on, `cpu` or `cuda`.
+        evaluate_every: Steps between evaluations.
+        device: Device for training, `cpu` or `cuda`.
         time_limit_s: Seconds after which a run is ended.
         metrics: Names of its metrics.
-        process_nbytes: Memory of a process that trains, without ranks.
-        rank_nbytes: Of each rank, beside the buffers of the plan.
+        process_nbytes: Memory of a training process, without ranks.
+        rank_nbytes: Memory of each rank, besides the buffers of the plan.
     """
 
     name: str
@@ -65,14 +65,14 @@ class TaskSetting:
 
 @dataclass(frozen=True)
 class Training:
-    """A run to be trained.
+    """A run to train.
 
     Args:
-        label: Of its schedule, for messages.
-        plan: With the tensors of the task.
-        task: The task, and how it is trained.
-        seed: Of the parameters at the start and the order of samples.
-        lr_factor: Times the task's learning rate.
+        label: Label of its schedule, for messages.
+        plan: Plan with the tensors of the task.
+        task: The task and its training settings.
+        seed: Seed of the initial parameters and the order of samples.
+        lr_factor: Factor of the task's learning rate.
         late: Late ranks by operation instance, if the plan drops late ranks.
     """
 
@@ -90,18 +90,18 @@ class Training:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Memory of the run."""
         of_rank = sum(each.nbytes for each in self.plan.buffers) + self.task.rank_nbytes
         return self.task.process_nbytes + self.plan.world_size * of_rank
 
     @property
     def key(self) -> str:
-        """Hash of all inputs of its curve."""
+        """Hash of all inputs that determine its curve."""
         told = (__version__, self.plan.digest(), self.task.digest, *self.request().values())
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
     def request(self) -> dict[str, Any]:
-        """Return the program's input besides the plan."""
+        """Return the input of the program apart from the plan."""
         return {
             "task": self.task.name,
             "seed": self.seed,
@@ -113,13 +113,13 @@ class Training:
 
 
 def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: float = 3600.0) -> TaskSetting:
-    """Ask the program that trains for the tensors of a task.
+    """Ask the training program for the tensors of a task.
 
     Args:
-        name: Of a task that ships, or the path of a file.
+        name: Name of an included task, or the path of a file.
         evaluate_every: See `TaskSetting`.
-        seed: Of its data.
-        time_limit_s: See `TaskSetting`; also to wait for the answer.
+        seed: Seed of its data.
+        time_limit_s: See `TaskSetting`. It also limits the wait for the answer.
 
     Raises:
         ScenarioError: There is no such task, or something is wrong with it.
@@ -136,11 +136,11 @@ def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: flo
 
 
 def train(run: Training) -> Curve:
-    """Train a run in a process of its own. One that diverges has no values, NaN, from then on.
+    """Train a run in a process of its own. If it diverges, its values are NaN from then on.
 
     Raises:
         ScenarioError: The program refuses the task or the plan.
-        RunError: It fails, or takes too long.
+        RunError: The run fails, or takes too long.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
@@ -182,8 +182,8 @@ def _floats(values: Iterable[float | None]) -> list[float]:
 
 
 def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> list[dict[str, Any]]:
-    """Return the lines that the program writes about a request."""
-    # What this process imports, and not what lies around where it was started.
+    """Return the lines that the program writes in answer to a request."""
+    # Import the same packages as this process, not files of the current folder.
     paths = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     env = os.environ | paths | {"OMP_NUM_THREADS": "1"}
     try:
@@ -198,7 +198,7 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
             f"--steps"
         ) from None
     lines = _lines(ended.stdout)
-    if "describe" in request:  # what a task prints, and what torch warns of
+    if "describe" in request:  # output of the task, and warnings of torch
         sys.stderr.write(ended.stderr.decode(errors="replace"))
     if lines and (ended.returncode == 0 or "diverged" in lines[-1]):
         return lines
@@ -211,13 +211,13 @@ def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> lis
 
 
 def _lines(text: bytes) -> list[dict[str, Any]]:
-    """Return the parsed lines, without an incomplete last line and output of the task."""
+    """Return the parsed lines, without an incomplete last line and without output of the task."""
     return [json.loads(line) for line in text.split(b"\n")[:-1] if line.startswith(b"{")]
 
 
 @final
 class Trainer:
-    """Trains runs, equal ones once, and keeps their curves in a folder if there is one.
+    """Trains runs, equal ones only once, and keeps their curves in a folder if there is one.
 
     Attributes: curves: By the key of their run, including reused ones.
     """
@@ -231,17 +231,17 @@ class Trainer:
         say: Callable[[str], None] = lambda _: None,
         free_nbytes: int | None = None,
     ) -> None:
-        """Read the curves that are there.
+        """Read the existing curves.
 
         Args:
             store: Open store of the folder.
-            workers: Where to train; each run is a process of one core.
-            progress: Called with a sentence, how many runs are done, and how many there are.
-            say: Told how much memory runs take, before they do.
-            free_nbytes: Memory for all runs at a time; None: each looks for itself.
+            workers: Workers for the training. Each run is a process of one core.
+            progress: Called with a sentence, the number of finished runs and their total number.
+            say: Called with the memory of the runs, before they start.
+            free_nbytes: Memory for all concurrent runs; None lets each run check for itself.
 
         Raises:
-            ScenarioError: The folder is that of a sweep.
+            ScenarioError: The folder belongs to a sweep.
         """
         self._store = store
         self._workers = workers
@@ -268,11 +268,11 @@ class Trainer:
         return sum(run.plan.n_steps for run in self._wanted.values())
 
     def train(self, runs: Sequence[Training]) -> list[Curve]:
-        """Return the curves of runs, training those that are missing.
+        """Return the curves of runs, after training the missing ones.
 
         Raises:
-            ScenarioError: The program refuses one.
-            RunError: Some fail; all others are done and kept.
+            ScenarioError: The program refuses a run.
+            RunError: Some runs fail. All others are finished and kept.
         """
         wanted = {run.key: run for run in runs}
         self._wanted |= wanted
@@ -301,7 +301,7 @@ class Trainer:
         self.progress("training runs", sum(key in self.curves for key in wanted), len(wanted))
 
     def _n_fit(self, runs: Sequence[Training]) -> int:
-        """Return how many runs fit into memory at once, and report their memory."""
+        """Return the number of runs that fit into memory at once, and report their memory."""
         largest = max(runs, key=lambda run: run.nbytes, default=None)
         if largest is None:
             return 0
