@@ -1,23 +1,24 @@
-"""On which level every load finds its samples, and what the caches keep and let go.
+"""The level on which each load finds its samples, and the samples that caches keep and evict.
 
-Reads count in logical order: step by step, and within a step rank by rank, place by place of the batch. A level is
-asked as the load says; `memory` and `peer` ask one set that all nodes share, in which every sample is on one node at
-most: the one that read it first. Samples read from disk or storage are kept where the load says, in the memory of the
-node that read it if no node has it yet.
+Reads count in logical order: by step, then by rank, then by place in the batch. A load states the levels that it tries,
+in order. `memory` and `peer` share one set for all nodes, in which each sample is on at most one node: the node that
+read it first. A load also states the levels that keep samples read from disk or storage. In memory, a sample is kept on
+the node that read it, unless another node already has it.
 
-Full levels: with `eviction: none` a level keeps what it has, and of what comes next what still fits. An epoch reads
-nothing twice, so of a whole shuffled epoch as much hits as the level holds. With `lru` the least recently used leaves.
-That fits scans badly: with the share c of the data set kept, a shuffled epoch hits
+Full levels: with `eviction: none`, a level keeps its samples and adds only samples that still fit. An epoch reads no
+sample twice. So the hit rate of a whole shuffled epoch is the share of the data set that the level holds. With `lru`,
+the least recently used sample is evicted. That suits scans badly: if a share c of the data set is kept, the hit rate of
+a shuffled epoch is only
 
     c + (1 - c) ln(1 - c)
 
-of the time only: a sample with a share u of an epoch before it, and a share w of the next epoch after it, has not been
-used while the share 1 - u w of all samples was; it is still there if that is at most c.
+Consider a sample with a share u of one epoch before it and a share w of the next epoch after it. Between its two uses,
+a share 1 - u w of all samples is used. It is still there if that is at most c.
 
-Of caches that keep what they have, all loads of an epoch that are alike are looked up at once; of those from which the
-least recently used leaves, read by read.
+For caches without eviction, all similar loads of an epoch are looked up at once. For caches with `lru`, reads are
+looked up one by one.
 
-The order in which ranks read is that of torch's `DistributedSampler`, which deals samples rank by rank, with drop_last.
+Ranks read in the order of torch's `DistributedSampler` with drop_last, which deals samples rank by rank.
 """
 
 import math
@@ -38,27 +39,27 @@ NOWHERE = -1
 
 Evicted: TypeAlias = tuple[tuple[int, int], ...]
 
-#: Random keys that are held at once, or as many as samples are read.
+#: Random keys to hold at once, or the number of samples to read if that is larger.
 _N_KEYS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReads:
-    """How the ranks read the samples of one load, and what it changes.
+    """How the ranks read the samples of one load, and the changes to caches.
 
-    Kept and evicted samples are the net result of the load: a sample that a full cache takes in and lets go for
-    another of the same load is neither kept nor evicted, and so is one that it lets go and takes in again.
+    Kept and evicted samples are the net result of the load. A sample that a full cache adds and evicts within the load
+    is neither kept nor evicted. The same holds for a sample that it evicts and adds again.
 
     Args:
-        number: Of the load, and so of the batch.
-        epoch: That the batch belongs to.
+        number: Number of the load, and so of the batch.
+        epoch: Epoch of the batch.
         samples: Indices of the samples, `[world_size, batch_size]`.
-        level: Where each is read, an index of `LEVELS`, uint8 of the same shape.
-        owner: Which node's memory holds it, -1 if none does that the load may read; of the same shape.
-        keeps_memory: Whether the node has kept it in memory when the load is over, bool of the same shape.
-        keeps_disk: Whether it has kept the file on disk.
-        evicted_memory: (node, sample) that leave memories to make room, in order.
-        evicted_disk: (node, sample) that leave disks.
+        level: Level from which each is read, an index of `LEVELS`, uint8 of the same shape.
+        owner: Node with the sample in a memory that the load may read, -1 if there is none; of the same shape.
+        keeps_memory: Whether the node keeps it in memory after the load, bool of the same shape.
+        keeps_disk: Whether the node keeps the file on disk, bool of the same shape.
+        evicted_memory: Evictions from memories, as (node, sample), in order.
+        evicted_disk: Evictions from disks, as (node, sample).
     """
 
     number: int
@@ -73,16 +74,16 @@ class BatchReads:
 
 
 def epoch_order(dataset: Dataset, epoch: int, world_size: int, *, n_steps: int | None = None) -> NDArray[np.int64]:
-    """Return which samples every rank reads in an epoch, `[n_steps, world_size, batch_size]`.
+    """Return the samples that each rank reads in an epoch, `[n_steps, world_size, batch_size]`.
 
-    Samples are dealt to the ranks in turn, one after the other, from the shuffled whole, or to the ranks of each node
-    from its own part. A rest that does not fill a last step is left out, as with `drop_last`.
+    Samples are dealt to the ranks in turn, from the shuffled whole, or to the ranks of each node from its own part.
+    Samples that do not fill a last step are left out, as with `drop_last`.
 
     Args:
-        dataset: Says how it is shuffled.
-        epoch: From 0.
+        dataset: The data set, which states how it is shuffled.
+        epoch: Number of the epoch, from 0.
         world_size: Ranks.
-        n_steps: Of its first so many steps, 1 or more, which takes less memory than all; all if None.
+        n_steps: Number of first steps to return, 1 or more, which takes less memory than all; all if None.
 
     >>> epoch_order(Dataset(9, 2, 1, 10, (5,), shuffle="none"), 0, world_size=2).tolist()
     [[[0, 2], [1, 3]], [[4, 6], [5, 7]]]
@@ -110,14 +111,14 @@ def node_part(dataset: Dataset, node: int, n_nodes: int) -> NDArray[np.int64]:
 
 
 def _least(keys: np.random.PCG64, n: int, n_least: int) -> NDArray[np.int64]:
-    """Return the places of the least of `n` random keys, in the order of the keys: the first samples of a shuffle.
+    """Return the places of the smallest of `n` random keys, in the order of the keys: the first samples of a shuffle.
 
-    numpy keeps the raw numbers of its generators stable, but not those of its `permutation`.
+    numpy guarantees stable raw numbers of its generators, but not stable results of its `permutation`.
     """
     held = np.empty(0, dtype=np.uint64)
     places = np.empty(0, dtype=np.int64)
     most = np.uint64(2**64 - 1)
-    n_at_once = max(_N_KEYS, n_least)  # more than are read, so that the time goes with n
+    n_at_once = max(_N_KEYS, n_least)  # at least as many as are read, so that the time is proportional to n
     for first in range(0, n, n_at_once):
         drawn = keys.random_raw(min(n_at_once, n - first))
         may_be = np.flatnonzero(drawn <= most)
@@ -136,7 +137,7 @@ _Evicted: TypeAlias = list[_Held]
 
 
 class EvictingCaches:
-    """The disks and memories of all nodes; a full one lets go of what was used least recently.
+    """The disks and memories of all nodes; a full one evicts the least recently used sample.
 
     Args:
         dataset: The data set that is read.
@@ -150,21 +151,21 @@ class EvictingCaches:
         self.clear_memory()
 
     def clear_memory(self) -> None:
-        """Forget what the memories hold, as between two runs."""
+        """Clear the memories, as between two runs."""
         self._owner: dict[int, int] = {}
         self._memories = [_Lru(self._dataset.memory_nbytes) for _ in range(self._n_nodes)]
 
     def on_disk(self, node: int) -> NDArray[np.int64]:
-        """Return the samples whose files a node's disk holds."""
+        """Return the samples that a node's disk holds as files."""
         return np.array(sorted(self._disks[node].held), dtype=np.int64)
 
     def put_on_disk(self, node: int, samples: NDArray[np.int64]) -> None:
-        """Put files on a disk that has room for them."""
+        """Add files to a disk with enough room."""
         for sample in samples.tolist():
             self._disks[node].keep(sample, self._file_nbytes(sample))
 
     def read(self, op: Load, epoch: int, number: int, samples: NDArray[np.int64]) -> Iterator[BatchReads]:
-        """Look up the samples `[n_loads, world_size, batch_size]` of loads that follow one another in an epoch."""
+        """Look up the samples `[n_loads, world_size, batch_size]` of consecutive loads of an epoch."""
         for at, batch in enumerate(samples):
             yield self._read_batch(op, epoch, number + at, batch)
 
@@ -192,7 +193,7 @@ class EvictingCaches:
         return BatchReads(number, epoch, samples, level.astype(np.uint8), owner, *kept, *evicted)
 
     def _settle(self, samples: NDArray[np.int64], keeps: NDArray[np.bool_], evicted: _Evicted) -> tuple[_Held, ...]:
-        """Take out of `keeps` and of what was evicted what cancels: a sample that came and went, or went and came."""
+        """Remove from `keeps` and from the evictions samples that were added and evicted, or evicted and added."""
         if not evicted:
             return ()
         ranks, places = np.nonzero(keeps)
@@ -202,13 +203,13 @@ class EvictingCaches:
         left = []
         for each in evicted:
             if (place := kept.pop(each, None)) is None:
-                left.append(each)  # of one that went, came and went, this is the second time
+                left.append(each)  # the second eviction of a sample that was evicted, added and evicted
             else:
                 keeps[place] = False
         return tuple(left)
 
     def _use(self, order: list[int], node: int, sample: int, owner: int) -> int:
-        """Return the level where a sample is found, whose last use is now."""
+        """Return the level of a sample, and mark the sample as just used."""
         for level in order:
             if (level == MEMORY and owner == node) or (level == PEER and owner not in (node, NOWHERE)):
                 self._memories[owner].held.move_to_end(sample)
@@ -243,7 +244,7 @@ class EvictingCaches:
 
 
 class _Lru:
-    """Contents of one disk or memory, least recently used first: sample -> bytes."""
+    """Contents of one disk or memory, as sample -> bytes, the least recently used first."""
 
     __slots__ = ("_capacity_nbytes", "_nbytes", "held")
 
@@ -253,7 +254,7 @@ class _Lru:
         self._nbytes = 0
 
     def keep(self, sample: int, nbytes: int) -> list[int] | None:
-        """Take a sample in and return what had to leave; None if it is larger than all there is."""
+        """Add a sample and return the evicted ones; None if it is larger than the whole cache."""
         if nbytes > self._capacity_nbytes:
             return None
         gone = []
@@ -270,12 +271,12 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class KeepingCaches:
-    """The disks and memories of all nodes, each of which keeps what it has and, of what comes, what still fits.
+    """The disks and memories of all nodes; each keeps its samples, and adds those that still fit.
 
     Args:
         dataset: The data set that is read.
         world_size: Ranks.
-        keep: Levels that are to keep anything; of the others nothing is noted for each sample.
+        keep: Levels that keep samples. For the others, no arrays by sample are stored.
     """
 
     def __init__(self, dataset: Dataset, world_size: int, keep: AbstractSet[Level]) -> None:
@@ -288,21 +289,21 @@ class KeepingCaches:
         self.clear_memory()
 
     def clear_memory(self) -> None:
-        """Forget what the memories hold, as between two runs."""
+        """Clear the memories, as between two runs."""
         self._owner = _noted(np.int64(NOWHERE), (self._dataset.n_samples,), for_each="memory" in self._keep)
         self._memory_room_nbytes = _room_nbytes(self._dataset.memory_nbytes, len(self._on_disk))
 
     def on_disk(self, node: int) -> NDArray[np.int64]:
-        """Return the samples whose files a node's disk holds."""
+        """Return the samples that a node's disk holds as files."""
         return np.flatnonzero(self._on_disk[node])
 
     def put_on_disk(self, node: int, samples: NDArray[np.int64]) -> None:
-        """Put files on a disk that has room for them."""
+        """Add files to a disk with enough room."""
         self._on_disk[node, samples] = True
         self._disk_room_nbytes[node] -= self._file_nbytes[samples].sum()
 
     def read(self, op: Load, epoch: int, number: int, samples: NDArray[np.int64]) -> Iterator[BatchReads]:
-        """Look up the samples `[n_loads, world_size, batch_size]` of loads that follow one another in an epoch."""
+        """Look up the samples `[n_loads, world_size, batch_size]` of consecutive loads of an epoch."""
         ranks = np.arange(samples.shape[1]) // self._dataset.ranks_per_node
         node = np.broadcast_to(ranks[:, None], samples.shape)
         held_by = self._owner[samples]
@@ -327,7 +328,7 @@ class KeepingCaches:
 
 
 def _noted(value: ScalarT, shape: tuple[int, ...], *, for_each: bool) -> NDArray[ScalarT]:
-    """Return an array of equal values that takes memory only if they are to change."""
+    """Return an array of equal values, which takes memory only if they may change."""
     return np.full(shape, value) if for_each else np.broadcast_to(value, shape)
 
 
@@ -336,7 +337,7 @@ def _room_nbytes(capacity_nbytes: int | None, n_nodes: int) -> NDArray[np.float6
 
 
 def _kept(wanted: NDArray[np.bool_], sizes: NDArray[np.int64], room_nbytes: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which of the wanted `[n_loads, world_size, batch_size]` their nodes keep, and take them off the room."""
+    """Return which of the wanted samples `[n_loads, world_size, batch_size]` nodes keep, and reduce the free room."""
     kept = np.zeros(wanted.shape, dtype=bool)
     by_node = len(wanted), len(room_nbytes), -1
     sizes_by_node = sizes.reshape(by_node)
@@ -352,7 +353,7 @@ def _kept(wanted: NDArray[np.bool_], sizes: NDArray[np.int64], room_nbytes: NDAr
 
 
 def that_fit(sizes: NDArray[np.int64], room_nbytes: float) -> NDArray[np.bool_]:
-    """Return which of a sequence of sizes are kept if each is, in turn, that still fits.
+    """Return which of a sequence of sizes are kept if each that still fits is kept in turn.
 
     >>> that_fit(np.array([3, 4, 2, 1, 9]), 6.0).tolist()
     [True, False, True, True, False]
@@ -373,10 +374,10 @@ Caches: TypeAlias = KeepingCaches | EvictingCaches
 
 
 def look_up(plan: Plan) -> Iterator[BatchReads]:
-    """Yield how every load of a plan reads, in order.
+    """Yield how each load of a plan reads, in order.
 
     Args:
-        plan: A legal plan with a data set.
+        plan: A valid plan with a data set.
     """
     dataset = plan.dataset
     assert dataset is not None
@@ -384,14 +385,14 @@ def look_up(plan: Plan) -> Iterator[BatchReads]:
 
 
 def on_disk_at_first(plan: Plan, node: int) -> NDArray[np.int64]:
-    """Return the samples whose files a node's disk holds when the first load begins, in order."""
+    """Return the samples that a node's disk holds as files when the first load begins, in order."""
     dataset = plan.dataset
     assert dataset is not None
     return _caches_at_first(plan, dataset).on_disk(node)
 
 
 def _caches_at_first(plan: Plan, dataset: Dataset) -> Caches:
-    """Return the caches as the first load finds them: with what was staged in, and what an earlier run has left."""
+    """Return the caches before the first load: with staged samples, and samples that an earlier run has left."""
     caches = _caches(plan, dataset)
     if _stages_in(plan):
         n_nodes = plan.world_size // dataset.ranks_per_node
@@ -418,7 +419,7 @@ def _stages_in(plan: Plan) -> bool:
 
 
 def staged_samples(dataset: Dataset, node: int, n_nodes: int) -> NDArray[np.int64]:
-    """Return the samples whose files are staged in to a node's disk: those that it may read, as far as they fit."""
+    """Return the samples with files that are staged to a node's disk: those that it may read, as far as they fit."""
     samples = node_part(dataset, node, n_nodes)
     if dataset.disk_nbytes is None:
         return samples
