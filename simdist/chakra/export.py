@@ -1,21 +1,22 @@
-"""A plan as execution traces: what every rank does, step by step, without loops.
+"""A plan as execution traces: the operations of each rank, step by step, without loops.
 
-Every operation of a step becomes a node that comes after the operation before it on its stream and after those that
-`simdist.plan.walk` says it waits for, all in `data_deps`. So a consumer that follows dependencies meets the order of
-the plan, and all ranks reach their collectives in the same order.
+Each operation of a step becomes a node. Its `data_deps` are the previous operation on its stream and the dependencies
+from `simdist.plan.walk`. So a consumer that follows dependencies keeps the order of the plan, and all ranks reach their
+collectives in the same order.
 
     compute stream      COMP, is_cpu_op false
     comm stream         COMM_COLL, is_cpu_op false; copies into fusion buffers and the like are COMP
     io stream           MEM_LOAD and MEM_STORE, is_cpu_op false
     delays              COMP; of the host and of storage is_cpu_op true, of the compute stream false
-    waits, ticks        no node: what comes after them comes after what they wait for
+    waits, ticks        no node: their successors depend on their dependencies
 
-`duration_micros` is what the operation costs alone, by the price list: a collective in it waits for no rank and shares
-no link. It holds whole microseconds, so `simdist_duration_s` tells the seconds.
+`duration_micros` is the price of the operation alone, from the price list: without waiting for ranks and without
+sharing links. It holds whole microseconds, so `simdist_duration_s` has the exact seconds.
 
-`comm_size` is what its consumers take it for: the whole buffer, but of an all-gather the part of one rank. A sparse
-buffer is an all-gather of its values and indices, `k * (4 + 4)` bytes a rank: traces know no other sparse payload.
-`tensor_size` is the bytes of the buffers that an operation reads and writes; activations are no buffers.
+`comm_size` follows the convention of its consumers: the whole buffer, but for an all-gather the part of one rank. A
+sparse buffer is an all-gather of its values and indices, `k * (4 + 4)` bytes per rank, because traces have no other
+sparse payload. `tensor_size` is the bytes of the buffers that an operation reads and writes. Activations are not
+buffers.
 """
 
 import json
@@ -58,7 +59,7 @@ _COLLECTIVES: dict[type[Collective], CollectiveType] = {
     ops.Reduce: CollectiveType.REDUCE,
     ops.Broadcast: CollectiveType.BROADCAST,
 }
-#: All other operations that are no collectives of several ranks are `COMP`.
+#: All other operations are `COMP`, except collectives of several ranks.
 _MEMORY_NODES: dict[type[Op], NodeType] = {
     ops.Load: NodeType.MEM_LOAD,
     ops.StageIn: NodeType.MEM_LOAD,
@@ -68,11 +69,11 @@ _MEMORY_NODES: dict[type[Op], NodeType] = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroups:
-    """The process groups of a plan: 0 is the world, and every other group has a number from 1.
+    """The process groups of a plan: 0 is the world, other groups are numbered from 1.
 
     Args:
         world_size: Ranks.
-        first: Number of the first group of each partition of the ranks that is neither the world nor single ranks.
+        first: Partition of the ranks -> number of its first group, without the world and single ranks.
     """
 
     world_size: int
@@ -91,11 +92,11 @@ class ProcessGroups:
         return cls(plan.world_size, first)
 
     def name(self, group: Group, rank: int) -> str:
-        """Return what traces call the group of a rank."""
+        """Return the name of a rank's group in traces."""
         return str(self.first[group] + group.number(rank)) if group in self.first else WORLD
 
     def document(self) -> dict[str, list[int]]:
-        """Return the ranks of every group but the world, by name: the file that simulators take beside the traces."""
+        """Return the ranks of each group except the world, by name: the file that simulators read with the traces."""
         return {
             str(first + n): ranks
             for group, first in self.first.items()
@@ -104,13 +105,13 @@ class ProcessGroups:
 
 
 class NodeTemplates:
-    """Makes nodes that say of an operation what is the same in every step."""
+    """Makes nodes with the attributes of an operation that are the same in every step."""
 
     def __init__(self, plan: Plan, workload: Workload, groups: ProcessGroups) -> None:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._groups = groups
         flops = (tensor.flops * workload.batch_size for tensor in workload.tensors)
-        self._flops = list(accumulate(flops, initial=0.0))  # of the forward pass, before each tensor, and of all
+        self._flops = list(accumulate(flops, initial=0.0))  # of the forward pass, before each tensor, and in total
 
     def make(self, op: Op, rank: int) -> "Message":
         """Return a node with the name, the type and the attributes of an operation on a rank."""
@@ -130,7 +131,7 @@ class NodeTemplates:
         add_attribute(node, "comm_size", "int64", self._buffers[sent].nbytes)
         add_attribute(node, "pg_name", "string", self._groups.name(op.group, rank))
         if isinstance(op, ops.Reduce | ops.Broadcast):
-            offset = rank % (op.group.size * op.group.stride) // op.group.stride  # of the rank among its group
+            offset = rank % (op.group.size * op.group.stride) // op.group.stride  # of the rank in its group
             add_attribute(node, "simdist_root", "int64", rank + (op.root - offset) * op.group.stride)
 
     def _add_work(self, node: "Message", op: Op) -> None:
@@ -148,13 +149,13 @@ class NodeTemplates:
             add_attribute(node, "tensor_size", "uint64", nbytes)
 
     def _flops_of(self, buffer: Buffer) -> float:
-        """Return the forward FLOPs of the tensors of a buffer, of a whole batch."""
+        """Return the forward FLOPs of the tensors of a buffer, for a whole batch."""
         first, last = buffer.tensors or (0, 0)
         return self._flops[last] - self._flops[first]
 
 
 def cautions(plan: Plan) -> list[str]:
-    """Return what consumers of a plan's traces will not see, or may not take, a sentence each."""
+    """Return the parts of a plan that consumers will not see or may not accept, one sentence each."""
     used = {op for body in plan.bodies for op in body}
     found = []
     if any(isinstance(op, ops.Reduce | ops.Broadcast) for op in used):
@@ -169,26 +170,26 @@ def cautions(plan: Plan) -> list[str]:
 
 
 def _communicates(op: Op) -> TypeGuard[Collective]:
-    """Tell whether an operation is a collective, and of more than one rank."""
+    """Tell whether an operation is a collective of more than one rank."""
     return isinstance(op, COLLECTIVES) and op.group.size > 1
 
 
-_VERSION = "0.0.4"  # of the schema that consumers expect; 1.0.0 has the same messages
-_NODE_NBYTES = 180  # of a node, about: a name, dependencies and 5 to 8 attributes
-#: An export that would be larger is refused unless it is asked for: without loops, every step is written out.
+_VERSION = "0.0.4"  # version of the schema that consumers expect; 1.0.0 has the same messages
+_NODE_NBYTES = 180  # approximate size of a node: a name, dependencies and 5 to 8 attributes
+#: Larger exports are refused unless forced. Without loops, each step is written out.
 MAX_NBYTES = 2 * 10**9
 
 
 @dataclass(frozen=True)
 class Export:
-    """A plan, and what its traces tell besides.
+    """A plan, and the additional contents of its traces.
 
     Args:
         plan: The plan of the ranks.
         costs: Its price list.
-        workload: The model, which tells the FLOPs of forward and backward passes.
+        workload: The model, for the FLOPs of forward and backward passes.
         delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
-        n_steps: The first so many steps are written.
+        n_steps: Number of steps to write, from the first.
     """
 
     plan: Plan
@@ -206,7 +207,7 @@ class Export:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all traces together, about."""
+        """Approximate bytes of all traces."""
         counts = [sum(not isinstance(op, ops.Wait | ops.Tick) for op in body) for body in self.plan.bodies]
         n_nodes = sum(counts[body] for body in islice(self.plan.body_of_steps(), self.n_steps))
         return n_nodes * self.plan.world_size * _NODE_NBYTES
@@ -265,15 +266,15 @@ class Export:
 
 
 class _Order:
-    """Order of nodes: in place of an operation without a node stand those it waits for."""
+    """Order of nodes. An operation without a node is replaced by its dependencies."""
 
     def __init__(self) -> None:
-        self._lanes: list[str] = []  # of every instance
-        self._last: dict[str, int] = {}  # instance on each lane
+        self._lanes: list[str] = []  # lane of each instance
+        self._last: dict[str, int] = {}  # last instance on each lane
         self._stand_ins: dict[int, tuple[int, ...]] = {}
 
     def add(self, instance: Instance, *, has_node: bool) -> tuple[int, ...]:
-        """Return the instances that this one comes directly after: on each lane the last one that has a node."""
+        """Return the direct predecessors of this instance: on each lane, the last one with a node."""
         lane = instance.lane.name
         before = self._last.get(lane)
         needed = instance.after if before is None else (before, *instance.after)
@@ -289,7 +290,7 @@ class _Order:
 
 
 def _has_node(op: Op, seconds: float, rank: int) -> bool:
-    """Tell whether an operation is written: not if it only waits, is a delay of nothing, or is for other ranks."""
+    """Tell whether an operation is written. Waits, delays of 0, and operations of other ranks are not."""
     is_idle = isinstance(op, ops.Delay) and not seconds
     is_for_others = isinstance(op, ops.Copy | ops.Save) and not op.by.is_first(rank)
     return not (isinstance(op, ops.Wait | ops.Tick) or is_idle or is_for_others)
@@ -310,7 +311,7 @@ def refuse_size(export: Export) -> None:
     """Refuse an export that would be larger than `MAX_NBYTES`.
 
     Raises:
-        PlanError: It would; says how large, and how many steps fit.
+        PlanError: It would be larger. The message states the size, and the number of steps that fit.
     """
     if export.nbytes <= MAX_NBYTES:
         return
@@ -330,17 +331,17 @@ def write(
 
     Args:
         export: The traces to write.
-        folder: Made if it is not there.
-        prefix: Of the names of the files.
-        force: Replace those that are there.
-        progress: Called with the number of ranks that are done.
+        folder: Target folder; created if missing.
+        prefix: Prefix of the file names.
+        force: Replace existing traces.
+        progress: Called with the number of finished ranks.
 
     Raises:
-        PlanError: There are such traces already.
-        RunError: They cannot be written.
+        PlanError: Such traces exist already.
+        RunError: The traces cannot be written.
         UnsupportedError: protobuf is not installed.
     """
-    message_classes()  # before traces that are there are removed
+    message_classes()  # before existing traces are removed
     with naming_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _clear(folder, prefix, force=force)
@@ -356,7 +357,7 @@ def write(
 
 
 def _clear(folder: Path, prefix: str, *, force: bool) -> None:
-    """Remove the traces of another export: those of more ranks would be taken for ranks of this one."""
+    """Remove the traces of another export: if it had more ranks, they would count as ranks of this one."""
     pattern = re.compile(re.escape(prefix) + r"\.(\d+\.et(\.gz)?|json)")
     there = sorted(file for file in folder.iterdir() if pattern.fullmatch(file.name))
     if there and not force:

@@ -1,11 +1,11 @@
-"""Files of execution traces: one per rank, `PREFIX.<rank>.et`, messages that follow one another, each after its length.
+"""Files of execution traces: one per rank, `PREFIX.<rank>.et`, a sequence of messages, each after its length.
 
-The first message is the head, the others are nodes. There is no mark at the beginning and none at the end. A file may
-be compressed with gzip, which readers in Python take, and simulators mostly do not. Beside the traces of a job may lie
+The first message is the head, the others are nodes. The file has no mark at its beginning or end. It may be compressed
+with gzip, which readers in Python accept but most simulators do not. The folder of a job's traces may contain
 `PREFIX.json` with its process groups.
 
-Head and nodes have attributes. The classes of the messages are made from `SCHEMA` when they are first needed, by the
-library protobuf (extra `chakra`).
+Head and nodes have attributes. The library protobuf (extra `chakra`) makes the classes of the messages from `SCHEMA`
+when they are first needed.
 
 >>> node = message_classes().node(id=7, name="forward", type=NodeType.COMP, data_deps=[3])
 >>> add_attribute(node, "is_cpu_op", "bool", False)
@@ -84,7 +84,7 @@ _SCALARS = (
 )
 _VALUES = tuple(field for kind in _SCALARS for field in (f"{kind} {kind}_val", f"{kind}_values {kind}_list"))
 
-#: Message -> its fields, which are numbered from 1: type and name, an asterisk after the type of a repeated field.
+#: Message -> its fields, numbered from 1: type and name, with an asterisk after the type of a repeated field.
 SCHEMA: dict[str, tuple[str, ...]] = {
     **{f"{kind}_values": (f"{kind}* values",) for kind in _SCALARS},
     "AttributeProto": ("string name", "string doc_string", *_VALUES),  # at most one of its values is set
@@ -108,7 +108,7 @@ AttributeValue: TypeAlias = bool | int | float | str | bytes
 
 
 class MessageClasses(NamedTuple):
-    """The classes of what a trace consists of."""
+    """The classes of a trace's messages."""
 
     head: "type[Message]"
     node: "type[Message]"
@@ -116,7 +116,7 @@ class MessageClasses(NamedTuple):
 
 @cache
 def message_classes() -> MessageClasses:
-    """Return the classes that protobuf makes of `SCHEMA`.
+    """Return the classes that protobuf makes from `SCHEMA`.
 
     Raises:
         UnsupportedError: protobuf is not installed.
@@ -152,7 +152,7 @@ def add_attribute(message: "Message", name: str, kind: str, value: AttributeValu
 
 
 def find(message: "Message", name: str) -> AttributeValue | tuple[AttributeValue, ...] | None:
-    """Return the value of an attribute; None if there is none of that name, or it has no value."""
+    """Return the value of an attribute; None if the attribute or its value is missing."""
     return next((_value(each) for each in message.attr if each.name == name), None)
 
 
@@ -164,12 +164,12 @@ def _value(attribute: "Message") -> AttributeValue | tuple[AttributeValue, ...] 
     return tuple(value.values) if field.endswith("_list") else value
 
 
-#: A head that is as long as the code of a bracket begins with it, too, but no name and colon follow.
+#: If the length of a head equals the code of a bracket, the file also begins like JSON, but without a name and colon.
 _JSON = re.compile(rb'\s*(\[\s*)?\{\s*("[^"]{,80}"\s*:|\})')
 
 
 def write_trace(file: IO[bytes], messages: "Iterable[Message]") -> int:
-    """Write a head and the nodes behind it; return their size in bytes."""
+    """Write a head and its nodes; return their size in bytes."""
     from google.protobuf.proto import serialize_length_prefixed
 
     for message in messages:
@@ -178,13 +178,14 @@ def write_trace(file: IO[bytes], messages: "Iterable[Message]") -> int:
 
 
 def read_trace(path: Path) -> "Iterator[Message]":
-    """Yield the head of a trace, then its nodes; one of them is in memory at a time.
+    """Yield the head of a trace, then its nodes, with one message in memory at a time.
 
     Args:
         path: The file, plain or compressed with gzip.
 
     Raises:
-        TraceError: It cannot be read or is damaged; names the byte, which of a compressed file is one of its contents.
+        TraceError: The file cannot be read or is damaged. The message names the byte, in the contents of a compressed
+            file.
         UnsupportedError: protobuf is not installed.
     """
     classes = message_classes()
@@ -209,7 +210,7 @@ def read_trace(path: Path) -> "Iterator[Message]":
 
 
 def _next(path: Path, file: BufferedReader | gzip.GzipFile, kind: "type[Message]") -> "Message | None":
-    """Return the message that follows; None at the end of the file."""
+    """Return the next message; None at the end of the file."""
     from google.protobuf.message import DecodeError
     from google.protobuf.proto import parse_length_prefixed
     from google.protobuf.unknown_fields import UnknownFieldSet
@@ -220,7 +221,7 @@ def _next(path: Path, file: BufferedReader | gzip.GzipFile, kind: "type[Message]
     except (DecodeError, ValueError, OverflowError, MemoryError):
         message = None
         is_whole = False
-    else:  # a field of another type than the schema's is damage; one that the schema does not have is skipped
+    else:  # a field with a type other than the schema's is damage; fields outside the schema are skipped
         fields = UnknownFieldSet(message) if message is not None else ()
         is_whole = not any(each.field_number in kind.DESCRIPTOR.fields_by_number for each in fields)
     if not is_whole:
@@ -230,10 +231,10 @@ def _next(path: Path, file: BufferedReader | gzip.GzipFile, kind: "type[Message]
 
 
 def find_traces(names: Sequence[Path]) -> list[Path]:
-    """Return the traces that are meant: files, all of a folder, or all that begin with `PREFIX.`.
+    """Return the chosen traces: files, all traces of a folder, or all that begin with `PREFIX.`.
 
     Raises:
-        ScenarioError: There are none, or a folder holds those of several exports.
+        ScenarioError: There are no traces, or a folder contains traces of several exports.
     """
     return [path for name in names for path in _found(name)]
 
@@ -246,7 +247,7 @@ def _found(name: Path) -> list[Path]:
     traces = sorted(file for file in files if file.name.endswith((".et", ".et.gz")))
     others = sorted(file for file in files if file.name.endswith((".json", ".json.gz")))
     if not traces and others:
-        return others[:1]  # to read it says what it is instead
+        return others[:1]  # reading it reports what it is instead
     if not traces:
         raise ScenarioError(
             f"{name}: there are no Chakra traces: write a folder, PREFIX for the files PREFIX.0.et, PREFIX.1.et, ..., "
@@ -268,7 +269,7 @@ def groups_beside(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the process groups of `PREFIX.json` beside a trace, if there is such a file.
 
     Raises:
-        TraceError: It holds something else.
+        TraceError: The file contains something else.
     """
     file = path.with_name(f"{prefix_of(path)}.json")
     if not file.exists():

@@ -1,8 +1,8 @@
 """Execution traces of data-parallel training, one per rank, as a scenario.
 
-Every gradient bucket becomes one tensor, with its seconds of the backward pass; `bucket_size` of the schedule keeps
-tensors apart as they were. Seconds are medians over ranks and steps. Traces do not tell what links there are, so the
-cluster is given; nor what a delay was and what work, so delays are not taken over.
+Each gradient bucket becomes one tensor, with its seconds of the backward pass. `bucket_size` of the schedule keeps the
+tensors in separate buckets, as in the job. Seconds are medians over ranks and steps. Traces do not describe links, so
+the user gives the cluster. Traces do not separate delays from work, so delays are not imported.
 """
 
 from collections import Counter
@@ -21,20 +21,20 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.scenario import Cluster, Scenario, Tensor, Workload, dump
 from simdist.settings.base import shown
 
-_SLOW = 1.05  # of the median rank's work: ranks above it are named
+_SLOW = 1.05  # times the median rank's work: a note names ranks above it
 _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ChakraJob:
-    """Training job as traces describe it.
+    """A training job, as its traces describe it.
 
     Args:
         workload: The job of one rank.
         world_size: Ranks.
-        n_traces: Ranks of which there are traces.
-        n_steps: Steps of them.
-        notes: Facts that the traces do not tell, and omissions, a sentence each.
+        n_traces: Number of traced ranks.
+        n_steps: Steps of the traces.
+        notes: Facts missing from the traces, and omissions, one sentence each.
     """
 
     workload: Workload
@@ -51,13 +51,13 @@ def import_traces(
 
     Args:
         paths: One file per rank.
-        n_steps: How many steps they are of; found out if None.
-        progress: Called with the number of files that are read.
+        n_steps: Number of steps in the traces; detected if None.
+        progress: Called with the number of files read.
 
     Raises:
         TraceError: A trace cannot be read or is damaged.
-        UnsupportedError: This is no data-parallel training, or its steps cannot be recognised.
-        ScenarioError: Two traces are of one rank.
+        UnsupportedError: The job is not data-parallel training, or its steps cannot be recognised.
+        ScenarioError: Two traces belong to one rank.
     """
     job = _JobBuilder(n_steps)
     for number, path in enumerate(paths, 1):
@@ -68,7 +68,7 @@ def import_traces(
 
 
 class _JobBuilder:
-    """Takes one rank after the other and keeps of each its steps."""
+    """Reads one rank after the other, and keeps the steps of each."""
 
     def __init__(self, n_steps: int | None) -> None:
         self._n_steps = n_steps
@@ -77,7 +77,7 @@ class _JobBuilder:
         self._calls: list[AllReduceCall] = []  # of the first trace
         self._steps: dict[int, list[Step]] = {}
         self._groups: dict[str, tuple[int, ...]] = {}
-        self._used: dict[str, AllReduceCall] = {}  # process groups, and a call over each
+        self._used: dict[str, AllReduceCall] = {}  # process groups, and one call over each
         self._world_size = 0
         self._left_out: Counter[str] = Counter()
         self._notes: list[str] = []
@@ -103,7 +103,7 @@ class _JobBuilder:
         self._left_out += trace.left_out
 
     def _begin(self, trace: RankTrace, calls: list[AllReduceCall]) -> None:
-        """Find out from the first trace how all-reduces make up steps."""
+        """Derive from the first trace how all-reduces form steps."""
         self._calls = calls
         if calls[0].step is not None and self._n_steps is None:
             return
@@ -123,7 +123,7 @@ class _JobBuilder:
             self._notes.append("names tell no phases: the backward pass of the first bucket counts as forward pass")
 
     def _compare(self, path: Path, calls: list[AllReduceCall]) -> None:
-        """Refuse a rank whose all-reduces are not those of the first trace."""
+        """Refuse a rank with other all-reduces than the first trace."""
         rule = "in data-parallel training all ranks reduce the same"
         for number, (call, first) in enumerate(zip(calls, self._calls, strict=False)):
             if call.nbytes != first.nbytes:
@@ -135,7 +135,7 @@ class _JobBuilder:
             raise UnsupportedError(f"{path}: has {len(calls)} all-reduces; {theirs}: {rule}")
 
     def imported(self) -> ChakraJob:
-        """Put the ranks together."""
+        """Combine the ranks."""
         world_size = max(self._world_size, len(self._groups.get(WORLD, ())), max(self._steps) + 1)
         self._check_groups(world_size)
         if len(self._steps) < world_size:
@@ -197,15 +197,15 @@ class _JobBuilder:
 
 
 def fit_cluster(cluster: Cluster, world_size: int, *, name: str) -> Cluster:
-    """Return a cluster with as many nodes as a job needs.
+    """Return a cluster with the number of nodes that a job needs.
 
     Args:
-        cluster: Such nodes, however many.
-        world_size: Ranks of the job; fewer than a node has take one node with as many GPUs.
-        name: Of the cluster, for messages.
+        cluster: A cluster of such nodes, of any number.
+        world_size: Ranks of the job. If a node has more GPUs, the result is one node with this many.
+        name: Name of the cluster, for messages.
 
     Raises:
-        ScenarioError: Ranks do not fill its nodes, or it does not fit that many.
+        ScenarioError: Ranks do not fill its nodes, or the cluster cannot have that many.
     """
     gpus_per_node = min(cluster.gpus_per_node, world_size)
     if world_size % gpus_per_node:
@@ -222,7 +222,7 @@ def fit_cluster(cluster: Cluster, world_size: int, *, name: str) -> Cluster:
 
 
 def scenario_of(job: ChakraJob, cluster: Cluster, *, name: str) -> Scenario:
-    """Return the scenario: the job as it was traced, synchronous, every tensor a bucket."""
+    """Return the scenario: the job as traced, synchronous, with one bucket per tensor."""
     schedule = {"kind": "sync", "first_bucket_nbytes": 1, "bucket_nbytes": 1}
     workload = _in_ns(job.workload)
     settings = {"name": name, "cluster": cluster, "workload": workload, "steps": job.n_steps, "schedules": [schedule]}
@@ -230,7 +230,7 @@ def scenario_of(job: ChakraJob, cluster: Cluster, *, name: str) -> Scenario:
 
 
 def _in_ns(workload: Workload) -> Workload:
-    """Round times to nanoseconds, as traces tell no less; rounded sums, so that many buckets add up as they did."""
+    """Round times to the nanoseconds of traces; cumulative sums are rounded, so that many buckets keep their sum."""
     ends_s = np.round(np.cumsum([0.0, *(tensor.backward_s or 0.0 for tensor in workload.tensors)]), 9)
     tensors = tuple(
         tensor.model_copy(update={"backward_s": round(float(seconds), 9)})
@@ -241,7 +241,7 @@ def _in_ns(workload: Workload) -> Workload:
 
 
 def scenario_text(scenario: Scenario, job: ChakraJob) -> str:
-    """Return the file: what to know about it as comments, then the scenario."""
+    """Return the file: notes as comments, then the scenario."""
     about = ["Imported from Chakra execution traces.", "bucket_size 1 B: every tensor is a bucket, as it was traced."]
     lines = [*about, *(f"Note: {note}." for note in job.notes)]
     return "".join(f"# {line}\n" for line in lines) + dump(scenario)

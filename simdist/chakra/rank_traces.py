@@ -1,12 +1,12 @@
-"""One rank of data-parallel training: its work and its all-reduces in program order, cut into training steps.
+"""One rank of data-parallel training: its work and its all-reduces in program order, divided into training steps.
 
-A node that a host operation launched stands where that operation stands, so that a kernel which ran late, because
-communication held it up, still counts where the program has it. Other nodes stand in the order of their ids.
+A node that a host operation launched takes the place of that operation. So a kernel that ran late, because
+communication held it up, still counts at its place in the program. Other nodes are in the order of their ids.
 
-Traces carry no marks of steps, but those of `simdist chakra export` do. Elsewhere the sequence of all-reduces repeats,
-and what stands between the last of a step and the first of the next is the optimizer, then the forward pass, then the
-backward pass of the first bucket. Names tell which is which; where they do not, what follows the very last all-reduce
-is the optimizer, and the rest counts as forward pass.
+Traces from `simdist chakra export` mark their steps. Other traces do not, but their sequence of all-reduces repeats.
+Between the last all-reduce of a step and the first of the next come the optimizer, the forward pass, and the backward
+pass of the first bucket. Names distinguish them. Without such names, the work after the very last all-reduce is the
+optimizer, and the rest counts as forward pass.
 """
 
 import json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TrainingPhase: TypeAlias = Literal["forward", "backward", "optimize"]
 
-#: Names of phases, and of the host operations that launch them: those of PyTorch's autograd, modules and optimizers.
+#: Names of phases, and of the host operations that launch them, from PyTorch's autograd, modules and optimizers.
 _PHASES: tuple[tuple[re.Pattern[str], TrainingPhase], ...] = (
     (re.compile(r"optimizer\.|^(optimize|trust_ratios)\b", re.IGNORECASE), "optimize"),
     (re.compile(r"backward", re.IGNORECASE), "backward"),
@@ -44,9 +44,9 @@ class Work:
     """Computes on the device.
 
     Args:
-        seconds: For how long.
-        phase: Of what; None if the trace does not tell.
-        step: Of which step; None if the trace does not tell.
+        seconds: Duration.
+        phase: Phase of training; None if the trace does not show it.
+        step: Step; None if the trace does not state it.
     """
 
     seconds: float
@@ -62,7 +62,7 @@ class AllReduceCall:
         node: The node, for messages.
         nbytes: Bytes of the bucket.
         group: Name of the process group in the trace.
-        step: Of which step; None if the trace does not tell.
+        step: Step; None if the trace does not state it.
     """
 
     node: str
@@ -80,11 +80,11 @@ class RankTrace:
 
     Args:
         path: The file, for messages.
-        rank: From the trace or from the name of the file; None if neither tells.
-        world_size: None if the trace does not tell.
+        rank: Rank from the trace or from the name of the file; None if neither states it.
+        world_size: Number of ranks; None if the trace does not state it.
         groups: Ranks of the process groups that the trace describes, by name.
         events: Work and all-reduces, in program order.
-        left_out: How many nodes of what kind were left out.
+        left_out: Kind of node -> number of nodes left out.
     """
 
     path: Path
@@ -100,7 +100,7 @@ def read_rank(path: Path) -> RankTrace:
 
     Raises:
         TraceError: It cannot be read, or is damaged.
-        UnsupportedError: It does not all-reduce gradients, or does something else besides.
+        UnsupportedError: It does not all-reduce gradients, or contains other communication.
     """
     messages = read_trace(path)
     facts = _facts(next(messages))
@@ -124,16 +124,16 @@ def _rank_of_name(path: Path) -> int | None:
 
 
 class _Reader:
-    """Takes the nodes of a trace one by one, in any order, and keeps what counts."""
+    """Takes the nodes of a trace one by one, in any order, and keeps the relevant ones."""
 
     def __init__(self, path: Path) -> None:
         self.groups: dict[str, tuple[int, ...]] = {}
         self.left_out: Counter[str] = Counter()
         self._path = path
-        self._kept: list[tuple[int, tuple[int, ...], RankEvent]] = []  # its id, what it was called from
-        self._hosts: dict[int, tuple[TrainingPhase | None, tuple[int, ...]]] = {}  # by id; what it was called from
+        self._kept: list[tuple[int, tuple[int, ...], RankEvent]] = []  # its id, its callers
+        self._hosts: dict[int, tuple[TrainingPhase | None, tuple[int, ...]]] = {}  # by id; its callers
         self._n_nodes = 0
-        self._unknown = ""  # a node that does not tell whether it is of the host
+        self._unknown = ""  # a node without an attribute for host or device
         self._refusal = ""
         self._n_communications = 0
         self._n_host_collectives = 0
@@ -201,11 +201,11 @@ class _Reader:
         self._refusal = self._refusal or f"{self._where(node)} {problem}: {_HINT}"
 
     def refuse(self) -> None:
-        """Refuse, after the last node, what is no data-parallel training.
+        """Refuse, after the last node, a trace that is not data-parallel training.
 
         Raises:
-            TraceError: Its nodes do not tell what they are.
-            UnsupportedError: It does not all-reduce gradients, or does something else besides.
+            TraceError: Its nodes do not state their kind.
+            UnsupportedError: It does not all-reduce gradients, or contains other communication.
         """
         events = [event for _, _, event in self._kept]
         if self._n_communications and not _seconds(events):
@@ -241,7 +241,7 @@ class _Reader:
         return next((dep for dep in deps if dep in self._hosts), None)
 
     def _phase(self, host: int | None) -> TrainingPhase | None:
-        """Return the phase that the name of a host operation tells, or else of the nearest that it was called from."""
+        """Return the phase in the name of a host operation, or else in the name of its nearest caller with a phase."""
         phase = None
         passed = set()
         while host is not None and host not in passed and phase is None:  # converters write some as their own callers
@@ -271,7 +271,7 @@ def _marked_step(node: "Message") -> int | None:
 
 
 def _groups(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the process groups in the text of PyTorch's `process_group:init`, and nothing of what is no such text."""
+    """Yield the process groups in the text of PyTorch's `process_group:init`; nothing for other texts."""
     for found in _GROUP.finditer(text):
         try:
             group = json.loads(found[0])
@@ -306,10 +306,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """How all-reduces make up steps.
+    """How all-reduces form steps.
 
     Args:
-        n_skipped: All-reduces before the first whole step.
+        n_skipped: All-reduces before the first complete step.
         n_calls: All-reduces of a step.
         n_steps: Steps.
     """
@@ -320,10 +320,10 @@ class Rhythm:
 
 
 def find_rhythm(sizes: Sequence[int], n_steps: int | None) -> Rhythm | None:
-    """Return how a sequence of all-reduces repeats; None if `n_steps` equal parts do not make it up.
+    """Return how a sequence of all-reduces repeats; None if it does not consist of `n_steps` equal parts.
 
-    Of several ways to cut it, the shortest step is taken. A first step may differ, as that of PyTorch's
-    DistributedDataParallel does, which remakes its buckets after it. A sequence that does not repeat is one step.
+    If there are several ways to divide it, the shortest step is taken. The first step may differ: PyTorch's
+    DistributedDataParallel rebuilds its buckets after it. A sequence that does not repeat is one step.
 
     >>> find_rhythm([4, 1, 7, 2, 7, 2, 7, 2], None)
     Rhythm(n_skipped=2, n_calls=2, n_steps=3)
@@ -343,7 +343,7 @@ def find_rhythm(sizes: Sequence[int], n_steps: int | None) -> Rhythm | None:
 
 
 def names_phases(rank_trace: RankTrace) -> bool:
-    """Tell whether names in a trace say what belongs to which phase."""
+    """Tell whether names in a trace show the phases."""
     return any(isinstance(event, Work) and event.phase == "backward" for event in rank_trace.events)
 
 
@@ -351,11 +351,11 @@ def cut(rank_trace: RankTrace, rhythm: Rhythm | None) -> list[Step]:
     """Return the steps of a rank_trace.
 
     Args:
-        rank_trace: Of one rank.
-        rhythm: How all-reduces make up steps; None if events tell their steps.
+        rank_trace: The trace of one rank.
+        rhythm: How all-reduces form steps; None if events state their steps.
 
     Raises:
-        TraceError: Some all-reduces tell their step, and others do not.
+        TraceError: Some all-reduces state their step, and others do not.
         UnsupportedError: Not every step has the same all-reduces.
     """
     parts = _by_mark(rank_trace) if rhythm is None else _by_rhythm(rank_trace.events, rhythm)
@@ -384,7 +384,7 @@ def _by_mark(rank_trace: RankTrace) -> list[list[RankEvent]]:
 
 
 def _by_rhythm(events: Sequence[RankEvent], rhythm: Rhythm) -> list[list[RankEvent]]:
-    """Cut events between the last all-reduce of each step and the first of the next."""
+    """Divide the events between the last all-reduce of each step and the first of the next."""
     calls = [place for place, event in enumerate(events) if isinstance(event, AllReduceCall)][rhythm.n_skipped :]
     firsts = calls[:: rhythm.n_calls]
     lasts = calls[rhythm.n_calls - 1 :: rhythm.n_calls]
@@ -397,7 +397,7 @@ def _by_rhythm(events: Sequence[RankEvent], rhythm: Rhythm) -> list[list[RankEve
 
 
 def _border(joint: Sequence[RankEvent], optimize_s: float) -> int:
-    """Return where a step ends in what stands between its last all-reduce and the first of the next step."""
+    """Return where a step ends among the events between its last all-reduce and the first of the next step."""
     phases = [event.phase for event in joint if isinstance(event, Work)]
     if "optimize" in phases:
         return len(phases) - phases[::-1].index("optimize")
@@ -412,7 +412,7 @@ def _seconds(events: Sequence[RankEvent]) -> float:
 
 
 def _step(events: Sequence[RankEvent]) -> Step:
-    """Add up a step. The forward pass ends where the first work is that is known to be of the backward pass."""
+    """Add up a step. The forward pass ends at the first work that is known to belong to the backward pass."""
     nbytes = tuple(event.nbytes for event in events if isinstance(event, AllReduceCall))
     buckets_s = [0.0] * len(nbytes)
     forward_s = 0.0

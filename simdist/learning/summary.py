@@ -268,7 +268,7 @@ def _about_target(found: Sequence[Learned], base: Learned, target: Target) -> It
 
 
 def _same_rates_and_curves(found: Sequence[Learned], base: Learned, target: Target) -> bool:
-    """Tell whether a schedule with another plan has the baseline's means over evaluations up to chance, by seed."""
+    """Tell whether schedules with other plans have the baseline's means over evaluations up to chance, by seed."""
     factors = {each.timed.lr_factor for each in found}
     digests = {each.timed.plan.digest() for each in found}
     means = [(each.values(target) - base.values(target))[:, 1:].mean(axis=1) for each in found if each is not base]
