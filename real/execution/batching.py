@@ -1,13 +1,13 @@
 """All ranks of the virtual world in one forward pass, one backward pass and one update.
 
-A rank of a small model keeps no core busy: its operators take less time than the interpreter takes between them. So the
-models of all ranks are stacked, parameters and buffers `[n_ranks, *shape]`; the forward pass is vectorised over the
-first axis (`torch.func.vmap`), and the gradient of the sum of all losses is, row by row, each rank's own. An optimizer
-that treats each element by itself updates the stack as it updates each rank.
+A rank with a small model does not keep a core busy: its operators take less time than the interpreter between them. So
+the models of all ranks are stacked, with parameters and buffers of shape `[n_ranks, *shape]`. The forward pass is
+vectorised over the first axis (`torch.func.vmap`). Each row of the gradient of the summed losses is the gradient of one
+rank. An optimizer that treats each element separately updates the stack as it would update each rank.
 
-That needs ranks that differ in their values only, and a forward pass that depends on nothing else. `problem_at_once`
-looks for what it can, and tries the rest out: the first batch of two ranks must have the same losses, gradients and
-buffers in both ways.
+This requires that ranks differ only in their values, and that the forward pass depends on nothing else.
+`problem_at_once` checks these conditions where possible and tests the rest: the first batch of two ranks must have the
+same losses, gradients and buffers both ways.
 """
 
 import copy
@@ -36,12 +36,12 @@ class StackedModule(nn.Module):
     """The modules of several ranks as one.
 
     Args:
-        modules: Alike but for the values of their parameters and buffers, which are copied.
+        modules: Modules that differ only in the values of their parameters and buffers, which are copied.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()
-        self._one = (modules[0],)  # in a tuple: its parameters are not this module's
+        self._one = (modules[0],)  # in a tuple, so that its parameters do not count as this module's
         for name, first in modules[0].named_parameters():
             rows = stacked([module.get_parameter(name) for module in modules])
             self._parameters[name] = nn.Parameter(rows, requires_grad=first.requires_grad)
@@ -49,12 +49,12 @@ class StackedModule(nn.Module):
             self._buffers[name] = stacked([module.get_buffer(name) for module in modules])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of all ranks; all shapes begin with their number."""
-        with sdpa_kernel(SDPBackend.MATH):  # the others are not vectorised
+        """Return the outputs of all ranks; all shapes begin with the number of ranks."""
+        with sdpa_kernel(SDPBackend.MATH):  # the other backends cannot be vectorised
             return per_rank(self._call)(dict(self._parameters), dict(self._buffers), inputs)
 
     def lend(self, modules: Iterable[nn.Module]) -> None:
-        """Let parameters and buffers of the modules be rows of this one's."""
+        """Make parameters and buffers of the modules rows of this module's."""
         for rank, module in enumerate(modules):
             own = [*self.parameters(), *self.buffers()]
             for tensor, rows in zip([*module.parameters(), *module.buffers()], own, strict=True):
@@ -66,12 +66,12 @@ class StackedModule(nn.Module):
 
 
 def per_rank(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the function of stacked arguments; it refuses to draw random numbers, which would be others."""
+    """Return the function of stacked arguments; it refuses to draw random numbers, because they would differ."""
     return vmap(function, randomness="error")
 
 
 def stacked(rows: Sequence[Tensor]) -> Tensor:
-    """Return a copy of the ranks' tensors, `[n_ranks, *shape]`, each row laid in memory as they are."""
+    """Return a copy of the ranks' tensors, `[n_ranks, *shape]`; each row keeps its memory layout."""
     first = rows[0].detach()
     found = laid_like(first.new_empty(len(rows), first.numel()), first.expand(len(rows), *first.shape))
     for place, row in zip(found, rows, strict=True):
@@ -102,12 +102,12 @@ def problem_at_once(
     device: torch.device,
     autocast: torch.dtype | None,
 ) -> str | None:
-    """Return why ranks must be computed one after the other, in a sentence; None if they need not.
+    """Return why ranks must be computed one after the other, in a sentence; None if they can be computed at once.
 
     Args:
         plan: The plan.
-        made: Module, optimizer and scheduler of every rank.
-        loss: Of outputs and targets.
+        made: Module, optimizer and scheduler of each rank.
+        loss: Function of outputs and targets.
         batch: (number of the pass, rank) -> batch.
         outer: Makes the outer optimizer.
         device: Where to compute.
@@ -132,18 +132,18 @@ def problem_at_once(
             return "the optimizer updates what is not in the model"
         if odd is not None:
             return f"rank {odd} has another model, optimizer, learning rate or other setting of it than rank 0"
-        for optimizer in used:  # Adagrad has a state from the beginning, which the trial would miss
+        for optimizer in used:  # Adagrad has state from the beginning, which the trial would miss
             if type(optimizer) is not torch.optim.Adagrad and (problem := problem_of(optimizer)):
                 return f"{type(optimizer).__name__} {problem.split('; take')[0]}"
         return _difference([module for module, *_ in made], loss, batch, device, autocast)
     except RunError as error:
         return str(error)
-    except Exception as error:  # whatever a model does that cannot be vectorised
+    except Exception as error:  # any operation of a model that cannot be vectorised
         return f"torch.func.vmap refuses the model: {type(error).__name__}: {str(error).partition('. ')[0].strip()}"
 
 
 def stack(made: Sequence[Made]) -> tuple[StackedModule, torch.optim.Optimizer]:
-    """Return one module, and one optimizer of its parameters: that of rank 0. Modules are as large as before."""
+    """Return one module, and one optimizer of its parameters, that of rank 0. Modules keep their size."""
     modules = [each[0] for each in made]
     optimizer = made[0][1]
     module = StackedModule(modules)
@@ -164,7 +164,7 @@ def _difference(
     device: torch.device,
     autocast: torch.dtype | None,
 ) -> str | None:
-    """Try the first batch of two ranks in both ways."""
+    """Try the first batch of two ranks both ways."""
     before = torch.get_rng_state()
     inputs, targets = (each.to(device)[[0, -1]] for each in stacked_batch(batch, len(modules), 0))
     if not torch.equal(before, torch.get_rng_state()):
@@ -195,7 +195,7 @@ def _difference(
 
 
 def _kind_of(module: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Scheduler | None) -> tuple[Any, ...]:
-    """Return what must be the same on all ranks."""
+    """Return the properties that must be equal on all ranks."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     tensors = [(name, each.shape, each.dtype, each.stride(), each.requires_grad) for each, name in names.items()]
     groups = [group | {"params": [names.get(each) for each in group["params"]]} for group in optimizer.param_groups]

@@ -1,17 +1,17 @@
-"""The executor: walks a plan and performs it, operation by operation, on this rank.
+"""The executor: walks a plan and performs each operation on this rank.
 
-It knows what an operation is, not why it is there: no period, level or warm-up appears here. The host walks the plan
-and submits every instance to the lane of its stream; a lane performs them in order; `Instance.after` says what an
-instance waits for on other lanes.
+It knows operations, but not their purpose: no period, level or warm-up appears here. The host walks the plan and
+submits each instance to the lane of its stream. A lane performs its instances in order. `Instance.after` lists the
+dependencies of an instance on other lanes.
 
 **A backward pass** is one call of autograd, but several operations of a plan: `Backward(bucket)` is done when the
-gradients of that bucket are. The performer of compute operations is then inside autograd, in the hook that completed
-the bucket. From there it ends this `Backward`, goes on with whatever the plan has next, and returns into autograd when
-it has begun the next `Backward`. So a hook may launch collectives (the overlap), or compute something in between.
+gradients of that bucket are done. At that moment the compute lane is inside autograd, in the hook that completed the
+bucket. There it ends this `Backward`, continues with the next operations of the plan, and returns into autograd when it
+has begun the next `Backward`. So a hook may launch collectives (the overlap), or compute something in between.
 
-**Who drives.** `Executor.run` performs all of a plan with a `Program`. A training loop of the user drives the executor
-instead: `reach` performs everything up to the next operation of a kind and begins that one, which the user's code then
-performs; `done` ends it.
+**Control.** `Executor.run` performs a whole plan with a `Program`. Alternatively, the user's training loop drives the
+executor: `reach` performs everything up to the next operation of a kind and begins that operation. The user's code
+performs it, and `done` ends it.
 """
 
 import threading
@@ -44,13 +44,13 @@ OpT = TypeVar("OpT", bound=ops.Op)
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """How the streams of a rank are made.
+    """Settings of a rank's streams.
 
     Args:
-        device: Of computation.
-        collectives_block: Collectives hold up who calls them (gloo), so they need a thread; those of NCCL are enqueued.
-        compute_in_caller: On a CPU, computation takes place in the thread that walks the plan, as in a user's own
-            training loop, instead of in a thread of its own. On a GPU that makes no difference.
+        device: Device of computation.
+        collectives_block: Collectives block their caller (gloo), so they need a thread. Those of NCCL are enqueued.
+        compute_in_caller: On a CPU, the thread that walks the plan also computes, as in a user's own training loop.
+            Otherwise a separate thread computes. On a GPU this makes no difference.
     """
 
     device: torch.device
@@ -62,18 +62,18 @@ class World(Protocol):
     """Performs collectives with the other ranks."""
 
     def perform(self, op: ops.Collective, memory: Memory) -> None:
-        """Perform a collective; return when its result is there, or enqueued on a GPU."""
+        """Perform a collective; return when its result is ready, or enqueued on a GPU."""
 
     def is_over(self) -> bool:
-        """Tell whether the next all-reduce that drops the late has happened without this rank."""
+        """Tell whether the next all-reduce that drops late ranks has happened without this rank."""
 
 
 class Watch(Protocol):
-    """Knows whether the run has failed, here or on another rank, and tells others how far this one is.
+    """Knows whether the run has failed, here or on another rank, and reports the progress of this rank.
 
     Args:
-        position: The last operation of the comm stream that has begun, as an instance index.
-        failed: Set when the run has failed; then no wait goes on.
+        position: Instance index of the last operation of the comm stream that has begun.
+        failed: Set when the run has failed, which ends all waits.
     """
 
     position: int
@@ -85,7 +85,7 @@ class Watch(Protocol):
 
 @dataclass(slots=True)
 class _Pass:
-    """A backward pass under way: the `Backward` that has begun, and how many are still to end."""
+    """A running backward pass: the `Backward` that has begun, and the number of those still to end."""
 
     open: Instance
     n_left: int
@@ -95,16 +95,16 @@ class Executor:
     """Performs a plan on one rank.
 
     Args:
-        plan: A legal plan.
-        rank: Which rank this is.
+        plan: A valid plan.
+        rank: Number of this rank.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         world: Performs collectives.
-        program: Performs the rest.
+        program: Performs all other operations.
         memory: The buffers.
-        lanes: How streams are made.
-        recorder: For the times; None if they are not wanted.
-        watch: Looked at wherever this rank waits for others.
-        first_step: Where to begin, after a checkpoint.
+        lanes: Settings of the streams.
+        recorder: Records the times; None to record none.
+        watch: Checked wherever this rank waits for others.
+        first_step: First step to perform, when resuming from a checkpoint.
         waiting: Makes the context in which the host or computation waits for communication.
     """
 
@@ -130,7 +130,7 @@ class Executor:
         self._memory = memory
         self._watch = watch
         self._waiting = waiting
-        self._errors: list[BaseException] = []  # of lanes, the first cause first
+        self._errors: list[BaseException] = []  # from lanes, the first cause first
         self._submitted = -1
         self._steps = StepIndex(plan, [len(body) for body in plan.bodies])
         self._first_index = self._steps.before(first_step)
@@ -141,10 +141,10 @@ class Executor:
             if each.step >= first_step or each.index in self._loads.early
         )
         self._pass: _Pass | None = None
-        self._buckets: dict[tuple[int, int], tuple[ops.Backward, ...]] = {}  # by body and place of the first one
+        self._buckets: dict[tuple[int, int], tuple[ops.Backward, ...]] = {}  # by body and place of its first operation
         self._enters = [ops.entering(body) for body in plan.bodies]
         self._rank = rank
-        self._late_step = -1  # the last step that this rank sits out because it is late
+        self._late_step = -1  # the last step that this rank sat out because it was late
         self._recorder = recorder
         self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
@@ -155,11 +155,11 @@ class Executor:
 
     @property
     def has_ticks(self) -> bool:
-        """Whether the plan ticks."""
+        """Whether the plan contains ticks."""
         return bool(self._ticks)
 
     def start_clock(self, start_s: float) -> None:
-        """Let ticks count from a moment of this rank's clock; otherwise they count from when this was made."""
+        """Let ticks count from a moment of this rank's clock; by default they count from the executor's creation."""
         self._ticks.start_s = start_s
 
     def run(self) -> None:
@@ -176,7 +176,7 @@ class Executor:
             self.close()
 
     def reach(self, kind: type[OpT]) -> tuple[Instance, OpT] | None:
-        """Submit instances up to the next one of a kind, begin that one and return it; None at the end of the plan."""
+        """Submit instances up to the next one of a kind, begin it and return it; None at the end of the plan."""
         for instance in self._order:
             if isinstance(instance.op, kind):
                 self._submitted = instance.index
@@ -192,18 +192,18 @@ class Executor:
         self._lane(instance).end(instance)
 
     def sits_out(self, step: int) -> bool:
-        """Tell whether this rank sits a step out, as the plan says, or as it has found when it was about to enter."""
+        """Tell whether this rank sits a step out, by the plan or because it was late when it was about to enter."""
         enter = self._enters[self._steps.body(step)]
         return enter is not None and (self._rank in enter.absent or self._late_step == step)
 
     def finish_step(self, step: int) -> None:
-        """Submit what is left of a step."""
+        """Submit the rest of a step."""
         last = self._steps.before(step + 1) - 1
         while self._submitted < last:
             self._submit(next(self._order))
 
     def bucket_complete(self) -> bool:
-        """End the `Backward` under way and go on to the next one, if there is one; tell whether there is."""
+        """End the running `Backward` and begin the next one, if there is one; return whether there is."""
         under_way = self._pass
         assert under_way is not None
         self._lane(under_way.open).end(under_way.open)
@@ -218,7 +218,7 @@ class Executor:
         raise RunError("the plan ends within a backward pass")
 
     def buckets(self, first: Instance) -> tuple[ops.Backward, ...]:
-        """Return what a backward pass is made of that begins with an instance: up to the next forward pass, if any."""
+        """Return the operations of the backward pass that begins with an instance, up to the next forward pass."""
         body = self._steps.body(first.step)
         if (body, first.position) not in self._buckets:
             rest = takewhile(lambda op: not isinstance(op, ops.Forward), self._plan.bodies[body][first.position :])
@@ -226,13 +226,13 @@ class Executor:
         return self._buckets[body, first.position]
 
     def drain(self) -> None:
-        """Wait until all that was submitted is done."""
+        """Wait until all submitted instances are done."""
         for lane in self._lanes.values():
             lane.drain()
         self._check()
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Tell the threads to end."""
         for lane in self._lanes.values():
             lane.close()
 
@@ -242,7 +242,7 @@ class Executor:
             lane.join(timeout_s)
 
     def _make_lanes(self, lanes: Lanes) -> dict[str, Performer]:
-        """Make what performs each stream: lanes that share a communicator take turns in program order."""
+        """Make the performer of each stream; lanes that share a communicator take turns in program order."""
         performed = self._execute, self._recorder, self._on_end
         device = self._device
         failed = self._check
@@ -278,7 +278,7 @@ class Executor:
         return isinstance(self._lanes[COMPUTE.stream], ThreadLane)
 
     def _computing(self) -> Iterator[Instance]:
-        """Return where the performer of compute operations finds the next one."""
+        """Return the source of the next compute operation."""
         lane = self._lanes[COMPUTE.stream]
         return lane.instances() if isinstance(lane, ThreadLane) else self._order
 
@@ -298,7 +298,7 @@ class Executor:
         self._watch.check()
 
     def _execute(self, instance: Instance) -> None:
-        """Perform an instance, in its lane."""
+        """Perform an instance in its lane."""
         with self._lane(instance).active():
             self._begin(instance)
             if self._passes_over(instance):
@@ -331,7 +331,7 @@ class Executor:
         return nullcontext() if self._communicating.isdisjoint(streams) else self._waiting()
 
     def _stream(self, index: int, later: Instance) -> str:
-        """Return the stream of an instance before another one."""
+        """Return the stream of instance `index`, which comes before `later`."""
         step = later.step
         first = later.index - later.position
         if index < first:
@@ -340,7 +340,7 @@ class Executor:
         return ops.lane_of(self._plan.bodies[self._steps.body(step)][index - first]).stream
 
     def _backward(self, instance: Instance) -> None:
-        if self._pass is not None:  # within a pass: `bucket_complete` takes it from here
+        if self._pass is not None:  # within a pass, `bucket_complete` takes it from here
             self._pass.open = instance
             return
         buckets = self.buckets(instance)
@@ -362,7 +362,7 @@ class Executor:
                 self._ticks.wait(instance)
             case ops.Delay():
                 self._delay(op, step)
-            case ops.Wait() | ops.Backward():  # over when what it comes after is; backward passes are not for here
+            case ops.Wait() | ops.Backward():  # done when its dependencies are; backward passes are performed elsewhere
                 pass
             case _:
                 self._program.perform(op, step)
@@ -376,11 +376,11 @@ class Executor:
 
 
 class _Loads:
-    """Numbers the loads of a plan, and finds those before a first step that load a batch of it or of a later one.
+    """Numbers the loads of a plan, and finds loads before a first step with batches for it or for later steps.
 
     Attributes:
-        early: Their instances.
-        first_step: The first step that has one of them, or else the first one to do.
+        early: Instances of these loads.
+        first_step: The first step that contains one of them, or else the first step to perform.
     """
 
     def __init__(self, plan: Plan, steps: StepIndex, first_step: int) -> None:
@@ -398,6 +398,6 @@ class _Loads:
         )
 
     def number(self, instance: Instance) -> int:
-        """Return the number of a load, and so of the batch that it loads."""
+        """Return the number of a load, which is also the number of its batch."""
         places = self._places[self._steps.body(instance.step)]
         return self._loads.before(instance.step) + places.index(instance.position)

@@ -1,6 +1,6 @@
-"""Needs of the streams of a GPU: times of its events, waiting that ends, and a way to hold a stream up.
+"""Tools for the streams of a GPU: times of its events, interruptible waits, and delays of a stream.
 
-Everything here goes on while the GPU works: nothing but `await_event` and the constructors wait for it.
+All functions run while the GPU works. Only `await_event` and the constructors wait for it.
 """
 
 import time
@@ -17,31 +17,31 @@ from simdist.errors import RunError
 
 NewEvent = Callable[[], torch.cuda.Event]
 
-_POLL_S = 50e-6  # how late a host may notice that an event has happened
+_POLL_S = 50e-6  # largest delay with which a host notices an event
 _RENEW_S = 1.0
-_DRIFT = 1e-4  # more than the clocks of a GPU and its host may differ in rate
+_DRIFT = 1e-4  # upper bound of the rate difference between the clocks of a GPU and its host
 _PATIENCE_S = 1.0
 _N_MARKS = 8
-# A GPU that was idle needs some tenths of a second to reach its clock.
+# An idle GPU needs some tenths of a second to reach its full clock rate.
 _TRIAL_S = 0.01
 _N_TRIALS = 30
-_SHORTEST_S = 1e-3  # of a spin from which to learn
+_SHORTEST_S = 1e-3  # shortest spin to learn from
 
 
 def timed_event() -> torch.cuda.Event:
-    """Return a new event that knows when it happens."""
+    """Return a new event that records its time."""
     return torch.cuda.Event(enable_timing=True)
 
 
 def await_event(event: torch.cuda.Event, check: Callable[[], None]) -> None:
-    """Hold up the host until an event has happened.
+    """Block the host until an event has happened.
 
-    Not by `event.synchronize()`: a collective whose peers are gone never ends, and nothing gets the thread back that
-    waits for it in the driver.
+    `event.synchronize()` would not do: if the peers of a collective are gone, it never ends, and a thread that waits
+    for it in the driver cannot be interrupted.
 
     Args:
-        event: Recorded before.
-        check: Called again and again; raises when the run has failed.
+        event: An event that was recorded.
+        check: Called repeatedly; raises when the run has failed.
     """
     while not event.query():
         check()
@@ -52,7 +52,7 @@ def await_event(event: torch.cuda.Event, check: Callable[[], None]) -> None:
 def own_stream(device: torch.device) -> Iterator[None]:
     """Give the calling thread a CUDA stream of its own, if the device is a GPU.
 
-    A new thread begins with GPU 0 and its default stream, which is where the main thread computes.
+    A new thread starts with GPU 0 and its default stream, on which the main thread computes.
     """
     if device.type != "cuda":
         yield
@@ -64,32 +64,32 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event, and when it happened by the host's clock."""
+    """An event, and its time by the host's clock."""
 
     event: torch.cuda.Event
     at_s: float
 
     def time_s(self, event: torch.cuda.Event) -> float:
-        """Return when a later event happened; torch has the difference as float32 milliseconds."""
+        """Return the time of a later event; torch gives the difference as float32 milliseconds."""
         return self.at_s + float(self.event.elapsed_time(event)) / 1e3
 
 
 @final
 class GpuClock:
-    """Tells when events of a GPU happened, by the host's clock.
+    """Converts events of a GPU into times of the host's clock.
 
-    A mark is an event on a stream where nothing else is, so that it happens as soon as the host records it, between two
-    looks at the host's clock. Clocks drift, and the float32 differences to a mark grow coarse (after 100 s, 8 us). So
-    marks are renewed, but must not hold up the host where the GPU does not answer at once, because others share it:
-    a caller that wants a new mark waits no longer for it than the old one may be wrong by.
+    A mark is an event on an otherwise empty stream, so it happens as soon as the host records it, between two readings
+    of the host's clock. Clocks drift, and the float32 differences to a mark get coarse (8 us after 100 s). So marks are
+    renewed. This must not block the host if the GPU responds late because others share it. So a caller waits for a new
+    mark no longer than the possible error of the old one.
 
     Args:
-        stream: Nothing else may use it.
+        stream: A stream that nothing else uses.
         new_event: Makes an event.
         now: The host's clock.
 
     Raises:
-        RunError: The GPU does not answer.
+        RunError: The GPU does not respond.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class GpuClock:
         return self._latest
 
     def _take(self, patience_s: float) -> tuple[Mark, float] | None:
-        """Return a mark and how unsure its time is; None if the GPU takes longer than that to answer."""
+        """Return a mark and the uncertainty of its time; None if the GPU takes longer than a limit to respond."""
         event = self._new_event()
         before_s = self._now()
         event.record(self._stream)
@@ -127,14 +127,14 @@ class GpuClock:
 
 @final
 class Spin:
-    """Holds up the current CUDA stream for a given time, by a kernel that counts cycles.
+    """Delays the current CUDA stream for a given time, with a kernel that counts cycles.
 
-    The length of a cycle changes with load and temperature, so every spin is timed, and the next ones learn from it.
-    A spin is never shorter than it counts, but may be longer where processes take turns on a GPU: the fastest of the
-    last few counts.
+    The length of a cycle changes with load and temperature, so each spin is timed, and later ones use the result. A
+    spin is never shorter than its cycles, but may be longer if processes take turns on a GPU. So the fastest of the
+    last few spins counts.
 
     Args:
-        device: The GPU; it spins for a while at once, to be measured.
+        device: The GPU. It spins for a while immediately, for a first measurement.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -160,7 +160,7 @@ class Spin:
         self._timed.append((n_cycles, begin, end))
 
     def _learn(self) -> None:
-        """Take the lengths of the spins that are over."""
+        """Take the lengths of the finished spins."""
         while self._timed and self._timed[0][2].query():
             n_cycles, begin, end = self._timed.popleft()
             length_s = begin.elapsed_time(end) / 1e3

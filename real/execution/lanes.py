@@ -1,17 +1,17 @@
 """Streams of one rank: each performs its operations in order.
 
-A *thread lane* hands them to a thread of its own; that is a stream on a CPU, and whatever blocks its caller elsewhere
-(storage, collectives of gloo). A *direct lane* performs an operation at once in the thread that submits it: on a GPU
-that only enqueues kernels on a CUDA stream, and events say when they run; on a CPU it is the host itself, and the
-compute stream of a user's own training loop.
+A *thread lane* hands them to a thread of its own. Streams on a CPU are thread lanes. So are, on all devices, streams
+with calls that block (storage, collectives of gloo). A *direct lane* performs an operation immediately in the
+submitting thread. On a GPU, this only enqueues kernels on a CUDA stream, and events record when they run. On a CPU,
+direct lanes are the host itself and the compute stream of a user's own training loop.
 
-The plan tells the predecessors of an instance. `Performer.order` puts it in order: a CUDA stream waits for an event,
-without holding up the host; in all other cases the caller waits.
+The plan states the predecessors of an instance. `Performer.order` enforces the order: a CUDA stream waits for an event
+without blocking the host; in all other cases the caller waits.
 
-**Threads on a GPU.** Collectives of gloo take CUDA tensors, and copy them to the host and back on streams of their own;
-they return when the copy back is enqueued, not when it is done. A thread lane therefore has a CUDA stream too, and an
-instance of it is done when that stream is. On the default stream, where the main thread computes, its copies would
-queue behind all that the host has run ahead with, and the overlap would be lost.
+**Threads on a GPU.** Collectives of gloo accept CUDA tensors, and copy them to the host and back on streams of their
+own. They return when the copy back is enqueued, not when it is done. So a thread lane also has a CUDA stream, and its
+instance is done when that stream is done. On the default stream, on which the main thread computes, these copies would
+queue behind all kernels that the host has enqueued ahead. The overlap would be lost.
 """
 
 import abc
@@ -34,7 +34,7 @@ from simdist.plan import Instance
 Perform = Callable[[Instance], None]
 OnEnd = Callable[[Instance, Ended], None]
 
-_LOOK_S = 0.25  # how often a blocked thread looks whether the run has failed
+_LOOK_S = 0.25  # interval at which a blocked thread checks whether the run has failed
 
 
 class Performer(abc.ABC):
@@ -42,11 +42,12 @@ class Performer(abc.ABC):
 
     Args:
         perform: Performs an instance, or enqueues its kernels.
-        recorder: For the times; None if they are not wanted.
-        on_end: Told of each instance that it has ended, or will have when the GPU gets there, before others are.
+        recorder: Records the times; None to record none.
+        on_end: Called with each instance that has ended, or will have ended when the GPU gets there, before others
+            learn of it.
     """
 
-    cuda_stream: torch.cuda.Stream | None = None  # that the lane enqueues on, if it does
+    cuda_stream: torch.cuda.Stream | None = None  # the stream on which the lane enqueues, if any
 
     def __init__(self, perform: Perform, recorder: Recorder | None, on_end: OnEnd) -> None:
         self._perform = perform
@@ -59,37 +60,37 @@ class Performer(abc.ABC):
 
     @abc.abstractmethod
     def order(self, index: int, cuda_stream: torch.cuda.Stream | None) -> None:
-        """Let what comes next come after instance `index` of this lane.
+        """Make the next work wait for instance `index` of this lane.
 
         Args:
-            index: Of an instance that was submitted here.
-            cuda_stream: Where the next comes; None is the calling thread itself.
+            index: Index of an instance that was submitted here.
+            cuda_stream: Stream of the next work; None is the calling thread itself.
         """
 
     def active(self) -> AbstractContextManager[object]:
-        """Return the context in which operations of this lane are performed."""
+        """Return the context for operations of this lane."""
         return nullcontext()
 
     def begin(self, instance: Instance) -> None:
-        """Note that an instance is ready and begins."""
+        """Record that an instance is ready and begins."""
         if self._recorder:
             self._recorder.begin(instance.index, now_s())
 
     def end(self, instance: Instance) -> None:
-        """Note that an instance is done, or will be when the GPU gets there."""
+        """Record that an instance is done, or will be when the GPU gets there."""
         at_s = now_s()
         if self._recorder:
             self._recorder.end(instance.index, at_s)
         self._on_end(instance, lambda: at_s)
 
     def drain(self) -> None:  # noqa: B027  (nothing to wait for, unless a lane says otherwise)
-        """Wait until all that was submitted is done and its times are recorded."""
+        """Wait until all submitted instances are done and their times are recorded."""
 
     def close(self) -> None:  # noqa: B027
-        """Take no more."""
+        """Accept no more instances."""
 
     def join(self, timeout_s: float) -> None:  # noqa: B027
-        """Wait until nothing of the lane runs any longer, but not for ever."""
+        """Wait until no work of the lane is running, with a time limit."""
 
 
 @final
@@ -100,10 +101,10 @@ class ThreadLane(Performer):
         perform: Runs in the thread; see `Performer`.
         recorder: See `Performer`.
         on_end: See `Performer`.
-        name: Of the thread.
-        device: Of the tensors that it works on.
-        failed: Raises when the run has failed; no wait goes on then.
-        on_error: Told about an exception of `perform`, after which the thread ends.
+        name: Name of the thread.
+        device: Device of its tensors.
+        failed: Raises when the run has failed, which ends all waits.
+        on_error: Called with an exception of `perform`, after which the thread ends.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class ThreadLane(Performer):
         self._queue.put(instance)
 
     def instances(self) -> Iterator[Instance]:
-        """Yield the instances as they come, until the lane is closed; only for the lane's own thread."""
+        """Yield the instances as they arrive, until the lane is closed; only for the lane's own thread."""
         while (instance := self._queue.get()) is not None:
             yield instance
 
@@ -150,7 +151,7 @@ class ThreadLane(Performer):
                 self._changed.wait(_LOOK_S)
 
     def end(self, instance: Instance) -> None:
-        """Note that the instance is done, and tell those that wait for it."""
+        """Record that the instance is done, and notify the threads that wait for it."""
         if self._device.type == "cuda":
             await_event(torch.cuda.current_stream(self._device).record_event(), self._failed)
         super().end(instance)
@@ -159,11 +160,11 @@ class ThreadLane(Performer):
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Wait until all that was submitted is done."""
+        """Wait until all submitted instances are done."""
         self.order(self._submitted, None)
 
     def close(self) -> None:
-        """Let the thread end when it has done what it has."""
+        """Let the thread end after its queued work."""
         self._queue.put(None)
 
     def join(self, timeout_s: float) -> None:
@@ -182,27 +183,27 @@ class ThreadLane(Performer):
 
 @final
 class DirectLane(Performer):
-    """A stream whose operations the submitting thread performs at once."""
+    """A stream with operations that the submitting thread performs immediately."""
 
     def submit(self, instance: Instance) -> None:
         """Perform the instance."""
         self._perform(instance)
 
     def order(self, index: int, cuda_stream: torch.cuda.Stream | None) -> None:
-        """Do nothing: whatever was submitted is done."""
+        """Do nothing: all submitted instances are done."""
 
 
 @final
 class CudaLane(Performer):
-    """A stream that is a CUDA stream: what is submitted is enqueued at once, and runs when the GPU gets there.
+    """A CUDA stream: submitted instances are enqueued immediately, and run when the GPU gets there.
 
     Args:
         perform: See `Performer`.
-        recorder: Takes the times that events bring.
+        recorder: Records the times of events.
         on_end: See `Performer`.
         stream: The CUDA stream.
-        clock: Knows when events happened.
-        failed: Raises when the run has failed; no wait goes on then.
+        clock: Converts events into times.
+        failed: Raises when the run has failed, which ends all waits.
         new_event: Makes an event.
     """
 
@@ -224,7 +225,7 @@ class CudaLane(Performer):
         self._new_event = new_event
         self._began: dict[int, tuple[Mark, torch.cuda.Event]] = {}
         self._ended: dict[int, torch.cuda.Event] = {}
-        self._pending: deque[int] = deque()  # which have an event of their end, and no times yet
+        self._pending: deque[int] = deque()  # instances with an event at their end, but no times yet
 
     def active(self) -> AbstractContextManager[object]:
         """Return the context that makes the stream current."""
@@ -239,7 +240,7 @@ class CudaLane(Performer):
         """Let the CUDA stream, or the caller, wait for the event of the instance's end."""
         event = self._ended.get(index)
         if event is None:
-            return  # its times are recorded already, so it is done
+            return  # its times are already recorded, so it is done
         if cuda_stream is None:
             await_event(event, self._failed)
         elif cuda_stream != self._stream:
@@ -269,7 +270,7 @@ class CudaLane(Performer):
         return event
 
     def _collect(self) -> None:
-        """Record the times of what is done, and let go of its events."""
+        """Record the times of finished instances, and release their events."""
         while self._pending and self._ended[self._pending[0]].query():
             index = self._pending.popleft()
             mark, began = self._began.pop(index)

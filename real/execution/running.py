@@ -1,4 +1,4 @@
-"""One run: a plan, performed by the processes that are connected, and the trace that it leaves."""
+"""One run: a plan performed by connected processes, and its trace."""
 
 import json
 import platform
@@ -77,12 +77,12 @@ class RunReport:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
-    """The program of a run, which is made once there is memory for it.
+    """The program of a run, made when its memory is available.
 
     Args:
-        name: For the report.
+        name: Name for the report.
         buffers: Names of the buffers that need memory.
-        make: Makes the program from the memory, and from what is set when the run has failed.
+        make: Makes the program from the memory and the event that is set when the run has failed.
     """
 
     name: str
@@ -102,15 +102,15 @@ def perform(
     """Perform a plan; all ranks take part, rank 0 gets the trace and the report.
 
     Args:
-        connection: To the other ranks.
-        plan: A legal plan of as many ranks as there are processes.
+        connection: Connection to the other ranks.
+        plan: A valid plan with one rank per process.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
-        program: What computes.
-        parts: Folder for the times that the ranks of this machine note.
-        begins: Called with the moment when the run begins, by this rank's `now_s`.
+        program: The program that computes.
+        parts: Folder for the times of the ranks of this machine.
+        begins: Called with the start of the run, by this rank's `now_s`.
 
     Raises:
-        RunError: Something failed, here or elsewhere; the times of what was done stay in `parts`.
+        RunError: Something failed, here or elsewhere. The times of finished operations stay in `parts`.
     """
     guard = connection.guard
     meeting = f"{plan.name}: meeting before the first step"
@@ -143,13 +143,13 @@ def make_executor(
     compute_in_caller: bool = False,
     waiting: Callable[[], AbstractContextManager[object]] | None = None,
 ) -> Executor:
-    """Make what performs the plan of a session on this rank.
+    """Make the executor of a session's plan on this rank.
 
     Args:
         session: The parts of the run.
-        program: Computes.
-        world: That of the session, or one that stands before it.
-        first_step: Where to begin, after a checkpoint.
+        program: The program that computes.
+        world: The world of the session, or a wrapper of it.
+        first_step: First step to perform, when resuming from a checkpoint.
         compute_in_caller: See `Lanes`.
         waiting: See `Executor`.
     """
@@ -171,7 +171,7 @@ def make_executor(
 
 
 class _ExplainedWorld:
-    """Says of a collective that failed which one it was, and who is to blame."""
+    """Reports a failed collective, and the rank that caused the failure."""
 
     def __init__(self, world: ProcessWorld, guard: Guard, name: str) -> None:
         self._world = world
@@ -188,10 +188,10 @@ class _ExplainedWorld:
 
     @contextmanager
     def _explaining(self, doing: str) -> Iterator[None]:
-        """Name the rank that failed first, where servers know only who has left."""
+        """Name the rank that failed first, because servers know only the ranks that have left."""
         try:
             yield
-        except RuntimeError as error:  # torch's DistError is one
+        except RuntimeError as error:  # includes DistError of torch
             if isinstance(error, RunError) and not self._guard.learns_of_failure():
                 raise
             raise self._guard.explain(error, f"{self._name}: {doing}") from error
@@ -222,7 +222,7 @@ def _report(
 
 
 def _seconds_of_noting() -> float:
-    """Measure what it takes to note the times of one instance."""
+    """Measure the seconds that recording the times of one instance takes."""
     times = np.full((3, _N_PROBES), np.nan)
     begin_s = now_s()
     for index in range(_N_PROBES):
@@ -235,7 +235,7 @@ def check_world(plan: Plan, world_size: int) -> None:
     """Refuse a plan that these processes cannot perform.
 
     Raises:
-        RunError: It is for another number of ranks, or has servers beside them.
+        RunError: The plan is for another number of ranks, or has servers that are not ranks.
     """
     check_servers(plan)
     if plan.world_size != world_size:

@@ -1,15 +1,15 @@
-"""Ticks: a clock at whose beat a rank begins to communicate, as Horovod's background thread wakes once a cycle.
+"""Ticks of a clock at which a rank begins to communicate, like Horovod's background thread, which wakes once a cycle.
 
-A tick is waited for by a thread, with a sleep. On a GPU, too, the comm stream of a plan that ticks is a thread, which
-waits until the GPU has written the data, sleeps until the tick and then enqueues collectives on its CUDA stream. That
-is how Horovod works. To hold up the CUDA stream instead, the host would have to know how long for when it enqueues the
-tick; and the host itself must not sleep, because it has the rest of the backward pass to enqueue.
+A thread waits for a tick by sleeping. If a plan has ticks, its comm stream is a thread on a GPU, too. The thread waits
+until the GPU has written the data, sleeps until the tick, and then enqueues collectives on its CUDA stream. Horovod
+works the same way. Delaying the CUDA stream instead would require the length of the delay when the host enqueues the
+tick. The host itself must not sleep, because it still has to enqueue the rest of the backward pass.
 
-A wait for such a comm stream is on the host, as `synchronize()` does in Horovod.
+The host waits for such a comm stream, like `synchronize()` in Horovod.
 
-Which tick it is, the engines' rule says: the first that is not before the latest end of what the tick comes after on
-other streams, `Instance.after`. That is the data, unless the comm stream had waited for it already, and what the host
-did before it asked for the tick.
+The rule of the engines determines the tick: the first one at or after the latest end of the tick's dependencies on
+other streams, `Instance.after`. These are the data, unless the comm stream had already waited for it, and the last
+operation of the host before it submitted the tick.
 """
 
 import threading
@@ -20,18 +20,18 @@ from real.recording.timing import now_s, sleep_s
 from simdist.plan import Instance, Plan, Tick, writes
 from simdist.plan.ops import tick_s
 
-# Tells when an operation has ended, by this rank's clock; to be asked when it has.
+# Returns the end of an operation by this rank's clock; to be called after that end.
 Ended = Callable[[], float]
 
-_End: TypeAlias = tuple[int, Ended]  # an instance's index, and when it ended
+_End: TypeAlias = tuple[int, Ended]  # index of an instance, and its end
 
 
 @final
 class Ticks:
-    """The clock of one rank, and when what its ticks come after ended.
+    """The clock of one rank, and the ends of its ticks' dependencies.
 
     Args:
-        plan: Whose ticks.
+        plan: The plan with the ticks.
         interrupted: Ends a wait early; set when the run has failed.
     """
 
@@ -40,32 +40,32 @@ class Ticks:
         ops = (op for body in plan.bodies for op in body)
         self._watched = {name for op in ops if isinstance(op, Tick) for name in op.srcs}
         self._written: dict[str, _End] = {}  # buffer -> its last writer
-        self._by_host: _End | None = None  # what the host did last
-        self._before: dict[int, _End] = {}  # tick that was submitted -> what the host had done last
-        self.start_s = now_s()  # a tick; the others are whole periods later
+        self._by_host: _End | None = None  # the last operation of the host
+        self._before: dict[int, _End] = {}  # submitted tick -> the last operation of the host before it
+        self.start_s = now_s()  # the first tick; the others are whole periods later
 
     def __bool__(self) -> bool:
         return bool(self._watched)
 
     def ended(self, instance: Instance, ended: Ended) -> None:
-        """Take note of the end of an operation, before others learn of it."""
+        """Record the end of an operation, before others learn of it."""
         if instance.lane.kind == "host":
             self._by_host = instance.index, ended
         for name in self._watched.intersection(writes(instance.op)):
             self._written[name] = instance.index, ended
 
     def submitted(self, instance: Instance) -> None:
-        """Take note of how far the host was when it asked for a tick: it goes on before the tick's turn comes."""
+        """Record the progress of the host when it submits a tick, because it continues before the tick's turn."""
         if self._by_host is not None:
             self._before[instance.index] = self._by_host
 
     def due_s(self, instance: Instance) -> float:
-        """Return when a tick that was submitted falls, by this rank's clock; what it comes after has ended."""
+        """Return the time of a submitted tick by this rank's clock; its dependencies must have ended."""
         assert isinstance(instance.op, Tick)
         noted = [self._before.pop(instance.index, None), *map(self._written.get, instance.op.srcs)]
         ends_s = [each[1]() for each in noted if each is not None and each[0] in instance.after]
         return self.start_s + float(tick_s(max([self.start_s, *ends_s]) - self.start_s, instance.op.period_s))
 
     def wait(self, instance: Instance) -> None:
-        """Sleep until then."""
+        """Sleep until a moment of this rank's clock."""
         sleep_s(self.due_s(instance) - now_s(), self._interrupted)

@@ -1,12 +1,12 @@
-"""The virtual world: all ranks of a plan stacked in one process, for values only.
+"""The virtual world: all ranks of a plan stacked in one process, for values without times.
 
-Every buffer is one tensor `[world_size, count]`, and a collective is a reshape: viewed as `[n_blocks, size, stride,
-count]` (see `Group.shape`), it reduces, gathers or spreads along the axis `size`, for all groups at once. There are no
-streams and no time, so the order of the program is the order of events. Waits, ticks and delays change no values. Who
-comes too late for an all-reduce that drops the late, a trace must tell.
+Each buffer is one tensor `[world_size, count]`, and a collective is a reshape. In the view `[n_blocks, size, stride,
+count]` (see `Group.shape`), it reduces, gathers or broadcasts along the axis `size`, for all groups at once. There are
+no streams and no time, so the order of the program is the order of events. Waits, ticks and delays change no values.
+For an all-reduce that drops late ranks, a trace must state the late ranks.
 
-It is an oracle for the process world, because it shares no code with it but the program, and a way to see how 256
-workers converge on a laptop.
+It is an oracle for the process world, because the two share only the code of the program. It also shows on a laptop how
+256 workers converge.
 """
 
 import math
@@ -36,10 +36,10 @@ class VirtualResult:
     """Holds the outcome of training.
 
     Args:
-        parameters: Trained parameters of every rank in the order of `module.parameters()`, `[world_size, n]`.
-        losses: Of every rank's batch, of the last of several passes, float64 `[n_steps, world_size]`; NaN before the
+        parameters: Trained parameters of each rank in the order of `module.parameters()`, `[world_size, n]`.
+        losses: Loss of each rank's batch, in the last pass of a step, float64 `[n_steps, world_size]`; NaN before the
             first one.
-        modules: The model of every rank.
+        modules: The model of each rank.
     """
 
     parameters: Tensor
@@ -59,23 +59,23 @@ def train(
     late: Mapping[int, Sequence[int]] | None = None,
     batched: bool = False,
 ) -> VirtualResult:
-    """Train a model of one's own on all ranks of a plan, on the CPU.
+    """Train a user's model on all ranks of a plan, on the CPU.
 
     Args:
-        plan: A legal plan for this model.
-        make: Rank -> its own module, and the optimizer of its parameters. Where ranks should begin with the same
-            parameters, all must be given the same.
+        plan: A valid plan for this model.
+        make: Rank -> its own module, and the optimizer of its parameters. If ranks should start with equal parameters,
+            it must return equal ones for all.
         loss: (output of the module, targets) -> mean over the batch.
-        batch: (step, rank) -> inputs and targets; with k passes a step, pass i of step s counts as step s k + i.
-        seed: Rank r draws (dropout, sampling) what a process would after `torch.manual_seed(seed + r)`.
+        batch: (step, rank) -> inputs and targets. With k passes per step, pass i of step s counts as step s k + i.
+        seed: Rank r draws (dropout, sampling) the same numbers as a process after `torch.manual_seed(seed + r)`.
         on_step: Called at the end of each step with its number and the modules of all ranks.
-        outer_optimizer: Makes the outer optimizer of each rank's anchors, if the plan has some.
-        late: Who is late where, as a trace of the plan has it.
-        batched: Compute all ranks at once, where that is possible; see `World`.
+        outer_optimizer: Makes the outer optimizer of each rank's anchors, if the plan has any.
+        late: Late ranks by operation, as in a trace of the plan.
+        batched: Compute all ranks at once if possible; see `World`.
 
     Raises:
         PlanError: The plan is for another model.
-        RunError: Its buffers do not fit into memory; or it is not known who is late.
+        RunError: Its buffers do not fit into memory, or the late ranks are unknown.
     """
     world = World(plan, lambda rank: (*make(rank), None), loss, batch, outer_optimizer=outer_optimizer, batched=batched)
     losses = torch.full((plan.n_steps, plan.world_size), torch.nan, dtype=torch.float64)
@@ -92,29 +92,29 @@ def train(
 
 @final
 class World:
-    """The models of all ranks and what trains them: one program for each rank, or one for all of them at once.
+    """The models of all ranks and their programs: one program per rank, or one for all ranks at once.
 
-    All at once, a pass is one of `StackedModule`, and so is an update; see `real.execution.batching` for what rules
-    that out.
+    At once means that a pass or an update runs on one `StackedModule`. `real.execution.batching` describes when this is
+    impossible.
 
     Args:
-        plan: A legal plan for the model.
+        plan: A valid plan for the model.
         make: Rank -> its module, the optimizer of its parameters, and the scheduler of its learning rate, if any.
         loss: As in `train`.
         batch: As in `train`.
-        device: Where to compute; the modules are made there.
+        device: Device to compute on; the modules are made there.
         autocast: Lower precision for forward and backward pass.
         outer_optimizer: As in `train`.
-        batched: All at once, where that is possible.
-        scratch_nbytes: Memory that will be needed beside the buffers.
+        batched: All at once if possible.
+        scratch_nbytes: Memory needed besides the buffers.
 
     Attributes:
-        modules: Of every rank; their parameters are rows of the plan's buffers.
-        optimizers: Of every rank, or one of all.
-        schedulers: Likewise; none if the ranks have none. Who uses them steps them.
-        programs: Likewise.
+        modules: Module of each rank. Its parameters are rows of the plan's buffers.
+        optimizers: Optimizer of each rank, or one for all.
+        schedulers: Scheduler of each rank, or one for all; empty if the ranks have none. The caller steps them.
+        programs: Program of each rank, or one for all.
         memory: The stacked buffers.
-        why_not: Why it is not all at once, if it was to be.
+        why_not: Why ranks are not computed at once although `batched` is set.
 
     Raises:
         PlanError: The plan is for another model.
@@ -166,14 +166,14 @@ class World:
         self.schedulers = [each for *_, each in made if each]
 
     def losses(self) -> Tensor:
-        """Return the loss of every rank's last pass, float64 `[world_size]`; NaN before the first one."""
+        """Return the loss of each rank's last pass, float64 `[world_size]`; NaN before the first one."""
         if self._losses is not None:
             return self._losses.to("cpu", torch.float64)
         rows = [math.nan if each.loss is None else each.loss.item() for each in self.programs]
         return torch.tensor(rows, dtype=torch.float64)
 
     def _sum_of(self, loss: Loss) -> Loss:
-        """Return the sum of the losses of all ranks, whose gradient on each rank is that of its own loss."""
+        """Return the sum of the losses of all ranks; its gradient on each rank is that of the rank's own loss."""
 
         def total(outputs: Tensor, targets: Tensor) -> Tensor:
             losses = per_rank(loss)(outputs, targets)
@@ -192,18 +192,18 @@ def perform(
     on_step: Callable[[int], None] | None = None,
     late: Mapping[int, Sequence[int]] | None = None,
 ) -> None:
-    """Perform a plan, operation by operation, each on all ranks.
+    """Perform each operation of a plan on all ranks.
 
     Args:
-        plan: A legal plan.
-        programs: One for each rank, with that rank's row of `memory`; or one of all of them, with all of it.
+        plan: A valid plan.
+        programs: One for each rank, with that rank's row of `memory`; or one for all ranks, with all of it.
         memory: The stacked buffers.
         seed: See `train`.
         on_step: Called at the end of each step.
         late: See `train`.
 
     Raises:
-        RunError: It is not known who is late.
+        RunError: The late ranks are unknown.
     """
     ranks = _Ranks(programs, seed)
     late = late or {}
@@ -239,7 +239,7 @@ class _Ranks:
         self._n_loaded = 0
 
     def compute(self, op: ops.Op, step: int, sits_out: Sequence[int]) -> None:
-        """Perform what is no collective, rank after rank, but for some."""
+        """Perform an operation that is not a collective, rank after rank, except on some ranks."""
         for rank, program in enumerate(self._programs):
             if rank in sits_out:
                 continue
@@ -273,7 +273,7 @@ def exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequence
         op: The collective.
         memory: Stacked buffers.
         world_size: Ranks in the stack.
-        late: Ranks that come too late for one that drops them.
+        late: Ranks that arrive too late for a collective that drops them.
     """
     stacked = op.group.shape(world_size)
     match op:
@@ -304,7 +304,7 @@ def exchange(op: ops.Collective, memory: Memory, world_size: int, late: Sequence
 
 
 def _reduced(members: Tensor, reduction: ops.Reduction) -> Tensor:
-    """Reduce one by one, because sums of negative zeros are to be negative zeros; see `real.programs.binding`."""
+    """Reduce one by one, because sums of negative zeros must be negative zeros; see `real.programs.binding`."""
     total = reduce(Tensor.add_, members.unbind(1)[1:], members[:, 0].clone()).unsqueeze(1)
     return total / members.shape[1] if reduction == "mean" else total
 
