@@ -1,4 +1,4 @@
-"""Bytes that ranks send each other, as uint8 tensors on the host; whatever they hold is not unpickled here."""
+"""Bytes that ranks send each other, as uint8 tensors on the host; they are never unpickled here."""
 
 from collections.abc import Iterator
 
@@ -8,16 +8,16 @@ from torch import Tensor
 
 from simdist.errors import RunError
 
-_PIECE_NBYTES = 2**27  # sent at once, so that no single wait is long
+_PIECE_NBYTES = 2**27  # largest size of one send, so that no single wait is long
 
 
 def broadcast(content: Tensor | None, *, src: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
     """Return a rank's bytes on every rank.
 
     Args:
-        content: uint8 `[nbytes]` on that rank; not looked at elsewhere.
+        content: uint8 `[nbytes]` on that rank; ignored on other ranks.
         src: The rank.
-        group: Of all ranks, and able to move tensors of the host.
+        group: A group of all ranks that can move tensors of the host.
     """
     size = torch.tensor([0 if content is None else len(content)])
     dist.broadcast(size, src=src, group=group)
@@ -34,7 +34,7 @@ def broadcast_text(text: str, *, group: dist.ProcessGroup | None = None) -> str:
 
 
 def raise_on_all(problem: str, *, group: dist.ProcessGroup | None = None) -> None:
-    """Raise RunError on every rank if rank 0 has a problem, a sentence; an empty one is none."""
+    """Raise RunError on every rank if rank 0 has a problem: a sentence, empty without a problem."""
     if problem := broadcast_text(problem, group=group):
         raise RunError(problem)
 
@@ -57,7 +57,7 @@ def gather_texts(text: str, *, group: dist.ProcessGroup | None = None) -> list[s
 
 
 def gather_to_first(mine: Tensor, *, group: dist.ProcessGroup | None = None) -> Iterator[Tensor]:
-    """Yield the tensors of all ranks, alike in shape and type, on rank 0, and none elsewhere; all have to iterate."""
+    """Yield the tensors of all ranks, of equal shape and type, on rank 0 and none elsewhere; all ranks must iterate."""
     if dist.get_rank():
         dist.send(mine, dst=0, group=group)
         return
@@ -69,7 +69,7 @@ def gather_to_first(mine: Tensor, *, group: dist.ProcessGroup | None = None) -> 
 
 
 def send(content: Tensor, *, dst: int, group: dist.ProcessGroup | None = None) -> None:
-    """Send bytes to a rank that receives it with `recv`."""
+    """Send bytes to a rank that receives them with `recv`."""
     dist.send(torch.tensor([len(content)]), dst=dst, group=group)
     for piece in _pieces(content):
         dist.send(piece, dst=dst, group=group)

@@ -1,9 +1,9 @@
-"""An all-reduce over the first ranks that come: they come to rank 0, whose threads take them in order of arrival.
+"""An all-reduce over the first ranks to arrive. Ranks report to threads of rank 0, which take them in order.
 
-A rank says that it has come. If it is among the first, it sends each server its part of the numbers; rank 0 is one of
-them. A server adds up in the order of ranks when the parts of all of the first are there, so that the sum depends on
-who they are and not on who was first. Every rank gets the sum when it asks for it, however late that is: a server keeps
-it until the last rank has it.
+A rank reports its arrival to rank 0. If it is among the first, it sends each server its part of the numbers. Rank 0 is
+also a server. When the parts of all first ranks are there, a server adds them up in the order of ranks, so that the sum
+depends on the set of first ranks and not on their order. Each rank gets the sum when it asks for it, however late: a
+server keeps it until the last rank has it.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from real.processes.messages import greet, receive, send, welcome
 from simdist.errors import RunError
 from simdist.plan import Servers
 
-_HEAD = struct.Struct("<cqqq16s")  # what, exchange, how many are first, bytes, type
+_HEAD = struct.Struct("<cqqq16s")  # kind, exchange, number of first ranks, bytes, type
 _RANK = struct.Struct("<q")
-_GRACE_S = 5.0  # for what the server has to say about who is missing
+_GRACE_S = 5.0  # for the server's answer on missing ranks
 # Kinds of heads. A member that pushes then pulls.
 _IS_IT_OVER = b"?"
 _COME = b"c"
@@ -40,7 +40,7 @@ _FAILED = b"x"
 
 @dataclass(slots=True)
 class _Exchange:
-    """What a server knows of an exchange: on rank 0 how many came; what the first sent, their sum, who has it."""
+    """State of an exchange on a server: arrivals (on rank 0), parts of the first ranks, their sum, its receivers."""
 
     n_first: int = 0
     n_came: int = 0
@@ -50,17 +50,17 @@ class _Exchange:
 
 
 class ArrivalServer:
-    """A server's threads, one for each rank; they end when the ranks close their connections.
+    """The threads of a server, one for each rank; they end when the ranks close their connections.
 
     Args:
-        host: Address of this machine that the others reach.
-        key: That they must know.
-        world_size: How many they are.
-        timeout_s: How long a rank that has come waits for the others.
+        host: Address of this machine for the others.
+        key: The key that ranks must know.
+        world_size: Number of ranks.
+        timeout_s: How long a rank that has arrived waits for the others.
 
     Attributes:
-        late: Of every exchange that is over, the ranks that were not among the first.
-        sat_out: On rank 0: of exchanges that some found over before their step began, those ranks.
+        late: Exchange -> ranks that were not among the first, for each finished exchange.
+        sat_out: On rank 0: exchange -> ranks that found it finished before they began its step.
     """
 
     def __init__(self, host: str, key: bytes, world_size: int, timeout_s: float) -> None:
@@ -70,7 +70,7 @@ class ArrivalServer:
         self._world_size = world_size
         self._timeout_s = timeout_s
         self._exchanges: dict[int, _Exchange] = {}
-        self._gone: list[int] = []  # in the order in which they left
+        self._gone: list[int] = []  # in the order of leaving
         self._changed = threading.Condition()
         self._listener = socket.create_server((host, 0), backlog=world_size)
         self.address = "{}:{}".format(*self._listener.getsockname())
@@ -84,7 +84,7 @@ class ArrivalServer:
                 connection, _ = self._listener.accept()
                 try:
                     rank = self._meet(connection)
-                except OSError:  # a stranger
+                except OSError:  # not a rank of this run
                     connection.close()
                     continue
                 left -= 1
@@ -128,7 +128,7 @@ class ArrivalServer:
             receive(connection, content, deadline_s=deadline_s)
             self._take(number, exchange, rank, torch.frombuffer(content, dtype=DTYPES[dtype.rstrip(b"\0").decode()]))
         total = self._await(exchange)
-        deadline_s = time.monotonic() + self._timeout_s + _GRACE_S  # it may take what others send before
+        deadline_s = time.monotonic() + self._timeout_s + _GRACE_S  # it may first receive the data of others
         if isinstance(total, str):
             text = total.encode()
             send(connection, [_FAILED, _RANK.pack(len(text)), text], deadline_s=deadline_s)
@@ -140,7 +140,7 @@ class ArrivalServer:
                 del self._exchanges[number]
 
     def _take(self, number: int, exchange: _Exchange, rank: int, sent: Tensor) -> None:
-        """Keep what one of the first has sent; with the last of them, add up."""
+        """Keep the part of one of the first ranks; with the last part, add up."""
         with self._changed:
             exchange.sent[rank] = sent
             if len(exchange.sent) < exchange.n_first:
@@ -154,7 +154,7 @@ class ArrivalServer:
             self._changed.notify_all()
 
     def _await(self, exchange: _Exchange) -> Tensor | str:
-        """Return the sum, or who is missing."""
+        """Return the sum, or the missing ranks."""
 
         def is_decided() -> bool:
             missing = set(self._gone) - set(exchange.sent)
@@ -178,17 +178,17 @@ class ArrivalServer:
 
 
 class ArrivalClient:
-    """A rank's ways to the servers; connections that are closed when this is forgotten.
+    """A rank's connections to the servers, which are closed when this object is deleted.
 
     Args:
-        addresses: Rank -> of the server there; rank 0 has one.
-        key: That they must know.
+        addresses: Rank -> address of its server; rank 0 has one.
+        key: The key that ranks must know.
         rank: This rank.
-        world_size: All of them.
-        timeout_s: How long one that has come waits for the others.
+        world_size: Number of ranks.
+        timeout_s: How long a rank that has arrived waits for the others.
 
     Raises:
-        RunError: A server is not there.
+        RunError: A server cannot be reached.
     """
 
     def __init__(self, addresses: Mapping[int, str], key: bytes, rank: int, world_size: int, timeout_s: float) -> None:
@@ -197,7 +197,7 @@ class ArrivalClient:
         self._timeout_s = timeout_s
         self._number = 0
         self._connections: dict[int, socket.socket] = {}
-        deadline_s = time.monotonic() + timeout_s  # of all of them together
+        deadline_s = time.monotonic() + timeout_s  # for all of them together
         for server, address in addresses.items():
             host, _, port = address.rpartition(":")
             with _explained(server):
@@ -210,12 +210,13 @@ class ArrivalClient:
         return self._ask(_IS_IT_OVER) == _OVER
 
     def sum_of_first(self, buffer: Tensor, drop: int, servers: Servers) -> None:
-        """Replace a buffer by the sum over the ranks that come first, all but `drop`; `servers` hold parts of it.
+        """Replace a buffer by the sum over the first ranks to arrive, all but `drop`; `servers` hold parts of it.
 
-        Like `real.collectives.servers`, each rank begins with the server next to it, so that not all go to one.
+        As in `real.collectives.servers`, each rank begins with the nearest server, so that they do not all use the same
+        one.
 
         Raises:
-            RunError: Too few have come within the timeout; it names those that have not.
+            RunError: Too few ranks have arrived within the timeout. The error names the missing ones.
         """
         on_host = buffer.cpu().contiguous()
         name = str(buffer.dtype).removeprefix("torch.").encode()
@@ -239,7 +240,7 @@ class ArrivalClient:
         self._number += 1
 
     def _ask(self, what: bytes, n_first: int = 0) -> bytes:
-        """Return what rank 0 answers."""
+        """Return the answer of rank 0."""
         deadline_s = time.monotonic() + self._timeout_s + 2 * _GRACE_S
         with _explained(0):
             send(self._connections[0], [_HEAD.pack(what, self._number, n_first, 0, b"")], deadline_s=deadline_s)
@@ -260,7 +261,7 @@ def _hear(connection: socket.socket, nbytes: int, deadline_s: float) -> bytes:
 
 @contextlib.contextmanager
 def _explained(server: int) -> Iterator[None]:
-    """Say of an exchange that fails where it was."""
+    """Add the place of an exchange to its error."""
     try:
         yield
     except OSError as error:

@@ -1,18 +1,19 @@
-"""An all-reduce through parameter servers that are ranks, made of messages.
+"""An all-reduce through parameter servers that are ranks, composed of messages.
 
-Every member pushes to each server the part of the buffer which that server holds. A server sums what it gets in the
-order of the members, so that the result does not depend on who comes first, and every member pulls it back.
+Each member pushes to each server the server's part of the buffer. A server sums the parts in the order of the members,
+so that the result does not depend on the order of arrival. Then each member pulls the sums back.
 
 **Rounds.** In round j, member i of n talks to server (i n_servers // n + j) mod n_servers: first the nearest one, if
-servers are spread over the members, then the next one. So in every round every server, and every node, has about as
-many messages as any other. All messages at once would share the links, and flows of TCP do not share them fairly: the
-slowest would hold up all.
+servers are spread over the members, then the next one. So in each round, all servers and all nodes have about the same
+number of messages. If all messages were sent at once, they would share the links. TCP flows do not share links fairly,
+so the slowest would hold up all.
 
-**Order.** What is received is posted before what is sent. gloo says to a sender that there is room on the connection on
-which it sends itself; behind data, the word would come late, and the connection carry data one way only.
+**Order.** Receives are posted before sends. gloo tells a sender that the receive is ready over the connection on which
+it also sends data. Behind data, this message would arrive late, and the connection would carry data in only one
+direction.
 
-**Pieces.** A server has no room for the parts of all members. It receives them piece by piece, each piece from all
-members, and adds it up before the next one.
+**Pieces.** A server does not have room for the parts of all members. It receives a piece from each member, and adds
+these up before the next piece.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +27,11 @@ from torch import Tensor
 from real.buffers.memory import Scratch
 from simdist.plan import Servers
 
-ARRIVING_NBYTES = 2**26  # that a server keeps for the pieces of all members
+ARRIVING_NBYTES = 2**26  # memory of a server for the pieces of all members
 
-_LEAST_PIECE_NBYTES = 2**16  # smaller messages take as long; where members are very many, a server keeps more
+_LEAST_PIECE_NBYTES = 2**16  # smaller messages take equally long; with very many members, a server needs more memory
 
-_Messages: TypeAlias = Sequence[tuple[int, Tensor]]  # a member, and what is sent to it or comes from it
+_Messages: TypeAlias = Sequence[tuple[int, Tensor]]  # a member, and the tensor to send to it or receive from it
 
 
 def moves_gpu_tensors(process_group: dist.ProcessGroup | None) -> bool:
@@ -39,12 +40,12 @@ def moves_gpu_tensors(process_group: dist.ProcessGroup | None) -> bool:
 
 
 def piece_count(n_members: int, itemsize: int, *, arriving_nbytes: int = ARRIVING_NBYTES) -> int:
-    """Return how many elements a piece has.
+    """Return the number of elements of a piece.
 
     Args:
-        n_members: That push to a server.
+        n_members: Members that push to a server.
         itemsize: Bytes of an element.
-        arriving_nbytes: Bytes that a server keeps.
+        arriving_nbytes: Memory of a server for arriving pieces.
     """
     return max(arriving_nbytes // n_members, _LEAST_PIECE_NBYTES) // itemsize
 
@@ -58,15 +59,15 @@ def sum_by_servers(
     *,
     arriving_nbytes: int = ARRIVING_NBYTES,
 ) -> None:
-    """Replace a buffer on every member by the sum over all of them.
+    """Replace a buffer on each member by the sum over all members.
 
     Args:
-        buffer: Flat, of the same length on every member.
+        buffer: A flat buffer, of the same length on each member.
         servers: Members of the group.
         ranks: The members, in order.
-        process_group: The same for torch.
-        scratch: For pieces that arrive, and for the buffer in host memory if it has to go there.
-        arriving_nbytes: Bytes that a server keeps.
+        process_group: The same group for torch.
+        scratch: Memory for arriving pieces, and for a copy of the buffer in host memory if necessary.
+        arriving_nbytes: Memory of a server for arriving pieces.
     """
     on_host = buffer.is_cuda and not moves_gpu_tensors(process_group)
     whole = buffer
@@ -86,10 +87,10 @@ class _ServedSum:
 
     Args:
         ranks: The members, in order.
-        me: Which of them this is.
-        servers: Which of them are servers.
-        parts: Parts of each server, as this member has them.
-        process_group: For messages.
+        me: Index of this member.
+        servers: Indices of the members that are servers.
+        parts: This member's data for the part of each server.
+        process_group: Group for messages.
     """
 
     ranks: Sequence[int]
@@ -99,7 +100,7 @@ class _ServedSum:
     process_group: dist.ProcessGroup | None
 
     def push(self, scratch: Scratch, count: int) -> None:
-        """Send every server its part, in pieces of so many elements; a server adds up its own."""
+        """Send each server its part, in pieces of a given number of elements; a server adds up its own."""
         for begin in range(0, max(part.numel() for part in self.parts), count):
             pieces = [part[begin : begin + count] for part in self.parts]
             arriving = self._arriving(pieces, scratch)
@@ -110,14 +111,14 @@ class _ServedSum:
                 self._add_up(arriving, pieces[self._number])
 
     def pull(self) -> None:
-        """Get every server's part back."""
+        """Get the sums back from each server."""
         for server, members in self._rounds():
             sent = [] if self._number is None else [(member, self.parts[self._number]) for member in members]
             self._talk(sent, [(self.servers[server], self.parts[server])])
 
     @property
     def _number(self) -> int | None:
-        """Which server this member is."""
+        """Index of this member among the servers."""
         return self.servers.index(self.me) if self.me in self.servers else None
 
     def _rounds(self) -> Iterator[tuple[int, Sequence[int]]]:
@@ -131,7 +132,7 @@ class _ServedSum:
             yield servers[self.me], members
 
     def _arriving(self, pieces: Sequence[Tensor], scratch: Scratch) -> Sequence[Tensor]:
-        """Return where the piece of each member goes, if this one is a server."""
+        """Return the memory for the piece of each member, if this member is a server."""
         if self._number is None:
             return ()
         mine = pieces[self._number]
@@ -139,8 +140,8 @@ class _ServedSum:
         return scratch.take("arriving", n_members * mine.numel(), mine.dtype, mine.device).view(n_members, -1).unbind()
 
     def _add_up(self, arrived: Sequence[Tensor], mine: Tensor) -> None:
-        """Replace a server's piece by the sum of all members', in their order."""
-        total = arrived[self.me]  # where nothing arrives
+        """Replace a server's piece by the sum of the pieces of all members, in their order."""
+        total = arrived[self.me]  # its own piece is not received
         addends = [*arrived[: self.me], mine, *arrived[self.me + 1 :]]
         total.copy_(addends[0])
         for addend in addends[1:]:
@@ -148,7 +149,7 @@ class _ServedSum:
         mine.copy_(total)
 
     def _talk(self, sent: _Messages, received: _Messages) -> None:
-        """Exchange messages of a round, all at once; return when that is done, or enqueued on a GPU."""
+        """Exchange all messages of a round at once; return when that is done, or enqueued on a GPU."""
         messages = [
             dist.P2POp(act, tensor, self.ranks[member], self.process_group)
             for act, each in ((dist.irecv, received), (dist.isend, sent))

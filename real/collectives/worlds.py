@@ -1,16 +1,16 @@
 """Collectives on torch.distributed.
 
-The groups of a plan are made once, before the first step. A mean is a sum of what each member has divided by the size
-of the group beforehand, as DistributedDataParallel and torch's averagers do, because gloo has no mean.
+The groups of a plan are made once, before the first step. For a mean, each member divides by the size of the group
+before the sum, like DistributedDataParallel and torch's averagers, because gloo has no mean.
 
-The `algorithm` of an operation is the library's choice: gloo reduces in a ring, NCCL chooses by itself. One algorithm
-no library has: an all-reduce through parameter servers is made of messages here. Its servers are members of the group;
-those beside the ranks exist in simulations only.
+The library chooses the `algorithm` of an operation: gloo reduces in a ring, NCCL chooses dynamically. No library has an
+all-reduce through parameter servers, so it is composed of messages here. Its servers are members of the group. Servers
+that are not ranks exist only in simulations.
 
 A sparse buffer travels in one message: the bytes of its values, then those of its indices.
 
-gloo has no reduce-scatter of its own: torch makes one of an all-reduce of a copy. Here the same happens in memory that
-is kept, see `real.buffers.memory`.
+gloo has no reduce-scatter of its own: torch implements it as an all-reduce of a copy. The same happens here, in memory
+that is reused, see `real.buffers.memory`.
 """
 
 import datetime
@@ -51,8 +51,8 @@ class Members:
 
     Args:
         ranks: Its members, in order.
-        process_group: The same for torch; None if it is the rank alone.
-        scratch: Memory for a collective. Those of one communicator take turns, so they share it.
+        process_group: The same group for torch; None if the rank is alone.
+        scratch: Memory for a collective. Collectives of one communicator take turns, so they share it.
     """
 
     ranks: tuple[int, ...]
@@ -61,7 +61,7 @@ class Members:
 
 
 def groups_of(plan: Plan) -> dict[str, list[Group]]:
-    """Return the groups of the collectives of a plan, each once, by communicator of their lanes; `comm` comes first."""
+    """Return the groups of a plan's collectives, each once, by communicator of their lanes; `comm` comes first."""
     found: dict[str, list[Group]] = {COMM.communicator: []}
     for op in (op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES)):
         groups = found.setdefault(op.lane.communicator, [])
@@ -71,10 +71,10 @@ def groups_of(plan: Plan) -> dict[str, list[Group]]:
 
 
 def check_servers(plan: Plan) -> None:
-    """Refuse a plan with servers that are no ranks, or with ranks that come first and have no server to come to.
+    """Refuse a plan with servers that are not ranks, or with first-come all-reduces without a server.
 
     Raises:
-        RunError: It has some.
+        RunError: The plan has one of these.
     """
     for op in (op for body in plan.bodies for op in body):
         if isinstance(op, ops.AllReduce) and op.drop and op.servers is None:
@@ -92,13 +92,13 @@ def check_servers(plan: Plan) -> None:
 
 
 def late_servers(plan: Plan) -> set[int]:
-    """Return the ranks that serve all-reduces of a plan that drop the late."""
+    """Return the ranks that serve a plan's all-reduces that drop late ranks."""
     dropping = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.drop)
     return {member for op in dropping if op.servers for member in op.servers.members}
 
 
 def scratch_nbytes(plan: Plan) -> int:
-    """Return the bytes that a rank's collectives need beside the buffers, where these are."""
+    """Return the bytes that a rank's collectives need besides the buffers, on the device of the buffers."""
     return sum(_most_needed(plan).values())
 
 
@@ -137,11 +137,11 @@ def _needs(op: ops.Collective, buffers: Mapping[str, Buffer]) -> Iterator[tuple[
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """Serves all-reduces that drop the late.
+    """Serves all-reduces that drop late ranks.
 
     Args:
-        server: On ranks that serve them; that of rank 0 knows who was late.
-        client: The way to all servers.
+        server: The server, on ranks that have one. The server of rank 0 knows the late ranks.
+        client: The connections to all servers.
     """
 
     server: ArrivalServer | None
@@ -152,15 +152,15 @@ class ProcessWorld:
     """The ranks are processes.
 
     Args:
-        groups: Communicator -> who will talk to whom; every rank names the same, in the same order. Threads may take
-            turns on each rank in another way, so each group of each communicator has a process group of its own.
-        timeout_s: After which a collective gives up.
-        everyone: All ranks; by default the default process group, which must be there in any case. The communicator
-            `comm` uses it.
-        servers: Ranks that serve all-reduces that drop the late; see `late_servers`.
+        groups: Communicator -> the groups that it uses, equal on all ranks and in the same order. Threads may take
+            turns differently on each rank, so each group of each communicator has a process group of its own.
+        timeout_s: Time limit of a collective.
+        everyone: All ranks; by default the default process group, which must exist in any case. The communicator `comm`
+            uses it.
+        servers: Ranks that serve all-reduces that drop late ranks; see `late_servers`.
 
     Attributes:
-        made: Process groups of this rank that were made.
+        made: Process groups that were made on this rank.
     """
 
     def __init__(
@@ -187,12 +187,12 @@ class ProcessWorld:
 
     @property
     def scratch_nbytes(self) -> int:
-        """Bytes that are kept for collectives beside the buffers."""
+        """Bytes kept for collectives besides the buffers."""
         return sum(scratch.nbytes for scratch in self._scratch.values())
 
     @property
     def arrivals(self) -> ArrivalClient:
-        """The way to the ranks that serve those that may be late.
+        """The connections to the ranks that serve all-reduces with late ranks.
 
         Raises:
             RunError: This world was made without such servers.
@@ -202,11 +202,11 @@ class ProcessWorld:
         return self._arrivals.client
 
     def is_over(self) -> bool:
-        """Tell whether the next all-reduce that drops the late has happened without this rank."""
+        """Tell whether the next all-reduce that drops late ranks has happened without this rank."""
         return self.arrivals.is_over()
 
     def late(self, plan: Plan) -> dict[int, tuple[int, ...]]:
-        """Return who was late in a plan that all ranks have performed, as a trace has it; only rank 0 knows."""
+        """Return the late ranks of a plan that all ranks have performed, as in a trace; only rank 0 knows them."""
         found: dict[int, tuple[int, ...]] = {}
         server = None if self._arrivals is None else self._arrivals.server
         for number, (row, entering) in enumerate(drops_late(plan).items()):
@@ -220,10 +220,10 @@ class ProcessWorld:
         return self._members[COMM.communicator, group]
 
     def warm_up(self, plan: Plan, device: torch.device) -> None:
-        """Do what takes longer the first time, for all collectives of a plan.
+        """Warm up all collectives of a plan.
 
-        A backend may connect only when a group is first used, so one element is reduced in each, and on every server;
-        and the kernel gives host memory when it is first written.
+        A backend may connect only when a group is first used. So one element is reduced in each group, and on each
+        server. The kernel allocates host memory when it is first written.
         """
         wanted = [(communicator, group) for communicator, groups in groups_of(plan).items() for group in groups]
         for members in map(self._members.__getitem__, wanted):
@@ -245,7 +245,7 @@ class ProcessWorld:
                 self._scratch[communicator].take(purpose, nbytes, torch.uint8, device).zero_()
 
     def perform(self, op: ops.Collective, memory: Memory) -> None:
-        """Perform a collective on the buffers of this rank; returns when its result is there, or enqueued on a GPU."""
+        """Perform a collective on the buffers of this rank; return when its result is ready, or enqueued on a GPU."""
         members = self._members[op.lane.communicator, op.group]
         if len(members.ranks) == 1:
             self._alone(op, memory)
@@ -275,7 +275,7 @@ class ProcessWorld:
                 assert_never(op)
 
     def _reduce_scatter(self, op: ops.ReduceScatter, src: Tensor, dst: Tensor, members: Members) -> None:
-        """Reduce a copy of the source, which stays as it is."""
+        """Reduce a copy of the source, which stays unchanged."""
         taken = _scaled(src, op, _like(src, members))
         if taken.is_cuda and moves_gpu_tensors(members.process_group):
             reduce_scatter_single(dst, taken, group=members.process_group)
@@ -284,7 +284,7 @@ class ProcessWorld:
         dst.copy_(taken.view(len(members.ranks), -1)[members.ranks.index(self.rank)])
 
     def _reduce(self, op: ops.Reduce, buffer: Tensor, members: Members) -> None:
-        """Reduce to the root; torch uses the buffers of the others as scratch, a plan leaves them as they were."""
+        """Reduce to the root. torch uses the buffers of the others as scratch, but in a plan they stay unchanged."""
         root = members.ranks[op.root]
         taken = _scaled(buffer, op, buffer if self.rank == root else _like(buffer, members))
         dist.reduce(taken, dst=root, group=members.process_group)
@@ -308,10 +308,10 @@ class ProcessWorld:
         _take(messages.view(n, -1), dsts)
 
     def _gather(self, whole: Tensor, mine: Tensor, members: Members) -> None:
-        """Gather the tensors of all members; two of them exchange theirs, both ways at once.
+        """Gather the tensors of all members; a group of two exchanges them in both directions at once.
 
-        gloo's all_gather posts what it sends before what it receives. Where one of two members comes first, the data of
-        the other queue before its word that it is ready to receive, and half of the bytes go one way after the other.
+        gloo's all_gather posts sends before receives. If one of two members arrives first, the data of the other queues
+        before its message that it is ready to receive. Then the two halves of the bytes travel one after the other.
         """
         if len(members.ranks) != 2 or mine.is_cuda:
             all_gather_single(whole, mine, group=members.process_group)
@@ -326,7 +326,7 @@ class ProcessWorld:
             work.wait()
 
     def _alone(self, op: ops.Collective, memory: Memory) -> None:
-        """Perform a collective of one member: what there is to move, is here."""
+        """Perform a collective of one member; all its data is local."""
         match op:
             case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
                 return
@@ -337,7 +337,7 @@ class ProcessWorld:
                 assert_never(op)
 
     def _meet(self, servers: Collection[int]) -> "_Arrivals":
-        """Serve those that may be late, if this rank is to, and return a way to all that do; all ranks take part."""
+        """Start this rank's server for all-reduces with late ranks, if any, and connect to all servers."""
         key = broadcast_text(secrets.token_hex(_TOKEN_NBYTES), group=self._everyone).encode()
         server = None
         if self.rank in servers:
@@ -347,7 +347,7 @@ class ProcessWorld:
         return _Arrivals(server, ArrivalClient(addresses, key, self.rank, self.world_size, self._timeout_s))
 
     def _join(self, group: Group, timeout_s: float, whole: dist.ProcessGroup | None) -> _Joined:
-        """Make the process groups of a partition, but of `whole`; all ranks take part in making each of them."""
+        """Make the process groups of a partition, except `whole`; all ranks take part in making each of them."""
         mine: _Joined | None = None
         everyone = tuple(range(self.world_size))
         for ranks in map(tuple, group.members(self.world_size)):
@@ -382,19 +382,19 @@ def _served(plan: Plan) -> list[ops.AllReduce]:
 
 
 def _scaled(buffer: Tensor, op: ops.AllReduce | ops.Reduce | ops.ReduceScatter, out: Tensor) -> Tensor:
-    """Return what this member adds to the reduction: in `out`, which may be the buffer itself."""
+    """Return this member's contribution to the reduction, in `out`, which may be the buffer itself."""
     if op.reduction == "mean":
         size = op.group.size
-        if size & (size - 1) == 0:  # then the product is the quotient, to the last bit, and sooner at hand
+        if size & (size - 1) == 0:  # then the product equals the quotient to the last bit, and is faster
             return torch.mul(buffer, 1 / size, out=out)
         return torch.div(buffer, size, out=out)
     return out if out is buffer else out.copy_(buffer)
 
 
 def _take(messages: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Put messages, uint8 `[n, nbytes]`, back into the tensors, each of which is the concatenation of what they have.
+    """Split messages, uint8 `[n, nbytes]`, into the tensors; each tensor is the concatenation of its parts.
 
-    Bytes are copied as such: the numbers in a message do not lie where a number of their type may.
+    Bytes are copied as such, because the numbers in a message are not aligned for their type.
     """
     rows = [tensor.view(torch.uint8).unflatten(0, (len(messages), -1)) for tensor in tensors]
     for row, part in zip(rows, messages.split([row.shape[1] for row in rows], dim=1), strict=True):
