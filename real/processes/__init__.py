@@ -1,1 +1,1 @@
-"""Processes of a run: how they meet, watch each other and end."""
+"""Processes of a run: rendezvous, mutual monitoring and exit."""

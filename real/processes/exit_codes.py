@@ -1,4 +1,4 @@
-"""How the command lines that torchrun starts end: one line per rank for an error, and the exit codes of `simdist`."""
+"""Exit of programs that torchrun starts: one line per rank for an error, and the exit codes of `simdist`."""
 
 import os
 import sys
@@ -14,9 +14,9 @@ def run_command(command: click.Command, args: Sequence[str] | None, *, program: 
     """Run a command on one rank and return its exit code: 0; 1 for a run that failed; 2 for wrong input.
 
     Args:
-        command: To run.
-        args: Of the command line; those of the process if None.
-        program: Begins the line of an error, such as `real`; it is started as `python -m PROGRAM`.
+        command: The command to run.
+        args: Arguments of the command line; those of the process if None.
+        program: Beginning of an error line, such as `real`. The program is started as `python -m PROGRAM`.
     """
     try:
         code = command.main(args, prog_name=f"python -m {program}", standalone_mode=False)

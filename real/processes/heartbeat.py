@@ -1,18 +1,18 @@
-"""Heartbeats: know which rank has failed, and say so instead of hanging.
+"""Heartbeats: detect which rank has failed, and report it instead of hanging.
 
-A collective that never ends looks the same on every rank, whichever is to blame. So each rank beats: twice a second a
-thread writes into the store how far its rank is and whether it is well, and reads what the others wrote. From this
-table a rank learns, within seconds and without any collective, that another one has
+A collective that never ends looks the same on all ranks, whichever rank is the cause. So each rank sends heartbeats:
+twice a second, a thread writes the progress and state of its rank into the store, and reads those of the others. From
+this table a rank learns, within seconds and without any collective, that another one has
 
-* ended without a word: its process is gone from this machine (killed, out of memory, a crash in native code);
-* failed: it said so before it ended, and why;
-* fallen silent: many of our own beats went through and not one of its (its machine is gone or stands still).
+* ended without a message: its process is gone from this machine (killed, out of memory, a crash in native code);
+* failed: it reported its error before it ended;
+* fallen silent: many of our own beats went through and none of its (its machine is gone or frozen).
 
-Silence is counted in own beats and not in seconds: a slow store, or a machine under load, slows both sides alike. It
-ends the others after the timeout, because a rank that unpickles a data set holds up its own beats as well; where an
-exchange has failed, a few seconds of silence are enough to know with whom.
-The first cause that a rank learns is the one it passes on, so that all ranks blame the rank that failed first and not
-one that failed because of it. Only the thread talks to the store: a store that stands still cannot hold up its rank.
+Silence is counted in own beats and not in seconds, because a slow store or a loaded machine slows both sides equally.
+Silence ends the others only after the timeout, because a rank that unpickles a data set also delays its own beats. If
+an exchange has failed, a few seconds of silence are enough to identify the rank. A rank passes on the first cause that
+it learns. So all ranks name the rank that failed first, not one that failed as a consequence. Only the thread talks to
+the store, so a hung store cannot block its rank.
 """
 
 import json
@@ -35,24 +35,24 @@ from simdist.errors import RunError
 
 BEAT_S = 0.5
 SILENT_BEATS = 12
-SETTLE_S = 3.0  # time for news of a failure in another process to arrive: two beats there, two here, and a reserve
+SETTLE_S = 3.0  # time for the report of another process's failure to arrive: two beats there, two here, and a reserve
 LAST_WORDS_S = 2.0
 LINGER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Holds what one rank tells the others twice a second.
+    """The message that a rank sends to the others twice a second.
 
     Args:
-        rank: who beats.
-        count: beats so far; it grows while the rank lives.
-        position: how far the rank is (an instance index of the plan).
+        rank: the sender.
+        count: number of beats so far; it grows while the rank lives.
+        position: progress of the rank (an instance index of the plan).
         host: name of its machine, for messages.
-        machine: identity of its machine and process namespace: where it is equal, a pid means the same process.
+        machine: identity of its machine and process namespace; if it is equal, a pid means the same process.
         pid: process id.
-        state: `failed` and `done` are last words.
-        cause: the sentence that names the rank which failed first, once that is known.
+        state: `failed` and `done` are final.
+        cause: the sentence that names the rank that failed first, once it is known.
     """
 
     rank: int
@@ -75,7 +75,7 @@ def ranks_have(ranks: Sequence[int]) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and is not yet collected by its parent does not."""
+    """Return whether a process runs; a zombie that its parent has not yet collected does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -85,18 +85,18 @@ def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return True  # not Linux, or just gone: the next beat knows
+        return True  # not Linux, or just gone: the next beat will show it
     return state not in {"Z", "X"}
 
 
 def boot_id() -> str:
-    """Return what is equal for processes of one kernel, which have one clock; empty if nothing tells."""
+    """Return an identity of the kernel, equal for processes with one clock; empty if unknown."""
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
 def machine() -> str:
-    """Return what is equal for processes that see each other's pids: containers may share a host's name."""
+    """Return an identity that is equal for processes that see each other's pids; containers may share a host name."""
     try:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -104,15 +104,15 @@ def machine() -> str:
 
 
 class Guard:
-    """Watches the other ranks, and tells them about this one.
+    """Watches the other ranks, and reports this rank to them.
 
     Args:
-        store: reached by every rank; used by the guard alone. What is not signed there, is not there.
+        store: a store that each rank reaches, used only by the guard. Unsigned contents are ignored.
         rank: this rank.
         world_size: number of ranks.
         store_at: address and port of the store, for the message when it is gone.
         store_rank: the rank whose process hosts the store; None if torchrun's agent does.
-        exit_with_parent: end this process when the one that started it is gone, so that no orphan stays behind.
+        exit_with_parent: end this process when its parent is gone, so that no orphan stays behind.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Guard:
         self._table: dict[int, Heartbeat] = {}
         self._missing = list(range(world_size))
         self._unset = list(range(world_size))
-        self._quiet = dict.fromkeys(range(world_size), 0)  # own beats since the last one of each rank
+        self._quiet = dict.fromkeys(range(world_size), 0)  # own beats since the last beat of each rank
         self._cause = ""
         self._own_failure = ""
         self._leaving = False
@@ -149,7 +149,7 @@ class Guard:
         self._n_beats = 0
         self._patient_beats = SILENT_BEATS
         self._seeks_cause = False  # something has failed
-        self._looked = 0, 0  # at how many beats, and how often since
+        self._looked = 0, 0  # number of beats at the last look, and looks since
         self._last_beat_s = time.monotonic()
         self._last_count_s = self._last_beat_s
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
@@ -158,7 +158,7 @@ class Guard:
         """Call the roll, then watch.
 
         Raises:
-            RunError: a rank did not answer in `timeout_s`; names the missing ones.
+            RunError: a rank did not answer within `timeout_s`. The error names the missing ranks.
         """
         self._patient_beats = max(SILENT_BEATS, math.ceil(timeout_s / BEAT_S))
         self._thread.start()
@@ -175,14 +175,14 @@ class Guard:
 
     @property
     def cause(self) -> str:
-        """The sentence that names the rank which failed first; empty while none is known."""
+        """The sentence that names the rank that failed first; empty while none is known."""
         return self._cause
 
     def find_stuck_store(self, look_s: float) -> None:
-        """Take the host of the store for failed if no beat has gone through for as long as a rank may be silent.
+        """Declare the host of the store failed if no beat has gone through for as long as a rank may be silent.
 
         Args:
-            look_s: This is called so often. Looks count, as beats do: a process that stood still has missed both.
+            look_s: Interval between calls. Calls are counted, like beats: a process that was frozen has missed both.
         """
         self._looked = (self._n_beats, self._looked[1] + 1 if self._looked[0] == self._n_beats else 0)
         patience_s = self._patient_beats * BEAT_S
@@ -190,30 +190,30 @@ class Guard:
             self._blame(f"{self.store_host()} has not answered for {patience_s:g} s")
 
     def learns_of_failure(self) -> bool:
-        """Wait a few seconds for news of a failure; return whether there was one."""
+        """Wait a few seconds for a report of a failure; return whether there was one."""
         self._await_news()
         return self.failed.is_set()
 
     def stuck_store(self) -> str:
-        """Say so, if no beat has gone through for a few seconds; else nothing."""
+        """Return a sentence if no beat has gone through for a few seconds; else an empty one."""
         is_stuck = self._thread.is_alive() and time.monotonic() - self._last_beat_s > SETTLE_S
         return f"{self.store_host()} has not answered for {SETTLE_S:g} s" if is_stuck else ""
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this rank ends, and why; unless another rank is known to have failed before it."""
+        """Report to the others that this rank ends, and why, unless another rank is known to have failed before it."""
         self._own_failure = f"{self._me} failed: {reason}"
         self._await_beat(LAST_WORDS_S)
         self._blame(self._own_failure)
 
     def explain(self, error: BaseException | None, doing: str) -> RunError:
-        """Find out who is to blame, waiting a few seconds for the news.
+        """Find the rank that caused an error, waiting a few seconds for its report.
 
         Args:
-            error: what a collective raised; None where a wait timed out.
-            doing: what this rank was doing, to begin the sentence with.
+            error: exception of a collective; None if a wait timed out.
+            doing: activity of this rank, as the beginning of the sentence.
 
         Returns:
-            An error that names the ranks that are dead, or that have not arrived, or else repeats `error`.
+            An error that names the ranks that are dead or have not arrived, or else repeats `error`.
         """
         if self.learns_of_failure():
             return RunError(f"{doing}: {self._cause}")
@@ -226,16 +226,16 @@ class Guard:
 
     @contextmanager
     def explaining(self, doing: str) -> Iterator[None]:
-        """Find out who is to blame where torch says that talking to others has failed."""
+        """Find the rank that caused an error if torch reports that communication has failed."""
         try:
             yield
         except RunError:
             raise
-        except RuntimeError as error:  # torch's DistError is one
+        except RuntimeError as error:  # includes DistError of torch
             raise self.explain(error, doing) from error
 
     def leave(self) -> None:
-        """Say the last words and stop watching; the host of the store waits a while for the others to read them."""
+        """Send the final message and stop watching; the host of the store waits a while for the others to read it."""
         counts = {rank: beat.count for rank, beat in self._table.items()}
         self._leaving = True
         if self._said == "alive" and time.monotonic() - self._last_beat_s < LAST_WORDS_S:
@@ -249,14 +249,14 @@ class Guard:
         self._thread.join(LAST_WORDS_S)
 
     def store_host(self) -> str:
-        """Say who hosts the store, and where."""
+        """Describe the host and address of the store."""
         rank = self._store_rank
         who = "torchrun" if rank is None else str(self._table.get(rank, f"rank {rank}"))
         return f"{who}, which hosts the store at {self._store_at},"
 
     @contextmanager
     def ending_on_sigterm(self) -> Iterator[None]:
-        """Raise RunError in the main thread on SIGTERM, by which torchrun ends all ranks once one has failed.
+        """Raise RunError in the main thread on SIGTERM, with which torchrun ends all ranks once one has failed.
 
         A second SIGTERM ends the process at once. Native code that blocks the main thread delays the error.
         """
@@ -275,7 +275,7 @@ class Guard:
         while not self._over.is_set() and not self._finished():
             try:
                 self._beat()
-            except RuntimeError as error:  # torch's DistError is one
+            except RuntimeError as error:  # includes DistError of torch
                 if not self._leaving:
                     self._blame(f"{self.store_host()} is gone ({str(error).splitlines()[0]})")
                 return
@@ -284,14 +284,14 @@ class Guard:
             self._wake.clear()
 
     def _finished(self) -> bool:
-        """Return whether this rank has said its last words, or the host of the store has ended."""
+        """Return whether this rank has sent its final message, or the host of the store has ended."""
         if self._store_rank == self._me.rank:
             return False
         host = None if self._store_rank is None else self._table.get(self._store_rank)
         return self._said != "alive" or (host is not None and host.state != "alive")
 
     def _beat(self) -> None:
-        """Look at the others first, so that this rank's last words name the first cause."""
+        """Look at the others first, so that this rank's final message names the first cause."""
         gone = [beat for beat in self._table.values() if self._is_gone(beat)]
         self._read()
         self._judge({beat.rank for beat in gone})
@@ -316,12 +316,12 @@ class Guard:
         present = sorted(set(range(len(self._keys))).difference(self._unset))
         texts = self._store.multi_get([self._keys[rank] for rank in present])
         now_s = time.monotonic()
-        counts = now_s - self._last_count_s > 0.8 * BEAT_S  # hurried beats say nothing about the others' silence
+        counts = now_s - self._last_count_s > 0.8 * BEAT_S  # extra beats say nothing about the silence of others
         self._last_count_s = now_s if counts else self._last_count_s
         for rank, text in zip(present, texts, strict=True):
             beat = Heartbeat(**json.loads(text)) if text else None
             before = self._table.get(rank)
-            if beat and (before is None or before.count < beat.count):  # an older one needs no secret to write it again
+            if beat and (before is None or before.count < beat.count):  # writing an older one again needs no secret
                 self._table[rank] = beat
                 self._quiet[rank] = 0
             elif before:
@@ -331,7 +331,7 @@ class Guard:
             self._called.set()
 
     def _judge(self, gone: set[int]) -> None:
-        """Blame the first rank that failed, is gone, or is silent, in this order."""
+        """Name the first rank that failed, is gone, or is silent, in this order."""
         others = [beat for beat in self._table.values() if beat.rank != self._me.rank]
         for beat in others:
             if beat.state == "failed":
@@ -360,19 +360,19 @@ class Guard:
         self._blame(f"{self._me} lost the process that started it")
         os.kill(self._me.pid, signal.SIGTERM)
         time.sleep(LAST_WORDS_S + SETTLE_S)
-        os._exit(1)  # the main thread is held up in native code
+        os._exit(1)  # the main thread is blocked in native code
 
     def _await_beat(self, timeout_s: float) -> None:
-        """Wait for a whole beat that began after this call."""
+        """Wait for a complete beat that began after this call."""
         with self._beaten:
-            wanted = self._n_beats + 2  # one may be under way
+            wanted = self._n_beats + 2  # one may be running
             deadline_s = time.monotonic() + timeout_s
             while self._n_beats < wanted and self._thread.is_alive() and time.monotonic() < deadline_s:
                 self._wake.set()
                 self._beaten.wait(0.05)
 
     def _await_news(self) -> None:
-        """Wait until a failure is known, or long enough to know that there is none."""
+        """Wait until a failure is known, or long enough to be sure that there is none."""
         begin_s = time.monotonic()
         self._seeks_cause = True
         while not self.failed.wait(0.05) and self._thread.is_alive():
@@ -382,13 +382,13 @@ class Guard:
                 return
 
     def _heard(self, counts: dict[int, int]) -> bool:
-        """Return whether every other rank has ended or beaten twice since `counts`, and so has read the table."""
+        """Return whether each other rank has ended or sent two beats since `counts`, and so has read the table."""
         others = [beat for beat in self._table.values() if beat.rank != self._me.rank and not self._is_gone(beat)]
         silent = {rank for rank, n_beats in self._quiet.items() if n_beats >= SILENT_BEATS}
         return all(b.state != "alive" or b.rank in silent or b.count >= counts.get(b.rank, 0) + 2 for b in others)
 
     def _late(self) -> str:
-        """Say which ranks are behind the others; nothing if none is."""
+        """Name the ranks that are behind the others; empty if none is."""
         positions = {rank: beat.position for rank, beat in self._table.items()} | {self._me.rank: self.position}
         first = max(positions.values())
         late = [self._table[rank] for rank, position in positions.items() if position < first]

@@ -1,9 +1,9 @@
-"""Who am I, who else is there: rendezvous, roll call and process groups.
+"""Rendezvous, roll call and process groups.
 
-`torchrun` tells each process its rank in the environment. `connect()` turns that into a process group in which no wait
-is endless: the store is reached, every rank answers the roll call, all agree on device and backend, and a guard watches
-the others from then on. Each step has a timeout, and an error that says which rank is missing and what to do.
-`connect_within()` does the same beside a process group that is there already.
+`torchrun` sets the rank of each process in its environment. `connect()` makes a process group from it, in which no wait
+is endless. It reaches the store, each rank answers the roll call, all ranks agree on device and backend, and from then
+on a guard watches the others. Each of these has a timeout, and an error that names the missing rank and the remedy.
+`connect_within()` does the same next to an existing process group.
 """
 
 import ipaddress
@@ -35,16 +35,16 @@ Backend = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True)
 class Connection:
-    """Holds what a rank needs to work with the others; made by `connect`.
+    """A rank's connection to the others; made by `connect`.
 
     Args:
         place: rank and world size.
-        device: where tensors live.
-        backend: what moves tensors on `device`.
-        guard: knows who has failed.
+        device: device of the tensors.
+        backend: backend that moves tensors on `device`.
+        guard: knows which ranks have failed.
         store: signed values of `exchange`.
         timeout_s: how long `agree` and `barrier` wait for the others.
-        made: process groups that end with this; the first of them has all ranks, and the timeout.
+        made: process groups that end with this connection. The first has all ranks, and the timeout.
     """
 
     place: RankPlace
@@ -58,23 +58,23 @@ class Connection:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """All ranks, with the timeout; None, the default process group, as long as none is made."""
+        """Process group of all ranks, with the timeout; None means the default process group, while none is made."""
         return self.made[0] if self.made else None
 
     def share_token(self, nbytes: int) -> bytes:
-        """Return random bytes that only the ranks know: they do not go through the store."""
+        """Return random bytes that only the ranks know, because they do not go through the store."""
         token = torch.tensor(list(secrets.token_bytes(nbytes)), dtype=torch.uint8)
         dist.broadcast(token, src=0, group=self.group)
         return bytes(token.tolist())
 
     def exchange(self, what: str, value: str) -> list[str]:
-        """Return the values of all ranks, by rank; every rank must call this in the same order.
+        """Return the values of all ranks, by rank; all ranks must call this in the same order.
 
         Raises:
-            RunError: names the ranks that have not come.
+            RunError: names the missing ranks.
         """
         missing = list(range(self.place.world_size))
-        number = next(self._numbers)  # the n-th call of one rank meets the n-th of the others
+        number = next(self._numbers)  # the n-th calls of all ranks meet
 
         def exchange() -> list[tuple[str, str]]:
             keys = [f"agree/{number}/{rank}" for rank in range(self.place.world_size)]
@@ -104,10 +104,10 @@ class Connection:
         return [answer for _, answer in answers]
 
     def agree(self, what: str, value: str) -> None:
-        """Compare a value over all ranks; every rank must call this in the same order.
+        """Compare a value over all ranks; all ranks must call this in the same order.
 
         Raises:
-            RunError: names the ranks whose value differs, or those that have not come.
+            RunError: names the ranks with a different value, or the missing ranks.
         """
         values = self.exchange(what, value)
         common = max(values, key=values.count)
@@ -116,10 +116,10 @@ class Connection:
             raise RunError(f"{what} must be the same on every rank; most have {common!r}, but found {found}")
 
     def barrier(self, what: str) -> None:
-        """Wait until every rank is here.
+        """Wait until all ranks arrive.
 
         Raises:
-            RunError: names the ranks that have not come, or that are elsewhere.
+            RunError: names the ranks that are missing, or at another place.
         """
         self.exchange(f"barrier {what!r}", "")
 
@@ -133,19 +133,19 @@ def connect(
     environ: Mapping[str, str] = os.environ,
     exit_with_parent: bool = False,
 ) -> Iterator[Connection]:
-    """Meet the other ranks, and part from them at the end.
+    """Connect to the other ranks, and disconnect at the end.
 
-    The default process group can move CPU tensors by gloo in any case.
+    The default process group can always move CPU tensors with gloo.
 
     Args:
-        backend: what moves tensors; auto takes nccl if every rank of this machine has a GPU to itself, else gloo.
-        device: where tensors live; auto takes CUDA where there is any. Ranks may share a GPU under gloo.
+        backend: backend of the tensors; auto takes nccl if each rank of this machine has its own GPU, else gloo.
+        device: device of the tensors; auto takes CUDA if available. Ranks may share a GPU under gloo.
         timeout_s: for each wait for others: the store, the roll call, a collective.
-        environ: what torchrun has set.
-        exit_with_parent: end this process when the one that started it is gone.
+        environ: environment set by torchrun.
+        exit_with_parent: end this process when its parent is gone.
 
     Raises:
-        RunError: names the rank that did not come, or what this rank lacks.
+        RunError: names the missing rank, or the missing requirement of this rank.
     """
     here = place(environ)
     meeting = meet(here, environ, timeout_s)
@@ -161,7 +161,7 @@ def connect(
                 ),
             )
             assert dist.group.WORLD is not None
-            connection.made.append(dist.group.WORLD)  # more are made, which are more patient
+            connection.made.append(dist.group.WORLD)  # others with longer timeouts follow
             yield connection
             bounded(dist.destroy_process_group, timeout_s, lambda: "cannot leave the process group")
 
@@ -175,17 +175,17 @@ def connect_within(
     environ: Mapping[str, str] = os.environ,
     exit_with_parent: bool = False,
 ) -> Iterator[Connection]:
-    """Watch the ranks of the default process group, which stays as it is; beside it, make one with a timeout.
+    """Watch the ranks of the default process group, which stays unchanged, and make another group with a timeout.
 
     Args:
-        backend: what moves tensors on `device` there; gloo moves those of the host.
-        device: where tensors live.
+        backend: backend that moves tensors on `device` in the default group; gloo moves those of the host.
+        device: device of the tensors.
         timeout_s: for each wait for others.
-        environ: what torchrun has set, if it has started the ranks.
-        exit_with_parent: end this process when the one that started it is gone.
+        environ: environment set by torchrun, if it has started the ranks.
+        exit_with_parent: end this process when its parent is gone.
 
     Raises:
-        RunError: names the rank that did not come.
+        RunError: names the missing rank.
     """
     rank = dist.get_rank()
     world_size = dist.get_world_size()
@@ -224,7 +224,7 @@ def _guarded(here: RankPlace, meeting: StoreAccess, timeout_s: float, *, exit_wi
 
 
 def _choose(here: RankPlace, backend: str, device: str) -> tuple[Backend, torch.device]:
-    """Choose what moves tensors and where they live."""
+    """Choose the backend and the device."""
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     me = f"rank {here.rank} ({socket.gethostname()})"
     found = f"{n_gpus} GPUs for {here.local_world_size} ranks on this machine"
@@ -251,7 +251,7 @@ def _open_group(connection: Connection, make: Callable[[str, timedelta], object]
 
     def choose_gpu() -> None:
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # each thread has its own
+            torch.cuda.set_device(device)  # each thread has its own setting
 
     def init() -> None:
         choose_gpu()
@@ -266,13 +266,13 @@ def _open_group(connection: Connection, make: Callable[[str, timedelta], object]
 
 @contextmanager
 def _loopback(here: RankPlace, address: str) -> Iterator[None]:
-    """Let gloo use the loopback interface if all ranks are on this machine: the host's name need not resolve then."""
+    """Let gloo use the loopback interface if all ranks are on this machine, so the host name need not resolve."""
     local = here.local_world_size == here.world_size or _is_loopback(address)
     names = [name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}]
     if "GLOO_SOCKET_IFNAME" in os.environ or not local or not names:
         yield
         return
-    os.environ["GLOO_SOCKET_IFNAME"] = names[0]  # read whenever a group is made
+    os.environ["GLOO_SOCKET_IFNAME"] = names[0]  # gloo reads it whenever a group is made
     try:
         yield
     finally:

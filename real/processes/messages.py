@@ -1,9 +1,9 @@
-"""Messages of processes of one run over TCP: who is there, and bytes that are sent and received within a time.
+"""Messages between processes of one run over TCP: authentication, and sends and receives with a deadline.
 
-**Hello.** The port of a process that is gone may be taken by another program, and samples bear no checksum. So each
-side proves that it knows the key of the run and data set, without sending it: HMAC-SHA256(key, side). The client
-begins; a server does not answer without proof. This keeps out strangers, other runs and other data sets. It hides
-nothing from who listens on the way between nodes: run on a network that you trust. Source: RFC 2104 (HMAC).
+**Hello.** If a process is gone, another program may take its port, and samples have no checksum. So each side proves
+that it knows the key of the run and data set, without sending the key: HMAC-SHA256(key, side). The client begins. A
+server does not answer without proof. This excludes strangers, other runs and other data sets. It hides nothing from a
+listener between nodes: run on a network that you trust. Source: RFC 2104 (HMAC).
 """
 
 import hmac
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 HELLO = struct.Struct("<8s32s")  # `simdist3`, and the proof
 
 _MAGIC = b"simdist3"
-_BUFFERS_AT_ONCE = 512  # sendmsg(2) takes IOV_MAX, 1024 on Linux
+_BUFFERS_AT_ONCE = 512  # sendmsg(2) accepts IOV_MAX, 1024 on Linux
 
 
 def hello(key: bytes, side: Literal["client", "server"]) -> bytes:
@@ -33,7 +33,7 @@ def hear_hello(
     """Receive the first message of the other side.
 
     Raises:
-        OSError: It does not come, or is not that of a rank of this run that reads the same data set.
+        OSError: It does not arrive, or the other side is not a rank of this run with the same data set.
     """
     message = bytearray(HELLO.size)
     receive(connection, message, deadline_s=deadline_s)
@@ -44,10 +44,10 @@ def hear_hello(
 
 
 def greet(connection: socket.socket, key: bytes, *, deadline_s: float) -> None:
-    """Prove to a server that this is a rank of the run, and hear its proof.
+    """Prove to a server that this is a rank of the run, and receive its proof.
 
     Raises:
-        OSError: As of `hear_hello`.
+        OSError: See `hear_hello`.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     send(connection, [hello(key, "client")], deadline_s=deadline_s)
@@ -55,10 +55,10 @@ def greet(connection: socket.socket, key: bytes, *, deadline_s: float) -> None:
 
 
 def welcome(connection: socket.socket, key: bytes, *, deadline_s: float) -> None:
-    """Hear the proof of a client, and give it that of this server.
+    """Receive the proof of a client, and send the proof of this server.
 
     Raises:
-        OSError: As of `hear_hello`.
+        OSError: See `hear_hello`.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     hear_hello(connection, key, "client", deadline_s=deadline_s)
@@ -66,15 +66,15 @@ def welcome(connection: socket.socket, key: bytes, *, deadline_s: float) -> None
 
 
 def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:
-    """Send buffers one after the other, from where they lie.
+    """Send buffers one after the other, without copying them.
 
     Args:
-        connection: To whom.
+        connection: Connection to the receiver.
         buffers: Bytes to send.
-        deadline_s: Of `time.monotonic`.
+        deadline_s: Time of `time.monotonic`.
 
     Raises:
-        OSError: The connection is broken, or time is over.
+        OSError: The connection is broken, or the deadline has passed.
     """
     left = [memoryview(buffer) for buffer in buffers if len(buffer)]
     while left:
@@ -93,12 +93,12 @@ def receive(connection: socket.socket, into: bytearray | NDArray[np.uint8], *, d
     """Fill a buffer.
 
     Args:
-        connection: From whom.
-        into: As many bytes as are to come.
-        deadline_s: Of `time.monotonic`; None waits for ever.
+        connection: Connection to the sender.
+        into: Buffer, with the number of bytes to receive.
+        deadline_s: Time of `time.monotonic`; None waits for ever.
 
     Raises:
-        OSError: The connection is broken or at its end, or time is over.
+        OSError: The connection is broken or closed, or the deadline has passed.
     """
     left = memoryview(into) if isinstance(into, bytearray) else into.data
     while left:

@@ -1,8 +1,8 @@
-"""Where this process stands, and a store that all ranks reach.
+"""The place of this process among the ranks, and a store that all ranks reach.
 
-Where torchrun's agent does not host the store (`TORCHELASTIC_USE_AGENT_STORE`), rank 0 does, at the address of the job
-and at no other. All keys carry the count of restarts, so that a restarted run never reads what the one before it wrote.
-Where the script has made a process group, rank 0 hosts one more store, and says through that group where it is.
+If torchrun's agent does not host the store (`TORCHELASTIC_USE_AGENT_STORE`), rank 0 hosts it, only at the address of
+the job. All keys contain the number of restarts, so that a restarted run never reads keys of the previous one. If the
+script has made a process group, rank 0 hosts another store, and sends its address through that group.
 """
 
 import hmac
@@ -28,19 +28,19 @@ from simdist.errors import RunError
 
 T = TypeVar("T")
 _TOLD_NBYTES = 256
-_TOLD_TAG = 0x5D157  # unlike those of the script's messages
+_TOLD_TAG = 0x5D157  # a tag that the script's messages do not use
 SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PORT_ADVICE = "choose another --master-port, or use torchrun --standalone on one machine"
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Holds where a process stands among the others.
+    """The place of a process among the others.
 
     Args:
         rank: 0 to world_size - 1.
         world_size: number of processes.
-        local_rank: the same among the processes of this machine.
+        local_rank: rank among the processes of this machine.
         local_world_size: number of processes on this machine.
     """
 
@@ -56,10 +56,10 @@ class RankPlace:
 
 
 def place(environ: Mapping[str, str]) -> RankPlace:
-    """Read this process's place from the environment that torchrun sets.
+    """Read the place of this process from the environment that torchrun sets.
 
     Raises:
-        RunError: a variable is missing or is no number in range.
+        RunError: a variable is missing, or not a number in range.
     """
     if missing := [name for name in SET_BY_TORCHRUN if not environ.get(name)]:
         raise RunError(
@@ -80,16 +80,16 @@ def place(environ: Mapping[str, str]) -> RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """Holds the connections to a store that all ranks reach.
+    """The connections to a store that all ranks reach.
 
     Args:
         store: for process groups.
-        agreed: the same, for what is signed.
-        watch: for the guard, which a wait on the others must not hold up.
+        agreed: the same for signed values.
+        watch: for the guard, which waits on the other connections must not block.
         server: the store itself, if this process hosts it; it lives as long as this object.
         hosted_by: the rank that hosts it; None if torchrun's agent does.
         at: its address and port, for messages.
-        sent: messages that are under way as long as this object lives.
+        sent: messages that are in flight as long as this object lives.
     """
 
     store: Store
@@ -102,10 +102,10 @@ class StoreAccess:
 
 
 def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> StoreAccess:
-    """Reach the store, hosting it if that is this rank's part, and take this rank's seat there.
+    """Reach the store, host it if this is the rank to do so, and register this rank.
 
     Raises:
-        RunError: the store is not reached in time, the port is taken, or so is the seat.
+        RunError: the store is not reached in time, the port is taken, or the rank is registered already.
     """
     address = environ["MASTER_ADDR"]
     port = _port(environ["MASTER_PORT"])
@@ -119,10 +119,10 @@ def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> Store
 
 
 def meet_within(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> StoreAccess:
-    """Reach a store that rank 0 hosts; it tells the others address and secret through the default process group.
+    """Reach a store that rank 0 hosts; rank 0 sends address and secret through the default process group.
 
     Raises:
-        RunError: rank 0 does not say where its store is, or that is not reached in time.
+        RunError: rank 0 does not send the address of its store, or the store is not reached in time.
     """
     message = torch.zeros(_TOLD_NBYTES, dtype=torch.uint8)
     server = None
@@ -157,7 +157,7 @@ def _me(here: RankPlace) -> str:
 def _reach(
     here: RankPlace, at: str, prefix: str, secret: bytes, *, hosted_by: int | None, timeout_s: float
 ) -> tuple[Store, SignedStore, SignedStore]:
-    """Return a connection to the store, the same for what is signed, and one for the guard."""
+    """Return a connection to the store, the same for signed values, and one for the guard."""
     me = _me(here)
     who = "torchrun" if hosted_by is None else f"rank {hosted_by}"
     silence = f"{me}: {who}, which hosts the store at {at}, does not answer within {timeout_s:g} s"
@@ -183,7 +183,7 @@ def _reach(
 
 
 def _serve(me: str, addresses: Sequence[str], port: int, timeout_s: float) -> TCPStore:
-    """Host a store at the first of these addresses that this machine has, and at no other; port 0 takes a free one."""
+    """Host a store only at the first of these addresses that this machine has; port 0 takes a free one."""
     try:
         listener = _listen(addresses, port)
         address, port = listener.getsockname()[:2]
@@ -196,7 +196,7 @@ def _serve(me: str, addresses: Sequence[str], port: int, timeout_s: float) -> TC
             timeout=limit,
             wait_for_workers=False,
             master_listen_fd=descriptor,
-            use_libuv=False,  # with libuv, torch 2.4 takes no descriptor
+            use_libuv=False,  # with libuv, torch 2.4 does not accept a descriptor
         )
     except (OSError, RuntimeError) as error:
         why = _first_line(error)
@@ -226,9 +226,9 @@ def _port(text: str) -> int:
 
 
 def bounded(function: Callable[[], T], timeout_s: float, late: Callable[[], str], guard: Guard | None = None) -> T:
-    """Call a function that native code may hold up for ever, and give up on it in time.
+    """Call a function that native code may block for ever, and give up after a time limit.
 
-    It runs in a thread of its own, so that signals still reach the main thread, and is left behind if it is late.
+    It runs in a separate thread, so that signals still reach the main thread. If it is late, the thread is abandoned.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -236,7 +236,7 @@ def bounded(function: Callable[[], T], timeout_s: float, late: Callable[[], str]
     def call() -> None:
         try:
             results.append(function())
-        except BaseException as error:  # raised again where it is waited for
+        except BaseException as error:  # raised again in the waiting thread
             errors.append(error)
 
     thread = threading.Thread(target=call, daemon=True)
@@ -258,7 +258,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def own_address() -> str:
-    """Return the address of this machine that other ranks reach: the one on the way to the first of them."""
+    """Return the address of this machine for other ranks: the one on the route to the first of these hosts."""
     host = os.environ.get("MASTER_ADDR", "localhost")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

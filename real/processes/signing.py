@@ -1,6 +1,7 @@
-"""Values in a store that others may write to: they count only if they are signed with the secret of the ranks.
+"""Values in a store that others may write to. They count only if they are signed with the secret of the ranks.
 
-Names of keys are made of the secret, too, so that without it none can be overwritten. Values are signed, not hidden.
+Names of keys are also derived from the secret, so that nobody can overwrite keys without it. Values are signed, not
+hidden.
 """
 
 import hmac
@@ -17,8 +18,8 @@ class SignedStore:
     """Reads and writes signed texts.
 
     Args:
-        store: Any process that reaches it may change it.
-        secret: Known to the ranks alone. An empty one keeps no process out.
+        store: A store that any process that reaches it may change.
+        secret: A secret that only the ranks know. An empty one excludes no process.
     """
 
     store: Store
@@ -33,11 +34,11 @@ class SignedStore:
         self.store.set(self._name(key), self._sign("value", key, text) + text)
 
     def check(self, key: str) -> bool:
-        """Return whether something is there; whether it is signed, `multi_get` finds out."""
+        """Return whether a key exists; `multi_get` checks its signature."""
         return bool(self.store.check([self._name(key)]))
 
     def multi_get(self, keys: Sequence[str]) -> list[str | None]:
-        """Return the texts of keys that are there; None for what is not signed."""
+        """Return the texts of existing keys; None for unsigned ones."""
         found = self.store.multi_get([self._name(key) for key in keys]) if keys else []
         return [self._verified(key, value) for key, value in zip(keys, found, strict=True)]
 
