@@ -1,1 +1,1 @@
-"""Recording of times on every rank, and their way to one trace."""
+"""Recording of times on each rank, and their combination into one trace."""

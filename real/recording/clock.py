@@ -1,9 +1,9 @@
-"""Clocks of different machines, brought together.
+"""Synchronization of the clocks of different machines.
 
-Rank 0 asks every other rank what time it is, some times over, and believes the answer that came back fastest: if it
-left at a, was answered at b and arrived at c, the other clock is ahead by b - (a + c) / 2, give or take (c - a) / 2.
-Clocks drift apart by some microseconds a second, so they are compared at the start and at the end of a run, and
-corrected along a straight line in between. Ranks of one machine read the same clock.
+Rank 0 asks each other rank for its time, several times, and uses the fastest reply. If the request left at a, was
+answered at b, and the reply arrived at c, the other clock is ahead by b - (a + c) / 2, with an uncertainty of (c - a) /
+2. Clocks drift apart by some microseconds per second. So they are compared at the start and at the end of a run, and
+corrected linearly in between. Ranks of one machine read the same clock.
 
 Source:
     Mills, Internet Time Synchronization: the Network Time Protocol, IEEE Trans. Communications 39 (1991).
@@ -30,12 +30,12 @@ _START_IN_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How far the clock of every rank is ahead of rank 0's.
+    """How far the clock of each rank is ahead of rank 0's clock.
 
     Args:
-        at_s: When they were compared, by rank 0's clock.
+        at_s: Time of the comparison, by rank 0's clock.
         ahead_s: float64 `[world_size]`, seconds.
-        uncertainty_s: Give or take; 0 where the machine is rank 0's.
+        uncertainty_s: Uncertainty of `ahead_s`; 0 on the machine of rank 0.
     """
 
     at_s: float
@@ -44,12 +44,12 @@ class Clocks:
 
 
 def compare(*, clock: Clock = now_s, machine: str | None = None, group: dist.ProcessGroup | None = None) -> Clocks:
-    """Compare the clocks of all ranks; all take part, and all get the result.
+    """Compare the clocks of all ranks; all ranks take part and get the result.
 
     Args:
-        clock: Of this rank, in seconds.
-        machine: The same for ranks that read the same clock; None finds out.
-        group: Of all ranks, and able to move tensors of the host.
+        clock: Clock of this rank, in seconds.
+        machine: An identity that is equal for ranks with the same clock; None detects it.
+        group: A group of all ranks that can move tensors of the host.
     """
     rank = dist.get_rank()
     world_size = dist.get_world_size()
@@ -78,7 +78,7 @@ def common_start_s(clocks: Clocks, *, clock: Clock = now_s, group: dist.ProcessG
 
 
 def drift(clocks: tuple[Clocks, Clocks], rank: int) -> float:
-    """Return what a rank's clock gains on rank 0's, in seconds per second, from comparisons at the start and the end.
+    """Return the gain of a rank's clock on rank 0's, in seconds per second, from comparisons at start and end.
 
     >>> ahead_s = np.array([[0.0, 5.0], [0.0, 5.001]])
     >>> at_start, at_end = (Clocks(at_s, each, np.zeros(2)) for at_s, each in zip((100.0, 110.0), ahead_s))
@@ -95,7 +95,7 @@ def to_common_s(times_s: NDArray[np.float64], *, start_s: float, drift: float = 
     Args:
         times_s: Times, of any shape; NaN stays NaN.
         start_s: The common start by the rank's own clock.
-        drift: Gain of the clock on rank 0's, in seconds per second.
+        drift: Gain of the clock on rank 0's clock, in seconds per second.
 
     >>> to_common_s(np.array([100.0, 110.0]), start_s=100.0, drift=1e-4).round(6).tolist()
     [0.0, 9.999]
@@ -104,7 +104,7 @@ def to_common_s(times_s: NDArray[np.float64], *, start_s: float, drift: float = 
 
 
 def _ask(other: int, clock: Clock, group: dist.ProcessGroup | None) -> tuple[float, float]:
-    """Return how far the clock of a rank is ahead of mine, and the uncertainty, in seconds."""
+    """Return how far the clock of a rank is ahead of this rank's clock, and the uncertainty, in seconds."""
     answers = []
     reply = _times(0.0)
     for _ in range(_N_ROUNDS):

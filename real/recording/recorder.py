@@ -1,11 +1,11 @@
-"""The times of one rank, written to a file as it runs, so that a rank that is killed leaves what it had.
+"""The times of one rank, written to a file during the run, so that a killed rank leaves its times so far.
 
-The file is a .npy of float64 `[3, n_instances]` (ready, start, end), mapped into memory: the kernel keeps what was
-written even if the process is gone. Times are of the rank's own monotonic clock; `gather` brings those of all ranks to
+The file is a .npy of float64 `[3, n_instances]` (ready, start, end), mapped into memory. The kernel keeps written data
+even if the process is gone. Times are from the rank's own monotonic clock. `gather` combines those of all ranks into
 one trace in common time.
 
-Ranks note when they were ready for a collective and when they were done with it. When it *began*, none of them can
-know: that is when the last member was ready, and it is computed here, after the clocks have been brought together.
+Ranks record when they were ready for a collective and when it ended. No rank can know when it *began*: that is when the
+last member was ready. It is computed here, after the clocks have been synchronized.
 """
 
 import io
@@ -38,9 +38,10 @@ _ATTEMPTS = 10
 
 
 def memmap(path: Path, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
-    """Write a .npy file and map it; its blocks are there then, because a disk without room would kill who maps it.
+    """Write a .npy file and map it; its blocks are allocated first, because a full disk would kill the process.
 
-    A rank that is done removes the folder if it is empty, perhaps just before this one writes there: it is made again.
+    A rank that is done removes the folder if it is empty, possibly just before this one writes to it. Then it is made
+    again.
 
     Raises:
         RunError: The file cannot be written.
@@ -66,7 +67,7 @@ class Recorder:
 
     Args:
         plan: The plan that is executed.
-        path: The file to write; without one, times are kept in memory.
+        path: The file to write; None keeps times in memory.
 
     Raises:
         RunError: The file cannot be written.
@@ -80,15 +81,15 @@ class Recorder:
         self._ready_s, self._start_s, self._end_s = self.times_s
 
     def begin(self, index: int, at_s: float) -> None:
-        """Note when an instance was ready, and so began; who began late because of others is found out later."""
+        """Record when an instance was ready, and so began; starts delayed by other ranks are computed afterwards."""
         self._ready_s[index] = self._start_s[index] = at_s
 
     def end(self, index: int, at_s: float) -> None:
-        """Note when an instance was done."""
+        """Record when an instance ended."""
         self._end_s[index] = at_s
 
     def forget_unended(self) -> None:
-        """Forget what has begun and not ended, as in a loop that was left: it did not run."""
+        """Discard instances that began but did not end, as in a loop that was left: they count as not run."""
         self.times_s[:, np.isnan(self._end_s)] = np.nan
 
 
@@ -97,8 +98,8 @@ class RecordedPart:
     """The facts that belong to the times of one rank.
 
     Args:
-        rank: Whose they are.
-        digest: Of the plan.
+        rank: The rank.
+        digest: Digest of the plan.
         start_s: The common start by the rank's own clock.
     """
 
@@ -108,17 +109,17 @@ class RecordedPart:
 
 
 def part_path(folder: Path, rank: int) -> Path:
-    """Return the file in which a rank notes its times."""
+    """Return the file for a rank's times."""
     return folder / f"rank-{rank:05d}.npy"
 
 
 def write_part(folder: Path, part: RecordedPart) -> None:
-    """Write what belongs to the times of a rank beside them."""
+    """Write the facts about a rank's times next to them."""
     part_path(folder, part.rank).with_suffix(".json").write_text(json.dumps(asdict(part)), encoding="utf-8")
 
 
 def forget(folder: Path, rank: int) -> None:
-    """Delete the times and the counts of a rank, and the folder if no other rank's are there."""
+    """Delete the times and the counts of a rank, and the folder if it is then empty."""
     for path in folder.glob(f"*-{rank:05d}.*"):
         with suppress(OSError):
             path.unlink()
@@ -136,16 +137,16 @@ def gather(
     group: dist.ProcessGroup | None = None,
     late: Mapping[int, tuple[int, ...]] | None = None,
 ) -> Trace | None:
-    """Bring the times of all ranks together; all take part, rank 0 gets the trace.
+    """Combine the times of all ranks; all take part, rank 0 gets the trace.
 
     Args:
-        recorder: Of this rank.
+        recorder: Recorder of this rank.
         plan: The plan that was executed.
         start_s: The common start by this rank's clock.
-        clocks: At the start and at the end.
-        source: Who made the trace.
-        group: Of all ranks, and able to move tensors of the host.
-        late: Who was late where, as the trace will have it; rank 0 knows.
+        clocks: Clock comparisons at the start and at the end.
+        source: Program that made the trace.
+        group: A group of all ranks that can move tensors of the host.
+        late: Late ranks by operation, as in the trace; only rank 0 knows them.
     """
     rank = dist.get_rank()
     noted_s = np.asarray(recorder.times_s)
@@ -157,10 +158,10 @@ def gather(
 
 
 def salvage(folder: Path, plan: Plan) -> Trace | None:
-    """Make a trace of what the ranks of a failed run have left; None if that is nothing.
+    """Make a trace of the times that the ranks of a failed run have left; None if there are none.
 
-    Missing times are NaN; a collective began when the last member was ready of which this machine knows. Clocks are
-    taken to run alike: how they drift would have been known at the end.
+    Missing times are NaN. A collective began when the last member known on this machine was ready. Clocks are assumed
+    to run at the same rate, because their drift is measured only at the end.
     """
     if not folder.is_dir():
         return None
@@ -170,11 +171,11 @@ def salvage(folder: Path, plan: Plan) -> Trace | None:
         try:
             part = RecordedPart(**json.loads(read_content(path.with_suffix(".json"))))
             theirs = read_array(path, dtype=np.float64, shape=times_s.shape[:2])
-        except (OSError, EOFError, ValueError, TypeError):  # it is not there, or not whole
+        except (OSError, EOFError, ValueError, TypeError):  # missing or incomplete
             continue
         if part.digest == plan.digest():
             times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s)
-    times_s[:, np.isnan(times_s[2])] = np.nan  # what has begun and not ended did not run
+    times_s[:, np.isnan(times_s[2])] = np.nan  # instances that began but did not end count as not run
     return None if np.isnan(times_s).all() else assemble(plan, times_s, "real, ended early")
 
 
@@ -186,17 +187,17 @@ def assemble(
     for each in occurrences(plan):
         if isinstance(each.op, COLLECTIVES):
             start_s[each.rows] = _last_ready_s(ready_s[each.rows], each.op.group)
-    for row in drops_late(plan):  # who is late waits for nobody
+    for row in drops_late(plan):  # a late rank does not wait
         first = np.delete(np.arange(plan.world_size), late.get(row, ()))
         start_s[row] = ready_s[row]
         start_s[row, first] = np.fmax.reduce(ready_s[row, first])
-    start_s = np.maximum(np.minimum(start_s, end_s), ready_s)  # clocks are not perfect, and a root may leave early
+    start_s = np.maximum(np.minimum(start_s, end_s), ready_s)  # clocks are imperfect, and a root may leave early
     end_s = np.maximum(start_s, end_s)
     return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source, late=late))
 
 
 def _last_ready_s(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.float64]:
-    """Return when the last member of each rank's group was ready, of those that are known; both `[n, world_size]`."""
+    """Return when the last known member of each rank's group was ready; both `[n, world_size]`."""
     members_s = ready_s.reshape(len(ready_s), *group.shape(ready_s.shape[1]))
     last_s = np.broadcast_to(np.fmax.reduce(members_s, axis=2, keepdims=True), members_s.shape)
     return last_s.reshape(ready_s.shape)

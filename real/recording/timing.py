@@ -1,6 +1,6 @@
 """Clocks and sleeping.
 
-All times are those of the monotonic clock, which is the same for every process of a machine.
+All times are from the monotonic clock, which all processes of a machine share.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from contextlib import suppress
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1
 _LEARNING = 0.1
-_MOST_LATE_S = 2e-4  # who is later was held up by others, which is no habit
+_MOST_LATE_S = 2e-4  # larger delays are due to other processes, and are not systematic
 
 
 def now_s() -> float:
@@ -22,10 +22,10 @@ def now_s() -> float:
 
 
 def precise_sleeps() -> None:
-    """Let the calling thread, and those that it starts, wake up when they asked to.
+    """Make the calling thread, and threads that it starts, wake up on time.
 
-    Linux may wake a sleeper up to 50 us late in order to wake several together; a step has some ten sleeps. Elsewhere
-    this does nothing.
+    Linux may wake a sleeper up to 50 us late in order to wake several together. A step has about ten sleeps. On other
+    systems this does nothing.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)
@@ -35,8 +35,8 @@ def sleep_s(seconds: float, interrupted: threading.Event | None = None) -> None:
     """Sleep, and return early only when `interrupted` is set.
 
     Args:
-        seconds: Nothing happens for 0 or less.
-        interrupted: Looked at every half a second.
+        seconds: Seconds to sleep; 0 or less returns immediately.
+        interrupted: Checked every half second.
     """
     end_s = now_s() + seconds
     while (left_s := end_s - now_s()) > 0:
@@ -46,12 +46,12 @@ def sleep_s(seconds: float, interrupted: threading.Event | None = None) -> None:
 
 
 class Sleeper:
-    """Sleeps that end on time: each asks for less by what the ones before were late, and spends the rest awake.
+    """Sleeps that end on time: each asks for less, by the lateness of earlier ones, and spends the rest awake.
 
     Args:
         interrupted: Ends a sleep early.
 
-    A thread that slept is late by what it takes to get a core and Python's lock back, 50 to 100 us.
+    After a sleep, a thread needs 50 to 100 us to get a core and Python's lock back.
     """
 
     def __init__(self, interrupted: threading.Event) -> None:
@@ -72,28 +72,28 @@ class Sleeper:
 
 
 def share_cores(n_processes: int) -> None:
-    """Let this process, if cores are fewer than gloo's threads, take turns with others instead of interrupting them.
+    """Make this process take turns with others instead of interrupting them, if gloo has more threads than cores.
 
-    A thread of gloo that receives tries in a loop for a lock that the sending thread holds. With fewer cores than
-    threads it may keep the holder off the core until the next tick of the kernel, which costs 4 ms a message. Under
-    Linux's batch policy a thread that wakes up does not interrupt another one, and these loops vanish.
+    A receiving thread of gloo spins on a lock that the sending thread holds. With fewer cores than threads, it may keep
+    the holder off the core until the next tick of the kernel, which costs 4 ms per message. Under Linux's batch policy,
+    a thread that wakes up does not interrupt another one, and these loops disappear.
 
     Args:
-        n_processes: Of this kind on this machine.
+        n_processes: Processes of this kind on this machine.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return  # another program has chosen already
+        return  # another program has already chosen
     if 2 * n_processes > (os.cpu_count() or 1):
         with suppress(PermissionError):  # a container may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def give_way() -> None:
-    """Put the calling thread behind those that began it, where priorities are real-time; elsewhere do nothing.
+    """Give the calling thread a lower priority than its parent under real-time scheduling; else do nothing.
 
-    A thread that wakes up does not interrupt another one of its priority, so where a machine plays several, one that
-    decodes for 10 ms holds up those that should compute or communicate meanwhile. On machines of their own, they had a
-    core each.
+    A thread that wakes up does not interrupt another one of its priority. So if one machine emulates several, a thread
+    that decodes for 10 ms blocks threads that should compute or communicate meanwhile. On separate machines, each would
+    have its own core.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) not in (os.SCHED_RR, os.SCHED_FIFO):
         return
