@@ -1,1 +1,1 @@
-"""The parts of `real.calibrate`: measuring on all ranks, and deriving a cluster from what was measured."""
+"""The parts of `real.calibrate`: measuring on all ranks, and deriving a cluster from the measurements."""

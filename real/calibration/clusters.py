@@ -1,4 +1,4 @@
-"""From measurements to a cluster, and back: what the cost model says that the same operations take."""
+"""From measurements to a cluster, and back to the times that the cost model predicts for the same operations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from simdist.scenario.uncertain import Range
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
 _MEASURE = "the links again: real.calibrate with a larger --budget"
-_MOST_OFF = 0.5  # ends of a range, from the value
+_MOST_OFF = 0.5  # largest distance of the ends of a range from the value, as a share
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What is known of CPU cores before links are.
+    """Facts about CPU cores that are known before the links.
 
     Args:
         per_node: Cores of a machine.
-        shared: Whether all nodes are on one machine.
-        handover_s: Seconds of a core that an operation takes besides what it does.
+        shared: All nodes are on one machine.
+        handover_s: Core seconds of overhead per operation.
     """
 
     per_node: int
@@ -34,12 +34,12 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class LinkForm:
-    """How links are written down.
+    """The form of the derived links.
 
     Args:
         links: As the measured table, or as a line.
-        rate_Bps: Of the network, for a line.
-        cores: For a line with gloo: the CPU cores of a machine; None leaves out what communication takes of them.
+        rate_Bps: Rate of the network, for a line.
+        cores: For a line with gloo: the CPU cores of a machine. None ignores the core time of communication.
     """
 
     links: Literal["table", "line"]
@@ -49,7 +49,7 @@ class LinkForm:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A cluster and what there is to say about it."""
+    """A cluster, and notes on it."""
 
     cluster: Cluster
     notes: tuple[str, ...]
@@ -68,9 +68,9 @@ def derive(
 ) -> Derived:
     """Return the cluster that explains the all_reduces.
 
-    Tables are of those inside nodes, and of those between one rank of each node. Lines are fitted to these and those of
-    the world together, with gloo also of reduce_scatters and all_gathers; groups that share the network at the same
-    time do so unevenly, and tell less.
+    Tables come from the all_reduces inside nodes, and from those between one rank of each node. Lines are fitted to
+    these and to those of the world together, with gloo also to reduce_scatters and all_gathers. Groups that use the
+    network at the same time share it unevenly, so they are less informative.
 
     Raises:
         ScenarioError: Too few sizes were measured, or times do not grow with them.
@@ -99,7 +99,7 @@ def derive(
 
 
 def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
-    """Return a cluster in which communication takes CPU cores, so much as is usual to begin with."""
+    """Return a cluster in which communication uses CPU cores, with usual values as a start."""
     if cores is None:
         return cluster
     host = HostWork(copy_Bps=5e9, collective_s=2e-4, handover_s=cores.handover_s, source=cluster.source)
@@ -109,9 +109,9 @@ def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
 
 
 def _ranges(fitted: Fit) -> dict[str, Range]:
-    """Return the ranges of the links' rates: by twice the root mean square of what large messages are missed by.
+    """Return the ranges of the links' rates: twice the root mean square of the relative errors for large messages.
 
-    A rate at its bound has none: nothing says how far it is from there.
+    A rate at its bound has no range, because its distance from the bound is unknown.
     """
     large = max(each.task.nbytes for each in fitted.measured) / 4
     pairs = [each for each in zip(fitted.measured, fitted.residuals, strict=True) if each[0].task.nbytes >= large]
@@ -156,7 +156,7 @@ def _fit_notes(fitted: Fit) -> list[str]:
 
 
 def _link(name: str, points: list[Hop], form: LinkForm) -> tuple[Link, list[str]]:
-    """Return the link, and what to say about it."""
+    """Return the link, and notes on it."""
     if not points:
         return Link.ideal(), []
     if form.links == "line":
@@ -166,7 +166,7 @@ def _link(name: str, points: list[Hop], form: LinkForm) -> tuple[Link, list[str]
 
 
 def _table_notes(name: str, points: list[Hop], link: Link) -> list[str]:
-    """Name the points whose times are not as measured."""
+    """Name the points with times that differ from the measurement."""
     pairs = zip(points, link.table or (), strict=True)
     moved = [
         f"{format_nbytes(hop.nbytes)} ({format_seconds(hop.time_s)})" for hop, at in pairs if hop.time_s != at.time_s
@@ -186,7 +186,7 @@ def _table_notes(name: str, points: list[Hop], link: Link) -> list[str]:
 
 
 def _absent(nodes: int, ranks_per_node: int) -> list[str]:
-    """Say which link could not be measured."""
+    """Name the link that could not be measured."""
     one_node = ["the network was not measured, because there was one node: it is ideal"] if nodes == 1 else []
     one_rank = ["the fabric was not measured, because nodes had one rank: it is ideal"] if ranks_per_node == 1 else []
     return one_node + one_rank

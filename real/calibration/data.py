@@ -1,17 +1,19 @@
-"""Measure the levels that samples are read from: storage server, disk, memory, other nodes; and what decoding takes.
+"""Measure decoding and the levels that samples are read from: storage server, disk, memory, other nodes.
 
-Everything is done by the code that a run uses, so a scenario gets what a reader of this project sees: with checksums,
-locks and Python. A level is read three times. First by one thread of one rank, file by file: the seconds of each file.
-Then by `n_readers` threads of every rank of one node, and of all nodes: the bytes per second of all together. The time
-that a file takes beyond its bytes at that rate, in the median, is `open` (of storage, its latency included) or
-`latency` (of the disk). A node that reads as fast alone as all together has shown no limit of its own.
+All measurements use the code of a run. So a scenario gets the rates that a reader of this project reaches, including
+checksums, locks and Python. Each level is read three times. One thread of one rank reads file by file, which gives the
+seconds of each file. Then `n_readers` threads of each rank read, first on one node, then on all nodes, which gives
+their total bytes per second. The median time of a file beyond its bytes at that rate is `open` (of storage, including
+its latency) or `latency` (of the disk). If one node alone reads as fast as all together, it has shown no limit of its
+own.
 
-Of the storage, every reading takes other files, as far as the data set has them, and what the nodes' kernels hold of
-these is dropped before: else a mount would be as fast as memory from the second reading on. Whether the server itself
-has files cached, is unknown here; one that must fetch from its disks may be slower. Files on the disk were written
-shortly before, so they come from the page cache. The cluster's `source` says so.
+Each reading of the storage takes other files, as far as the data set has enough. They are dropped from the nodes' page
+caches before. Otherwise a mount would be as fast as memory from the second reading on. It is unknown whether the server
+itself has cached files. A server that must read from its disks may be slower. Files on the disk were written shortly
+before, so they come from the page cache. The cluster's `source` states this.
 
-A request to another node is measured by asking for a sample that is not there: its bytes are the network's business.
+A request to another node is measured with a sample that the node does not have, because the network accounts for the
+bytes of a sample.
 """
 
 import json
@@ -43,19 +45,19 @@ from real.recording.timing import now_s
 from simdist.cost.topology import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage
 
-N_ALONE = 32  # files of one thread
+N_ALONE = 32  # files that one thread reads
 
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """Says which samples a rank reads in each of the three readings of a level.
+    """The samples that a rank reads in each of the three readings of a level.
 
     Args:
-        alone: By one thread of rank 0; others leave them out.
-        of_node: By the ranks of the first node; others leave them out.
-        of_all: By all ranks.
-        n_alone: How often each of `alone` is read; the quickest time counts.
-        said: Remarks about them.
+        alone: Samples for one thread of rank 0; other ranks skip them.
+        of_node: Samples for the ranks of the first node; other ranks skip them.
+        of_all: Samples for all ranks.
+        n_alone: Number of times to read each of `alone`; the fastest time counts.
+        said: Notes on the samples.
     """
 
     alone: tuple[int, ...]
@@ -66,12 +68,12 @@ class Readings:
 
 
 def fresh_readings(place: RankPlace, n_each: int, n_samples: int) -> Readings:
-    """Return readings of which no two ranks, and no two readings, have a sample in common; as far as there are enough.
+    """Return readings without common samples between ranks or between readings, as far as there are enough samples.
 
     Args:
-        place: Of the rank that asks.
+        place: Place of this rank.
         n_each: Samples of a rank in a reading.
-        n_samples: Of the data set.
+        n_samples: Samples of the data set.
     """
     n_alone = min(N_ALONE, n_each)
     begin_of_node = n_alone
@@ -94,15 +96,15 @@ def fresh_readings(place: RankPlace, n_each: int, n_samples: int) -> Readings:
 
 
 def same_readings(samples: Sequence[int]) -> Readings:
-    """Return readings of the same samples, for a level where they are kept."""
+    """Return readings of the same samples, for a level that keeps them."""
     mine = tuple(samples)
     return Readings(mine[:N_ALONE], mine, mine, n_alone=2, said="every file was read several times")
 
 
 def drop_cached(storage: DataStorage, index: SampleIndex, samples: Sequence[int]) -> bool:
-    """Drop what this machine's kernel holds of samples' files; return whether it could.
+    """Drop the files of samples from this machine's page cache; return whether this was possible.
 
-    Source: posix_fadvise(2): POSIX_FADV_DONTNEED frees clean pages, so those to be written are written first.
+    Source: posix_fadvise(2): POSIX_FADV_DONTNEED frees clean pages, so dirty pages are written first.
     """
     folder = storage.local_folder
     if folder is None:
@@ -115,13 +117,13 @@ def drop_cached(storage: DataStorage, index: SampleIndex, samples: Sequence[int]
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
-    except OSError:  # a file system that cannot; or no such file, which reading it tells better
+    except OSError:  # not supported by the file system; or no such file, which reading reports better
         return False
     return True
 
 
 def kernel_caches(storage: DataStorage, dropped: bool) -> str:
-    """Say what the page cache of the nodes had to do with reads from a storage."""
+    """Describe the role of the nodes' page caches in reads from a storage."""
     if storage.local_folder is None:
         return "read without a page cache of the nodes"
     if dropped:
@@ -129,21 +131,21 @@ def kernel_caches(storage: DataStorage, dropped: bool) -> str:
     return "the nodes' page caches may have held the files"
 
 
-_N_EACH = 64  # files of every rank, at least
-_LIMITED = 0.9  # of the rate of all: a node that gets less alone is limited by itself
+_N_EACH = 64  # minimum files of each rank
+_LIMITED = 0.9  # of the rate of all: a single node below this is limited by itself
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Says how and from where to read.
+    """How and from where to read.
 
     Args:
-        index: Of the data set.
-        storage: That holds its files.
-        decode: File to sample.
-        shape: Of a sample.
-        cache: Folder on the disk to measure; emptied of what is written there.
-        n_readers: Threads of every rank.
+        index: Index of the data set.
+        storage: Storage with its files.
+        decode: Function from file to sample.
+        shape: Shape of a sample.
+        cache: Folder on the disk to measure. Files written there are removed.
+        n_readers: Threads of each rank.
     """
 
     index: SampleIndex
@@ -184,10 +186,10 @@ class DataRates:
 
 
 def measure_data(connection: Connection, setup: Setup) -> DataRates:
-    """Measure all levels; every rank takes part and returns the same.
+    """Measure all levels; all ranks take part and return the same result.
 
     Raises:
-        RunError: A file cannot be read, or a rank does not come.
+        RunError: A file cannot be read, or a rank is missing.
     """
     probe = _Probe(connection, setup)
     read = partial(read_sample, setup.storage)
@@ -222,18 +224,18 @@ def measure_data(connection: Connection, setup: Setup) -> DataRates:
 
 
 def _beyond_s(seconds: NDArray[np.float64], transfer_s: NDArray[np.float64]) -> float:
-    """Return what files take besides their bytes."""
+    """Return the seconds of a file besides its bytes."""
     return max(float(np.median(seconds - transfer_s)), 0.0)
 
 
 def with_data(cluster: Cluster, rates: DataRates, *, source: str) -> Cluster:
-    """Return a cluster with the levels that were measured on it."""
+    """Return a cluster with the levels measured on it."""
     is_limited = cluster.nodes > 1 and rates.client_Bps < _LIMITED * rates.storage_Bps
     latency_s = max((rates.request_s or 0.0) - 2 * LinkCost.of(cluster.network).latency_s, 0.0)
     return cluster.model_copy(
         update={
             "storage": Storage(
-                latency_s=0.0,  # in `open_s`
+                latency_s=0.0,  # included in `open_s`
                 open_s=rates.open_s,
                 bandwidth_Bps=rates.storage_Bps,
                 client_bandwidth_Bps=rates.client_Bps if is_limited else np.inf,
@@ -251,7 +253,7 @@ def with_data(cluster: Cluster, rates: DataRates, *, source: str) -> Cluster:
 
 
 class _Probe:
-    """Reads files: alone, by the ranks of the first node, and by all.
+    """Reads files with one thread, with the ranks of the first node, and with all ranks.
 
     Attributes:
         mine: Samples of this rank.
@@ -276,10 +278,10 @@ class _Probe:
         """Return the seconds of each of `first`, and the bytes per second of the first node and of all.
 
         Args:
-            name: For errors.
+            name: Name for errors.
             read: Reads a sample's file and returns its bytes.
-            readings: Of which samples.
-            prepare: Is called with the samples of this rank before each reading.
+            readings: The samples to read.
+            prepare: Called with the samples of this rank before each reading.
         """
         prepare(readings.alone)
         file_s = self.alone(read, readings)
@@ -290,7 +292,7 @@ class _Probe:
         return file_s, rates_Bps[0], rates_Bps[1]
 
     def alone(self, act: Callable[[int], int], readings: Readings) -> NDArray[np.float64]:
-        """Return how long one rank takes to act on each of `first`, the quickest of so many times."""
+        """Return the seconds that one rank needs to act on each of `first`, the fastest of several times."""
         seconds: list[float] = []
         self.connection.barrier("one rank reads alone")
         if self.connection.place.rank == 0:
@@ -299,7 +301,7 @@ class _Probe:
         return np.array(json.loads(self.connection.exchange("seconds of files", json.dumps(seconds))[0]))
 
     def _together(self, name: str, read: Callable[[int], int], samples: Sequence[int]) -> float:
-        """Return the bytes per second of all ranks that have samples to read, with all their threads."""
+        """Return the total bytes per second of all ranks with samples to read, with all their threads."""
         self.connection.barrier(f"all read from {name}")
         begin_s = now_s()
         nbytes = 0
@@ -309,7 +311,7 @@ class _Probe:
         return self.rate_Bps(name, nbytes, now_s() - begin_s)
 
     def rate_Bps(self, name: str, nbytes: int, seconds: float) -> float:
-        """Return the bytes of all ranks over the seconds of the slowest."""
+        """Return the bytes of all ranks divided by the seconds of the slowest."""
         parts = [
             json.loads(part) for part in self.connection.exchange(f"rate of {name}", json.dumps([nbytes, seconds]))
         ]
@@ -330,14 +332,14 @@ def _memory(probe: _Probe, setup: Setup) -> tuple[float, float | None]:
         for sample in probe.mine:
             store.put(sample, sample_of)
         connection.barrier("the stores are full")
-        out = np.ones((n_slots, nbytes), dtype=np.uint8)  # written once, so that its pages are there
+        out = np.ones((n_slots, nbytes), dtype=np.uint8)  # written once, so that its pages are allocated
         seconds = _seconds(partial(store.get_many, probe.mine, list(out)))
         node_Bps = probe.rate_Bps("memory", n_slots * nbytes if here.node == 0 else 0, seconds)
         return node_Bps, _request_s(probe, store, geometry)
 
 
 def _request_s(probe: _Probe, store: MemoryStore, geometry: Geometry) -> float | None:
-    """Return the seconds of a request to another node: for a sample that it does not have."""
+    """Return the seconds of a request to another node for a sample that it does not have."""
     connection = probe.connection
     here = probe.connection.place
     if here.world_size == here.local_world_size:
@@ -364,7 +366,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def _write(cache: FileCache, sample: int, content: bytes) -> int:
-    """Write a file that may be there already."""
+    """Write a file that may already exist."""
     cache.evict(sample)
     return len(cache.fetch(sample, lambda: content, keep=True))
 

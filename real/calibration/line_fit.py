@@ -1,17 +1,18 @@
-"""Lines for all links at once, from all rings that were measured: inside nodes, between them, and of the world.
+"""Lines for all links at once, from all measured rings: inside nodes, between nodes, and of the world.
 
-By the cost model, the time of a ring follows from the overhead of a collective, the latency of each link, and its
-seconds per byte. So these are the solution of least squares, none of them below zero, for the relative misses of all
-measurements together; large misses count for less than their squares, because a busy machine now and then has some.
-Each measurement counts once, however often it was repeated: what a line misses outweighs what noise does.
+In the cost model, the time of a ring follows from the overhead of a collective, the latency of each link, and its
+seconds per byte. So these are a least-squares fit to the relative errors of all measurements, with no value below zero.
+Large errors count less than their squares, because a busy machine occasionally causes some. Each measurement counts
+once, however often it was repeated, because the error of a line exceeds the noise.
 
-One group size alone cannot tell the overhead of a collective from the latency of its hops. Groups of several sizes can:
-those of nodes, of one rank per node, and the world have other numbers of hops, but one overhead each.
+One group size alone cannot separate the overhead of a collective from the latency of its hops. Groups of several sizes
+can: groups of a node, of one rank per node, and of the world have different numbers of hops, but one overhead each.
 
 **CPU cores.** With gloo, ranks move their data themselves. Then the overhead and the seconds per byte inside a node are
-those of a core (`Cluster.host`), and so are those of passing over a buffer, which reduce_scatter and all_gather do more
-and less often than all_reduce: all three are needed. They would look like a slower network, but do not become faster
-with it. So the network's own seconds per byte are those of messages between two ranks, which nothing else delays.
+those of a core (`Cluster.host`). So are the seconds of a pass over a buffer. reduce_scatter makes more such passes than
+all_reduce, and all_gather fewer, so all three are needed. These costs would look like a slower network, but a faster
+network does not reduce them. So the network's own seconds per byte come from messages between two ranks, which nothing
+else delays.
 """
 
 import math
@@ -30,7 +31,7 @@ _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forw
 
 
 def predicted_s(cluster: Cluster, task: MeasuringTask) -> float | None:
-    """Return what the cost model says that a collective takes; None for a message, which is no operation of a plan.
+    """Return the predicted time of a collective; None for a message, which is not an operation of a plan.
 
     Groups that share a link share it evenly, as in the simulator.
     """
@@ -39,13 +40,13 @@ def predicted_s(cluster: Cluster, task: MeasuringTask) -> float | None:
     op = collective(task.op, task.group)
     costs = price(one_op_plan(op, task.count, cluster.world_size), cluster, _WORKLOAD)
     shared = costs.of[op]
-    assert isinstance(shared, Shared)  # as of every collective
+    assert isinstance(shared, Shared)  # as for every collective
     transfers = shared.transfers[: len(task.taking_part(cluster.world_size))]
     return math.fsum(_stage_s(stages, costs) for stages in zip(*(each.stages for each in transfers), strict=True))
 
 
 def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:
-    """Return what equal stages take that all groups go through at the same time."""
+    """Return the time of equal stages that all groups perform at the same time."""
     nbytes = np.zeros(costs.resources.n_resources)
     for stage in stages:
         nbytes[stage.resources] += stage.nbytes
@@ -53,10 +54,10 @@ def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:
 
 
 _FITTED = ("all_reduce", "reduce_scatter", "all_gather")
-_LARGE = 0.05  # misses above count for less
-_TINY = 1e-6  # of a parameter's usual size: then it is at its bound
-_LEAST_FABRIC_S = 1e-11  # a byte inside a node: what is faster cannot be told
-_USUAL = (1e-3, 1e-4, 1e-9, 1e-4, 1e-9, 1e-10)  # sizes of the parameters, so that all steps are alike
+_LARGE = 0.05  # larger relative errors count less
+_TINY = 1e-6  # of a parameter's usual size: smaller values are at the bound
+_LEAST_FABRIC_S = 1e-11  # per byte inside a node: faster rates cannot be measured
+_USUAL = (1e-3, 1e-4, 1e-9, 1e-4, 1e-9, 1e-10)  # sizes of the parameters, so that all steps have equal scale
 _NAMES = (
     "the overhead of a collective",
     "the latency of the fabric",
@@ -69,13 +70,13 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A cluster of lines, and how well it explains what it is from.
+    """A cluster of lines, and how well it explains its measurements.
 
     Args:
         cluster: With fitted links and overhead.
-        measured: What it is from.
-        residuals: By which share of the measured time the cluster misses each measurement; positive where it is slower.
-        at_bounds: Parameters that would rather be below what they can be, in words.
+        measured: The measurements.
+        residuals: Relative error of the cluster for each measurement; positive if the cluster is slower.
+        at_bounds: Parameters at their lower bounds, in words.
     """
 
     cluster: Cluster
@@ -85,13 +86,13 @@ class Fit:
 
 
 def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
-    """Return the cluster with the least relative misses.
+    """Return the cluster with the smallest relative errors.
 
     Args:
-        first: The cluster to begin with: lines, with the stated rate of the network and the efficiency below or at 1.
-            With `host`, what communication takes of CPU cores is found, too, and the efficiency is that of messages.
-        measurements: Collectives, and messages between nodes. Groups that share the network do so unevenly, and tell
-            less: they do not count.
+        first: The initial cluster: lines, with the stated rate of the network and an efficiency of at most 1. With
+            `host`, the core time of communication is also fitted, and the efficiency is that of messages.
+        measurements: Collectives, and messages between nodes. Groups that share the network do so unevenly. They are
+            less informative and do not count.
     """
     from scipy.optimize import least_squares
 
@@ -124,7 +125,7 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
 
 
 def message_s_per_byte(measurements: Sequence[Measurement]) -> float | None:
-    """Return what a byte of a message between nodes takes, from the two largest sizes; None if there are fewer."""
+    """Return the seconds per byte of a message between nodes, from the two largest sizes; None if there are fewer."""
     found = sorted(
         (each.task.nbytes, each.median_s)
         for each in measurements
@@ -137,7 +138,7 @@ def message_s_per_byte(measurements: Sequence[Measurement]) -> float | None:
 
 
 def _free(cluster: Cluster, known_s: float | None) -> set[int]:
-    """Return which parameters the measurements of a cluster can tell."""
+    """Return the parameters that the measurements of a cluster determine."""
     inside = cluster.gpus_per_node > 1
     between = cluster.nodes > 1
     found = ({0} if cluster.host or (inside and between) else set()) | ({1, 2} if inside else set())

@@ -1,4 +1,4 @@
-"""Measure what one rank computes: memory and host bandwidth, and the parts of a training step, on all ranks at once."""
+"""Measure memory and host bandwidth and the parts of a training step, on all ranks at once."""
 
 import platform
 import statistics
@@ -44,14 +44,14 @@ _MOST_STEPS = 200
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of the parts of a training step: the median of the steps of a rank, and of these the ranks' median.
+    """Seconds of the parts of a training step: the median over ranks of each rank's median over steps.
 
     Args:
-        forward_s: Seconds of the forward pass, loss included.
+        forward_s: Seconds of the forward pass, including the loss.
         backward_s: Seconds of the backward pass.
         optimize_s: Seconds of the update.
-        n_steps: How many were measured on each rank.
-        spread: By how much the slowest rank's sum is above the fastest's, as a share.
+        n_steps: Number of steps measured on each rank.
+        spread: Excess of the slowest rank's sum over the fastest's, as a share.
     """
 
     forward_s: float
@@ -74,7 +74,7 @@ def device_name(device: torch.device) -> str:
 
 
 def source(connection: Connection, n_nodes: int) -> str:
-    """Say where numbers are from: backend, versions, machines; no date, so that equal runs give equal files."""
+    """State the source of numbers: backend, versions, machines. No date is included, so equal runs give equal files."""
     world_size = connection.place.world_size
     ranks = f"{world_size} {plural(world_size, 'rank')} on {n_nodes} {plural(n_nodes, 'node')}"
     where = f"{platform.system()}, {device_name(connection.device)}"
@@ -101,9 +101,9 @@ def measure_device(connection: Connection) -> Device:
 
 
 def measure_handover(connection: Connection) -> float:
-    """Return the seconds that an operation takes besides what it does, on all ranks at once.
+    """Return the overhead of an operation in seconds, on all ranks at once.
 
-    Steps are performed whose operations do nothing but sleep, and need no other rank.
+    It performs steps in which operations only sleep and need no other rank.
     """
     one = Group(1)
     step = (
@@ -185,7 +185,7 @@ def preset_batch_size(model: str) -> int:
     """Return the batch size of the preset of a model.
 
     Raises:
-        ScenarioError: There is none of that name.
+        ScenarioError: There is no such preset.
     """
     if model not in models.names():
         raise ScenarioError(f"--model {model}: there is no such model; there are {', '.join(models.names())}")
@@ -193,7 +193,7 @@ def preset_batch_size(model: str) -> int:
 
 
 class _Timer:
-    """Notes times on the host, or by events on a GPU."""
+    """Records times on the host, or with events on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -220,7 +220,7 @@ class _Timer:
 
 
 def _laps_s(device: torch.device, act: Callable[[], object]) -> float:
-    """Return the median seconds of something on this rank."""
+    """Return the median seconds of a function on this rank."""
     timer = _Timer(device)
     laps_s = []
     for _ in range(_N_COPIES + 1):

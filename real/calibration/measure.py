@@ -1,9 +1,9 @@
 """Measure collectives and messages on all ranks.
 
-A repetition begins, on every rank, at a moment that was agreed upon, after a gap in which nothing is sent, and on
-another buffer than the one before, because in training there are gaps, and caches hold other buffers. It lasts from the
-moment when the last member has begun until the last one has ended. The collective is performed as the executor performs
-it, the division of a mean included.
+On each rank, a repetition begins at an agreed moment, after a gap without traffic, and on another buffer than the
+repetition before. This resembles training, which has gaps, and in which caches hold other buffers. A repetition lasts
+from the moment when the last member has begun until the last one has ended. The collective is performed as by the
+executor, including the division for a mean.
 """
 
 import itertools
@@ -34,9 +34,9 @@ _Act: TypeAlias = Callable[[], None]
 
 
 def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence[OpName]) -> list[MeasuringTask]:
-    """Return all that there is to measure, small sizes first.
+    """Return all tasks to measure, small sizes first.
 
-    Sizes are rounded so that every group cuts them into equal slices.
+    Sizes are rounded so that each group divides them into equal slices.
 
     >>> [str(task) for task in tasks(1, 2, [1000], ["all_reduce"])]
     ['all_reduce (node, 1 kB)', 'sendrecv (pair in node, 1 kB)']
@@ -65,7 +65,7 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
 
 
 def collective(op: OpName, group: Group) -> ops.Collective:
-    """Return the operation of a plan; a message between two ranks is none."""
+    """Return the operation of a plan; a message between two ranks has none."""
     made: dict[OpName, ops.Collective] = {
         "all_reduce": ops.AllReduce("whole", group),
         "reduce_scatter": ops.ReduceScatter("whole", "slice", group),
@@ -77,7 +77,7 @@ def collective(op: OpName, group: Group) -> ops.Collective:
 
 
 def one_op_plan(op: ops.Collective, count: int, world_size: int) -> Plan:
-    """Return a plan of this operation alone, on `count` float32 elements."""
+    """Return a plan with only this operation, on `count` float32 elements."""
     buffers = Buffer("whole", count, initialized=True), Buffer("slice", count // op.group.size, initialized=True)
     return Plan.from_steps("calibration", world_size=world_size, buffers=buffers, steps=[(op,)])
 
@@ -85,16 +85,16 @@ def one_op_plan(op: ops.Collective, count: int, world_size: int) -> Plan:
 def measure(
     connection: Connection, todo: Sequence[MeasuringTask], *, budget_s: float, gap_s: float
 ) -> list[Measurement]:
-    """Measure; all ranks take part with the same tasks, and all get the results.
+    """Measure; all ranks take part with the same tasks and get the results.
 
     Args:
         connection: All ranks.
-        todo: What to measure.
-        budget_s: Seconds to spend on all repetitions, but for three of each task, which take place in any case.
+        todo: The tasks to measure.
+        budget_s: Seconds for all repetitions, without three of each task that always take place.
         gap_s: Seconds without traffic before each repetition.
 
     Raises:
-        RunError: A rank failed or did not come; a backend lacks an operation.
+        RunError: A rank failed or is missing, or a backend lacks an operation.
     """
     groups = list(dict.fromkeys(task.group for task in todo))
     world = ProcessWorld({COMM.communicator: groups}, timeout_s=connection.timeout_s)
@@ -113,11 +113,11 @@ def measure(
 
 
 def _weight(task: MeasuringTask) -> int:
-    return 4 if task.op == "all_reduce" else 1  # it is what links are derived from
+    return 4 if task.op == "all_reduce" else 1  # links are derived from it
 
 
 class _Bench:
-    """Repeats operations on this rank, in step with the others."""
+    """Repeats operations on this rank, synchronously with the others."""
 
     def __init__(self, connection: Connection, world: ProcessWorld, gap_s: float, clocks: Clocks) -> None:
         self._connection = connection
@@ -128,11 +128,11 @@ class _Bench:
         self._agreeing_s = 0.0
 
     def compare_clocks(self) -> None:
-        """Find out again how far each clock is ahead; clocks drift."""
+        """Compare the clocks again, because they drift."""
         self._clocks = compare()
 
     def measure(self, task: MeasuringTask, share_s: float) -> Measurement:
-        """Repeat a task for about these seconds, as rank 0 counts them."""
+        """Repeat a task for about these seconds, by rank 0's clock."""
         with self._connection.guard.explaining(str(task)):
             times = self._repeat(self._act(task), share_s)
         groups = task.taking_part(self._world.world_size)
@@ -140,11 +140,11 @@ class _Bench:
             [times[members, :, 1].max(axis=0) - times[members, :, 0].max(axis=0) for members in groups]
         )
         if task.op == "sendrecv":
-            seconds /= 2  # there and back
+            seconds /= 2  # round trip
         return Measurement(task, tuple(seconds.tolist()))
 
     def _repeat(self, act: _Act, share_s: float) -> NDArray[np.float64]:
-        """Return begin and end of each repetition on each rank, `[world_size, n, 2]`; the first is to warm up."""
+        """Return begin and end of each repetition on each rank, `[world_size, n, 2]`; the first is a warm-up."""
         times: list[tuple[float, float]] = []
         begin_s = now_s()
         has_time = True
@@ -157,7 +157,7 @@ class _Bench:
         return everybodys.numpy()
 
     def _meet(self, more: bool) -> bool:
-        """Wait for all, agree on whether there is more and when it begins, and wait until then: rank 0 decides."""
+        """Wait for all, agree on whether and when the next repetition begins, and wait until then; rank 0 decides."""
         self._connection.guard.position += 1
         called_s = self._now_s()
         start_s = called_s + self._agreeing_s + self._gap_s if more else np.nan
@@ -181,7 +181,7 @@ class _Bench:
         return now_s() - float(self._clocks.ahead_s[self._rank])
 
     def _act(self, task: MeasuringTask) -> _Act:
-        """Return what this rank does in a repetition."""
+        """Return the action of this rank in a repetition."""
         involved = any(self._rank in members for members in task.taking_part(self._world.world_size))
         if not involved:
             return lambda: None
@@ -196,7 +196,7 @@ class _Bench:
 
     def _ping(self, task: MeasuringTask) -> _Act:
         ((first, second),) = task.taking_part(self._world.world_size)
-        on_host = self._connection.backend == "gloo"  # which sends from host memory only
+        on_host = self._connection.backend == "gloo"  # gloo sends only from host memory
         message = torch.zeros(task.count, device="cpu" if on_host else self._connection.device)
 
         def ping() -> None:

@@ -1,4 +1,4 @@
-"""Write down what was measured: the table of nccl-tests, raw results, files."""
+"""Output of measurements: the table of nccl-tests, raw results, files."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _UNITS = ("", "", "(B)", "(elements)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)
 
 
 def text(measurements: Sequence[Measurement], cluster: Cluster | None) -> str:
-    """Return the measurements in the columns of nccl-tests, and what the cost model says of each on `cluster`."""
+    """Return the measurements in the columns of nccl-tests, and the prediction of the cost model on `cluster`."""
     by_op = sorted(measurements, key=lambda each: (each.task.op, each.task.where, each.task.count))
     rows = [_COLUMNS, _UNITS, *(_row(each, cluster) for each in by_op)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -35,7 +35,7 @@ def text(measurements: Sequence[Measurement], cluster: Cluster | None) -> str:
 
 
 def data_text(rates: DataRates) -> str:
-    """Return what was measured of the levels of storage, a line each."""
+    """Return the measured rates of the levels of storage, one line each."""
     peers = "" if rates.request_s is None else f"; a request of another node {format_seconds(rates.request_s)}"
     of_each = [rates.storage_Bps, rates.client_Bps, rates.disk_read_Bps, rates.disk_write_Bps, rates.memory_Bps]
     storage, client, read, write, memory = map(format_Bps, of_each)
@@ -58,7 +58,7 @@ def raw_results(
     gap_s: float,
     rates: DataRates | None = None,
 ) -> str:
-    """Return the seconds of every repetition as JSON.
+    """Return the seconds of each repetition as JSON.
 
     Columns:
         source (str): Program, machines, time.
@@ -93,11 +93,11 @@ def raw_results(
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """See, before anything is measured, that a file can be written.
+    """Check before the measurement that a file can be written.
 
     Raises:
-        ScenarioError: It is there already.
-        RunError: There is no such folder, or it is not ours to write to.
+        ScenarioError: The file exists already.
+        RunError: The folder does not exist, or is not writable.
     """
     if path.exists() and not force:
         raise ScenarioError(f"{path}: is there already; replace it with --force, or choose another name")
@@ -106,11 +106,11 @@ def check_free(path: Path, *, force: bool) -> None:
 
 
 def write(path: Path, content: str, *, force: bool) -> None:
-    """Write a file at once; an interruption leaves the old one or none.
+    """Write a file atomically; an interruption leaves the old file or none.
 
     Raises:
-        ScenarioError: Somebody wrote it in the meantime.
-        RunError: It cannot be written.
+        ScenarioError: Another process wrote the file in the meantime.
+        RunError: The file cannot be written.
     """
     check_free(path, force=force)
     with replacing(path) as part:

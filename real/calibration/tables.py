@@ -1,8 +1,8 @@
-"""From times of collectives to times of one hop: pure arithmetic on measurements.
+"""Times of one hop from times of collectives: pure arithmetic on measurements.
 
-A ring all_reduce of S bytes over n members takes 2 (n - 1) rounds, in each of which every member hands S / n bytes to
-the next one. So one hop of S / n bytes takes t / (2 (n - 1)), whatever the time of a message depends on, and the cost
-model, which multiplies again, gives back what was measured.
+A ring all_reduce of S bytes over n members takes 2 (n - 1) rounds. In each round, each member passes S / n bytes to the
+next one. So one hop of S / n bytes takes t / (2 (n - 1)), whatever the time of a message depends on. The cost model
+multiplies again and reproduces the measured time.
 """
 
 import math
@@ -30,9 +30,9 @@ class MeasuringTask:
 
     Args:
         op: The collective, or `sendrecv`: a message from one rank to another.
-        where: Between whom: the ranks of each node, all nodes at once; the ranks with local rank 0 of all nodes; the
+        where: The members: the ranks of each node, all nodes at once; the ranks with local rank 0 of all nodes; the
             ranks of equal local rank of all nodes, for all local ranks at once; all ranks; two ranks.
-        group: Of the collective; of a message, sender and receiver are the first two members of the first group.
+        group: Group of the collective. For a message, sender and receiver are the first two members of the first group.
         count: float32 elements of the whole.
     """
 
@@ -52,7 +52,7 @@ class MeasuringTask:
         return 2 if self.op == "sendrecv" else self.group.size
 
     def taking_part(self, world_size: int) -> list[list[int]]:
-        """Return the members of every group that takes part."""
+        """Return the members of each group that takes part."""
         groups = self.group.members(world_size)
         match self.where:
             case "node" | "all per node" | "world":
@@ -74,7 +74,7 @@ class Measurement:
 
     Args:
         task: The operation.
-        seconds: Of every repetition, in every group that took part; at least one.
+        seconds: Seconds of each repetition, in each group that took part; at least one.
     """
 
     task: MeasuringTask
@@ -82,11 +82,11 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
-        """Seconds of the repetition in the middle."""
+        """Median seconds of the repetitions."""
         return self.quantile_s(0.5)
 
     def quantile_s(self, share: float) -> float:
-        """Return the seconds that this share of the repetitions stay below."""
+        """Return the quantile of the repetitions' seconds for a share."""
         return float(np.quantile(self.seconds, share))
 
 
@@ -95,9 +95,9 @@ class Hop:
     """A message from one member of a ring to the next.
 
     Args:
-        nbytes: Of the message.
-        time_s: It took.
-        weight: Number of repetitions that this is from.
+        nbytes: Bytes of the message.
+        time_s: Seconds of the message.
+        weight: Number of repetitions behind this point.
     """
 
     nbytes: int
@@ -106,7 +106,7 @@ class Hop:
 
 
 def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
-    """Return the hops of the all_reduces that were measured there, by size; equal sizes are one hop."""
+    """Return the hops of the all_reduces measured at a place, by size; equal sizes are one hop."""
     found: dict[int, list[Hop]] = {}
     for each in measurements:
         if each.task.op == "all_reduce" and each.task.where == where:
@@ -118,9 +118,9 @@ def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
 
 
 def pooled(points: Sequence[Hop]) -> list[Hop]:
-    """Give neighbours whose times shrink, though their sizes grow, their common mean, until no time shrinks.
+    """Replace decreasing times of growing sizes by their common mean, until no time decreases.
 
-    This is the isotonic regression: of all times that do not shrink, those with the least squares, weighted.
+    This is isotonic regression: the weighted least-squares fit among all times that do not decrease.
 
     >>> [hop.time_s for hop in pooled([Hop(1, 1.0), Hop(2, 4.0), Hop(3, 2.0), Hop(4, 5.0)])]
     [1.0, 3.0, 3.0, 5.0]
@@ -136,7 +136,7 @@ def pooled(points: Sequence[Hop]) -> list[Hop]:
 
 
 def table(points: Sequence[Hop]) -> Link:
-    """Return a link with a table of these points, pooled where times shrink.
+    """Return a link with a table of these points, pooled if times decrease.
 
     Raises:
         ScenarioError: There are fewer than two sizes.
@@ -146,20 +146,20 @@ def table(points: Sequence[Hop]) -> Link:
 
 
 def is_flat_at_end(link: Link) -> bool:
-    """Tell whether messages beyond the table of a link would cost nothing more, because its last two times are one."""
+    """Tell whether messages beyond a link's table would cost no more, because its last two times are equal."""
     return link.table is not None and link.table[-1].time_s == link.table[-2].time_s
 
 
 def line(points: Sequence[Hop], rate_Bps: float | None = None) -> Link:
-    """Fit the line latency + nbytes / (bandwidth * efficiency) whose relative misses have the least squares.
+    """Fit the line latency + nbytes / (bandwidth * efficiency) by least squares of the relative errors.
 
     Args:
         points: At least two sizes.
-        rate_Bps: The bandwidth that is stated; None takes the fitted one, with efficiency 1. Where the points would
-            reach more than what is stated, which no link can, the efficiency is 1.
+        rate_Bps: The stated bandwidth; None takes the fitted one, with efficiency 1. If the points exceed the stated
+            bandwidth, which no link can do, the efficiency is 1.
 
     Raises:
-        ScenarioError: There are fewer than two sizes; or times do not grow and no rate is stated.
+        ScenarioError: There are fewer than two sizes, or times do not grow and no rate is stated.
     """
     _need_two(points)
     if rate_Bps is None:
@@ -175,7 +175,7 @@ def line(points: Sequence[Hop], rate_Bps: float | None = None) -> Link:
 
 
 def _fit(points: Sequence[Hop], *, least_s_per_byte: float = 0.0) -> tuple[float, float]:
-    """Return latency and seconds per byte, neither below its least, of the line with the least relative misses."""
+    """Return latency and seconds per byte, each at least its minimum, of the line with the smallest relative errors."""
     nbytes = np.array([hop.nbytes for hop in points], dtype=np.float64)
     time_s = np.array([hop.time_s for hop in points])
     weights = np.sqrt([hop.weight for hop in points]) / time_s
@@ -185,7 +185,7 @@ def _fit(points: Sequence[Hop], *, least_s_per_byte: float = 0.0) -> tuple[float
 
 
 def non_negative(factors: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the solution of least squares without negative numbers; columns are scaled first, because units differ.
+    """Return the non-negative least-squares solution; columns are scaled first, because units differ.
 
     Args:
         factors: `[n_equations, n_unknowns]`.
