@@ -1,1 +1,1 @@
-"""The buffers of a plan in memory, and what turns them into others on one rank."""
+"""The buffers of a plan in memory, and operations on them on one rank."""

@@ -1,12 +1,13 @@
 """One tensor per buffer of a plan.
 
-A dense buffer is a flat tensor; a sparse one is a pair of `count` values and `count` int32 indices. Nothing is
-allocated before its size has been compared with the memory that there is, because a plan is a file from elsewhere.
+A dense buffer is a flat tensor; a sparse one is a pair of `count` values and `count` int32 indices. No buffer is
+allocated before its size has been compared with the available memory, because a plan may be a file from an untrusted
+source.
 
-Collectives need memory beside the buffers. It is kept from call to call, because the kernel gives fresh memory page by
-page, each at the first touch. For a tensor of many megabytes that is a fault for every 4 KiB of it, which takes as long
-as the network needs to send them; allocators return large blocks to the kernel, so a new tensor in every step would pay
-in every step.
+Collectives need memory besides the buffers. It is kept from call to call, because the kernel allocates fresh memory
+page by page, at the first access. For a tensor of many megabytes, that is a page fault for every 4 KiB, which takes as
+long as sending them over the network. Allocators return large blocks to the kernel, so a new tensor in every step would
+pay this cost in every step.
 """
 
 import copy
@@ -34,12 +35,12 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class SparseTensor:
-    """Some values of a vector and where they stand.
+    """Some values of a vector, with their indices.
 
     Args:
         values: Shape `[k]`.
         indices: int32 `[k]`.
-        n_distinct: Of so many at a time, from the beginning, no two that are not 0 have the same index.
+        n_distinct: Length of slices, from the beginning. Within a slice, no two nonzero values have the same index.
     """
 
     values: Tensor
@@ -48,21 +49,21 @@ class SparseTensor:
 
 
 class Memory:
-    """The buffers of one rank, or of several that are stacked.
+    """The buffers of one rank, or of several stacked ranks.
 
     Args:
-        plan: Whose buffers.
-        device: Where buffers placed on the device live; the others are in host memory.
-        names: Which buffers are wanted; the others stay without a tensor.
-        n_ranks: Stack the buffers of so many ranks: all shapes begin with `n_ranks`, and `row` is one of them.
-        scratch_nbytes: Memory that collectives, or computing, will need on the device beside the buffers.
-        in_place: Buffers, by name, that are another one, as `buffers_in_place` says.
+        plan: The plan with the buffers.
+        device: Device for buffers that the plan places on the device; the others are in host memory.
+        names: Names of the buffers to allocate; the others get no tensor.
+        n_ranks: Number of ranks to stack. All shapes begin with `n_ranks`, and `row` returns one of them.
+        scratch_nbytes: Memory that collectives or computing will need on the device besides the buffers.
+        in_place: Name of a buffer -> name of the buffer that it shares memory with, see `buffers_in_place`.
 
     Attributes:
-        n_ranks: Ranks that are stacked; None if there is one rank without an axis for it.
+        n_ranks: Number of stacked ranks; None for one rank without an axis.
 
     Raises:
-        RunError: They do not fit.
+        RunError: The buffers do not fit.
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class Memory:
         return self._sparse[name]
 
     def tensors(self, name: str) -> tuple[Tensor, ...]:
-        """Return the tensors of a buffer: one, or values and indices."""
+        """Return the tensors of a buffer: one tensor, or values and indices."""
         sparse = self._sparse.get(name)
         return (sparse.values, sparse.indices) if sparse else (self._dense[name],)
 
     def row(self, rank: int) -> "Memory":
-        """Return the buffers of one of the ranks that are stacked here: views, not copies."""
+        """Return the buffers of one of the stacked ranks, as views, not copies."""
         row = copy.copy(self)
         row.n_ranks = None
         row._dense = {name: tensor[rank] for name, tensor in self._dense.items()}
@@ -139,16 +140,16 @@ class Memory:
 
 
 def distinct_counts(plan: Plan) -> Mapping[str, int]:
-    """Return, for each sparse buffer, in slices of what length indices differ: one rank's selection, or part of it.
+    """Return, for each sparse buffer, the length of slices with distinct indices: one rank's selection, or part of it.
 
-    A selection takes no entry twice, nor does a merge (which may fill up its buffer with zeros). Collectives and copies
-    keep slices as they are. Of what a buffer holds at the beginning nothing is known.
+    A selection takes no entry twice, and neither does a merge (which may fill up its buffer with zeros). Collectives
+    and copies preserve slices. The initial contents of a buffer are unknown.
     """
     lengths = {buffer.name: 1 if buffer.initialized else 0 for buffer in plan.buffers if buffer.sparse}
     counts = {buffer.name: buffer.count for buffer in plan.buffers}
     each_op = dict.fromkeys(op for body in plan.bodies for op in body)
     before: Mapping[str, int] = {}
-    while lengths != before:  # the slices of a buffer may come from one that is written further down
+    while lengths != before:  # the slices of a buffer may come from a buffer that is written later
         before = dict(lengths)
         for op in each_op:
             match op:
@@ -163,16 +164,16 @@ def distinct_counts(plan: Plan) -> Mapping[str, int]:
 
 
 def buffers_in_place(plan: Plan) -> Mapping[str, str]:
-    """Return the buffers that may be another one, by name: they hold a copy of it only while it rests.
+    """Return the buffers that may share another buffer's memory, by name: they copy it only while it is not in use.
 
-    So is the flat copy of parameters that is averaged and copied back at once. The other buffer is neither read nor
-    written meanwhile, and what the copy holds before and afterwards is not looked at.
+    An example is the flat copy of parameters that is averaged and immediately copied back. The other buffer is neither
+    read nor written meanwhile, and the contents of the copy before and after are not used.
     """
     kinds = {buffer.name: (buffer.count, buffer.dtype, buffer.place, buffer.sparse) for buffer in plan.buffers}
     found: dict[str, str] = {}
     used_otherwise = {buffer.name for buffer in plan.buffers if buffer.sparse}
     for body in plan.bodies:
-        held: dict[str, str] = {}  # copy -> the buffer that rests
+        held: dict[str, str] = {}  # copy -> the buffer that is not in use
         for op in body:
             match op:
                 case ops.Copy() if held.get(op.src) == op.dst:
@@ -187,7 +188,7 @@ def buffers_in_place(plan: Plan) -> Mapping[str, str]:
 
 
 def _may_lend(op: ops.Copy, found: Mapping[str, str], held: Mapping[str, str]) -> bool:
-    """Tell whether a buffer is no copy itself and has no other copy now, and its copy is one of nothing else."""
+    """Tell whether a buffer is not a copy and has no other copy now, and its copy is not a copy of another buffer."""
     is_first = op.src not in found and op.dst not in found.values() and op.src not in held.values()
     return is_first and found.get(op.dst, op.src) == op.src
 
@@ -196,27 +197,27 @@ def _free_nbytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_nbytes()
 
 
-# The use of scratch memory; within a collective each purpose has memory of its own.
+# The purpose of scratch memory. Within a collective, each purpose has its own memory.
 Purpose: TypeAlias = Literal["reduced", "message", "messages", "on host", "arriving"]
 
 
 @final
 class Scratch:
-    """The scratch memory of collectives of a rank that take place one after the other."""
+    """The scratch memory of a rank's collectives that run one after the other."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Purpose, torch.device], Tensor] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept."""
+        """Bytes of kept memory."""
         return sum(map(torch.numel, self._kept.values()))
 
     def take(self, purpose: Purpose, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a tensor of any contents, `[count]`; it is lent until the next collective."""
+        """Return a tensor with arbitrary contents, `[count]`; it is valid until the next collective."""
         nbytes = count * dtype.itemsize
         kept = self._kept.get((purpose, device))
         if kept is None or kept.numel() < nbytes:
-            self._kept.pop((purpose, device), None)  # before there is another
+            self._kept.pop((purpose, device), None)  # frees the old one before the new one is allocated
             self._kept[purpose, device] = kept = torch.empty(nbytes, dtype=torch.uint8, device=device)
         return kept[:nbytes].view(dtype)

@@ -1,11 +1,11 @@
 """Operations that turn buffers of a plan into others, on one rank: copies, fusion, compression with error feedback.
 
-They need nothing but the buffers, so every program performs them alike.
+They need only the buffers, so all programs perform them in the same way.
 
-**Ranks agree.** Several ranks must compute the same from the same data, or their parameters would drift
-apart. Values of equal indices are therefore summed in an order that does not change, although a GPU adds what it
-scatters in any order. A merge sorts them first. Gathered entries are scattered slice by slice: within what one rank has
-selected, no index comes twice, so nothing is left to be ordered.
+**Ranks agree.** Ranks must compute equal results from equal data, or their parameters would drift apart. So values with
+equal indices are summed in a fixed order, although a GPU scatters in any order. A merge sorts them first. Gathered
+entries are scattered slice by slice. The selection of one rank contains no index twice, so the order within a slice
+does not matter.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +23,14 @@ Transform: TypeAlias = ops.Select | ops.Merge | ops.Densify | ops.LowRank | ops.
 
 
 def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
-    """Perform an operation on the buffers of a rank, or of all that are stacked.
+    """Perform an operation on the buffers of a rank, or of all stacked ranks.
 
     Args:
-        memory: Has the buffers of the operation.
+        memory: The buffers of the operation.
         op: The operation.
-        step: With the rank, the seed of selections that sample, so that a resumed run goes on as an undisturbed one.
-        rank: Whose buffers they are; of those that are stacked, the first one's.
+        step: Together with the rank, the seed of selections that sample. So a resumed run continues like an
+            uninterrupted one.
+        rank: Rank of the buffers; of stacked ranks, the first one.
     """
     match op:
         case ops.Select() | ops.Merge() | ops.Densify() | ops.LowRank() if memory.n_ranks is not None:
@@ -54,11 +55,11 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
 
 
 def warm_up(plan: Plan, memory: Memory) -> None:
-    """Perform every such operation of a plan once, and leave the buffers as they were: kernels are compiled or loaded.
+    """Perform each such operation of a plan once to compile or load kernels, and leave the buffers unchanged.
 
     Args:
         plan: The plan to perform.
-        memory: Of this rank, where indices are within their vectors.
+        memory: Buffers of this rank, with all indices within their vectors.
     """
     for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, Transform)):
         tensors = [tensor for name in ops.writes(op) for tensor in memory.tensors(name)]
@@ -69,15 +70,15 @@ def warm_up(plan: Plan, memory: Memory) -> None:
 
 
 def copy(memory: Memory, op: ops.Copy) -> None:
-    """Copy a buffer, converted to the type of the other; from pinned memory without holding up the host."""
+    """Copy a buffer, converted to the type of the other; from pinned memory without blocking the host."""
     for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
         dst.copy_(src, non_blocking=True)
 
 
 def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:
-    """Take the largest magnitudes of the gradient plus the residual; what is not taken stays in the residual.
+    """Take the largest magnitudes of the gradient plus the residual; the rest stays in the residual.
 
-    So does what the values lose where they are converted to a type of fewer bits.
+    If values are converted to a type of fewer bits, the lost precision also stays in the residual.
 
     Source:
         Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018, algorithm 1.
@@ -92,11 +93,10 @@ def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:
 
 
 def _merge(memory: Memory, op: ops.Merge) -> None:
-    """Keep the largest sums of what has equal indices; add the other sums, divided, to the residual.
+    """Keep the largest sums of values with equal indices; add the other sums, divided, to the residual.
 
-    Sums are of the residual's type. Precision that kept ones lose in a conversion to fewer bits is dropped, too.
-
-    Where fewer indices differ than there is room for, the rest of the room holds zeros, which add nothing.
+    Sums have the residual's type. If kept sums are converted to fewer bits, the lost precision is dropped. If there are
+    fewer distinct indices than room, the rest of the room holds zeros, which add nothing.
 
     Source:
         Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks,
@@ -115,7 +115,7 @@ def _merge(memory: Memory, op: ops.Merge) -> None:
 
 
 def _combine(srcs: Mapping[str, Tensor], op: ops.Combine, dst: Tensor) -> None:
-    """Add up in place, `dst` first if it is among the sources; beside it, if its type is another."""
+    """Add up in place, `dst` first if it is among the sources; in separate memory if its type differs."""
     weights = dict(sorted(zip(op.srcs, op.weights, strict=True), key=lambda each: each[0] != op.dst))
     (first, weight), *others = weights.items()
     total = torch.mul(srcs[first], weight, out=dst if dst.dtype == srcs[first].dtype else None)
@@ -125,7 +125,7 @@ def _combine(srcs: Mapping[str, Tensor], op: ops.Combine, dst: Tensor) -> None:
 
 
 def _lost(values: Tensor, converted: Tensor) -> Tensor:
-    """Return what values have lost by conversion; nothing if there was none, even if they are infinite."""
+    """Return the loss of values by conversion; nothing without a conversion, even if they are infinite."""
     return torch.zeros_like(values) if converted.dtype == values.dtype else values - converted
 
 
@@ -137,7 +137,7 @@ def _densify(memory: Memory, op: ops.Densify) -> None:
         _add_slices(values, taken.indices, out.zero_(), taken.n_distinct)
     elif values.is_cuda:
         topk.densify(*_summed(values, taken.indices), out)
-    else:  # which adds one after the other
+    else:  # adds one after the other
         topk.densify(values, taken.indices, out)
 
 
@@ -147,9 +147,9 @@ def _add_slices(values: Tensor, indices: Tensor, out: Tensor, n_distinct: int) -
 
 
 def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of values with equal indices, and these indices; both as long as before, with zeros at the end.
+    """Return the sums of values with equal indices, and these indices; both keep their length, with zeros at the end.
 
-    How many indices differ only the GPU knows, and the host does not wait to learn it.
+    Only the GPU knows the number of distinct indices, and the host does not wait for it.
     """
     ascending, order = torch.sort(indices, stable=True)
     begins = torch.ones_like(ascending, dtype=torch.bool)
@@ -161,7 +161,7 @@ def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _low_rank(memory: Memory, op: ops.LowRank) -> None:
-    """Perform a stage of PowerSGD, as `powerSGD_hook` of torch does, which draws Q from the same numbers."""
+    """Perform a stage of PowerSGD, like `powerSGD_hook` of torch, which draws Q from the same random numbers."""
     grad = memory.dense(op.grad)
     residual = memory.dense(op.residual)
     sides = [memory.dense(op.left), memory.dense(op.right)]
@@ -199,7 +199,7 @@ def _as_matrix(flat: Tensor, matrix: ops.Matrix) -> Tensor:
 
 
 def _others(grad: Tensor, op: ops.LowRank, n_left: int) -> Iterator[Tensor]:
-    """Yield so many elements of a bucket that lie between its matrices, or after them, where padding may follow."""
+    """Yield `n_left` elements of a bucket between its matrices or after them, where padding may follow."""
     end = 0
     for matrix in sorted(op.matrices, key=lambda matrix: matrix.first):
         yield grad[end : matrix.first]
@@ -209,7 +209,7 @@ def _others(grad: Tensor, op: ops.LowRank, n_left: int) -> Iterator[Tensor]:
 
 
 def _pack(parts: Iterable[Tensor], fused: Tensor) -> None:
-    """Fill a fusion buffer; what is left of it is padding, and zero."""
+    """Fill a fusion buffer; the rest of it is padding with zeros."""
     end = 0
     for part in parts:
         fused[..., end : (end := end + part.shape[-1])].copy_(part)
