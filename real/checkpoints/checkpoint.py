@@ -1,15 +1,15 @@
-"""Checkpoints: one file for all ranks, from which a run goes on as if it had never stopped.
+"""Checkpoints: one file for all ranks, from which a run resumes as if it had never stopped.
 
-`FOLDER/step-0000000200.ckpt` is what every rank knew before step 200: a ZIP archive without compression. Its members
-are named by the SHA-256 of their contents, so what several ranks have in common is there once, and `index.json` says
-which of them make up the state of which rank. A ZIP archive ends with its directory, which has a checksum of every
-member: one that was cut off, or has changed, is noticed.
+`FOLDER/step-0000000200.ckpt` is the state of all ranks before step 200: a ZIP archive without compression. Its members
+are named by the SHA-256 of their contents, so common contents of several ranks are stored once. `index.json` maps each
+rank's state to its members. A ZIP archive ends with its directory, which has a checksum for each member. So a truncated
+or changed archive is detected.
 
-Rank 0 writes it; the others send, one after the other, what it has not got yet, so it never holds more than two states.
-The file before it is kept, in case the newest is damaged. To resume, rank 0 reads the newest complete file and sends
-each rank its state, so only its machine needs to reach the folder.
+Rank 0 writes the file. The others send, one after the other, the contents that rank 0 does not have yet, so it never
+holds more than two states. The previous file is kept in case the newest is damaged. To resume, rank 0 reads the newest
+complete file and sends each rank its state. So only its machine needs access to the folder.
 
-`load_checkpoint` takes what a job has learned without the job: for other numbers of ranks, schedules and uses.
+`load_checkpoint` loads the trained model without the job, for other numbers of ranks, schedules and uses.
 """
 
 import hashlib
@@ -43,11 +43,11 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """The job that a checkpoint belongs to; it is of no use to any other.
+    """The job that a checkpoint belongs to. No other job can use it.
 
     Args:
-        plan: Name of the plan, for people.
-        digest: Of the plan.
+        plan: Name of the plan, for messages.
+        digest: Digest of the plan.
         world_size: Ranks.
         model: See `real.checkpoints.rank_state.fingerprint`.
     """
@@ -67,8 +67,8 @@ class CheckpointIndex:
 
     Args:
         step: The next step of the job.
-        job: That it belongs to.
-        ranks: For every rank: section -> SHA-256, the name of a member.
+        job: The job that it belongs to.
+        ranks: For each rank: section -> SHA-256, the name of a member.
     """
 
     step: int
@@ -81,7 +81,7 @@ _INDEX = TypeAdapter(CheckpointIndex)
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where to go on.
+    """The state to resume from.
 
     Args:
         step: The next step.
@@ -93,15 +93,15 @@ class Resumed:
 
 
 def write(path: Path, index: CheckpointIndex, members: Iterable[tuple[str, Tensor]]) -> None:
-    """Write a checkpoint; it gets its name when it is complete and on the disk.
+    """Write a checkpoint, and rename it when it is complete and on the disk.
 
     Args:
-        path: The file; its folder is made if it is not there.
+        path: The file; its folder is created if missing.
         index: Its contents.
-        members: SHA-256 and contents, uint8 `[nbytes]`, of every member, in turn.
+        members: SHA-256 and contents, uint8 `[nbytes]`, of each member.
 
     Raises:
-        RunError: It cannot be written.
+        RunError: The file cannot be written.
     """
     with naming_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,11 +112,11 @@ def write(path: Path, index: CheckpointIndex, members: Iterable[tuple[str, Tenso
 
 
 def read_index(path: Path) -> CheckpointIndex:
-    """Read what is in a checkpoint, and check all of it.
+    """Read the contents of a checkpoint, and check all of it.
 
     Raises:
-        DamagedError: It is not complete, or has changed.
-        OSError: It cannot be opened.
+        DamagedError: The file is incomplete, or has changed.
+        OSError: The file cannot be opened.
     """
     with open_regular(path) as file:
         try:
@@ -125,7 +125,7 @@ def read_index(path: Path) -> CheckpointIndex:
                 changed = archive.testzip()
                 index = _INDEX.validate_json(archive.read(_INDEX_NAME))
                 missing = {name for sections in index.ranks for name in sections.values()} - set(archive.namelist())
-        except Exception as error:  # zipfile has many for a file that is no archive
+        except Exception as error:  # zipfile raises many types for a file that is not an archive
             raise DamagedError(f"cut off or changed: {error}") from None
     if changed or missing or len(index.ranks) != index.job.world_size:
         raise DamagedError(f"damaged: {changed or ', '.join(missing) or 'its index'} has changed")
@@ -133,7 +133,7 @@ def read_index(path: Path) -> CheckpointIndex:
 
 
 def _check_sizes(archive: zipfile.ZipFile, file_nbytes: int) -> None:
-    """Refuse members that are more than the file holds: `write` compresses nothing."""
+    """Refuse members larger than the file, because `write` compresses nothing."""
     members = archive.infolist()
     nbytes = sum(info.file_size for info in members)
     if any(info.compress_type != zipfile.ZIP_STORED for info in members) or nbytes > file_nbytes:
@@ -147,11 +147,12 @@ class Checkpoints:
     """The checkpoints of one job.
 
     Args:
-        folder: Where they are; only rank 0 uses it.
+        folder: Their folder; only rank 0 uses it.
         job: The job that they belong to.
-        group: Of all ranks, able to move tensors of the host, and patient enough for rank 0 to write.
+        group: A group of all ranks that can move tensors of the host, with a timeout that is long enough for rank 0 to
+            write.
         wait: Calls a function that waits for other ranks, and ends the wait if one of them has failed.
-        until_closed: Rank 0 locks the folder until then.
+        until_closed: Rank 0 locks the folder until this stack is closed.
     """
 
     def __init__(
@@ -175,18 +176,18 @@ class Checkpoints:
 
         Args:
             step: The next step.
-            sections: The packed state of this rank, the same sections on every rank.
+            sections: The packed state of this rank, with the same sections on all ranks.
 
         Raises:
-            RunError: It cannot be written; all ranks learn so.
+            RunError: The checkpoint cannot be written. All ranks raise it.
         """
         self._wait(lambda: self._save(step, sections))
 
     def resume(self) -> Resumed | None:
-        """Return where to go on, from the newest complete checkpoint; None if there is none. All ranks take part.
+        """Return the state in the newest complete checkpoint; None if there is none. All ranks take part.
 
         Raises:
-            RunError: It is of another job, or all that there are are damaged.
+            RunError: The checkpoint belongs to another job, or all checkpoints are damaged.
         """
         found: list[Resumed | None] = []
         self._wait(lambda: found.append(self._resume()))
@@ -210,7 +211,7 @@ class Checkpoints:
         byte_transfer.raise_on_all(problem, group=self._group)
 
     def _write(self, step: int, arriving: Iterator[tuple[str, Tensor]], ranks: list[dict[str, str]]) -> str:
-        """Write what arrives, and return what went wrong, if anything."""
+        """Write the arriving contents, and return an error, if any."""
         path = self._folder / f"step-{step:010d}.ckpt"
         try:
             write(path, CheckpointIndex(step, self._job, tuple(ranks)), arriving)
@@ -219,13 +220,13 @@ class Checkpoints:
                 for old in older[_N_KEPT - 1 :]:
                     old.unlink(missing_ok=True)
         except RunError as error:
-            for _ in arriving:  # the others send it in any case
+            for _ in arriving:  # the others send it anyway
                 pass
             return str(error)
         return ""
 
     def _files(self) -> list[Path]:
-        """Return the checkpoints that there are, newest first."""
+        """Return the existing checkpoints, newest first."""
         return sorted(self._folder.glob("step-*.ckpt"), reverse=True)
 
     def _resume(self) -> Resumed | None:
@@ -259,7 +260,7 @@ class Checkpoints:
             return Resumed(index.step, {section: content_of(archive, name) for section, name in index.ranks[0].items()})
 
     def _find(self) -> tuple[Path, CheckpointIndex] | None:
-        """Return the newest complete checkpoint, None if there is no file; delete what killed writers have left."""
+        """Return the newest complete checkpoint, None if there is no file; delete partial files of killed writers."""
         for part in self._folder.glob(".*.ckpt.*.part"):
             part.unlink(missing_ok=True)
         damaged: list[str] = []
@@ -283,7 +284,7 @@ class Checkpoints:
 
 
 def _first_owners(sha256: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]:
-    """Return who is the first to have each content, and at which place of its row: SHA-256 -> (rank, place)."""
+    """Return the first rank with each content, and its place in that rank's row: SHA-256 -> (rank, place)."""
     owners: dict[str, tuple[int, int]] = {}
     for rank, row in enumerate(sha256):
         for at, each in enumerate(row):
@@ -308,15 +309,15 @@ def load_checkpoint(
 
     Args:
         path: The file.
-        module: With the parameters and buffers of the one that was wrapped.
-        optimizer: Of its parameters; None leaves the optimizer's state out.
-        rank: Whose state; between averages, ranks have their own.
+        module: A module with the parameters and buffers of the wrapped one.
+        optimizer: Optimizer of its parameters; None leaves out the optimizer's state.
+        rank: Rank with the state to load; between averages, ranks have different states.
 
     Returns:
-        How many steps were done.
+        The number of finished steps.
 
     Raises:
-        RunError: It is damaged, or of another model.
+        RunError: The file is damaged, or belongs to another model.
     """
     state = RankState(module, optimizer or torch.optim.SGD(module.parameters()), {}, torch.device("cpu"))
     with naming_file(Path(path), "read"):

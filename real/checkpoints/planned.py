@@ -1,4 +1,4 @@
-"""Checkpoints that a plan writes with `Save`: files of each rank, in a folder, or where else fsspec can write."""
+"""Checkpoints that a plan writes with `Save`: files of each rank, in a folder or at another URL of fsspec."""
 
 import os
 from collections.abc import Callable
@@ -16,35 +16,35 @@ _PIECE_NBYTES = 1024**2
 
 @final
 class CheckpointFiles:
-    """Writes the files of a rank. When `write` returns, a file of a folder is on the disk, any other with its server.
+    """Writes the files of a rank. When `write` returns, a file is on the disk of the folder, or on its server.
 
     Args:
-        url: A folder, which is made if it is not there, or another URL of fsspec.
-        rank: Whose files.
+        url: A folder, which is created if missing, or another URL of fsspec.
+        rank: Rank of the files.
 
     Raises:
-        ScenarioError: There is no such kind of URL.
-        RunError: A library for it is missing; or the folder cannot be made.
+        ScenarioError: The kind of URL is unknown.
+        RunError: A library for it is missing, or the folder cannot be created.
     """
 
     def __init__(self, url: str, rank: int) -> None:
         self._url = url
         self.rank = rank
-        self._piece = os.urandom(_PIECE_NBYTES)  # beforehand: a file takes as long as it takes to write
+        self._piece = os.urandom(_PIECE_NBYTES)  # drawn beforehand, so that only writing takes time
         self._filesystem, self._root = filesystem_of(url)
         if isinstance(self._filesystem, LocalFileSystem):
             with naming_file(Path(self._root), "made a folder"):
                 Path(self._root).mkdir(parents=True, exist_ok=True)
 
     def write(self, name: str, fill: Callable[[IO[bytes]], object]) -> None:
-        """Write a file of this rank in place of one of the same name.
+        """Write a file of this rank; it replaces a file of the same name.
 
         Args:
             name: Such as `rank-00003.bin`.
             fill: Writes its contents.
 
         Raises:
-            RunError: It cannot be written; names rank and file.
+            RunError: The file cannot be written. The error names rank and file.
         """
         path = f"{self._root}/{name}"
         try:
@@ -54,12 +54,12 @@ class CheckpointFiles:
             else:
                 with self._filesystem.open(path, "wb") as file:
                     fill(file)
-        except Exception as error:  # of any library
+        except Exception as error:  # from any library
             why = str(error) if isinstance(error, RunError) else f"{self._url}: {name}: cannot be written: {error}"
             raise RunError(f"checkpoint of rank {self.rank}: {why}") from error
 
     def write_bytes(self, nbytes: int) -> None:
-        """Write so many bytes without meaning, in place of those of the last time."""
+        """Write a number of arbitrary bytes; they replace those of the last time."""
 
         def fill(file: IO[bytes]) -> None:
             for _ in range(nbytes // _PIECE_NBYTES):

@@ -1,8 +1,8 @@
-"""All that a rank must remember to go on as if nothing had happened, packed into bytes.
+"""The state that a rank needs to resume as if nothing had happened, packed into bytes.
 
-A state has several *sections*, because ranks often differ in some and agree in others: under synchronous SGD all have
-the same parameters, and each its own random numbers. Packing is `torch.save`; unpacking accepts plain data and tensors
-only (`weights_only`), so a file from elsewhere can hold no code.
+A state has several *sections*, because ranks often differ in some and agree in others. Under synchronous SGD, all ranks
+have the same parameters but their own random numbers. Packing is `torch.save`. Unpacking accepts only plain data and
+tensors (`weights_only`), so an untrusted file cannot execute code.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from real.programs.base import on_host
 from simdist.errors import RunError
 from simdist.plan import Plan, ops
 
-# Sections of what training has learned: rank 0's are those of all ranks before the first step.
+# Sections of the trained state. Before the first step, those of rank 0 apply to all ranks.
 LEARNED = ("tensors", "optimizer")
 SECTIONS = (*LEARNED, "carried", "random", "also")
 _OUTER = "outer optimizer"
@@ -30,26 +30,26 @@ _OUTER = "outer optimizer"
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Has a state of plain data and tensors: learning rate schedulers, gradient scalers."""
+    """An object with a state of plain data and tensors: learning rate schedulers, gradient scalers."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Take a state back."""
+        """Restore a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """Packs what a rank remembers, and takes it back.
+    """Packs and restores the state of a rank.
 
     Args:
         module: Its parameters and buffers.
-        optimizer: Of the module.
-        carried: The buffers of the plan, without parameters, that a step hands on to later ones, by name.
-        device: Whose random numbers belong to the state, if it is a GPU.
-        also: Whatever else has a state.
-        updating: Has the state of the optimizer; None: it has that itself.
+        optimizer: Optimizer of the module.
+        carried: The buffers of the plan, without parameters, that a step passes to later steps, by name.
+        device: If it is a GPU, its random numbers belong to the state.
+        also: Other objects with a state.
+        updating: Holder of the optimizer's state; None if the optimizer holds it itself.
         outer: The outer optimizer, if there is one.
     """
 
@@ -68,10 +68,10 @@ class RankState:
         return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
     def restore(self, section: str, packed: Tensor) -> None:
-        """Take a section back.
+        """Restore a section.
 
         Raises:
-            RunError: It is not of this model, or not plain data.
+            RunError: The section belongs to another model, or is not plain data.
         """
         file = io.BytesIO(packed.numpy().data)
         try:
@@ -128,7 +128,7 @@ _NAMES = {
 
 
 def carried_buffers(plan: Plan) -> tuple[str, ...]:
-    """Return the buffers, without parameters, that some step reads before it has written them."""
+    """Return the buffers, without parameters, that some step reads before it writes them."""
     updates = (op for body in plan.bodies for op in body if isinstance(op, ops.Optimize) and op.optimizer == "inner")
     parameters = {name for op in updates for name in op.params}
     carried: dict[str, None] = {}
