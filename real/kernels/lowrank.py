@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-_MOST_BY_GRAM_SCHMIDT = 2  # columns; beyond, a QR factorisation takes less
+_MOST_BY_GRAM_SCHMIDT = 2  # columns; beyond it, a QR factorisation is faster
 
 
 def orthonormalize(matrix: Tensor) -> None:
-    """Make the columns of a matrix `[n, rank]` orthonormal, in place; those of a matrix of lower rank, too.
+    """Make the columns of a matrix `[n, rank]` orthonormal, in place, even if the matrix has a lower rank.
 
-    Like torch's `powerSGD_hook`: by Gram-Schmidt if there are few of them, or in half precision, else by QR. There a
-    column of zeros, as of a gradient of zeros, becomes NaN. Here it becomes a unit vector, as QR makes of it.
+    Like torch's `powerSGD_hook`, it uses Gram-Schmidt for few columns or half precision, else QR. In torch, a column of
+    zeros, as from a gradient of zeros, becomes NaN. Here it becomes a unit vector, as with QR.
     """
     n, rank = matrix.shape
     if rank > _MOST_BY_GRAM_SCHMIDT and matrix.dtype in (torch.float32, torch.float64):

@@ -1,7 +1,8 @@
-"""Shared by the ways to top-k: magnitudes that compare, random numbers, a threshold from a sample.
+"""Functions that the top-k methods share: comparable magnitudes, random numbers, a threshold from a sample.
 
-On a CPU, one read finds the maxima of groups of neighbours, and they tell which groups to read again. That goes chunk
-by chunk through memory that stays in the cache: fresh memory of the size of the vector would cost more than to read it.
+On a CPU, one read finds the maxima of groups of neighbours, which determine the groups to read again. The vector is
+processed in chunks, with memory that stays in the cache, because fresh memory of the size of the vector would cost more
+than reading it.
 """
 
 import importlib.util
@@ -13,27 +14,27 @@ import torch
 from torch import Tensor
 
 _SAMPLED_SHARE = 0.01  # Lin et al., section 3.1: 0.1 % to 1 %
-_MIN_SELECTED_SAMPLES = 32  # so the number that reaches the threshold is off by about 1 / sqrt(32)
+_MIN_SELECTED_SAMPLES = 32  # so the number at or above the threshold has a relative error of about 1 / sqrt(32)
 
 
 def can_use_triton(values: Tensor) -> bool:
-    """Tell whether there are kernels for the device and dtype, and whether what compiles them is installed."""
+    """Tell whether there are kernels for the device and dtype, and their compiler is installed."""
     dtypes = (torch.float32, torch.float16, torch.bfloat16)
     return values.is_cuda and values.dtype in dtypes and importlib.util.find_spec("triton") is not None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which to compute with magnitudes: at least float32, for halves would round thresholds."""
+    """Return the dtype for computing with magnitudes: at least float32, because half precision rounds thresholds."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def largest_magnitude(dtype: torch.dtype) -> float:
-    """Return what stands for all above it: a quarter of the largest number, so that the sum of two is finite."""
+    """Return the cap of magnitudes: a quarter of the largest number, so that the sum of two is finite."""
     return torch.finfo(wide(dtype)).max / 4
 
 
 def finite_magnitudes(values: Tensor) -> Tensor:
-    """Return |values|, wide, with the largest magnitude for NaN, infinities and whatever exceeds it."""
+    """Return |values|, wide, with the cap in place of NaN, infinities and larger magnitudes."""
     magnitudes = values.abs().to(wide(values.dtype))
     return torch.fmin(magnitudes, magnitudes.new_full((), largest_magnitude(values.dtype)))
 
@@ -41,7 +42,7 @@ def finite_magnitudes(values: Tensor) -> Tensor:
 def uniform(generator: torch.Generator | None, device: torch.device) -> Tensor:
     """Draw from [0, 1), shape `[]`, to `device`; float64, so that it resolves every position.
 
-    A number drawn on the host travels as an argument of a kernel, for which the host need not wait.
+    A number drawn on the host is passed as an argument of a kernel, so the host does not wait.
     """
     source = torch.device("cpu") if generator is None else generator.device
     drawn = torch.rand((), dtype=torch.float64, device=source, generator=generator)
@@ -49,12 +50,12 @@ def uniform(generator: torch.Generator | None, device: torch.device) -> Tensor:
 
 
 def sampled_threshold(values: Tensor, k: int, drawn: Tensor) -> Tensor:
-    """Return what the k-th largest would be if every stride-th entry, from a random one on, were typical of all.
+    """Estimate the k-th largest magnitude from every stride-th entry, beginning at a random one.
 
     Args:
         values: Floating point `[count]`.
         k: From 1 to `count`.
-        drawn: Where the sample begins: from 0, at the first entry, to 1, at the last that it can; float64 `[]`.
+        drawn: Where the sample begins: 0 is the first entry, 1 the last possible one; float64 `[]`.
 
     Source: Lin et al., ICLR 2018, arXiv 1712.01887, section 3.1.
     """
@@ -76,10 +77,10 @@ _CELLS_PER_OCTAVE = 4  # as a power of two
 
 @dataclass(frozen=True, slots=True)
 class GroupMaxima:
-    """A vector, and what one read of it tells.
+    """A vector, and the results of one read of it.
 
     Args:
-        values: `[count]`, as they are; magnitudes if any was not finite.
+        values: `[count]`, unchanged; magnitudes if any is not finite.
         size: Entries per group; the last group may have fewer.
         maxima: Largest magnitude of each group, finite, of the wide dtype.
         total: Sum of magnitudes.
@@ -92,8 +93,8 @@ class GroupMaxima:
 
 
 def summarize(values: Tensor, k: int) -> GroupMaxima:
-    """Return groups, small enough that of those to select from, most have but one of the largest k."""
-    size = 64 if 256 * k <= values.numel() else 32  # fewer are slower to reduce than to read twice
+    """Return groups that are so small that most groups with selected entries have only one of the largest k."""
+    size = 64 if 256 * k <= values.numel() else 32  # smaller groups are slower to reduce than to read twice
     groups = _summarize(values, size)
     if bool(groups.maxima.max() <= largest_magnitude(values.dtype)):
         return groups
@@ -116,9 +117,9 @@ def _summarize(values: Tensor, size: int) -> GroupMaxima:
 
 
 def reached_by(magnitudes: Tensor, k: int) -> float:
-    """Return a number that at least k of the magnitudes reach, and not many more: the k-th largest, rounded down.
+    """Return a number that at least k magnitudes reach, and not many more: the k-th largest, rounded down.
 
-    As integers, the bits of floats that are not negative have the order of the floats.
+    The bits of non-negative floats, read as integers, have the order of the floats.
     """
     shift = _MANTISSA_BITS[magnitudes.dtype] - _CELLS_PER_OCTAVE
     bits = magnitudes.view(_INTEGERS[magnitudes.dtype])
@@ -127,7 +128,7 @@ def reached_by(magnitudes: Tensor, k: int) -> float:
 
 
 def kth_cell(cells: Tensor, k: int) -> tuple[int, int]:
-    """Return the k-th largest of the integers, none of them negative, and how many are larger.
+    """Return the k-th largest of non-negative integers, and the number of larger ones.
 
     >>> kth_cell(torch.tensor([5, 2, 2, 9, 2]), 3)
     (2, 2)
@@ -149,7 +150,7 @@ def _reaching(groups: GroupMaxima, threshold: float) -> Iterator[tuple[Tensor, T
     chunks = zip(groups.values.split(_CHUNK), groups.maxima.split(_CHUNK // size), strict=True)
     for first, (chunk, maxima) in zip(itertools.count(0, _CHUNK), chunks, strict=False):
         chosen = (maxima >= threshold).nonzero().squeeze(1)
-        if 2 * chosen.numel() > maxima.numel() or chunk.numel() % size:  # to read all is no slower than to gather
+        if 2 * chosen.numel() > maxima.numel() or chunk.numel() % size:  # reading all is not slower than gathering
             magnitudes = scratch[: chunk.numel()].copy_(chunk).abs_()
             within = (magnitudes >= threshold).nonzero().squeeze(1)
             yield within + first, magnitudes[within]

@@ -1,38 +1,39 @@
-"""Top-k: the k entries of a vector that are largest in magnitude, found in one of three ways.
+"""Top-k: the k entries of a vector with the largest magnitudes, found by one of three methods.
 
-`exact` is `torch.topk`. `mstopk` (Shi et al.) bisects a threshold between the mean and the maximum; how that takes
-little more than one read of the vector is told below. `dgc` (Lin et al.) reads a threshold off
-a small sample. The paper aims at k entries and lets the number selected vary; here the threshold aims at 2k, and the
-largest k of those are taken, so the largest k are found unless the sample was far off.
+`exact` is `torch.topk`. `mstopk` (Shi et al.) bisects a threshold between the mean and the maximum. It needs little
+more than one read of the vector, as described below. `dgc` (Lin et al.) takes a threshold from a small sample. The
+paper aims at k entries and lets the number of selected entries vary. Here the threshold aims at 2k entries, and the
+largest k of these are taken. So the largest k are found unless the sample was far off.
 
-**No waiting.** On a GPU nothing is copied to the host to decide what comes next, so the host runs ahead of a selection
-as it does of any other kernel.
+**No waiting.** On a GPU, no data is copied to the host for decisions. So the host runs ahead of a selection as of any
+other kernel.
 
 **Not finite.** NaN and infinities count as the largest. They are selected first and reach the parameters of all ranks,
-as they do in dense training, and the loss shows it. To refuse them would make the host wait; to order them last would
-hide a diverged run. Beside an infinity, mstopk chooses the finite rest of the k blindly: its steps are too wide.
+as in dense training, and the loss shows it. Refusing them would make the host wait. Ordering them last would hide a
+diverged run. If an entry is infinite, mstopk chooses the finite rest of the k almost arbitrarily, because its steps are
+too wide.
 
-**MSTopK.** Bisect a threshold, take what reaches it, and fill up with a stretch of those that nearly do. The threshold
-of the paper is mean + ratio (max - mean), and N bisections move the ratio through [0, 1]. The ratio of an entry is its
-*height*, here in units of 2^-N, so all thresholds that N bisections can try are the whole numbers below 2^N; what lies
-between two of them is a *level*. N bisections find the level of the k-th largest entry: fewer than k entries stand on
-higher levels, at least k on it or higher. All of the former are taken, and the rest is a contiguous stretch, from a
-random place on, of the entries on that level.
+**MSTopK.** Bisect a threshold, take the entries that reach it, and fill up with a stretch of entries that nearly reach
+it. The threshold of the paper is mean + ratio (max - mean), and N bisections move the ratio through [0, 1]. The ratio
+of an entry is its *height*, here in units of 2^-N. So the thresholds that N bisections can try are the whole numbers
+below 2^N. The range between two of them is a *level*. N bisections find the level of the k-th largest entry: fewer than
+k entries are on higher levels, and at least k on it or higher. All entries on higher levels are taken. The rest is a
+contiguous stretch of the entries on that level, beginning at a random place.
 
-**The paper's gaps.** Its thresholds lie in [mean, max], so more entries than reach the mean (42 % of a normal
-distribution) cannot be bracketed; here levels go on below, 2^N of them from the mean down to 0. The first bracket holds
-the k-th largest whatever the vector is, so constant vectors, many ties and a threshold that is never met need no
-special case.
+**The paper's gaps.** Its thresholds lie in [mean, max]. So it cannot bracket more entries than reach the mean (42 % of
+a normal distribution). Here levels continue below, with 2^N levels from the mean down to 0. The first bracket contains
+the k-th largest of any vector. So constant vectors, many ties and a threshold that is never met need no special case.
 
-**Several bisections at once.** The levels are numbers of N + 1 binary digits, and a bisection finds one digit of one of
-them, the k-th largest's. To count the entries by their next b digits is to try 2^b thresholds in one read, which gives
-exactly what b bisections give.
+**Several bisections at once.** The levels are numbers with N + 1 binary digits. A bisection finds one digit of the
+level of the k-th largest. Counting the entries by their next b digits tries 2^b thresholds in one read, with exactly
+the result of b bisections.
 
-**Few reads.** Cut the vector into groups. If k groups have a maximum that reaches t, then k entries reach t, so the
-k-th largest is among the entries that reach t: a few more than k if the groups are small against 1 / density. The
-maxima are found in the read that yields mean and maximum, and only groups whose maximum reaches t, or the foot of the
-level of t, are read again. All digits are then counted on what reaches it. `by_groups`, on a CPU, and
-`real.kernels.triton_mstopk` do that, and select the same. On a GPU without kernels for it, the k largest are taken.
+**Few reads.** Cut the vector into groups. If k groups have a maximum that reaches t, then k entries reach t. So the
+k-th largest is among the entries that reach t. These are a few more than k if the groups are small compared with 1 /
+density. The read that yields mean and maximum also finds the maxima of groups. Only groups with a maximum that reaches
+t, or the lower edge of the level of t, are read again. All digits are then counted on the entries that reach that edge.
+`by_groups`, on a CPU, and `real.kernels.triton_mstopk` do this, and select the same entries. On a GPU without kernels
+for it, the k largest are taken.
 """
 
 from dataclasses import dataclass
@@ -51,9 +52,9 @@ class Scale:
     """Thresholds at equal distances: 2^N from the mean to the maximum, 2^N from 0 to the mean. All of shape `[]`.
 
     Args:
-        mean: Of the magnitudes.
+        mean: Mean of the magnitudes.
         up: Thresholds per unit of magnitude above the mean.
-        down: Below it.
+        down: Thresholds per unit of magnitude below the mean.
         n_bisections: N.
     """
 
@@ -64,22 +65,23 @@ class Scale:
 
     @classmethod
     def of(cls, mean: Tensor, highest: Tensor, n_bisections: int) -> "Scale":
-        """Return the scale of magnitudes with that mean and that maximum, in the dtype of the latter.
+        """Return the scale of magnitudes with this mean and maximum, in the dtype of the maximum.
 
-        Where the distance of two thresholds is too small a number, as between equal magnitudes, it is a little larger.
+        If the distance between two thresholds would be too small a number, as for equal magnitudes, it is a little
+        larger.
         """
-        mean = torch.minimum(mean.to(highest.dtype), highest)  # of equal numbers, the mean may be rounded up
+        mean = torch.minimum(mean.to(highest.dtype), highest)  # the mean of equal numbers may be rounded up
         densest = torch.finfo(highest.dtype).max
         up, down = ((2**n_bisections / distance).clamp(max=densest) for distance in (highest - mean, mean))
         return cls(mean, up, down, n_bisections)
 
 
 def heights(magnitudes: Tensor, scale: Scale) -> Tensor:
-    """Return whole numbers from -2^N to 2^N - 1: the last threshold that each magnitude reaches; 0 is the mean.
+    """Return the last threshold that each magnitude reaches, whole numbers from -2^N to 2^N - 1; 0 is the mean.
 
     Args:
         magnitudes: Finite, of the scale's dtype.
-        scale: Of the vector that they are from.
+        scale: Scale of their vector.
     """
     offset = magnitudes - scale.mean
     exact = torch.where(offset >= 0, scale.up, scale.down).mul_(offset)
@@ -92,17 +94,17 @@ _N_BISECTIONS = 20  # recall of at least 0.9999 at densities of 0.001 and 0.01
 def mstopk(
     values: Tensor, k: int, generator: torch.Generator | None = None, *, n_bisections: int = _N_BISECTIONS
 ) -> Tensor:
-    """Return k positions of nearly the largest magnitudes, in the way that is fastest on the device of `values`.
+    """Return k positions of nearly the largest magnitudes, with the fastest method on the device of `values`.
 
     Args:
         values: Floating point `[count]`.
         k: More than 0 and less than `count`.
-        generator: Draws where the stretch begins.
-        n_bisections: From 1 to 23, for a float32 has 24 digits. At 10 to 15, 20 the recall of a normal distribution is
-            0.96, 0.999 and 0.9999.
+        generator: Draws the beginning of the stretch.
+        n_bisections: From 1 to 23, because a float32 has 24 digits. At 10 to 15, 20 the recall of a normal distribution
+            is 0.96, 0.999 and 0.9999.
 
     Returns:
-        int32 or int64 `[k]`, all different, in no special order.
+        int32 or int64 `[k]`, all different, in no particular order.
 
     Source: Shi et al., MLSys 2021, arXiv 2010.10458, algorithm 1.
     """
@@ -110,20 +112,20 @@ def mstopk(
     if values.device.type == "cpu":
         return by_groups(values, k, drawn.item(), n_bisections=n_bisections)
     if thresholds.can_use_triton(values):
-        from real.kernels import triton_mstopk  # takes a second, and a GPU to be of use
+        from real.kernels import triton_mstopk  # takes a second, and is only useful with a GPU
 
         return triton_mstopk.mstopk(values, k, drawn, n_bisections=n_bisections)
     return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
 
 
 def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor:
-    """Return k positions, the same as N bisections, each with a read of the vector.
+    """Return k positions, the same as those of N bisections that each read the vector.
 
     Args:
         values: Floating point `[count]` on the CPU.
         k: More than 0 and less than `count`.
         drawn: Where the stretch begins, from 0 to 1.
-        n_bisections: How many binary digits of a height are told apart, besides the sign.
+        n_bisections: Number of binary digits of a height that are distinguished, besides the sign.
     """
     groups = thresholds.summarize(values, k)
     mean = torch.tensor(groups.total / values.numel(), dtype=torch.float64)
@@ -139,7 +141,7 @@ def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Ten
 
 
 def _candidates(groups: thresholds.GroupMaxima, k: int, scale: Scale, drawn: float) -> tuple[Tensor, Tensor]:
-    """Return positions and magnitudes of at least k, and rarely many more: all on the level of the least, or above."""
+    """Return positions and magnitudes of at least k, rarely many more: all at or above the level of the lowest."""
     if 2 * k <= groups.maxima.numel():
         return thresholds.reaching(groups, foot(thresholds.reached_by(groups.maxima, k), scale))
     aim = min(groups.values.numel(), k + k // 4)
@@ -149,13 +151,14 @@ def _candidates(groups: thresholds.GroupMaxima, k: int, scale: Scale, drawn: flo
 
 
 def foot(magnitude: float, scale: Scale) -> float:
-    """Return a number, at most that magnitude, that all reach which stand on its level or above.
+    """Return a number, at most that magnitude, that all entries on its level or above reach.
 
-    It is a little below the threshold of the level, for heights are rounded: twice, by 2^-24 of them each time.
+    It is slightly below the threshold of the level, because heights are rounded twice, by 2^-24 of their value each
+    time.
 
     Args:
         magnitude: From 0 to the maximum.
-        scale: That of the levels.
+        scale: Scale of the levels.
     """
     height = heights(torch.tensor(magnitude, dtype=scale.mean.dtype), scale).item()
     offset = height / (scale.up if height >= 0 else scale.down).item()
@@ -163,7 +166,7 @@ def foot(magnitude: float, scale: Scale) -> float:
 
 
 def _kth_largest(keys: Tensor, k: int, n_digits: int) -> int:
-    """Return the k-th largest of the integers below 2^n_digits: its upper binary digits, then its lower ones."""
+    """Return the k-th largest of integers below 2^n_digits: first its upper binary digits, then its lower ones."""
     n_lower = n_digits // 2
     upper, n_above = thresholds.kth_cell(keys >> n_lower, k)
     lower, _ = thresholds.kth_cell(keys[keys >> n_lower == upper] & (2**n_lower - 1), k - n_above)
@@ -171,13 +174,13 @@ def _kth_largest(keys: Tensor, k: int, n_digits: int) -> int:
 
 
 _MAX_COUNT = 2**31 - 1  # indices are int32
-_MAX_CANDIDATES = 4  # times k: of a shorter vector, the largest k are found as fast at once
+_MAX_CANDIDATES = 4  # times k: for shorter vectors, finding the largest k directly is as fast
 
 
 def select(
     values: Tensor, k: int, method: SelectMethod, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return k entries of largest magnitude, and where they stand.
+    """Return k entries of largest magnitude, and their positions.
 
     >>> select(torch.tensor([1.0, -5.0, 0.5, 3.0]), 2, "mstopk")
     (tensor([-5.,  3.]), tensor([1, 3], dtype=torch.int32))
@@ -185,14 +188,15 @@ def select(
     Args:
         values: Floating point `[count]`, on any device.
         k: From 0 to `count`.
-        method: `exact`, or one that misses a few of the largest and takes some a little smaller instead.
-        generator: Chooses among nearly equals; torch's default generator of the CPU if absent. `exact` needs none.
+        method: `exact`, or a method that misses a few of the largest and takes slightly smaller ones instead.
+        generator: Chooses among nearly equal ones; torch's default generator of the CPU if absent. `exact` needs none.
 
     Returns:
-        Values `[k]` as they are, signed and of the same dtype; int32 indices `[k]`, all different, in no special order.
+        Values `[k]`, unchanged, signed and of the same dtype; int32 indices `[k]`, all different, in no particular
+        order.
 
     Raises:
-        RunError: k or the shape is wrong.
+        RunError: k or the shape is invalid.
 
     Source: Shi et al., MLSys 2021, arXiv 2010.10458, algorithm 1 (mstopk); Lin et al., ICLR 2018, arXiv 1712.01887,
     section 3.1 (dgc).
@@ -223,8 +227,8 @@ def densify(values: Tensor, indices: Tensor, out: Tensor) -> None:
 
     Args:
         values: `[k]`, of the dtype of `out`.
-        indices: int32 or int64 `[k]`; the values of equal indices are added up.
-        out: `[count]`, replaced.
+        indices: int32 or int64 `[k]`; values with equal indices are added up.
+        out: `[count]`, overwritten.
     """
     out.zero_().index_add_(0, indices, values)
 
@@ -244,7 +248,7 @@ def dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Ten
     Args:
         values: Floating point `[count]`.
         k: More than 0 and less than `count`.
-        generator: Draws where the sample begins.
+        generator: Draws the beginning of the sample.
 
     Source: Lin et al., ICLR 2018, arXiv 1712.01887, section 3.1.
     """
@@ -255,7 +259,7 @@ def dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Ten
     if values.device.type == "cpu":
         return _among_all_that_reach(threshold.item(), values, k)
     if thresholds.can_use_triton(values):
-        from real.kernels import triton_dgc  # takes a second, and a GPU to be of use
+        from real.kernels import triton_dgc  # takes a second, and is only useful with a GPU
 
         return triton_dgc.dgc(values, k, threshold, drawn)
     return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices

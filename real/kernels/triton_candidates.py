@@ -1,18 +1,18 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
 # mypy: disable-error-code="import-not-found, import-untyped, assignment"
-"""Candidates for the largest k, on a GPU: entries of a vector that were worth a second look, and the choice among them.
+"""Candidates for the largest k on a GPU: possibly selected entries of a vector, and the choice among them.
 
-A vector is cut into *spans*, one per program, and a span into tiles. A program writes its candidates to where its span
-begins, in order, which needs neither a place that an atomic operation reserves nor memory whose size the host would
-have to know. Candidates are compared by a *key*, an integer that is not negative. Three kernels choose:
+A vector is cut into *spans*, one per program, and a span into tiles. A program writes its candidates in order, from the
+beginning of its span on. This needs no atomic operations, and no memory of a size that the host would have to know.
+Candidates are compared by a *key*, a non-negative integer. Three kernels choose:
 
 1. `_count_keys` counts the candidates by a digit of b bits of their keys: 2^b thresholds at once. Once per digit.
-2. `_count_taken` counts in each span what lies above the k-th largest key, and on it.
-3. `_write` adds up the counts of the spans before its own, so it knows which of its candidates go where.
+2. `_count_taken` counts in each span the candidates above the k-th largest key, and those equal to it.
+3. `_write` adds up the counts of the spans before its own, which gives the places of its candidates.
 
-Every kernel finds the digits of the k-th largest key afresh from the counts of the kernels before: some hundred numbers
-in the cache, where a kernel for that alone would cost a launch. No program waits for another, and they add up nothing
-but integers together, so the result does not depend on which one comes first.
+Each kernel recomputes the digits of the k-th largest key from the counts of the kernels before. These are some hundred
+numbers in the cache, and a separate kernel would cost a launch. No program waits for another. Programs add up only
+integers together, so the result does not depend on their order.
 """
 
 from dataclasses import dataclass
@@ -30,29 +30,30 @@ except ImportError:
 __all__ = ["tl", "triton"]
 
 
-# How kernels are launched that read whole tiles, or candidates. Without fusion, all kernels round alike.
+# Launch options of kernels that read whole tiles, or candidates. Without fusion, all kernels round in the same way.
 WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
 
-_CHUNK = 1024  # candidates that a program looks at at once
-_MAX_DIGIT_BITS = 8  # more would take a histogram long
-_MIN_DIGIT_BITS = 5  # 32 cells are the fewest that it can count
-_SIZES = ("k", "span_size", "n_spans")  # no kernel of its own for a size that 16 divides, or for 1
+_CHUNK = 1024  # candidates that a program processes at once
+_MAX_DIGIT_BITS = 8  # more bits would make the histogram slow
+_MIN_DIGIT_BITS = 5  # the histogram has at least 32 cells
+_SIZES = ("k", "span_size", "n_spans")  # no specialised kernels for sizes divisible by 16, or for 1
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How large pieces are to be.
+    """The sizes of pieces.
 
     Args:
         tile: Entries that a program reads at once, a power of two of at least 256.
-        max_spans: Programs, a power of two: enough to fill a GPU, few enough for each to add up numbers of all others.
+        max_spans: Largest number of programs, a power of two: enough to fill a GPU, but so few that each can add up
+            numbers of all others.
     """
 
     tile: int = 4096
     max_spans: int = 1024
 
 
-# On an NVIDIA GPU, a tile fills a few kB of registers, and eight programs a multiprocessor.
+# On an NVIDIA GPU, a tile fills a few kB of registers, and eight programs fill a multiprocessor.
 DEFAULT = Layout()
 
 
@@ -61,11 +62,12 @@ class Cut:
     """A vector in pieces.
 
     Args:
-        count: Its entries.
+        count: Number of entries.
         tile: See `Layout`.
         max_spans: See `Layout`.
-        n_tiles: In each span; the last ones of the last span may be partly or wholly beyond the end of the vector.
-        n_spans: Programs.
+        n_tiles: Tiles of each span. The last tiles of the last span may be partly or wholly beyond the end of the
+            vector.
+        n_spans: Number of programs.
     """
 
     count: int
@@ -76,7 +78,7 @@ class Cut:
 
     @classmethod
     def of(cls, count: int, layout: Layout) -> "Cut":
-        """Return spans of as many tiles as it takes to keep to the layout."""
+        """Return spans with the number of tiles that the layout requires."""
         n_tiles = ceil_div(count, layout.tile)
         per_span = ceil_div(n_tiles, layout.max_spans)
         return cls(count, layout.tile, layout.max_spans, per_span, ceil_div(n_tiles, per_span))
@@ -84,11 +86,11 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Room for as many candidates as there are entries: 8 bytes for each entry, of which few are ever touched.
+    """Room for one candidate per entry: 8 bytes for each entry; little of it is ever accessed.
 
     Args:
-        keys: int32 `[count]`; those of a span begin where the span does.
-        positions: int32 `[count]`, likewise.
+        keys: int32 `[count]`; the keys of a span begin at the beginning of the span.
+        positions: int32 `[count]`, in the same places.
         n_in_span: int32 `[n_spans]`.
     """
 
@@ -98,7 +100,7 @@ class Candidates:
 
     @classmethod
     def room(cls, cut: Cut, device: torch.device) -> "Candidates":
-        """Return room that a kernel is to fill."""
+        """Return uninitialised room for a kernel to fill."""
         return cls(*(torch.empty(n, dtype=torch.int32, device=device) for n in (cut.count, cut.count, cut.n_spans)))
 
 
@@ -110,14 +112,15 @@ def ceil_div(dividend: int, divisor: int) -> int:
 def take_largest(candidates: Candidates, cut: Cut, k: int, drawn: Tensor, *, n_key_bits: int) -> Tensor:
     """Return the positions of the k candidates with the largest keys, int32 `[k]`.
 
-    Those above the k-th largest key come first; then a contiguous stretch of those on it. Both are in ascending order.
+    Candidates above the k-th largest key come first, then a contiguous stretch of candidates equal to it. Both are in
+    ascending order.
 
     Args:
         candidates: At least k.
-        cut: Of the vector that they are from.
-        k: How many.
-        drawn: Where the stretch begins: from 0, at the first that it can, to 1, at the last; float64 `[]`.
-        n_key_bits: All keys are below 2 to that power.
+        cut: The cut of their vector.
+        k: Number of positions to return.
+        drawn: Where the stretch begins: 0 is the first possible place, 1 the last; float64 `[]`.
+        n_key_bits: All keys are below 2 to this power.
     """
     device = drawn.device
     n_digits = ceil_div(n_key_bits, _MAX_DIGIT_BITS)
@@ -154,14 +157,14 @@ def take_largest(candidates: Candidates, cut: Cut, k: int, drawn: Tensor, *, n_k
 
 @triton.jit
 def magnitude(values, LARGEST: tl.constexpr):
-    """Return |values| as float32; `LARGEST` for NaN, which no comparison holds for, and all above it."""
+    """Return |values| as float32; `LARGEST` for larger values and for NaN, for which no comparison holds."""
     magnitudes = tl.abs(values.to(tl.float32))
     return tl.where(magnitudes <= LARGEST, magnitudes, LARGEST)
 
 
 @triton.jit
 def append(keys, positions, end, found, where, is_candidate):
-    """Write the candidates of a tile `[rows, columns]`, row by row, from the last one's end on; return the new end."""
+    """Write the candidates of a tile `[rows, columns]` by rows, after those of the last tile; return the new end."""
     ones = is_candidate.to(tl.int32)
     n_in_row = tl.sum(ones, axis=1)
     n_before_row = tl.cumsum(n_in_row, axis=0) - n_in_row
@@ -173,16 +176,17 @@ def append(keys, positions, end, found, where, is_candidate):
 
 @triton.jit
 def add_histogram(counts, cells, is_valid, CELLS: tl.constexpr):
-    """Return the counts plus how many entries are in each cell.
+    """Return the counts plus the number of entries in each cell.
 
-    Those that are not valid count as in cell 0, whose count is of no use: it holds the k-th largest if no other does.
+    Invalid entries count in cell 0. The count of cell 0 is not needed: it contains the k-th largest if no other cell
+    does.
     """
     return counts + tl.histogram(tl.where(is_valid, cells, 0), CELLS)
 
 
 @triton.jit
 def kth_cell(counts, k, CELLS: tl.constexpr):
-    """Return the cell of the k-th largest entry, and how many lie above it; the lowest if there are fewer than k."""
+    """Return the cell of the k-th largest entry, and the number above it; the lowest if there are fewer than k."""
     cells = tl.arange(0, CELLS)
     each = tl.load(counts + cells)
     at_least = tl.sum(each, axis=0) - tl.cumsum(each, axis=0) + each
@@ -192,7 +196,7 @@ def kth_cell(counts, k, CELLS: tl.constexpr):
 
 @triton.jit
 def _leading_digits(counts, k, CELLS: tl.constexpr, BITS: tl.constexpr, N_KNOWN: tl.constexpr):
-    """Return the first digits of the k-th largest key, as a number, and its rank among those that share them."""
+    """Return the first digits of the k-th largest key, as a number, and its rank among keys with these digits."""
     leading = k * 0
     rank = k
     for digit in tl.static_range(N_KNOWN):
@@ -207,7 +211,7 @@ def _count_keys(
     keys, n_in_span, counts, k, span_size,
     DIGIT: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, N_DIGITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Count the candidates by digit number `DIGIT`, among those that share the k-th largest's digits before it."""
+    """Count the candidates by digit number `DIGIT`, among those with the earlier digits of the k-th largest."""
     leading, _ = _leading_digits(counts, k, CELLS, BITS, DIGIT)
     span = tl.program_id(0)
     n = tl.load(n_in_span + span)
@@ -246,7 +250,7 @@ def _write(
     keys, positions, n_in_span, counts, n_above, n_within, drawn, taken, k, span_size, n_spans,
     CELLS: tl.constexpr, BITS: tl.constexpr, N_DIGITS: tl.constexpr, CHUNK: tl.constexpr, MAX_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """Write all above the k-th largest key from the front, in order; then the stretch on that key, in order."""
+    """Write all candidates above the k-th largest key in order, then the stretch of those equal to it, in order."""
     kth, n_missing = _leading_digits(counts, k, CELLS, BITS, N_DIGITS)
     span = tl.program_id(0)
     spans = tl.arange(0, MAX_SPANS)

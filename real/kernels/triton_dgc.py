@@ -1,9 +1,9 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
-"""DGC's selection on a GPU: one read of the vector, given a threshold, and no wait of the host.
+"""DGC's selection on a GPU: one read of the vector for a given threshold, without waits of the host.
 
-`_collect` takes all that reach the threshold as candidates, with the bits of their magnitudes as keys.
-`_collect_all_if_few` does nothing, unless there are fewer than k: then every entry becomes a candidate. To choose the
-k largest of them is left to `real.kernels.triton_candidates`.
+`_collect` takes all entries that reach the threshold as candidates, with the bits of their magnitudes as keys. If there
+are fewer than k, `_collect_all_if_few` makes every entry a candidate. Otherwise it does nothing.
+`real.kernels.triton_candidates` chooses the k largest of them.
 """
 
 from dataclasses import replace
@@ -15,9 +15,9 @@ from real.kernels import triton_candidates as common
 from real.kernels.thresholds import largest_magnitude
 from real.kernels.triton_candidates import tl, triton
 
-_COLUMNS = 64  # of a tile, so that its candidates are counted by rows, and rows by few numbers
-_KEY_BITS = 31  # of a float32 without its sign
-_SIZES = ("k", "n_tiles", "n_spans")  # no kernel of its own for a size that 16 divides, or for 1
+_COLUMNS = 64  # of a tile, so that its candidates are counted by rows, and there are few rows
+_KEY_BITS = 31  # bits of a float32 without its sign
+_SIZES = ("k", "n_tiles", "n_spans")  # no specialised kernels for sizes divisible by 16, or for 1
 
 
 def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: common.Layout = common.DEFAULT) -> Tensor:
@@ -27,7 +27,7 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: com
         values: float32, float16 or bfloat16 `[count]`; on a GPU, or anywhere under `TRITON_INTERPRET=1`.
         k: More than 0 and less than `count`.
         threshold: float32 `[]`: a few more than k magnitudes should reach it.
-        drawn: Which of equal magnitudes are taken if not all are, from 0 to 1; float64 `[]`.
+        drawn: Chooses among equal magnitudes if not all are taken, from 0 to 1; float64 `[]`.
         layout: How to cut the vector.
     """
     values = values.contiguous()
@@ -60,7 +60,7 @@ def _collect_from(
     values, threshold, keys, positions, count, n_tiles,
     LARGEST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write what reaches the threshold in this program's span; return how many."""
+    """Write the entries of this program's span that reach the threshold; return their number."""
     begin = tl.program_id(0).to(tl.int64) * n_tiles * ROWS * COLUMNS
     within = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     end = begin

@@ -1,12 +1,12 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
-"""MSTopK on a GPU: one read of the vector, another of the groups that matter, and no wait of the host.
+"""MSTopK on a GPU: one read of the vector, another of the relevant groups, and no waits of the host.
 
 The algorithm is that of `real.kernels.topk`. Four kernels find candidates, tile by tile of [groups, entries]:
 
 1. `_summarize` reads the vector: maximum of each group, sum and maximum of each span.
-2. `_scale` makes of these the mean, the maximum and the distances of thresholds.
+2. `_scale` computes from these the mean, the maximum and the distances of thresholds.
 3. `_count_maxima` counts the groups by their maxima, in cells of 1/16 octave below the maximum of all.
-4. `_collect` reads the groups that reach the level on which the cell of the k-th largest maximum begins. A group that
+4. `_collect` reads the groups that reach the level at which the cell of the k-th largest maximum begins. An entry that
    reaches it is a candidate; its key is its level.
 
 `real.kernels.triton_candidates` chooses among these. So b bisections are one read of the candidates.
@@ -20,9 +20,9 @@ from real.kernels.thresholds import largest_magnitude
 from real.kernels.triton_candidates import tl, triton
 
 _CELLS = {"CELLS": 256, "SHIFT": 19}  # 4 of float32's 23 bits of mantissa: 16 octaves, and the last cell for the rest
-_CHUNK = 4096  # maxima that a program counts
+_CHUNK = 4096  # maxima that one program counts
 _DENSEST = torch.finfo(torch.float32).max  # thresholds per unit, as in `real.kernels.topk.Scale`
-_SIZES = ("k", "n_tiles", "n_spans", "n_groups")  # no kernel of its own for a size that 16 divides, or for 1
+_SIZES = ("k", "n_tiles", "n_spans", "n_groups")  # no specialised kernels for sizes divisible by 16, or for 1
 
 
 def mstopk(
@@ -81,18 +81,18 @@ def mstopk(
 
 
 def _group_size(k: int, cut: common.Cut) -> int:
-    """Return about an eighth of the distance of selected entries: then few groups hold one, and few hold two.
+    """Return about an eighth of the distance between selected entries: then few groups have one, and very few have two.
 
-    At least the 32 bytes are read at once that memory delivers, even of halves.
+    A group has at least the 32 bytes that memory delivers at once, even in half precision.
     """
     return min(256, cut.tile, max(16, 1 << (cut.count // (8 * k)).bit_length()))
 
 
 @triton.jit
 def _cell(magnitudes, highest, CELLS: tl.constexpr, SHIFT: tl.constexpr):
-    """Return in which of the cells below `highest` magnitudes lie, the upmost being `CELLS - 1`.
+    """Return the cells of magnitudes below `highest`; the top cell is `CELLS - 1`.
 
-    As integers, the bits of floats that are not negative have the order of the floats.
+    The bits of non-negative floats, read as integers, have the order of the floats.
     """
     below = (highest.to(tl.int32, bitcast=True) >> SHIFT) - (magnitudes.to(tl.int32, bitcast=True) >> SHIFT)
     return tl.maximum(CELLS - 1 - below, 0)
@@ -100,7 +100,7 @@ def _cell(magnitudes, highest, CELLS: tl.constexpr, SHIFT: tl.constexpr):
 
 @triton.jit
 def _floor_of(cell, highest, CELLS: tl.constexpr, SHIFT: tl.constexpr):
-    """Return a magnitude that all in the cell reach."""
+    """Return a magnitude that all magnitudes in the cell reach."""
     bits = (highest.to(tl.int32, bitcast=True) >> SHIFT) - (CELLS - 1 - cell)
     floor = (tl.maximum(bits, 0) << SHIFT).to(tl.float32, bitcast=True)
     return tl.where(cell == 0, 0.0, floor)
@@ -108,7 +108,7 @@ def _floor_of(cell, highest, CELLS: tl.constexpr, SHIFT: tl.constexpr):
 
 @triton.jit
 def _level(magnitudes, mean, up, down, STEPS: tl.constexpr):
-    """Return the height of `real.kernels.topk`, plus `STEPS`: a number of N + 1 binary digits."""
+    """Return the height of `real.kernels.topk`, plus `STEPS`: a number with N + 1 binary digits."""
     offset = magnitudes - mean
     height = tl.floor(offset * tl.where(offset >= 0, up, down))
     return tl.minimum(tl.maximum(height, -STEPS), STEPS - 1).to(tl.int32) + STEPS
@@ -141,13 +141,13 @@ def _scale(
     span_sums, span_maxima, scale, count, n_spans,
     DENSEST: tl.constexpr, STEPS: tl.constexpr, MAX_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """Write mean, maximum, thresholds per unit above the mean and below it, as `real.kernels.topk.Scale`."""
+    """Write mean, maximum, and thresholds per unit above and below the mean, as `real.kernels.topk.Scale`."""
     spans = tl.arange(0, MAX_SPANS)
     total = tl.sum(tl.load(span_sums + spans, mask=spans < n_spans, other=0.0), axis=0)
     highest = tl.max(tl.load(span_maxima + spans, mask=spans < n_spans, other=0.0), axis=0)
     mean = tl.minimum((total / count).to(tl.float32), highest)
     shortest = STEPS / DENSEST
-    up = STEPS / tl.maximum((highest - mean).to(tl.float64), shortest)  # a quotient of float64 is rounded rightly
+    up = STEPS / tl.maximum((highest - mean).to(tl.float64), shortest)  # a quotient of float64 is rounded correctly
     down = STEPS / tl.maximum(mean.to(tl.float64), shortest)
     tl.store(scale, mean)
     tl.store(scale + 1, highest)
