@@ -1,7 +1,7 @@
-"""Models to run plans with: own definitions with synthetic data, nothing to download.
+"""Models to run plans with: own definitions and synthetic data, without downloads.
 
-The order of `module.parameters()` is the order of first use in the forward pass, and it is the order of the rows of the
-workload preset of the same name: tensor i of a plan is parameter i of the module.
+The order of `module.parameters()` is the order of first use in the forward pass. It is also the order of rows in the
+workload preset of the same name. So tensor i of a plan is parameter i of the module.
 """
 
 import math
@@ -22,17 +22,17 @@ from simdist.errors import RunError
 
 Samples = tuple[Tensor, Tensor]  # inputs and targets, the samples along the first axis
 
-# Makes so many samples of a floating-point type.
+# Makes a number of samples of a floating-point type.
 Source = Callable[[int, torch.dtype, torch.Generator], Samples]
 
-_POOL_NBYTES = 16 * 10**6  # large enough that small models do not learn it by heart, small beside any model on a GPU
-# Primes: windows of different steps and of different ranks differ.
+_POOL_NBYTES = 16 * 10**6  # large enough that small models do not memorise it, small compared with any model on a GPU
+# Primes, so that windows of different steps and of different ranks differ.
 _STEP_STRIDE = 104_729
 _RANK_STRIDE = 7_919
 
 
 def vectors(*shape: int, n_classes: int) -> Source:
-    """Return a source of normal noise, brighter by 1 in that one of `n_classes` stretches that is its class."""
+    """Return a source of normal noise, brighter by 1 in the one of `n_classes` stretches that is its class."""
     n_numbers = math.prod(shape)
 
     def make(n_samples: int, dtype: torch.dtype, generator: torch.Generator) -> Samples:
@@ -71,9 +71,9 @@ def windows(
 ) -> Callable[[int, int], Samples]:
     """Make a pool of samples; return the function (step, rank) -> batch, a window of it, without a copy.
 
-    The pool is the same on every rank, and the window follows from step and rank alone, so any process can tell the
-    batch of any rank. Windows of `batch_size` of at least `2 * batch_size` samples overlap; ranks of one step have
-    different ones as long as there are enough, and steps of one rank too.
+    The pool is the same on all ranks, and the window follows from step and rank alone. So each process can compute the
+    batch of any rank. The pool has at least `2 * batch_size` samples, and windows of `batch_size` overlap. Ranks of one
+    step have different windows as long as there are enough, and so do steps of one rank.
     """
     sample_nbytes = sum(tensor.nbytes for tensor in source(1, dtype, torch.Generator()))
     n_samples = max(2 * batch_size, _POOL_NBYTES // sample_nbytes)
@@ -96,15 +96,15 @@ _MOMENTUM = 0.9
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """All that one rank trains with.
+    """Model, loss, optimizer and data of one rank.
 
     Args:
-        module: On its device, in its dtype, in training mode.
+        module: The module on its device, in its dtype, in training mode.
         loss: (output of the module, targets) -> mean over the batch.
-        optimizer: Of all parameters of `module`.
-        batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU. With k passes a
-            step, pass i of step s counts as step s k + i.
-        n_classes: Targets are 0 to n_classes - 1; None if any will do, which cannot be checked then.
+        optimizer: Optimizer of all parameters of `module`.
+        batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU. With k passes
+            per step, pass i of step s counts as step s k + i.
+        n_classes: Targets are 0 to n_classes - 1; None if all targets are allowed, so they cannot be checked.
     """
 
     module: nn.Module
@@ -115,7 +115,7 @@ class TrainingJob:
 
 
 def names() -> list[str]:
-    """Return the models that there are, each a workload preset too."""
+    """Return the names of models; each is also a workload preset."""
     return sorted(_MODELS)
 
 
@@ -137,15 +137,15 @@ def build(
 ) -> TrainingJob:
     """Return a model with loss, optimizer (SGD with momentum, or LARS) and data.
 
-    Everything is drawn on the CPU, without touching torch's default generator: the same seed gives the same parameters
-    and the same batches on every rank and every kind of device.
+    Everything is drawn on the CPU, without changing torch's default generator. So equal seeds give equal parameters and
+    batches on all ranks and kinds of devices.
 
     Args:
         name: One of `names()`.
         batch_size: Samples per rank and step, at least 1.
-        device: Of the module.
-        dtype: Of parameters and floating-point inputs.
-        seed: Of parameters and data.
+        device: Device of the module.
+        dtype: Data type of parameters and floating-point inputs.
+        seed: Seed of parameters and data.
         lars: Update with trust ratios.
 
     Raises:
@@ -155,7 +155,7 @@ def build(
     if batch_size < 1:
         raise RunError(f"model {name}: batch_size is {batch_size}; must be at least 1")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' generators as well
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also set the generators of GPUs
         module = model.create().to(device=device, dtype=dtype)
         batch = windows(
             model.source,
@@ -198,7 +198,7 @@ _MODELS: Mapping[str, _Model] = {
     "gpt-nano": _of_texts(partial(Gpt, width=48, n_layers=3, n_heads=3), n_tokens=256, length=128),
     "gpt2": _of_texts(partial(Gpt, width=768, n_layers=12, n_heads=12), n_tokens=50257, length=1024),
     "gpt2-medium": _of_texts(partial(Gpt, width=1024, n_layers=24, n_heads=16), n_tokens=50257, length=1024),
-    "bert-large": _Model(  # the pooler's outputs stand for the logits of as many classes
+    "bert-large": _Model(  # the pooler's outputs serve as logits, one class each
         partial(Bert, n_tokens=30522, length=512, width=1024, n_layers=24, n_heads=16),
         documents(512, n_tokens=30522, n_classes=1024),
         1024,
@@ -219,5 +219,5 @@ def _lars(module: nn.Module) -> Lars:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over all predictions; a text has one for each token."""
+    """Return the mean over all predictions; a text has one per token."""
     return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from real.models.gpt import ScaledDotProduct, feed_forward
 
-_INIT_STD = 0.02  # as GPT-2's; Devlin et al. do not state theirs
+_INIT_STD = 0.02  # as in GPT-2; Devlin et al. do not state theirs
 
 
 class _Layer(nn.Module):
@@ -41,15 +41,15 @@ class _Layer(nn.Module):
 class Bert(nn.Module):
     """The encoder of BERT with its pooler, without the heads of pre-training.
 
-    There is no dropout, so that equal seeds give equal values on every device.
+    There is no dropout, so that equal seeds give equal values on all devices.
 
     Source: Devlin et al., arXiv 1810.04805.
 
     Args:
         n_tokens: Size of the vocabulary.
-        length: Positions that there are; a sample may be shorter.
-        width: Of the residual stream.
-        n_layers: Attention and feed-forward, this many times.
+        length: Number of positions; a sample may be shorter.
+        width: Width of the residual stream.
+        n_layers: Number of blocks of attention and feed-forward.
         n_heads: Divides `width`.
     """
 
@@ -66,7 +66,7 @@ class Bert(nn.Module):
                 nn.init.normal_(module.weight, std=_INIT_STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the pooled first position, `[batch, width]`, of int64 `[batch, length]`; all is of segment 0."""
+        """Return the pooled first position, `[batch, width]`, of int64 `[batch, length]`, all in segment 0."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token(tokens) + self.position(positions) + self.segment(torch.zeros_like(tokens))
         pooled: Tensor = self.pooler(self.layers(self.norm(x))[:, 0])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def named(modules: Mapping[str, nn.Module]) -> nn.Sequential:
-    """Put one module after the other, under names that show in the names of their parameters."""
+    """Chain modules, under names that appear in the names of their parameters."""
     return nn.Sequential(OrderedDict(modules))
 
 
@@ -50,7 +50,7 @@ _VGG_WIDTHS = (64, 128, 256, 512, 512)
 def vgg(*depths: int) -> nn.Sequential:
     """Return the network with this many 3x3 convolutions per block, for images `[batch, 3, 224, 224]` of 1000 classes.
 
-    No normalisation, as in the paper; and no dropout, so that equal seeds give equal values on every device.
+    There is no normalisation, as in the paper, and no dropout, so that equal seeds give equal values on all devices.
 
     Source: Simonyan & Zisserman, arXiv 1409.1556, table 1, columns D (2, 2, 3, 3, 3) and E (2, 2, 4, 4, 4).
     """
@@ -70,7 +70,7 @@ def vgg(*depths: int) -> nn.Sequential:
 
 
 def _initialize(network: nn.Module) -> None:
-    """Keep the variance from layer to layer, without which nothing reaches the end of so deep a network (He init)."""
+    """Keep the variance from layer to layer (He init); otherwise no signal reaches the end of a deep network."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
@@ -79,12 +79,12 @@ def _initialize(network: nn.Module) -> None:
 
 
 class Residual(nn.Module):
-    """ReLU(body(x) + shortcut(x)); the shortcut is a 1x1 convolution where the shape changes (option B).
+    """ReLU(body(x) + shortcut(x)); the shortcut is a 1x1 convolution if the shape changes (option B).
 
     Args:
         n_in: Channels of the input.
         width: Channels inside; the output has four times as many with a bottleneck, else as many.
-        stride: Of the block. With a bottleneck it sits in the 3x3 convolution, as it is usually trained ("v1.5").
+        stride: Stride of the block. With a bottleneck, the 3x3 convolution has it, as usual in training ("v1.5").
         bottleneck: 1x1, 3x3, 1x1 instead of 3x3, 3x3.
     """
 
@@ -102,7 +102,7 @@ class Residual(nn.Module):
         self.shortcut = conv_bn(n_in, n_out, 1, stride=stride)[:2] if changes else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what has `[batch, channels, height, width]` like the input, but for channels and stride."""
+        """Return a tensor `[batch, channels, height, width]` like the input, except for channels and stride."""
         return torch.relu(self.body(x) + self.shortcut(x))
 
 

@@ -10,7 +10,7 @@ _INIT_STD = 0.02  # Radford et al. 2018, section 4.1
 
 
 class MatrixProduct(nn.Module):
-    """A @ B without parameters: a module only so that a hook sees it."""
+    """A @ B without parameters; it is a module only so that hooks see it."""
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product."""
@@ -18,10 +18,10 @@ class MatrixProduct(nn.Module):
 
 
 class ScaledDotProduct(nn.Module):
-    """softmax(Q K^T / sqrt(width)) V, without parameters: a module only so that a hook sees it.
+    """softmax(Q K^T / sqrt(width)) V without parameters; it is a module only so that hooks see it.
 
     Args:
-        causal: A position sees only itself and those before it.
+        causal: A position sees only itself and earlier positions.
     """
 
     def __init__(self, *, causal: bool) -> None:
@@ -50,7 +50,7 @@ class _Attention(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention and feed-forward network, each normalised before and added to what came in."""
+    """Attention and feed-forward network, each with a normalisation before it and added to its input."""
 
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
@@ -66,17 +66,17 @@ class _Layer(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The architecture of GPT-2. The language-model head is the token embedding again (tied).
+    """The architecture of GPT-2. The language-model head shares the token embedding (tied).
 
-    There is no dropout, so that equal seeds give equal values on every device.
+    There is no dropout, so that equal seeds give equal values on all devices.
 
     Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 
     Args:
         n_tokens: Size of the vocabulary.
-        length: Positions that there are; a sample may be shorter.
-        width: Of the residual stream.
-        n_layers: Attention and feed-forward, this many times.
+        length: Number of positions; a sample may be shorter.
+        width: Width of the residual stream.
+        n_layers: Number of blocks of attention and feed-forward.
         n_heads: Divides `width`.
     """
 
@@ -97,7 +97,7 @@ class Gpt(nn.Module):
         return logits
 
     def _initialize(self) -> None:
-        """Draw small weights, and smaller ones where a layer adds to the residual stream (GPT-2, section 2.3)."""
+        """Draw small weights, and smaller ones for layers that add to the residual stream (GPT-2, section 2.3)."""
         std_of_sum = _INIT_STD / (2 * len(self.layers)) ** 0.5
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -1,6 +1,6 @@
-"""Tasks: a model, its data and what makes it good; shipped ones, and those of a user's file.
+"""Tasks: a model, its data and its metrics; included ones, and those of a user's file.
 
-Nothing is downloaded: the digits are drawn, the text is sums, and so every rank of every run can tell any batch.
+Nothing is downloaded: digits are drawn, and text consists of sums. So each rank of each run can compute any batch.
 """
 
 import importlib.util
@@ -27,19 +27,19 @@ _TAKES_MORE = (torch.optim.LBFGS, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 @final
 class TaskFunctions:
-    """What is learned: the functions of a task, with what they return looked at.
+    """The functions of a task, with checks of their results.
 
     Args:
         name: One of `TASKS`, or the path of a Python file with `make`, `loss`, `batch` and `evaluate`.
-        seed: Of initial parameters, and of data if the task's `batch` takes a seed.
+        seed: Seed of initial parameters, and of data if the task's `batch` takes a seed.
 
     Attributes:
-        name: Of the task, or of its file.
-        max_norm: Gradients are clipped to this norm before each update; None: they are not.
-        autocast: Type of lower precision for forward and backward pass; None: there is none.
+        name: Name of the task, or of its file.
+        max_norm: Gradients are clipped to this norm before each update; None does not clip.
+        autocast: Data type of lower precision for forward and backward pass; None uses none.
 
     Raises:
-        ScenarioError: There is no such task, the file cannot be run or lacks a function; methods raise it, too.
+        ScenarioError: There is no such task, or the file cannot be run or lacks a function. Methods also raise it.
     """
 
     def __init__(self, name: str, seed: int) -> None:
@@ -95,11 +95,11 @@ class TaskFunctions:
         raise self._wrong(f"batch({step}, {rank})", drawn, "(inputs, targets), tensors with samples on the first axis")
 
     def evaluate(self, module: nn.Module) -> Mapping[str, float]:
-        """Return the metrics of a module that is in evaluation mode, by name."""
+        """Return the metrics of a module in evaluation mode, by name."""
         found = self._evaluate(module)
         try:
             by_name = found if isinstance(found, dict) else {"metric": found}
-            values = {str(name): float(value + 0) for name, value in by_name.items()}  # text is no number
+            values = {str(name): float(value + 0) for name, value in by_name.items()}  # text is not a number
         except (TypeError, ValueError):
             raise self._wrong("evaluate", found, "a number, or a dict of numbers") from None
         self._metrics = self._metrics or {*values}
@@ -120,7 +120,7 @@ def _of_file(path: str) -> Mapping[str, Any]:
     if not Path(path).is_file() or spec is None or spec.loader is None:
         raise ScenarioError(f"task {path}: there is no such Python file; tasks that ship: {', '.join(TASKS)}")
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(Path(path).resolve().parent))  # as if it were run
+    sys.path.insert(0, str(Path(path).resolve().parent))  # as if the file were run as a script
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -138,16 +138,16 @@ _GLYPHS = (0o75557, 0o26227, 0o71747, 0o71717, 0o55711, 0o74717, 0o74757, 0o7111
 
 
 def _generator(*numbers: int) -> torch.Generator:
-    """Return a generator for each tuple of numbers; they are hashed, so that neighbours are unrelated."""
+    """Return a generator for a tuple of numbers, which is hashed so that neighbours are unrelated."""
     return torch.Generator().manual_seed(hash(numbers) % 2**63)
 
 
 def draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return images of digits at any place, of any contrast, in noise.
+    """Return images of digits at random places, with random contrasts, in noise.
 
     Args:
         labels: 0 to 9, `[n]`.
-        generator: Of places, contrasts and noise.
+        generator: Generator of places, contrasts and noise.
 
     Returns:
         float32 `[n, 1, 8, 8]`.
@@ -162,13 +162,13 @@ def draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _digits(*, split: bool = False) -> dict[str, Any]:
-    """A ConvNet with batch normalisation; its accuracy on images that it has not seen.
+    """A ConvNet with batch normalisation, and its accuracy on held-out images.
 
-    Its activation is smooth: a ReLU whose input is zero but for rounding lets two equal runs part.
+    Its activation is smooth: a ReLU with an input that is zero up to rounding would let two equal runs diverge.
 
     Args:
-        split: Seven of eight samples of rank r are of the digits r and r + 1, modulo 10, as with clients of federated
-            learning; and the network has no batch normalisation, whose statistics would be of two digits.
+        split: Seven of eight samples of rank r show the digits r and r + 1, modulo 10, as with clients of federated
+            learning. Then the network has no batch normalisation, because its statistics would come from two digits.
     """
     generator = _generator(1)
     labels = torch.arange(10).repeat_interleave(300)
@@ -207,7 +207,7 @@ _LENGTH = 32
 
 
 def _text() -> dict[str, Any]:
-    """A character GPT on sums, `7+8=15;`; its accuracy on characters behind `=`, and its loss on all."""
+    """A character GPT on sums, `7+8=15;`, with its accuracy on characters after `=`, and its loss on all."""
 
     def sums(n_texts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         numbers = torch.randint(100, (n_texts, _LENGTH // 4 + 1, 2), generator=generator).tolist()
@@ -241,7 +241,7 @@ CURVATURES = torch.logspace(0, -2, 10, dtype=torch.float64)  # condition number 
 
 
 class Quadratic(nn.Module):
-    """f(x) = 1/2 sum_i c_i x_i^2 with the curvatures c, seen through noise: the gradient of a sample is c x - z."""
+    """f(x) = 1/2 sum_i c_i x_i^2 with the curvatures c and gradient noise: the gradient of a sample is c x - z."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -255,17 +255,17 @@ class Quadratic(nn.Module):
 def _quadratic() -> dict[str, Any]:
     """An ill-conditioned quadratic with gradient noise of variance 1, in float64; its `loss` is f itself.
 
-    With learning rate r, n ranks, batches of b samples and a = 1 - r c, the average of the ranks, which is also what
-    synchronous SGD has, begins at 1 and has after t steps the second moment
+    With learning rate r, n ranks, batches of b samples and a = 1 - r c, the average of the ranks begins at 1, like
+    synchronous SGD. After t steps, its second moment is
 
         m_t = a^2t + r^2 / (n b) (1 - a^2t) / (1 - a^2)
 
     in each coordinate. So the expected loss is sum_i c_i m_t / 2, whether gradients or parameters are averaged, and
-    however seldom. A rank of local SGD has, k steps after an average, besides
+    however rarely. For a rank of local SGD, k steps after an average, add
 
         (1 - 1/n) r^2 / b (1 - a^2k) / (1 - a^2)
 
-    Source: both are sums of the recursion x <- a x + r z, which is linear, so averages pass through it.
+    Source: both are sums of the recursion x <- a x + r z, which is linear, so it commutes with averages.
     """
 
     def make(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
