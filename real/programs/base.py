@@ -1,4 +1,4 @@
-"""Programs, the computation of a training job in the operations of a plan; and feeds, which read its batches."""
+"""Programs, which perform the computation of a training job for a plan; and feeds, which read its batches."""
 
 import abc
 from collections import OrderedDict
@@ -11,11 +11,11 @@ from torch import Tensor
 from real.buffers.transforms import Transform
 from simdist.plan import ops
 
-# Writes a file of a name, whose contents a function writes.
+# Writes a file of a given name with the contents from a function.
 WriteFile: TypeAlias = Callable[[str, Callable[[IO[bytes]], object]], None]
 Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets, samples along the first axis
 
-# An operation that programs perform; loads and backward passes go other ways.
+# An operation that programs perform; loads and backward passes have methods of their own.
 Computation: TypeAlias = ops.StageIn | ops.Copy | ops.Forward | ops.TrustRatios | ops.Optimize | Transform | ops.Save
 
 # The means over the channels of ImageNet's mean and deviation, 0.485 0.456 0.406 and 0.229 0.224 0.225.
@@ -33,32 +33,32 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def stage_in(self, op: ops.StageIn) -> None:
-        """Bring the node's files to its disk; return when all ranks of the node have."""
+        """Bring the node's files to its disk; return when all ranks of the node have done so."""
 
     @abc.abstractmethod
     def batch(self, name: str) -> Batch:
-        """Return the batch that is in a host buffer, uint8 `[batch, *shape]` and int64 labels."""
+        """Return the batch in a host buffer, uint8 `[batch, *shape]` and int64 labels."""
 
 
 def normalised(images: Tensor, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return images on the device, with about mean 0 and deviation 1; always a copy.
+    """Return images on the device, with a mean of about 0 and a deviation of about 1; always a copy.
 
     Args:
-        images: uint8 `[batch, ...]`, on the host; the copy of pinned ones does not hold up the caller.
-        shape: Of a sample for the model.
-        device: Where to.
-        dtype: Of the result.
+        images: uint8 `[batch, ...]`, on the host. Copying pinned ones does not block the caller.
+        shape: Shape of a sample for the model.
+        device: Target device.
+        dtype: Data type of the result.
     """
     there = images.to(device, non_blocking=True).view(len(images), *shape)
     return there.to(dtype).sub_(_MEAN).div_(_DEVIATION)
 
 
 def on_host(state: Any) -> Any:
-    """Return nested dicts, lists and tuples with copies of their tensors in the host's memory, and of nothing else."""
+    """Return nested dicts, lists and tuples with copies of their tensors in host memory; nothing else is copied."""
     match state:
         case Tensor():
             return state.detach().to("cpu", copy=True)
-        case dict() if type(state) in (dict, OrderedDict):  # others, such as Counter, hold no tensors
+        case dict() if type(state) in (dict, OrderedDict):  # subclasses, such as Counter, contain no tensors
             return {key: on_host(value) for key, value in state.items()}
         case list() | tuple() if type(state) in (list, tuple):
             return type(state)(map(on_host, state))
@@ -67,7 +67,7 @@ def on_host(state: Any) -> Any:
 
 
 class Program(abc.ABC):
-    """Performs the operations of a plan that compute, load and save; the executor says when.
+    """Performs the operations of a plan that compute, load and save, when the executor calls it.
 
     On a GPU the methods enqueue kernels on the current CUDA stream and return.
     """
@@ -78,7 +78,7 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def perform(self, op: Computation, step: int) -> None:
-        """Perform an operation, in whichever stream the plan says; `StageIn` ends when all ranks of the node have."""
+        """Perform an operation in the stream of the plan; `StageIn` ends when all ranks of the node have done it."""
 
     @abc.abstractmethod
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
@@ -86,6 +86,6 @@ class Program(abc.ABC):
 
         Args:
             buckets: The operations of its gradient buckets, in the order of the plan.
-            complete: To be called once for each of them, in that order, as soon as its gradients are there. It may
-                block, and other operations may be performed inside it.
+            complete: Call it once for each bucket, in that order, as soon as its gradients are ready. It may block, and
+                may perform other operations.
         """

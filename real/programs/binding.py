@@ -1,13 +1,14 @@
-"""A model's parameters and gradients, laid into the buffers of a plan.
+"""A model's parameters and gradients in the buffers of a plan.
 
-After `Binding`, every parameter is a view of a parameter buffer, and gradients are brought into the gradient buckets as
+After `Binding`, each parameter is a view of a parameter buffer, and gradients are moved into the gradient buckets as
 autograd completes them. So collectives, copies and averages work on whole buffers, and the model, the loss and the
-optimiser remain what they were.
+optimiser stay unchanged.
 
-**A parameter that the loss did not depend on** takes part with negative zeros. Sums of these are negative zeros only if
-no rank has added a gradient, not even one of zero. So, without a collective more than the plan has, the optimiser skips
-what no rank used, or what was frozen meanwhile, as with DistributedDataParallel (`find_unused_parameters`); what
-another rank did use has its gradient. Compression that leaves entries out makes them zeros: then momentum goes on.
+**If the loss did not depend on a parameter**, the parameter takes part with negative zeros. Their sum is a negative
+zero only if no rank has added a gradient, not even one of zero. So the optimiser skips parameters that no rank used or
+that were frozen meanwhile, without an additional collective, like DistributedDataParallel (`find_unused_parameters`).
+Parameters that another rank used get its gradient. Compression that leaves out entries makes them zeros: then momentum
+continues.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from simdist.plan import Buffer, Plan, ops
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that are trained, each once, in order: the tensors that a plan counts."""
+    """Return the trained parameters, each once, in order: the tensors of a plan."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
@@ -30,9 +31,10 @@ class Binding:
     """Ties a model to a plan.
 
     Args:
-        plan: Its buffers say which tensors they hold.
-        module: Already on the device of `memory`; if that is stacked, all shapes begin with its `n_ranks`.
-        memory: Has the parameter and gradient buffers of the plan.
+        plan: The plan. Its buffers state their tensors.
+        module: The module, already on the device of `memory`. If `memory` is stacked, all shapes begin with its
+            `n_ranks`.
+        memory: The parameter and gradient buffers of the plan.
 
     Raises:
         PlanError: The plan is for another model.
@@ -57,11 +59,11 @@ class Binding:
 
     @staticmethod
     def buffers_of(plan: Plan, *, in_loop: bool = False) -> set[str]:
-        """Return the names of the buffers that a model needs: all but inputs, activations and losses.
+        """Return the names of the buffers that a model needs: all except inputs, activations and losses.
 
         Args:
             plan: The plan.
-            in_loop: A loop of the user trains, and autograd keeps gradients that only the optimizer reads.
+            in_loop: The user's loop trains, and autograd keeps gradients that only the optimizer reads.
         """
         all_ops = list(dict.fromkeys(op for body in plan.bodies for op in body))
         needed = {name for op in all_ops for name in _kept_by(op, in_loop=in_loop)}
@@ -76,15 +78,15 @@ class Binding:
         return [self._memory.dense(name) for name in self._laid]
 
     def named(self, buffer: Buffer) -> dict[str, Tensor]:
-        """Return the parts of a buffer that belong to each of its tensors, by the parameters' names in the module."""
+        """Return the part of a buffer for each of its tensors, by the names of parameters in the module."""
         return dict(zip(self._names_of(buffer), self._views(buffer), strict=True))
 
     def views(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return the parameters of a buffer's tensors, each with its part of the buffer, which has its shape."""
+        """Return the parameters of a buffer's tensors, each with its part of the buffer in the parameter's shape."""
         return list(zip(self.parameters_of(buffer), self._views(buffer), strict=True))
 
     def give_gradients(self, op: ops.Optimize) -> None:
-        """Let an update find the gradients that it names, and none of other parameters, so that it skips those."""
+        """Give an update the gradients that it names, and remove those of other parameters, so that it skips them."""
         self.forget_gradients()
         for name in op.grads:
             for parameter, place in self._gradients[name]:
@@ -92,17 +94,17 @@ class Binding:
         self.buckets.skip_unused()
 
     def parameters_and_gradients(self, op: ops.Optimize | ops.TrustRatios) -> tuple[list[nn.Parameter], list[Tensor]]:
-        """Return the parameters that an operation names, in that order, and the place of the gradient of each."""
+        """Return the parameters that an operation names, in that order, and the place of each gradient."""
         places = {parameter: place for name in op.grads for parameter, place in self._gradients[name]}
         parameters = [parameter for name in op.params for parameter in self._laid[name]]
         return parameters, [place for each in parameters if (place := places[each]) is not None]
 
     def parameters_of(self, buffer: Buffer) -> list[nn.Parameter]:
-        """Return the parameters that a buffer holds, in its order."""
+        """Return the parameters of a buffer, in its order."""
         return self._parameters[slice(*(buffer.tensors or (0, 0)))]
 
     def forget_gradients(self) -> None:
-        """Let the next backward pass begin with no gradients."""
+        """Clear gradients before the next backward pass."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -137,13 +139,13 @@ class Binding:
         return self._names[slice(*(buffer.tensors or (0, 0)))]
 
     def _lay(self, buffer: Buffer) -> None:
-        """Move the parameters into their buffer, with the strides that they had."""
+        """Move the parameters into their buffer, with their previous strides."""
         for parameter, view in zip(self.parameters_of(buffer), self._views(buffer), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
 
     def _count(self, parameter: Tensor) -> int:
-        """Return its elements on one rank."""
+        """Return the number of its elements on one rank."""
         return parameter.numel() // (self._memory.n_ranks or 1)
 
     def _places(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor | None]]:
@@ -152,18 +154,18 @@ class Binding:
         return [*self.views(buffer)]
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
-        """Return the parts of a buffer that belong to each of its tensors, of the tensors' shape; padding is left."""
+        """Return the part of a buffer for each of its tensors, in the tensor's shape; padding is left out."""
         flat = self._memory.dense(buffer.name)[..., : buffer.count - buffer.padding]
         parts = flat.split([*map(self._count, self.parameters_of(buffer))], dim=-1)
         return [laid_like(part, parameter) for part, parameter in zip(parts, self.parameters_of(buffer), strict=True)]
 
 
 class GradientBuckets:
-    """Brings gradients into buckets, and tells when the next one is complete.
+    """Moves gradients into buckets, and reports when the next one is complete.
 
     Args:
-        parts: Bucket -> its parameters, each with its place in the bucket. None leaves its gradient where autograd
-            has it; such a bucket is complete at the end of the pass.
+        parts: Bucket -> its parameters, each with its place in the bucket. With None, the gradient stays in autograd,
+            and the bucket is complete at the end of the pass.
     """
 
     def __init__(self, parts: Mapping[str, Sequence[tuple[nn.Parameter, Tensor | None]]]) -> None:
@@ -180,7 +182,7 @@ class GradientBuckets:
         ]
 
     def release(self) -> None:
-        """Take the hooks away: the model is as others are again, but for where its parameters lie."""
+        """Remove the hooks: the model is ordinary again, except for the memory of its parameters."""
         for handle in self._handles:
             handle.remove()
         self._missing = {}
@@ -199,7 +201,7 @@ class GradientBuckets:
         return {parameter for parameter, _ in self._unused}
 
     def skip_unused(self) -> None:
-        """Take the gradients of parameters that no rank has used, once the plan has averaged them."""
+        """Remove the gradients of parameters that no rank has used, after the plan has averaged them."""
         for parameter, place in self._unused:
             if not place.any() and place.signbit().all():
                 parameter.grad = None
@@ -213,7 +215,7 @@ class GradientBuckets:
         self._missing = {}
 
     def fill(self, bucket: ops.Backward) -> None:
-        """Move into a bucket what gradients there are, or add them, and negative zeros where there are none."""
+        """Move existing gradients into a bucket, or add them, with negative zeros for missing ones."""
         for parameter, place in self._parts[bucket.dst]:
             if place is None:
                 continue
@@ -226,7 +228,7 @@ class GradientBuckets:
     def _arrived(self, bucket: str, number: int, parameter: Tensor) -> None:
         """Take the gradient of a parameter, in autograd."""
         if bucket not in self._missing:
-            return  # no pass of the plan: the user's own
+            return  # not a pass of the plan, but the user's own
         if number not in self._missing[bucket]:
             raise RunError(
                 f"parameter {number} of bucket {bucket} gets its gradient twice in one backward pass, so it cannot be "
@@ -234,12 +236,12 @@ class GradientBuckets:
             )
         self._missing[bucket].remove(number)
         turn = self._left[-1]
-        if bucket == turn.dst:  # another bucket may still be in use from the last step, until its turn comes
+        if bucket == turn.dst:  # another bucket may still be in use from the last step until its turn comes
             _bring(parameter, self._parts[bucket][number][1], adds=turn.adds)
         self._pass_on()
 
     def _pass_on(self) -> None:
-        """Tell about every bucket that is complete and whose turn it is."""
+        """Report each complete bucket when its turn has come."""
         while self._left and not self._missing[self._left[-1].dst]:
             self._left.pop()
             self._complete()
@@ -251,7 +253,7 @@ class GradientBuckets:
 
 
 def _kept_by(op: ops.Op, *, in_loop: bool) -> tuple[str, ...]:
-    """Return the buffers of an operation whose contents are in the memory of the plan, and not with the model."""
+    """Return the buffers of an operation that are in the memory of the plan and not with the model."""
     match op:
         case ops.Backward():
             return () if in_loop else (op.dst,)
@@ -262,7 +264,7 @@ def _kept_by(op: ops.Op, *, in_loop: bool) -> tuple[str, ...]:
 
 
 def _bring(parameter: Tensor, place: Tensor | None, *, adds: bool) -> None:
-    """Move the gradient of a parameter, if it has one yet, to its place in a bucket, or add it to what is there."""
+    """Move the gradient of a parameter, if any, to its place in a bucket, or add it to the contents."""
     gradient = parameter.grad
     if not (gradient is None or place is None or gradient is place):
         if adds:
@@ -277,11 +279,11 @@ def _nothing() -> None:
 
 
 def laid_like(flat: Tensor, like: Tensor) -> Tensor:
-    """View a flat tensor as one that lies in memory as `like` does, if that is dense; in row-major order otherwise.
+    """View a flat tensor with the memory layout of `like` if that is dense; in row-major order otherwise.
 
     Args:
-        flat: `[count]`, or of several ranks `[n_ranks, count]`.
-        like: Of one rank, or of as many.
+        flat: `[count]`, or `[n_ranks, count]` for several ranks.
+        like: A tensor of one rank, or of the same number of ranks.
     """
     if flat.dim() > 1 and _is_dense(like[0]):
         return flat.as_strided(like.size(), (flat.stride(0), *like.stride()[1:]), flat.storage_offset())
@@ -291,7 +293,7 @@ def laid_like(flat: Tensor, like: Tensor) -> Tensor:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Tell whether the elements fill their stretch of memory, each place once, in whatever order of dimensions."""
+    """Tell whether the elements fill a range of memory, each place once, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((tensor.stride(at), tensor.size(at)) for at in range(tensor.dim())):
         if size > 1 and stride != expected:

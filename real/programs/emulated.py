@@ -1,7 +1,7 @@
-"""A program without a model: it sleeps as long as the scenario says that each operation takes.
+"""A program without a model: it sleeps for the duration of each operation in the scenario.
 
-So communication, waiting and stragglers can be measured for real on machines without GPUs, many ranks on few cores,
-because who sleeps needs no core.
+So communication, waiting and stragglers can be measured on machines without GPUs, with many ranks on few cores, because
+a sleeping rank needs no core.
 """
 
 import threading
@@ -14,7 +14,7 @@ from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import ops
 
-# Holds up a stream for some seconds: a sleep of its thread, or on a GPU a kernel that spins on the current stream.
+# Delays a stream for some seconds: a sleep of its thread or, on a GPU, a kernel that spins on the current stream.
 Hold = Callable[[float], None]
 
 
@@ -24,11 +24,11 @@ class EmulatedProgram(Program):
     """Sleeps.
 
     Args:
-        seconds: How long each operation takes on this rank.
-        compute: Holds up the compute stream.
-        comm: Holds up the comm stream, which another thread may do at the same time.
+        seconds: Duration of each operation on this rank.
+        compute: Delays the compute stream.
+        comm: Delays the comm stream, possibly in another thread at the same time.
         interrupted: Ends the sleep of a load or save early; set when the run has failed.
-        load_s: (load, number) -> seconds, of loads that are not in `seconds` because each takes its own time.
+        load_s: (load, number) -> seconds, for loads that are not in `seconds` because their durations differ.
         feed: Reads data instead of sleeping.
         save: Writes a checkpoint instead of sleeping.
     """
@@ -42,7 +42,7 @@ class EmulatedProgram(Program):
     save: Callable[[ops.Save], None] | None = None
 
     def load(self, op: ops.Load, number: int) -> None:
-        """Read the batch, or sleep for the seconds that the load takes undisturbed."""
+        """Read the batch, or sleep for the undisturbed duration of the load."""
         if self.feed is not None:
             self.feed.load(op, number)
             return
@@ -50,7 +50,7 @@ class EmulatedProgram(Program):
         sleep_s(seconds, self.interrupted)
 
     def perform(self, op: Computation, step: int) -> None:
-        """Bring the node's files, or write one; or take the seconds of the operation in its stream."""
+        """Stage the node's files, or write a file, or spend the duration of the operation in its stream."""
         if isinstance(op, ops.StageIn) and self.feed is not None:
             self.feed.stage_in(op)
             return
@@ -67,7 +67,7 @@ class EmulatedProgram(Program):
                 self.compute(seconds)
 
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
-        """Take the seconds of each bucket in turn."""
+        """Spend the duration of each bucket in turn."""
         for bucket in buckets:
             self.compute(self.seconds[bucket])
             complete()

@@ -1,4 +1,4 @@
-"""Programs of any model, its loss, optimiser and batches as a user has them: alone, or beside a loop of the user."""
+"""Programs for any model with a user's loss, optimiser and batches: alone, or within the user's training loop."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,20 +23,21 @@ class ModuleProgram(Program):
 
     Args:
         plan: The plan to execute.
-        module: On the device of `memory`; its parameters move into the plan's buffers.
-        loss: Of the module's output and the target.
-        optimizer: Of the module's parameters.
-        batch: The input and target of pass number so and so, counted over all steps.
+        module: The module on the device of `memory`. Its parameters move into the plan's buffers.
+        loss: Function of the module's output and the target.
+        optimizer: Optimizer of the module's parameters.
+        batch: Number of a pass, counted over all steps -> its input and target.
         memory: The plan's buffers.
-        device: Where to compute.
-        rank: Which rank it is.
+        device: Device to compute on.
+        rank: This rank.
         autocast: Lower precision for forward and backward pass, such as `torch.bfloat16`.
-        save: Writes the files of checkpoints; without it there are none.
-        feed: Reads batches of images, in place of `batch`, which then only warms up and says what the module takes.
+        save: Writes the files of checkpoints; None writes none.
+        feed: Reads batches of images in place of `batch`, which then serves only for warm-up and for the input type of
+            the module.
         outer: Makes the outer optimizer, if the plan has one.
 
     Raises:
-        PlanError: The plan is for another model or optimizer, or updates parts of it in turn.
+        PlanError: The plan is for another model or optimizer, or updates the model in parts.
     """
 
     def __init__(
@@ -71,20 +72,20 @@ class ModuleProgram(Program):
         self._autocast = autocast
         self._write = save
         self._feed = feed
-        self._batches: dict[str, Sequence[Batch]] = {}  # those of the passes of a step
+        self._batches: dict[str, Sequence[Batch]] = {}  # batches of the passes of a step
         self._saved_names = {
             name for body in plan.bodies for op in body if isinstance(op, ops.Save) for name in op.srcs
         }
         copies = [op for body in plan.bodies for op in body if isinstance(op, ops.Copy)]
         self._anchors = {op.dst for op in copies if op.src in self._outer.names}
-        self._states: dict[str, object] = {}  # copies of what is in no buffer, by the name of the copy
+        self._states: dict[str, object] = {}  # copies of state that is not in buffers, by the name of the copy
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
         self._at = -1, 0  # step, and its next pass
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
         self.loss: Tensor | None = None
 
     def warm_up(self, n_steps: int) -> None:
-        """Compute a few gradients, compress them once and forget it all, so that the first step finds kernels ready."""
+        """Compute a few gradients, compress them once and discard the results, so that kernels are ready."""
         state = [buffer.clone() for buffer in self._module.buffers()]
         inputs, targets = map(self._on_device, self._batch(0))
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
@@ -105,7 +106,7 @@ class ModuleProgram(Program):
             self._batches[op.dst] = self._of_passes(number)
 
     def perform(self, op: Computation, step: int) -> None:
-        """Perform an operation; data that is made, and not read, is at hand and not staged in."""
+        """Perform an operation; generated data is not staged in."""
         match op:
             case ops.StageIn():
                 if self._feed is not None:
@@ -138,23 +139,23 @@ class ModuleProgram(Program):
         self._binding.buckets.finish()
 
     def differentiate(self) -> None:
-        """Run autograd all at once, for a caller that takes the buckets out later, with `fill_bucket`."""
+        """Run all of autograd, for a caller that takes the buckets later with `fill_bucket`."""
         assert self.loss is not None
         if self._memory.n_ranks is None:
             self.loss.backward()
             return
-        trained = trained_parameters(self._module)  # `backward` would copy gradients that are laid in another order
+        trained = trained_parameters(self._module)  # `backward` would copy gradients with another memory layout
         for parameter, gradient in zip(
             trained, torch.autograd.grad(self.loss, trained, allow_unused=True), strict=True
         ):
             parameter.grad = gradient
 
     def fill_bucket(self, bucket: ops.Backward) -> None:
-        """Bring the gradients of a bucket there, or add them to it."""
+        """Move the gradients of a bucket into it, or add them to it."""
         self._binding.buckets.fill(bucket)
 
     def _copy(self, op: ops.Copy, step: int) -> None:
-        """Copy a batch to the device, a buffer of parameters or gradients, or what a checkpoint holds besides."""
+        """Copy a batch to the device, a buffer of parameters or gradients, or other contents of a checkpoint."""
         if not op.by.is_first(self._rank):
             return
         if op.dst in self._memory:
@@ -170,7 +171,7 @@ class ModuleProgram(Program):
         self._batches[op.dst] = [(self._on_device(inputs), self._on_device(targets)) for inputs, targets in batches]
 
     def _forward(self, op: ops.Forward, step: int) -> None:
-        """Compute the loss of the batch that the plan has brought to the device, or else of the data's next."""
+        """Compute the loss of the batch that the plan has copied to the device, or else of the next batch."""
         number = self._at[1] if self._at[0] == step else 0
         self._at = step, number + 1
         brought = next((self._batches[name][number] for name in op.srcs if name in self._batches), None)
@@ -180,7 +181,7 @@ class ModuleProgram(Program):
             self.loss = self._loss_of(self._module(inputs), targets)
 
     def _state_of(self, name: str) -> object:
-        """Return a copy of what a buffer stands for that is not in memory: bytes, or the state of the optimizer."""
+        """Return a copy of the state behind a buffer that is not in memory: bytes, or the state of the optimizer."""
         buffer = self._plan.buffer(name)
         if buffer.dtype == "uint8":
             return torch.zeros(buffer.count, dtype=torch.uint8)
@@ -188,7 +189,7 @@ class ModuleProgram(Program):
         return {"optimizer": on_host((self._shared or self._optimizer).state_dict())} | outer
 
     def _save(self, op: ops.Save, step: int) -> None:
-        """Write a file of this step: `step`, `model` as `load_state_dict` takes it, `optimizer`, and other buffers."""
+        """Write a file of this step: `step`, `model` for `load_state_dict`, `optimizer`, and other buffers."""
         if self._write is None or not op.by.is_first(self._rank):
             return
         content: dict[str, Any] = {"step": step, "model": {}}
@@ -212,10 +213,10 @@ class ModuleProgram(Program):
         return [self._batch(number) for number in range(first, first + self._n_passes)]
 
     def _from_feed(self, feed: Feed, name: str) -> list[Batch]:
-        """Copy a step's samples to the device, as the module takes them; the next ones may come into the buffer then.
+        """Copy a step's samples to the device, in the module's format; then the buffer may receive the next ones.
 
         Returns:
-            Equal parts of them for the passes.
+            Equal parts of the samples, one for each pass.
         """
         images, labels = feed.batch(name)
         like, _ = self._batch(0)
@@ -236,9 +237,9 @@ class LoopProgram(Program):
 
     Args:
         memory: The buffers.
-        rating: Of the model's optimizer.
-        outer: Of the anchors.
-        rank: Whose they are.
+        rating: Trust ratios of the model's optimizer.
+        outer: Outer optimizer of the anchors.
+        rank: Rank of the buffers.
     """
 
     def __init__(self, memory: Memory, rating: Rating, outer: Outer, rank: int) -> None:
@@ -254,13 +255,13 @@ class LoopProgram(Program):
         """Copy, fuse or compress a buffer of parameters or gradients, or compute trust ratios.
 
         Raises:
-            RunError: The loop does it; or, of checkpoints, they are written between steps.
+            RunError: The user's loop performs the operation. Or it is a checkpoint, which is written between steps.
         """
         match op:
             case ops.StageIn():
                 pass
             case ops.Copy():
-                if op.src in self._memory and op.dst in self._memory:  # the loop brings batches to the device itself
+                if op.src in self._memory and op.dst in self._memory:  # the loop copies batches to the device itself
                     transforms.copy(self._memory, op)
             case ops.TrustRatios():
                 self._rating.rate(op)
@@ -272,14 +273,14 @@ class LoopProgram(Program):
                 transforms.transform(self._memory, op, step=step, rank=self._rank)
 
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
-        """Refuse: the loop does it."""
+        """Refuse, because the user's loop performs it."""
         raise RunError(
             f"Backward of {', '.join(op.dst for op in buckets)} is for the training loop to do, not for the plan"
         )
 
 
 def _check_updates(plan: Plan) -> None:
-    """Refuse plans whose update is in parts: an optimizer of torch updates all its parameters at once."""
+    """Refuse plans that update in parts, because an optimizer of torch updates all its parameters at once."""
     for body in plan.bodies:
         updates = [op for op in body if isinstance(op, ops.Optimize) and op.optimizer == "inner"]
         if len(updates) > 1:

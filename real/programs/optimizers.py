@@ -1,16 +1,16 @@
-"""LARS: SGD in which every tensor has a learning rate of its own, in proportion to how large it is.
+"""LARS: SGD with a separate learning rate for each tensor, in proportion to its norm.
 
     optimizer = real.Lars(model.parameters(), lr=10.0, momentum=0.9, weight_decay=5e-5)
 
-The proportion is the *trust ratio*. A plan may have the ranks compute it in shares and hand it round; the optimizer
-then takes the ratios that it is given, and computes none.
+The proportion is the *trust ratio*. In some plans, each rank computes a share of the ratios and the ranks exchange
+them. Then the optimizer uses the given ratios and computes none.
 
-**Tensors of one dimension** (biases, scales and shifts of normalisations) have a trust ratio of 1: they move at the
-learning rate of their parameter group, as in the reference implementations of MLPerf. Their weight decay is that of
-their group, too: make a group without for them if you want none.
+**Tensors of one dimension** (biases, scales and shifts of normalisations) have a trust ratio of 1: they use the
+learning rate of their parameter group, as in the reference implementations of MLPerf. They also use the weight decay of
+their group. For no weight decay, put them into a group without it.
 
-`Rating` brings trust ratios from the gradients of a plan to its buffers, and from there to the optimizer. `Outer` is
-another optimizer of the same tensors, that of DiLoCo.
+`Rating` computes trust ratios from the gradients of a plan into its buffers, and passes them to the optimizer. `Outer`
+is another optimizer of the same tensors, the outer one of DiLoCo.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def nesterov(params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the outer optimizer that DiLoCo was found to train best with.
+    """Return the outer optimizer with the best results for DiLoCo.
 
     Source:
         Douillard et al., arXiv 2311.08105, section 3 and table 5.
@@ -48,9 +48,9 @@ class Lars(torch.optim.Optimizer):
         w = w - v
 
     Args:
-        params: As of any optimizer of torch; groups may have settings of their own.
+        params: As for any optimizer of torch; groups may have settings of their own.
         lr: The global learning rate.
-        momentum: Of the velocity v.
+        momentum: Momentum of the velocity v.
         weight_decay: Pulls parameters to 0.
         eta: The trust coefficient.
         eps: Keeps the ratio finite.
@@ -79,10 +79,10 @@ class Lars(torch.optim.Optimizer):
         self._given: dict[Tensor, Tensor] | None = None
 
     def give(self, ratios: Mapping[Tensor, Tensor] | None) -> None:
-        """Let updates take these ratios instead of computing some; None computes them again.
+        """Make updates use these ratios instead of computing them; None computes them again.
 
         Args:
-            ratios: Parameter -> a tensor of no dimensions, which is read when the update takes place.
+            ratios: Parameter -> a tensor of no dimensions, which each update reads.
         """
         self._given = None if ratios is None else dict(ratios)
 
@@ -91,18 +91,18 @@ class Lars(torch.optim.Optimizer):
         """Return the trust ratios of parameters, tensors of no dimensions.
 
         Args:
-            parameters: Some of this optimizer's.
-            gradients: One for each.
+            parameters: Some of this optimizer's parameters.
+            gradients: One gradient for each.
 
         Raises:
-            RunError: A parameter is not this optimizer's.
+            RunError: A parameter does not belong to this optimizer.
         """
         group_of = {
             parameter: number for number, group in enumerate(self.param_groups) for parameter in group["params"]
         }
         if any(parameter not in group_of for parameter in parameters):
             raise RunError("Lars: a trust ratio is wanted of a parameter that this optimizer does not update")
-        places: dict[int, list[int]] = {}  # of what has a ratio, by parameter group
+        places: dict[int, list[int]] = {}  # tensors with a ratio, by parameter group
         for place, parameter in enumerate(parameters):
             if parameter.dim() >= 2:
                 places.setdefault(group_of[parameter], []).append(place)
@@ -121,7 +121,7 @@ class Lars(torch.optim.Optimizer):
             closure: Computes loss and gradients first, and returns the loss.
 
         Raises:
-            RunError: A parameter with a gradient was given no ratio.
+            RunError: A parameter with a gradient has no given ratio.
         """
         loss = None
         if closure is not None:
@@ -159,7 +159,7 @@ class Lars(torch.optim.Optimizer):
 
 
 def _ratios(parameters: Sequence[Tensor], gradients: Sequence[Tensor], group: Mapping[str, Any]) -> Tensor:
-    """Return the trust ratios of tensors of one parameter group, `[n_tensors]`: one expression, not one for each."""
+    """Return the trust ratios of tensors of one parameter group, `[n_tensors]`, with one expression for all."""
     weights, slopes = (torch.stack(list(torch._foreach_norm(list(each)))) for each in (parameters, gradients))
     ratios = group["eta"] * weights / (slopes + group["weight_decay"] * weights + group["eps"])
     return torch.where((weights > 0) & (slopes > 0), ratios, 1.0)
@@ -175,14 +175,14 @@ class Rating:
     """The trust ratios of one rank.
 
     Args:
-        plan: The plan that is executed.
-        binding: Knows the parameters.
-        optimizer: Of the same parameters.
-        memory: Of the plan.
-        rank: Whose.
+        plan: The executed plan.
+        binding: The binding of the parameters.
+        optimizer: Optimizer of the same parameters.
+        memory: Buffers of the plan.
+        rank: This rank.
 
     Raises:
-        PlanError: The plan has trust ratios and the optimizer takes none, or the reverse.
+        PlanError: The plan has trust ratios and the optimizer does not accept any, or the reverse.
     """
 
     def __init__(
@@ -219,19 +219,19 @@ class Rating:
         self._rated = self._versions(op.grads)
 
     def give(self, op: Optimize) -> None:
-        """Let the next update find its ratios."""
+        """Give the next update its ratios."""
         if self._lars is None or op.ratios is None:
             return
         parameters, _ = self._binding.parameters_and_gradients(op)
         self._lars.give(dict(zip(parameters, self._memory.dense(op.ratios), strict=False)))
 
     def release(self) -> None:
-        """Let the optimizer compute its ratios by itself again."""
+        """Make the optimizer compute its own ratios again."""
         if self._lars is not None:
             self._lars.give(None)
 
     def are_stale(self, op: Optimize) -> bool:
-        """Tell whether gradients have changed since their trust ratios were computed, by clipping or unscaling."""
+        """Tell whether clipping or unscaling has changed gradients since their trust ratios were computed."""
         return bool(op.ratios) and self._versions(op.grads) != self._rated
 
     def _versions(self, names: Iterable[str]) -> Mapping[str, int]:
@@ -240,13 +240,13 @@ class Rating:
 
 @final
 class Outer:
-    """The outer optimizer of one rank: it updates anchors, which lie in buffers of the plan.
+    """The outer optimizer of one rank: it updates anchors, which are in buffers of the plan.
 
     Args:
-        plan: The plan that is executed.
-        binding: Knows the parameters.
-        memory: Of the plan.
-        make: Makes the optimizer of all anchors, tensor by tensor; it is not called if the plan has none.
+        plan: The executed plan.
+        binding: The binding of the parameters.
+        memory: Buffers of the plan.
+        make: Makes the optimizer of all anchors, tensor by tensor. It is not called if the plan has no anchors.
 
     Attributes:
         optimizer: The optimizer; None if the plan has no anchors.
@@ -267,7 +267,7 @@ class Outer:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Let the anchors be what the parameters are."""
+        """Set the anchors to the parameters."""
         for parameter, anchor, _ in self._all:
             anchor.copy_(parameter)
 

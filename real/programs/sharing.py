@@ -1,7 +1,7 @@
-"""Shared updates: each rank updates its slice of the parameters, and keeps the optimizer's state of that slice only.
+"""Shared updates: each rank updates its slice of the parameters, and keeps only that slice's optimizer state.
 
-The optimizer of the user is lent *pieces*: flat tensors, the parts of its parameters that lie in this rank's slices. So
-any optimizer of torch will do that treats each element by itself. Whether one does is tried out, see `problem_of`.
+The user's optimizer temporarily gets *pieces*: flat tensors, the parts of its parameters in this rank's slices. So any
+optimizer of torch works that treats each element separately. `problem_of` tests this.
 """
 
 import copy
@@ -18,7 +18,7 @@ from real.programs.binding import Binding, laid_like
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Backward, Optimize, Plan
 
-_TRIED = (4, 6)  # shape of what an optimizer is tried on, and the first elements of it that are a slice
+_TRIED = (4, 6)  # shape of the tensor to try an optimizer on, and the number of its first elements that form a slice
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 _TRIED_SLICE = 11
 _TRIED_STEPS = 3
@@ -29,10 +29,10 @@ class _Piece:
     """The part of a parameter that this rank updates.
 
     Args:
-        tensor: What the optimizer updates, a view of the slice after the update.
-        first: Where the part begins in the parameter's memory.
-        number: Of the buffer that holds the parameter.
-        place: Of the part in the rank's slice of that buffer.
+        tensor: The tensor that the optimizer updates, a view of the slice after the update.
+        first: Beginning of the part in the parameter's memory.
+        number: Number of the parameter's buffer.
+        place: Place of the part in the rank's slice of that buffer.
     """
 
     tensor: Tensor
@@ -44,7 +44,7 @@ class _Piece:
 def shared_update(
     plan: Plan, binding: Binding, optimizer: torch.optim.Optimizer, memory: Memory, rank: int
 ) -> "SharedUpdate | None":
-    """Return a rank's part of the updates of a plan that ranks share; None if there are none."""
+    """Return a rank's part of a plan's shared updates; None if there are none."""
     update = next((op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.slices), None)
     return SharedUpdate(update, plan, binding, optimizer, memory, rank) if update else None
 
@@ -54,15 +54,15 @@ class SharedUpdate:
     """This rank's part of the updates of a plan.
 
     Args:
-        update: One of them; the others are of the same slices.
+        update: One of them; the others have the same slices.
         plan: The plan.
-        binding: Knows the parameters.
-        optimizer: Of the same parameters.
-        memory: Of the plan.
-        rank: Whose.
+        binding: The binding of the parameters.
+        optimizer: Optimizer of the same parameters.
+        memory: Buffers of the plan.
+        rank: This rank.
 
     Raises:
-        UnsupportedError: The optimizer does not treat each element by itself.
+        UnsupportedError: The optimizer does not treat each element separately.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class SharedUpdate:
         self._binding = binding
         self._memory = memory
         self._member = rank // update.shared_by.stride % update.shared_by.size
-        self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and where they go
+        self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and their targets
         self._pieces: dict[nn.Parameter, _Piece] = {}
         for number, (param, updated) in enumerate(zip(update.params, update.slices, strict=True)):
             self._cut(number, plan, param, memory.dense(updated))
@@ -88,18 +88,18 @@ class SharedUpdate:
         self._seen: dict[str, int] = {}
         self._unused: set[Tensor] = set()
         self._state: defaultdict[Tensor, Any] = defaultdict(dict)
-        self._groups: list[list[Tensor]] = [[] for _ in optimizer.param_groups]  # while pieces are lent, the parameters
+        self._groups: list[list[Tensor]] = [[] for _ in optimizer.param_groups]  # parameters, while pieces replace them
         self._is_lent = False
         self._is_split = False
         self._handle = optimizer.register_state_dict_pre_hook(self._refuse_state)
 
     def release(self) -> None:
-        """Let the optimizer be as others are again, without a state."""
+        """Restore the ordinary optimizer, without a state."""
         self.end()
         self._handle.remove()
 
     def split(self) -> None:
-        """Keep what the optimizer's state says of this rank's pieces; from now on it has no other."""
+        """Keep only the part of the optimizer's state for this rank's pieces."""
         for parameter, piece in self._pieces.items():
             for name, value in self._optimizer.state.pop(parameter, {}).items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -118,7 +118,7 @@ class SharedUpdate:
         self.end()
 
     def begin(self, op: Optimize) -> None:
-        """Lend the optimizer the pieces and their gradients; `end` takes them back."""
+        """Give the optimizer the pieces and their gradients; `end` takes them back."""
         if not self._is_split:
             self.split()
         self.keep()
@@ -135,26 +135,26 @@ class SharedUpdate:
             self._swap()
 
     def keep(self) -> None:
-        """Let the slices be those of the parameters, as without an update."""
+        """Set the slices to those of the parameters, as without an update."""
         for mine, updated in self._whole:
             updated.copy_(mine)
 
     def note(self, op: Optimize) -> None:
-        """Note the gradients that a user can see, if they are not those that the update takes, and which are unused."""
+        """Record the gradients that the user sees, if the update uses other ones, and the unused parameters."""
         self._unused = self._binding.buckets.unused
         hidden = self._buckets if self.hides(op) else ()
         self._seen = {name: self._memory.dense(name)._version for name in hidden}
 
     def is_stale(self) -> bool:
-        """Tell whether gradients have changed since then."""
+        """Tell whether gradients have changed since they were recorded."""
         return any(self._memory.dense(name)._version != version for name, version in self._seen.items())
 
     def hides(self, op: Optimize) -> bool:
-        """Tell whether an update takes other gradients than a user can see."""
+        """Tell whether an update uses other gradients than the user sees."""
         return not self._buckets.issuperset(op.grads)
 
     def clip(self, op: Optimize, max_norm: float, everyone: dist.ProcessGroup | None) -> Tensor:
-        """Scale the slices of the gradients so that all ranks' together have a norm of at most `max_norm`.
+        """Scale the slices of the gradients so that the slices of all ranks have a total norm of at most `max_norm`.
 
         Returns:
             The norm before, a scalar.
@@ -163,7 +163,7 @@ class SharedUpdate:
         dtype = torch.promote_types(slices[0].dtype, torch.float32)
         square = torch.stack([torch.linalg.vector_norm(each, dtype=dtype).square() for each in slices]).sum()
         dist.all_reduce(square, group=everyone)
-        norm = (square * op.shared_by.size / dist.get_world_size(everyone)).sqrt()  # each group has all of them
+        norm = (square * op.shared_by.size / dist.get_world_size(everyone)).sqrt()  # each group has all slices
         for each in slices:
             each.mul_((max_norm / (norm + _CLIP_EPS)).clamp(max=1.0).to(each.dtype))
         return norm
@@ -174,7 +174,7 @@ class SharedUpdate:
         return [each if len(each) == n else each[self._member * n : (self._member + 1) * n] for each, n in pairs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank's pieces; before `split`, all of the optimizer's."""
+        """Return the state of this rank's pieces; before `split`, the whole state of the optimizer."""
         if not self._is_split:
             return {"whole": self._optimizer.state_dict()}
         self._lend()
@@ -183,7 +183,7 @@ class SharedUpdate:
         return {"pieces": state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take either back."""
+        """Restore either state."""
         if "whole" in state:
             self._optimizer.load_state_dict(state["whole"])
             return
@@ -225,9 +225,9 @@ class SharedUpdate:
 
 
 def problem_of(optimizer: torch.optim.Optimizer) -> str:
-    """Return why an optimizer cannot update slices of parameters; nothing if it can.
+    """Return why an optimizer cannot update slices of parameters; empty if it can.
 
-    A copy of it takes a few steps on a random matrix, and on two pieces of the same, in each parameter group.
+    A copy of it takes a few steps on a random matrix, and on two pieces of that matrix, in each parameter group.
     """
     generator = torch.Generator().manual_seed(0)
     matrix, *slopes = (torch.randn(_TRIED, dtype=torch.float64, generator=generator) for _ in range(1 + _TRIED_STEPS))
@@ -237,7 +237,7 @@ def problem_of(optimizer: torch.optim.Optimizer) -> str:
             flat = matrix.flatten()
             cut = [_TRIED_SLICE, matrix.numel() - _TRIED_SLICE]
             pieces = _stepped(optimizer, group, flat.split(cut), [each.flatten().split(cut) for each in slopes])
-        except Exception as error:  # whatever it demands of its parameters
+        except Exception as error:  # any requirement on its parameters
             return f"updates no slices of parameters ({type(error).__name__}: {error}); take SGD, Adam or AdamW"
         if not torch.allclose(whole, pieces, rtol=1e-9, atol=0.0):
             return (
@@ -248,7 +248,7 @@ def problem_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _stepped(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameters: Any, gradients: Any) -> Tensor:
-    """Return what some steps of a copy of an optimizer make of parameters, as one vector."""
+    """Return parameters after some steps of a copy of an optimizer, as one vector."""
     tried = copy.copy(optimizer)
     device = next((each.device for each in group["params"]), torch.device("cpu"))
     tensors = [nn.Parameter(each.to(device, copy=True)) for each in parameters]
