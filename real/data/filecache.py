@@ -1,31 +1,33 @@
 """A node's cache of raw files on its own disk, shared by the processes and threads of the node.
 
-    FOLDER/1f/0000031-9ad00f2b      sample 31, whose file has this CRC-32; 256 sub-folders by the sample's last byte
-    FOLDER/parts/*                  being written; locked by their writers, so those of a killed writer can be told
+    FOLDER/1f/0000031-9ad00f2b      sample 31, with the CRC-32 of its file; 256 sub-folders by the sample's last byte
+    FOLDER/parts/*                  files being written, locked by their writers, so files of killed writers are known
 
-* **Never a wrong byte.** A file appears under its name when it is whole, by a rename; its name holds the checksum of
-  the index, so a file of another data set is not found; what is read is compared with size and checksum, and a
-  damaged file is removed and fetched again. So no `fsync` is needed: what a crash of the machine spoils, is noticed.
-* **Bounded** by who decides which files are kept and which leave (`evict`, `keep_only`): the plan. A file for which the
-  disk is full is handed on and not kept.
+* **Never a wrong byte.** A complete file is renamed to its name. The name contains the checksum in the index, so a file
+  of another data set is not found. Contents are compared with size and checksum. A damaged file is removed and fetched
+  again. So no `fsync` is needed: damage from a crash of the machine is detected.
+* **Bounded** by the plan, which decides which files are kept and evicted (`evict`, `keep_only`). If the disk is full, a
+  file is passed on and not kept.
 
-Locks are `flock`s, so the kernel drops those of a process that is killed. Two that fetch a file at once both write it,
-and the last one stays; by plan there are no two, because who finds a file on disk waits for who brings it.
+Locks are `flock`s, so the kernel releases those of a killed process. If two processes fetch a file at once, both write
+it, and the last one stays. The plan avoids this: a rank that is planned to find a file on disk waits for the rank that
+brings it.
 
-fsspec's own caches (`filecache`, `simplecache`) are not used: they have no checksum, and writers do not see each other.
+fsspec's own caches (`filecache`, `simplecache`) are not used, because they have no checksums, and their writers do not
+see each other.
 
 A cache is in a folder of the data set.
 
-    FOLDER/set-1f40ae21/node-0              what warm runs find, and leave for the next
-    FOLDER/set-1f40ae21/cold-9c1e-node-0    of one cold run; removed at its end
+    FOLDER/set-1f40ae21/node-0              kept from one warm run to the next
+    FOLDER/set-1f40ae21/cold-9c1e-node-0    for one cold run; removed at its end
 
-A cold run begins with an empty folder of its own, so nothing that lies about can make it warm, and it takes nothing
-from a warm run. Every user of such a folder holds a shared lock (flock) on it, which the kernel drops when the process
-ends, however it ends. A process that leaves and gets the lock for itself was the last and removes the folder; and every
-process that comes or leaves removes those whose users were killed, of any data set.
+A cold run begins with an empty folder of its own. So leftover files cannot make it warm, and it takes nothing from a
+warm run. Each user of such a folder holds a shared lock (flock) on it, which the kernel releases whenever and however
+the process ends. If a leaving process gets an exclusive lock, it was the last user and removes the folder. Each process
+that arrives or leaves also removes folders of killed users, for all data sets.
 
-Samples read here are trained on, and a checksum keeps out accidents, not intent. So the default folder, whose name is
-easy to guess, is used only if no other user can write to it.
+Training uses these samples, and a checksum protects against accidents, not attacks. The name of the default folder is
+easy to guess, so the folder is used only if no other user can write to it.
 """
 
 import errno
@@ -55,8 +57,9 @@ class FileCache:
     """Keeps raw files of a data set in a folder.
 
     Args:
-        folder: On the node's disk; made if it is not there. Only caches write there. Several data sets may share it.
-        index: Of the data set.
+        folder: Folder on the node's disk; created if missing. Only caches may write to it. Several data sets may share
+            it.
+        index: Index of the data set.
 
     Raises:
         RunError: The folder cannot be used.
@@ -69,22 +72,22 @@ class FileCache:
         try:
             (folder / "parts").mkdir(parents=True, exist_ok=True)
             for part in (folder / "parts").iterdir():
-                _remove_if_unused(part)  # what is unfinished, of writers that are gone: their locks are free
+                _remove_if_unused(part)  # unfinished files of dead writers, which have free locks
         except OSError as error:
             raise RunError(f"{error.filename or folder}: no cache can be here: {error.strerror}") from error
 
     def __contains__(self, sample: int) -> bool:
-        """Tell whether a file of the sample's size is here; whether it is unchanged, `get` finds out."""
+        """Tell whether a file of the sample's size is here; `get` checks its contents."""
         try:
             return self._path(sample).lstat().st_size == self._index[sample].nbytes
         except FileNotFoundError:
             return False
 
     def get(self, sample: int) -> bytes | None:
-        """Return the file of a sample if it is here, whole and unchanged; a damaged one is removed.
+        """Return the file of a sample if it is here, complete and unchanged; a damaged file is removed.
 
         Raises:
-            RunError: It is here, and cannot be opened: too many open files, or it belongs to another user.
+            RunError: The file is here but cannot be opened: too many open files, or it belongs to another user.
         """
         path = self._path(sample)
         try:
@@ -92,7 +95,7 @@ class FileCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno not in {errno.EIO, errno.ELOOP}:  # a disk which cannot read it any more; a link
+            if error.errno not in {errno.EIO, errno.ELOOP}:  # the disk cannot read it any more; a link
                 raise RunError(f"{path}: cannot be read: {error.strerror}") from error
             content = b""
         if not self._index[sample].matches(content):
@@ -101,12 +104,12 @@ class FileCache:
         return content
 
     def fetch(self, sample: int, read: Callable[[], bytes], *, keep: bool) -> bytes:
-        """Return the file of a sample: from here, or by `read`.
+        """Return the file of a sample, from here or with `read`.
 
         Args:
-            sample: Its number.
-            read: Reads it elsewhere, and checks it; what it raises, is passed on.
-            keep: Keep what was read.
+            sample: Number of the sample.
+            read: Reads the file elsewhere, and checks it. Its exceptions are passed on.
+            keep: Keep the file after reading.
         """
         content = self.get(sample)
         if content is None:
@@ -120,12 +123,12 @@ class FileCache:
         return self._remove(self._path(sample))
 
     def keep_only(self, samples: Iterable[int]) -> int:
-        """Remove all other files, of any data set, before more is kept; return how many there were."""
+        """Remove all other files, of all data sets, before keeping more; return their number."""
         wanted = {self._path(sample) for sample in samples}
         return sum(self._remove(path) for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if path not in wanted)
 
     def _keep(self, sample: int, content: bytes) -> None:
-        """Write a file and let it appear; warn, once, that files are not kept."""
+        """Write a file and rename it; warn once if files cannot be kept."""
         path = self._path(sample)
         try:
             with self._part() as (part, descriptor):
@@ -140,12 +143,12 @@ class FileCache:
 
     @contextmanager
     def _part(self) -> Iterator[tuple[Path, int]]:
-        """Give a new file and its descriptor, locked while it is written, and gone afterwards."""
+        """Yield a new file and its descriptor, locked during writing and removed afterwards."""
         part = self._folder / "parts" / secrets.token_hex(8)
         while True:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if os.fstat(descriptor).st_nlink:  # else one that clears away was here before the lock
+            if os.fstat(descriptor).st_nlink:  # else a cleanup removed it before the lock
                 break
             os.close(descriptor)
         try:
@@ -157,7 +160,7 @@ class FileCache:
     def _remove(self, path: Path) -> bool:
         try:
             path.unlink()
-        except OSError:  # it is gone, or the disk takes no more changes: then it is found again, and compared again
+        except OSError:  # it is gone, or the disk is read-only: then it is found and compared again
             return False
         return True
 
@@ -176,17 +179,17 @@ def _write_all(descriptor: int, content: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-# Only what is called like this is ever removed: a folder that a user gave may hold anything.
+# Only files with such names are removed, because a folder given by a user may contain anything.
 _SET = re.compile(r"set-[0-9a-f]{8}")
 _COLD = re.compile(r"cold-.+-node-\d+")
 _ANOTHER = "remove it, or choose a folder with --cache"
 
 
 def default_folder() -> Path:
-    """Return this user's folder in the folder of temporary files; it is made if it is not there, and stays.
+    """Return this user's folder in the folder of temporary files; it is created if missing, and kept.
 
     Raises:
-        RunError: It cannot be made, or other users could put files there.
+        RunError: The folder cannot be created, or other users could write to it.
     """
     path = Path(tempfile.gettempdir(), f"simdist-{os.getuid()}")
     try:
@@ -202,27 +205,27 @@ def default_folder() -> Path:
 
 
 def folder_of_set(folder: Path, index: SampleIndex) -> Path:
-    """Return the folder of a data set: of its own, because the capacity that a plan gives is for this set."""
+    """Return the folder of a data set, which is separate because the capacity in a plan is for this set."""
     return folder / f"set-{zlib.crc32(index.nbytes.tobytes(), zlib.crc32(index.crc32.tobytes())):08x}"
 
 
 def warm_folder(folder: Path, node: int) -> Path:
-    """Return the folder that a node keeps from run to run, and clear away what killed cold runs have left."""
+    """Return the folder that a node keeps from run to run, and remove folders of killed cold runs."""
     _sweep(folder)
     return folder / f"node-{node}"
 
 
 @contextmanager
 def cold_folder(folder: Path, run: str, node: int) -> Iterator[Path]:
-    """Give a folder that was empty when the first rank of a node got it, and is gone when the last one leaves.
+    """Yield a folder that is empty for the first rank of a node, and removed when the last rank leaves.
 
     Args:
-        folder: Of the data set.
-        run: A name that no other run has.
+        folder: Folder of the data set.
+        run: Unique name of the run.
         node: The node of the folder.
 
     Raises:
-        RunError: It cannot be made.
+        RunError: The folder cannot be created.
     """
     path = folder / f"cold-{run}-node-{node}"
     try:
@@ -242,7 +245,7 @@ def cold_folder(folder: Path, run: str, node: int) -> Iterator[Path]:
 def _hold(path: Path) -> int:
     """Make a folder and lock it; a process that is removing it goes first."""
     while True:
-        with suppress(FileNotFoundError):  # the folder above was empty, and is gone
+        with suppress(FileNotFoundError):  # the parent folder was empty and is gone
             path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -252,7 +255,7 @@ def _hold(path: Path) -> int:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the folders of cold runs without users: of this data set, and of those beside it."""
+    """Remove the folders of cold runs without users, of this data set and of neighbouring ones."""
     sets = [each for each in folder.parent.glob("set-*") if _SET.fullmatch(each.name) and each != folder]
     for each in (folder, *sets):
         colds = [path for path in each.glob("cold-*") if _COLD.fullmatch(path.name)]
@@ -266,7 +269,7 @@ def _sweep(folder: Path) -> None:
 def _remove_if_unused(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # removed meanwhile, or another user's
+    except OSError:  # removed meanwhile, or owned by another user
         return
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,13 +18,13 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 
 def index_folder(folder: Path) -> Iterator[Entry]:
-    """Yield the lines of a folder of images, one sub-folder per class, as torchvision's ImageFolder numbers them.
+    """Yield the lines of a folder of images, one sub-folder per class, numbered like torchvision's ImageFolder.
 
-    Labels count the sub-folders in the order of their names; samples come by class, then folder, then name. Files are
-    read one at a time.
+    Labels number the sub-folders in the order of their names. Samples are ordered by class, then folder, then name.
+    Files are read one at a time.
 
     Args:
-        folder: Of the sub-folders.
+        folder: Folder with the sub-folders.
 
     Raises:
         ScenarioError: There is no class, a class without an image, an empty file, or a name that cannot be listed.

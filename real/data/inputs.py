@@ -1,6 +1,6 @@
 """One rank's reader of a plan's data set, opened together with those of the other ranks.
 
-How much a rank and its node need for it, and how long they wait, follows from the plan.
+The resources of a rank and its node, and their waiting times, follow from the plan.
 """
 
 import hashlib
@@ -35,19 +35,19 @@ from simdist.errors import PlanError, RunError, ScenarioError
 from simdist.plan import Dataset, Load, Plan, StageIn
 
 _TOKEN_NBYTES = 32
-# A load may take so many times the longest wait for a file: it reads many, each of which may wait for its server.
+# A load may take this many times the longest wait for a file, because it reads many files that may each wait.
 LOADS_PER_WAIT = 10
 
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """Where a run finds its data, and where its nodes keep files.
+    """The data of a run, and the caches of its nodes.
 
     Args:
-        url: Of the folder with `index.csv`, as `real.data.storages` opens it.
-        cache: Folder on the node's disk; None takes one among the temporary files of this user.
+        url: URL of the folder with `index.csv`, for `real.data.storages`.
+        cache: Folder on the node's disk; None takes a temporary folder of this user.
         cold: Begin with an empty cache, and leave none.
-        timeout_s: For a file, another rank, the rest of the node.
+        timeout_s: Time limit for a file, another rank, or the rest of the node.
     """
 
     url: str
@@ -70,19 +70,20 @@ class RankExchange(Protocol):
 def open_input(
     plan: Plan, options: DataOptions, *, rank: int, others: RankExchange, failed: threading.Event, tally: Tally
 ) -> Iterator["InputReader"]:
-    """Open the reader of a rank; all ranks do this together.
+    """Open the reader of a rank; all ranks must call this together.
 
     Args:
-        plan: A legal plan with a data set.
-        options: Where the data is.
-        rank: This one.
-        others: All ranks.
-        failed: Set when the run has failed; ends every wait.
-        tally: Takes the counts.
+        plan: A valid plan with a data set.
+        options: The location of the data.
+        rank: This rank.
+        others: Exchange with all ranks.
+        failed: Set when the run has failed, which ends all waits.
+        tally: Receives the counts.
 
     Raises:
         ScenarioError: The data set is not the one of the plan.
-        RunError: It cannot be reached, or the caches cannot be made, or ranks of a node are on several machines.
+        RunError: The data set cannot be reached, the caches cannot be created, or ranks of a node are on several
+            machines.
     """
     dataset = plan.dataset
     if dataset is None:
@@ -114,18 +115,18 @@ def open_input(
 @final
 @dataclass(frozen=True, slots=True)
 class InputReader:
-    """Reads what one rank needs; made by `open_input`.
+    """Reads the data of one rank; made by `open_input`.
 
     Args:
-        plan: Whose loads.
-        dataset: Of the plan.
-        options: Where the data is.
-        place: Of this rank.
-        sources: Of files and samples.
-        loader: Of batches.
-        board: Of the node.
+        plan: The plan with the loads.
+        dataset: Data set of the plan.
+        options: The location of the data.
+        place: Place of this rank.
+        sources: Sources of files and samples.
+        loader: Loader of batches.
+        board: Board of the node.
         failed: Set when the run has failed.
-        tally: Takes the counts.
+        tally: Receives the counts.
     """
 
     plan: Plan
@@ -142,12 +143,12 @@ class InputReader:
         """Read a batch.
 
         Args:
-            number: Of the load, greater than that of the one before.
+            number: Number of the load, greater than the one before.
             out: uint8 `[batch_size, *shape]`, contiguous, in host memory.
             labels: int64 `[batch_size]`.
 
         Raises:
-            RunError: A sample cannot be had; names it.
+            RunError: A sample cannot be read. The error names it.
         """
         try:
             self.tally.note(number, self.loader.load(number, out, labels))
@@ -158,7 +159,7 @@ class InputReader:
         """Bring this rank's share of the node's files to its disk, and wait for the other ranks of the node.
 
         Raises:
-            RunError: A file cannot be had; names it. Or a rank of the node does not come.
+            RunError: A file cannot be read (the error names it), or a rank of the node is missing.
         """
         place = self.place
         dataset = self.dataset
@@ -195,12 +196,12 @@ class InputReader:
 def _open_memories(
     stack: ExitStack, plan: Plan, dataset: Dataset, place: RankPlace, others: RankExchange, key: bytes
 ) -> tuple[MemoryStore, PeerClient | None]:
-    """Open the memory of this node and the way to those of others."""
+    """Open the memory of this node and the connections to those of others."""
     n_slots = most_kept(plan, dataset, place.node)
     sample_nbytes = dataset.sample_nbytes
     per_node = dataset.ranks_per_node
     if n_slots and dataset.eviction != "none":
-        # as many samples may have left by plan, and still be there: those of the loads of its `grace`
+        # samples of the loads of its `grace` may still be present although they have left by plan
         n_slots += (2 * n_ahead(plan) + 3) * dataset.batch_size * per_node
     geometry = Geometry(dataset.n_samples, min(n_slots, dataset.n_samples), sample_nbytes, per_node)
     store = open_store(stack, geometry, place, others)
@@ -222,7 +223,7 @@ def _open_memories(
 
 
 def open_store(stack: ExitStack, geometry: Geometry, place: RankPlace, others: RankExchange) -> MemoryStore:
-    """Open the memory of this node, which its first rank makes; all ranks do this together, and exchange after it."""
+    """Open the memory of this node, which its first rank makes; all ranks call this together, then exchange values."""
     store = MemoryStore(geometry) if place.local_rank == 0 else None
     paths = others.exchange("where memory is", "" if store is None else store.path)
     if store is None:
@@ -232,9 +233,9 @@ def open_store(stack: ExitStack, geometry: Geometry, place: RankPlace, others: R
 
 
 def _meet(others: RankExchange, place: RankPlace, index: SampleIndex) -> tuple[str, bytes]:
-    """Return a name for this run that no other has, and a token that only its ranks know.
+    """Return a unique name for this run, and a token that only its ranks know.
 
-    See that ranks read one data set, and nodes are on one machine.
+    It also checks that all ranks read the same data set, and that each node is one machine.
     """
     mine = {"machine": machine(), "host": socket.gethostname(), "set": _digest(index), "run": secrets.token_hex(4)}
     ranks = [json.loads(text) for text in others.exchange("the data set", json.dumps(mine))]
@@ -252,7 +253,7 @@ def _meet(others: RankExchange, place: RankPlace, index: SampleIndex) -> tuple[s
 
 
 def _digest(index: SampleIndex) -> str:
-    """Return the SHA-256 of an index: of names and labels, too, so that no rank trains on others."""
+    """Return the SHA-256 of an index, including names and labels, so that no rank trains on other ones."""
     columns = [index.labels.tobytes(), index.nbytes.tobytes(), index.crc32.tobytes()]
     return hashlib.sha256(b"\0".join([*(name.encode() for name in index.names), *columns])).hexdigest()
 
@@ -260,10 +261,10 @@ def _digest(index: SampleIndex) -> str:
 def _file_cache(
     stack: ExitStack, plan: Plan, dataset: Dataset, options: DataOptions, index: SampleIndex, run: str, place: RankPlace
 ) -> FileCache:
-    """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
+    """Open the cache of this node. With eviction, files leave as planned, but a little later.
 
-    Of what others have left on a disk with a limit, a warm run finds what the plan says, or less. A run that goes on
-    after a crash (not cold, while its plan begins so) finds what it will keep, and nothing if that is to leave again.
+    On a disk with a limit, a warm run finds at most the planned files of earlier runs. A run that resumes after a crash
+    (not cold, although its plan begins cold) finds the files that it will keep, or nothing if these will be evicted.
     """
     folder = folder_of_set(options.cache or default_folder(), index)
     if options.cold:
@@ -277,7 +278,7 @@ def _file_cache(
 
 
 def n_ahead(plan: Plan) -> int:
-    """Return how many batches a rank may have loaded before it computes with the first."""
+    """Return the number of batches that a rank may have loaded before it computes with the first."""
     return len({op.dst for body in plan.bodies for op in body if isinstance(op, Load)})
 
 
@@ -288,7 +289,7 @@ def _uses_disk(plan: Plan) -> bool:
 
 
 def most_kept(plan: Plan, dataset: Dataset, node: int) -> int:
-    """Return how many samples a node's memory holds at most, by the plan."""
+    """Return the largest number of samples in a node's memory, by the plan."""
     if not any("memory" in op.keep for op in set(plan.loads())):
         return 0
     mine = slice(node * dataset.ranks_per_node, (node + 1) * dataset.ranks_per_node)
@@ -301,7 +302,7 @@ def most_kept(plan: Plan, dataset: Dataset, node: int) -> int:
 
 
 def batch_buffers(plan: Plan) -> set[str]:
-    """Return the names of the buffers that batches are loaded into."""
+    """Return the names of the buffers for loaded batches."""
     return {op.dst for body in plan.bodies for op in body if isinstance(op, Load)}
 
 
@@ -310,12 +311,12 @@ class BatchFeed(Feed):
     """Loads batches into the buffers of a plan.
 
     Args:
-        plan: The plan that is executed.
-        source: Of the samples.
-        memory: Has the buffers that batches are loaded into; pinned, if there is a GPU.
+        plan: The executed plan.
+        source: Source of the samples.
+        memory: Memory with the buffers for loaded batches, pinned if there is a GPU.
 
     Raises:
-        PlanError: A buffer is of another size.
+        PlanError: A buffer has another size.
     """
 
     def __init__(self, plan: Plan, source: InputReader, memory: Memory) -> None:

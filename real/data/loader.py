@@ -1,19 +1,20 @@
-"""The reader of a rank: fills the batches of a plan's loads, each sample from where the plan says.
+"""The reader of a rank: fills the batches of a plan's loads, with each sample from its planned level.
 
-Samples in the own node's memory are copied at once. The others go to threads: *readers* fetch files and samples of
-other nodes, *decoders* turn files into samples, so that the first is decoded while others are still read.
+Samples in the own node's memory are copied immediately. The others go to threads. *Readers* fetch files and samples of
+other nodes. *Decoders* turn files into samples. So the first file is decoded while others are still being read.
 
-The plan has decided where each sample is; whatever is not there all the same (a peer has died, a file is damaged, a
-process was killed before it wrote) comes from the next place: memory, peer, disk, storage. Storage has everything, so
-a batch is complete and right, or the load fails with one error.
+The plan determines the level of each sample. If a sample is not there (a peer has died, a file is damaged, a process
+was killed before it wrote), it comes from the next level: memory, peer, disk, storage. Storage has everything. So a
+batch is complete and correct, or the load fails with one error.
 
-**Waiting for others.** A sample may be planned from memory, or from disk, which another rank of the node is only about
-to bring there. Then the reader waits until that rank has passed its load, or at most `wait_s`.
+**Waiting for others.** A sample may be planned from memory or disk before another rank of the node has brought it
+there. Then the reader waits until that rank has passed its load, at most `wait_s`.
 
-**Leaving.** A sample that leaves a cache with load k may still be needed by ranks that are not there yet. It leaves
-when all ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. One that a later load
-has brought back by then stays. All ranks carry this out; the first one does it. A rank that closes its loader when all
-ranks of the node have read all loads carries out everything: then the node's caches hold what the plan says.
+**Eviction.** A sample that leaves a cache with load k may still be needed by ranks that have not reached this load. So
+it leaves when all ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. It stays if
+a later load has brought it back by then. All ranks try to evict it; the first one does it. If a rank closes its loader
+when all ranks of the node have read all loads, it performs all remaining evictions. Then the node's caches match the
+plan.
 """
 
 import threading
@@ -45,17 +46,17 @@ from simdist.plan import LEVELS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedRead:
-    """Says how one sample is to be read.
+    """How to read one sample.
 
     Args:
-        sample: Which.
-        planned: Where it should be, an index of `LEVELS`.
-        owner: Which node's memory has it, if any.
-        keeps_memory: Whether memory then keeps it.
-        keeps_disk: Whether the disk keeps its file.
-        in_memory: Which rank brought it into the owner's memory, and when.
-        on_disk: Which rank brought its file to this node's disk, and when.
-        out: Where it goes, uint8, flat.
+        sample: Number of the sample.
+        planned: Planned level, an index of `LEVELS`.
+        owner: Node with the sample in memory, if any.
+        keeps_memory: Memory keeps it afterwards.
+        keeps_disk: The disk keeps its file.
+        in_memory: The rank that brought it into the owner's memory, and the load.
+        on_disk: The rank that brought its file to this node's disk, and the load.
+        out: Target, uint8, flat.
     """
 
     sample: int
@@ -69,12 +70,12 @@ class PlannedRead:
 
 
 class Agenda:
-    """Goes through the loads of a plan as one rank sees them.
+    """Iterates over the loads of a plan for one rank.
 
     Args:
-        reads: Of all loads, in order.
-        n_samples: Of the data set.
-        place: Which rank this is.
+        reads: Reads of all loads, in order.
+        n_samples: Number of samples in the data set.
+        place: Place of this rank.
     """
 
     def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: RankPlace) -> None:
@@ -85,10 +86,10 @@ class Agenda:
         self.leaving = Leaving(place)
 
     def advance(self, number: int) -> BatchReads:
-        """Return how a load reads; what the loads before it bring has been brought.
+        """Return how a load reads, after the earlier loads.
 
         Raises:
-            RunError: The plan has no such load, or it lies behind.
+            RunError: The plan has no such load, or the load has passed.
         """
         first = 0 if self._current is None else self._current.number + 1
         if number < first:
@@ -103,11 +104,11 @@ class Agenda:
         raise RunError(f"load {number} of rank {self._place.rank}: the plan has no such load")
 
     def is_over(self) -> bool:
-        """Return whether the plan has no more loads; if it has, nothing can be read any more."""
+        """Return whether the plan has no more loads; after a further load, nothing can be read any more."""
         return next(self._reads, None) is None
 
     def rows(self, batch: BatchReads, out: Tensor) -> list[PlannedRead]:
-        """Return how each sample of this rank is to be read.
+        """Return how to read each sample of this rank.
 
         Args:
             batch: The load.
@@ -139,7 +140,7 @@ class Agenda:
         return Want(sample, rank % self._place.local_world_size, number)
 
     def _note(self, batch: BatchReads) -> None:
-        """Remember which rank brings what with a load, and what leaves."""
+        """Record the samples that each rank brings with a load, and the evictions."""
         rank = np.arange(len(batch.samples))[:, None]
         accesses = np.broadcast_to(batch.number * len(rank) + rank, batch.samples.shape)
         self._brought_to_memory[batch.samples[batch.keeps_memory]] = accesses[batch.keeps_memory]
@@ -148,22 +149,22 @@ class Agenda:
 
 
 class Leaving:
-    """Carries out what leaves a node's caches, once no rank needs it any more.
+    """Evicts samples from a node's caches when no rank needs them any more.
 
     Args:
-        place: Which rank this is.
+        place: Place of this rank.
     """
 
     def __init__(self, place: RankPlace) -> None:
         self._place = place
-        self._loads: deque[tuple[int, list[int], list[int]]] = deque()  # number, samples of memory, and of disk
+        self._loads: deque[tuple[int, list[int], list[int]]] = deque()  # number, samples in memory, and samples on disk
 
     def makes_room(self, n_read: int) -> bool:
-        """Return whether anything leaves memory with the first so many loads."""
+        """Return whether any sample leaves memory with a number of first loads."""
         return any(memory for number, memory, _ in self._loads if number < n_read)
 
     def note(self, batch: BatchReads) -> None:
-        """Remember what leaves this node with a load."""
+        """Record the evictions of this node with a load."""
         memory, disk = (
             [sample for node, sample in evicted if node == self._place.node]
             for evicted in (batch.evicted_memory, batch.evicted_disk)
@@ -172,13 +173,13 @@ class Leaving:
             self._loads.append((batch.number, memory, disk))
 
     def carry_out(self, n_read: int, store: MemoryStore, files: FileCache | None, board: Board) -> None:
-        """Drop what leaves with loads that so many have read; not what a later load has brought back.
+        """Evict the samples of loads that have been read, except those that a later load has brought back.
 
         Args:
-            n_read: Loads that all ranks which may need it have read.
+            n_read: Number of loads that all ranks that may need the samples have read.
             store: The node's memory.
-            files: On the node's disk.
-            board: Of the node.
+            files: Files on the node's disk.
+            board: Board of the node.
         """
         while self._loads and self._loads[0][0] < n_read:
             number, memory, disk = self._loads.popleft()
@@ -189,20 +190,20 @@ class Leaving:
                     board.leave_disk(sample, number, files.evict)
 
 
-_ROOM_S = 0.005  # between two looks whether others have made room
-_LOOK_UP_S = 0.1  # how often a wait looks whether the run has failed elsewhere
+_ROOM_S = 0.005  # interval at which to check whether others have made room
+_LOOK_UP_S = 0.1  # interval at which a wait checks whether the run has failed elsewhere
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderLimits:
-    """Bounds what a loader does at once, and how long.
+    """Limits on the threads and waits of a loader.
 
     Args:
-        readers: Files, or requests to peers, at a time.
-        decoders: Samples decoded at a time.
-        wait_s: For a sample that another rank is to bring, and for room in memory.
-        timeout_s: Of a load.
-        grace: Loads that ranks of other nodes may be behind those of this one.
+        readers: Concurrent files or requests to peers.
+        decoders: Samples decoded concurrently.
+        wait_s: Longest wait for a sample that another rank brings, and for room in memory.
+        timeout_s: Time limit of a load.
+        grace: Number of loads by which ranks of other nodes may be behind those of this node.
     """
 
     readers: int = 8
@@ -214,11 +215,12 @@ class LoaderLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadCounts:
-    """Says what a load has done, which is what the plan says unless something failed.
+    """The actual reads of a load, which match the plan unless something failed.
 
     Args:
         n_samples: int64 `[len(LEVELS)]`, samples that came from each level.
-        nbytes: Likewise: of files from disk and storage, of decoded samples from memory and peers.
+        nbytes: int64 `[len(LEVELS)]`, bytes of files from disk and storage, and of decoded samples from memory and
+            peers.
         n_elsewhere: Samples that came from another level than planned.
         n_not_kept: Samples for which memory had no room.
     """
@@ -230,12 +232,12 @@ class LoadCounts:
 
 
 class LoadProgress:
-    """Collects what threads report about the reads of a load.
+    """Collects the reports of threads on the reads of a load.
 
     Args:
-        where: The load, to begin messages with.
-        reads: All of them.
-        names: Of the files of all samples.
+        where: The load, as the beginning of messages.
+        reads: All reads of the load.
+        names: Names of the files of all samples.
     """
 
     def __init__(self, where: str, reads: Sequence[PlannedRead], names: Sequence[str]) -> None:
@@ -250,11 +252,11 @@ class LoadProgress:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has failed: no thread waits for it any more."""
+        """Whether the load has failed, so that no thread waits for it any more."""
         return self._error is not None
 
     def done(self, read: PlannedRead, came_from: int, nbytes: int, *, kept: bool = True) -> None:
-        """Report a sample that is where it should be."""
+        """Report a sample that is in its place."""
         with self._changed:
             del self._missing[id(read)]
             self._n_samples[came_from] += 1
@@ -275,10 +277,10 @@ class LoadProgress:
             self._changed.notify_all()
 
     def wait(self, *, timeout_s: float, stop: threading.Event) -> None:
-        """Wait until every sample is there.
+        """Wait until all samples are there.
 
         Raises:
-            RunError: One failed, or the run has failed elsewhere, or time is over.
+            RunError: A sample failed, the run has failed elsewhere, or the time limit has passed.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
@@ -293,7 +295,7 @@ class LoadProgress:
             raise self._error
 
     def counts(self) -> LoadCounts:
-        """Return what was done."""
+        """Return the actual reads."""
         return LoadCounts(self._n_samples, self._nbytes, self._n_elsewhere, len(self.not_kept))
 
     def _late(self, timeout_s: float) -> str:
@@ -308,13 +310,13 @@ class Loader(AbstractContextManager["Loader"]):
     """Fills batches, one load at a time, in order.
 
     Args:
-        reads: Of all loads of the plan, in order.
-        sources: Of files.
-        place: Which rank this is.
+        reads: Reads of all loads of the plan, in order.
+        sources: Sources of files.
+        place: Place of this rank.
         store: The node's memory.
         peers: The memory of other nodes, if there are any.
         limits: Threads and times.
-        failed: Set when the run has failed; ends every wait.
+        failed: Set when the run has failed, which ends all waits.
     """
 
     def __init__(
@@ -345,7 +347,7 @@ class Loader(AbstractContextManager["Loader"]):
         """Fill a batch.
 
         Args:
-            number: Of the load, greater than that of the last one.
+            number: Number of the load, greater than the last one.
             out: uint8 `[batch, *shape]`, contiguous, in host memory.
             labels: int64 `[batch]`.
 
@@ -353,7 +355,8 @@ class Loader(AbstractContextManager["Loader"]):
             Samples and bytes by level.
 
         Raises:
-            RunError: A sample cannot be had; names it. Or the run has failed elsewhere, or time is over.
+            RunError: A sample cannot be read (the error names it), the run has failed elsewhere, or the time limit has
+                passed.
         """
         batch = self._agenda.advance(number)
         self._number = number
@@ -371,7 +374,7 @@ class Loader(AbstractContextManager["Loader"]):
         return under_way.counts()
 
     def close(self) -> None:
-        """End all threads, once what they are reading is there; the last rank of a node that has read all tidies up."""
+        """End all threads after their current reads; the last rank of a node that has read all loads cleans up."""
         if not self._closed:
             self._leave_all()
         self._closed = True
@@ -381,9 +384,10 @@ class Loader(AbstractContextManager["Loader"]):
         self._decoders.shutdown(cancel_futures=True)
 
     def _leave_all(self) -> None:
-        """Carry out what is still to leave if no rank of the node reads any more.
+        """Perform the remaining evictions if no rank of the node reads any more.
 
-        Ranks of other nodes may still ask for it. They read it from elsewhere then, as this node is about to go.
+        Ranks of other nodes may still request these samples. Then they read them from elsewhere, because this node is
+        about to end.
         """
         n_read = self._number + 1
         if self._board.slowest() >= n_read > 0 and self._agenda.is_over():
@@ -393,7 +397,7 @@ class Loader(AbstractContextManager["Loader"]):
         self.close()
 
     def _start(self, reads: Sequence[PlannedRead], under_way: LoadProgress) -> None:
-        """Give the slow reads to the threads, then copy from memory."""
+        """Hand the slow reads to the threads, then copy from memory."""
         for some in _by_owner([read for read in reads if read.planned == PEER], self._limits.readers):
             self._submit(self._readers, under_way, some[0], partial(self._from_peer, some, under_way))
         for read in reads:
@@ -410,7 +414,7 @@ class Loader(AbstractContextManager["Loader"]):
     def _submit(
         self, pool: ThreadPoolExecutor, under_way: LoadProgress, read: PlannedRead, function: Callable[[], None]
     ) -> None:
-        """Let a thread do something for a sample; an error is the load's."""
+        """Run a task for a sample in a thread; an error fails the load."""
 
         def run() -> None:
             if under_way.is_over or self._closed:
@@ -426,14 +430,14 @@ class Loader(AbstractContextManager["Loader"]):
             under_way.fail(read, RunError("the loader was closed"))
 
     def _from_memory(self, read: PlannedRead, under_way: LoadProgress) -> None:
-        """Wait for the rank that brings a sample; if it does not come, bring it."""
+        """Wait for the rank that brings a sample; if it does not arrive, read the sample here."""
         if self._awaited(read.in_memory, self._store.__contains__) and self._store.get(read.sample, read.out):
             under_way.done(read, MEMORY, read.out.nbytes)
         else:
             self._from_files(read, under_way, keep=True)
 
     def _from_peer(self, reads: Sequence[PlannedRead], under_way: LoadProgress) -> None:
-        """Ask a node for several samples; what it has not is read like anything else."""
+        """Request several samples from a node; missing ones are read like all others."""
         there = [False] * len(reads)
         if self._peers is not None:
             wants = [read.in_memory for read in reads]
@@ -450,7 +454,7 @@ class Loader(AbstractContextManager["Loader"]):
         self._submit(self._readers, under_way, read, partial(self._from_files, read, under_way, keep=keep))
 
     def _from_files(self, read: PlannedRead, under_way: LoadProgress, *, keep: bool) -> None:
-        """Read a file; a decoder goes on with it. A file that is missing on disk is put there again."""
+        """Read a file and pass it to a decoder. A file that is missing on disk is written again."""
         keeps_file = read.keeps_disk or read.planned == DISK
         if read.planned == DISK:
             self._awaited(read.on_disk, lambda _: False)
@@ -469,9 +473,9 @@ class Loader(AbstractContextManager["Loader"]):
         return wait_for(want, is_there, self._board, wait_s=self._limits.wait_s, stop=self._failed)
 
     def _keep_the_rest(self, reads: list[PlannedRead]) -> None:
-        """Carry out what may leave; if memory had no room for some samples, keep them as others let more leave.
+        """Perform possible evictions; if memory had no room for some samples, keep them as others make room.
 
-        Samples that leave with the last `grace` loads of this rank leave only when it goes on: no need to wait.
+        Samples of the last `grace` loads of this rank leave only when it continues, so waiting for them is useless.
         """
         leaving = self._agenda.leaving
         deadline_s = time.monotonic() + self._limits.wait_s
@@ -486,7 +490,7 @@ class Loader(AbstractContextManager["Loader"]):
 
 
 def _by_owner(reads: Sequence[PlannedRead], n_requests: int) -> Iterator[list[PlannedRead]]:
-    """Cut reads into about so many requests, each to one node."""
+    """Divide reads into about a given number of requests, each to one node."""
     size = max(1, -(-len(reads) // n_requests))
     for _, group in groupby(sorted(reads, key=lambda read: read.owner), key=lambda read: read.owner):
         of_owner = list(group)

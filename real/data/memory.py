@@ -1,25 +1,24 @@
-"""A node's store of decoded samples: shared memory that all its ranks read and write.
+"""A node's store of decoded samples, in shared memory that all its ranks read and write.
 
-Samples have one size, so memory is a row of equal slots, and a table says which sample is in which slot. Which samples
-live here is decided elsewhere; a store only refuses what it has no room for.
+All samples have the same size. So memory is an array of equal slots, and a table maps samples to slots. The choice of
+samples is made elsewhere. A store only refuses samples for which it has no room.
 
-**Writing.** Under the lock a writer takes an empty slot; without it, it copies; under the lock again, it enters the
-sample into the table. A writer that is killed while it copies leaves a slot that no sample points to; the run ends.
+**Writing.** A writer takes an empty slot under the lock, copies without the lock, and enters the sample into the table
+under the lock. If a writer is killed during the copy, no sample points to its slot, and the run ends.
 
-**Reading** takes no lock. A slot has a number that grows whenever its sample leaves. A reader that finds the same
-number after its copy as before has read one sample, whole; else the sample has left while it read, and is not there.
-This needs reads of memory in the order of the program. x86-64 keeps it; for others, as ARM, there is a fence between
-the looks at the tables and the copy.
+**Reading** takes no lock. A slot has a number that grows whenever its sample leaves. If a reader finds the same number
+before and after its copy, it has read one complete sample. Otherwise the sample left during the copy, and counts as
+missing. This requires that memory reads keep the program order. x86-64 guarantees it. Other processors, such as ARM,
+need a fence between the accesses to the tables and the copy.
 
-A table of zeros is an empty store: fields that may have no value hold it plus one.
+A table of zeros is an empty store: fields that may be without a value hold the value plus one.
 
-The memory has no name: the kernel frees it when the last of the processes that share it ends. One of them makes it and
-tells the others its `path`, which leads to it as long as that process lives; they open it.
+The memory has no name, so the kernel frees it when the last process that shares it ends. One process makes it and sends
+its `path` to the others, which open it. The path is valid as long as that process lives.
 
-**Board.** In the same memory, ranks tell how far they have come with their loads. A rank says two things of load k, in
-this order: that it *has read* all its samples, so that it needs nothing any more that leaves the caches with load k;
-and that it *has kept* what it had to, so that others find it. Between the two it may have to wait for room, which
-others make once all have read.
+**Board.** In the same memory, ranks report the progress of their loads. A rank makes two reports on load k, in this
+order. It *has read* all samples, so it no longer needs samples that leave the caches with load k. It *has kept* its
+samples, so others can find them. In between it may have to wait for room, which others make after all ranks have read.
 """
 
 import errno
@@ -48,12 +47,12 @@ _HAS_LEFT = -1
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Names a sample, and when it came into a node's memory.
+    """A sample, and when it came into a node's memory.
 
     Args:
-        sample: Which.
+        sample: Number of the sample.
         local_rank: The rank of the node, from 0, that kept it.
-        number: The load in which it did; -1 if that is not known: then it is not waited for.
+        number: Number of the load that kept it; -1 if unknown, then no rank waits for it.
     """
 
     sample: int
@@ -63,12 +62,12 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Tells the ranks of a node how far each of them is.
+    """The progress of the ranks of a node.
 
     Args:
-        n_read: int64 `[ranks_per_node]`, loads that each rank has read.
-        n_kept: int64 `[ranks_per_node]`, loads that each rank has also kept.
-        n_staged: int64 `[ranks_per_node]`, how often each rank has staged its files.
+        n_read: int64 `[ranks_per_node]`, number of loads that each rank has read.
+        n_kept: int64 `[ranks_per_node]`, number of loads that each rank has also kept.
+        n_staged: int64 `[ranks_per_node]`, number of times that each rank has staged its files.
         kept_on_disk: int64 `[n_samples]`, 1 + the last load that keeps a sample on the node's disk; 0 if none has yet;
             -1 if it has left since.
         locked: Excludes the other ranks.
@@ -81,11 +80,11 @@ class Board:
     locked: Callable[[], AbstractContextManager[None]]
 
     def slowest(self) -> int:
-        """Return how many loads all ranks of the node have read."""
+        """Return the number of loads that all ranks of the node have read."""
         return int(self.n_read.min())
 
     def keep_on_disk(self, sample: int, number: int) -> None:
-        """Say, before a load keeps a file on disk, that it is to stay there."""
+        """Mark a file as staying on disk, before a load keeps it there."""
         with self.locked():
             self.kept_on_disk[sample] = max(int(self.kept_on_disk[sample]), number + 1)
 
@@ -102,22 +101,22 @@ class Board:
 def wait_for(
     want: Want, is_there: Callable[[int], bool], board: Board, *, wait_s: float, stop: threading.Event
 ) -> bool:
-    """Wait until a sample is in memory, or its rank has passed the load in which it kept it, or time is over.
+    """Wait until a sample is in memory, its rank has passed the load that keeps it, or the time limit has passed.
 
     Args:
         want: The sample.
         is_there: Whether a sample is in this node's memory.
-        board: Of this node.
-        wait_s: At most.
+        board: Board of this node.
+        wait_s: Longest wait.
         stop: Ends the wait when set.
 
     Returns:
-        Whether it is there.
+        Whether the sample is there.
     """
     deadline_s = time.monotonic() + wait_s
     while not is_there(want.sample):
         if board.n_kept[want.local_rank] > want.number:
-            return is_there(want.sample)  # it may have come between the two looks
+            return is_there(want.sample)  # it may have arrived between the two checks
         if time.monotonic() >= deadline_s or stop.wait(_LOOK_AGAIN_S):
             return False
     return True
@@ -126,17 +125,17 @@ def wait_for(
 def wait_until_all_staged(
     board: Board, local_rank: int, *, first_rank: int, timeout_s: float, stop: threading.Event
 ) -> None:
-    """Note that a rank has staged its files, and wait until every rank of its node has done so as often.
+    """Record that a rank has staged its files, and wait until all ranks of its node have done so equally often.
 
     Args:
-        board: Of this node.
-        local_rank: This one.
-        first_rank: Of the node.
-        timeout_s: For the last one.
+        board: Board of this node.
+        local_rank: This rank.
+        first_rank: First rank of the node.
+        timeout_s: Time limit for the last rank.
         stop: Ends the wait when set.
 
     Raises:
-        RunError: Names the ranks that have not come; or the run has failed.
+        RunError: Ranks are missing (the error names them), or the run has failed.
     """
     board.n_staged[local_rank] += 1
     deadline_s = time.monotonic() + timeout_s
@@ -155,15 +154,15 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class SharedSegment:
-    """Makes a segment, zeros to begin with, or opens that of another process.
+    """A segment of shared memory: a new one, initially zero, or that of another process.
 
     Args:
         nbytes: Its size.
-        path: Of the other process's segment; None makes one.
-        folder: Where it is made; a file system in memory.
+        path: Path of the other process's segment; None makes a new one.
+        folder: Folder for a new one, on a file system in memory.
 
     Raises:
-        RunError: There is no room, or nothing at the path.
+        RunError: There is no room, or the path does not exist.
     """
 
     def __init__(self, nbytes: int, *, path: str | None = None, folder: Path = SHARED_MEMORY) -> None:
@@ -175,7 +174,7 @@ class SharedSegment:
         try:
             if path is None:
                 _take(self._file.fileno(), folder, nbytes)
-            # Pages are found now, all at once: one by one, the first copies would be slow.
+            # Pages are mapped now, all at once: one by one, they would slow the first copies.
             self._map = mmap.mmap(self._file.fileno(), nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except BaseException:
             self._file.close()
@@ -183,12 +182,12 @@ class SharedSegment:
         self._mutex = threading.Lock()
 
     def array(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return a part of it. Memory is given back when the segment is closed and no part is held any more."""
+        """Return a part of it. Memory is freed when the segment is closed and no part is in use."""
         return np.frombuffer(self._map, np.uint8, nbytes, offset)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude all other threads and processes; a process that dies inside lets the others in."""
+        """Take the lock that excludes all other threads and processes; it is released if its process dies."""
         with self._mutex:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
@@ -197,13 +196,13 @@ class SharedSegment:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Leave it."""
+        """Release the lock."""
         del self._map
         self._file.close()
 
 
 def _take(descriptor: int, folder: Path, nbytes: int) -> None:
-    """Take the memory now: a file with holes would end the process that first writes where no memory is left."""
+    """Allocate the memory now: a sparse file would kill the process that writes when no memory is left."""
     room = os.statvfs(folder)
     left = room.f_bavail * room.f_frsize
     try:
@@ -229,15 +228,15 @@ _KEEPS_ORDER = platform.machine() in {"x86_64", "AMD64"}  # "Reads are not reord
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How large a store is.
+    """The size of a store.
 
     Args:
-        n_samples: Of the data set: samples are numbers below it.
-        n_slots: How many samples fit. A sample stays until every rank of the node is done with the load in which it is
-            to leave, so give more than are to live here at a time: as many as come in the loads between the fastest
-            rank and the slowest.
-        sample_nbytes: Of each.
-        ranks_per_node: That share it.
+        n_samples: Number of samples in the data set; samples are numbers below it.
+        n_slots: Number of samples that fit. A sample stays until all ranks of the node have finished the load with
+            which it leaves. So more slots are needed than samples are planned here: add the samples of the loads
+            between the fastest and the slowest rank.
+        sample_nbytes: Bytes of each sample.
+        ranks_per_node: Number of ranks that share the store.
     """
 
     n_samples: int
@@ -248,10 +247,10 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Shows a sample where it lies, without a copy.
+    """A view of a sample in the store, without a copy.
 
     Args:
-        data: uint8 `[sample_nbytes]`. Not to be written to, nor held when the store is closed.
+        data: uint8 `[sample_nbytes]`. Do not write to it, and release it before the store is closed.
         is_intact: Whether it has been this sample all the time until now.
     """
 
@@ -261,7 +260,7 @@ class Loan:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """Everything in the segment but the samples; int64 if not said otherwise.
+    """Everything in the segment except the samples; int64 unless stated otherwise.
 
     Args:
         slot_of: `[n_samples]`, 1 + slot.
@@ -279,17 +278,17 @@ class _Tables:
 
 
 class MemoryStore:
-    """Shares decoded samples among the processes of a node: one makes it, the others open it at its `path`.
+    """Shares decoded samples among the processes of a node: one process makes it, the others open it at its `path`.
 
-    Its `board` tells how far the ranks that share it are.
+    Its `board` has the progress of the ranks that share it.
 
     Args:
-        geometry: How large it is; the ranks agree.
-        path: Of the store that another process has made; None makes one.
-        folder: Where it is made; a file system in memory.
+        geometry: Its size, equal on all ranks.
+        path: Path of another process's store; None makes a new one.
+        folder: Folder for a new one, on a file system in memory.
 
     Raises:
-        RunError: There is no room for it, or it is not there.
+        RunError: There is no room for it, or it does not exist.
     """
 
     def __init__(self, geometry: Geometry, *, path: str | None = None, folder: Path = SHARED_MEMORY) -> None:
@@ -318,7 +317,7 @@ class MemoryStore:
         return True
 
     def get(self, sample: int, out: Pixels) -> bool:
-        """Copy a sample to `out`; return False if it is not there, and then `out` holds anything."""
+        """Copy a sample to `out`; return False if it is not there, with `out` undefined."""
         target = flat(out, self.geometry.sample_nbytes, sample)
         loan = self.borrow(sample)
         if loan is None:
@@ -327,11 +326,11 @@ class MemoryStore:
         return loan.is_intact()
 
     def get_many(self, samples: Sequence[int], outs: Sequence[Pixels]) -> list[bool]:
-        """Copy several samples; return which were there."""
+        """Copy several samples; return which of them were there."""
         return [self.get(sample, out) for sample, out in zip(samples, outs, strict=True)]
 
     def borrow(self, sample: int) -> Loan | None:
-        """Return a sample where it lies; None if it is not there."""
+        """Return a view of a sample; None if it is not there."""
         tables = self._tables
         slot = int(tables.slot_of[sample]) - 1
         if slot < 0:
@@ -360,7 +359,7 @@ class MemoryStore:
         return True
 
     def close(self) -> None:
-        """Leave; the store cannot be used any more."""
+        """Close the store."""
         del self._tables, self.board, self._slots
         self._segment.close()
 
@@ -371,7 +370,7 @@ class MemoryStore:
         return int(np.count_nonzero(self._tables.state == _READY))
 
     def _note_kept(self, sample: int, number: int) -> bool:
-        """Note that a load keeps a sample that is there; return False if it is not."""
+        """Record that a load keeps an existing sample; return False if it is not there."""
         if sample not in self:
             return False
         self._tables.kept_at[sample] = max(int(self._tables.kept_at[sample]), number + 1)
@@ -382,7 +381,7 @@ class MemoryStore:
         return found if state.size and state[found := int(np.argmin(state))] == _EMPTY else None
 
     def _publish(self, sample: int, slot: int, number: int) -> None:
-        """Enter a sample; if another writer was faster, leave its."""
+        """Enter a sample, unless another writer has already entered it."""
         tables = self._tables
         if self._note_kept(sample, number):
             tables.state[slot] = _EMPTY
@@ -394,10 +393,10 @@ class MemoryStore:
 
 
 def _fence() -> None:
-    """Let all reads of memory before this be done before those after it.
+    """Order memory reads: all reads before this call are done before those after it.
 
-    Reads before a lock is dropped stay before it, and reads after it is taken again stay after that; a lock
-    of its own makes no thread wait, and a forked child finds none that is held.
+    Reads before the release of a lock stay before it, and reads after the next acquisition stay after it. With a lock
+    of its own, no thread waits, and a forked child never finds the lock held.
     """
     if not _KEEPS_ORDER:
         lock = threading.Lock()
@@ -407,7 +406,7 @@ def _fence() -> None:
 
 
 def _tables(segment: SharedSegment, geometry: Geometry) -> tuple[_Tables, Board]:
-    """Cut the tables out of a segment."""
+    """Return the tables as parts of a segment."""
     arrays = []
     offset = 0
     for nbytes in _table_nbytes(geometry):
@@ -430,10 +429,10 @@ def _table_nbytes(geometry: Geometry) -> list[int]:
 
 
 def flat(data: Pixels, nbytes: int, sample: int) -> NDArray[np.uint8]:
-    """Return a sample's bytes as a vector, without a copy.
+    """Return the bytes of a sample as a vector, without a copy.
 
     Raises:
-        RunError: It has another size or type, or is not contiguous.
+        RunError: The sample has another size or type, or is not contiguous.
     """
     if data.dtype != np.uint8 or data.nbytes != nbytes or not data.flags.c_contiguous:
         raise RunError(

@@ -1,11 +1,11 @@
-"""Samples from the memory of other nodes: one process of each node serves its store, every rank asks.
+"""Samples from the memory of other nodes: one process of each node serves its store, all ranks send requests.
 
-A peer that is dead, slow or without the sample is no error: the answer is `not there`, the caller reads the sample from
-somewhere else. The same holds for strangers, and for other data sets.
+A peer that is dead, slow or without the sample is not an error: the answer is `not there`, and the caller reads the
+sample from elsewhere. The same holds for strangers, and for other data sets.
 
-**Requests.** As often as it likes, a client then sends a head and so many wants. The server answers with one byte per
-want, 1 if it has the sample; then the samples that it has, from where they lie; then one byte for each of these, 1 if
-it was still the same sample when the last of it had been sent. Numbers are little-endian.
+**Requests.** After that, a client may send any number of requests: a head and a list of wants. The server answers with
+one byte per want, 1 if it has the sample. Then it sends the available samples without copying them. Then it sends one
+byte for each of these, 1 if it was still the same sample when its last byte had been sent. Numbers are little-endian.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ from real.data.memory import Loan, MemoryStore, Pixels, Want, flat, wait_for
 from real.processes.messages import greet, receive, send, welcome
 from simdist.errors import RunError
 
-# How many wants follow, and the seconds that the server may wait for samples that are about to come.
+# Number of wants that follow, and the seconds that the server may wait for samples that are about to arrive.
 HEAD = struct.Struct("<qd")
 
 WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
 
 
 def key_of(token: bytes, data_set: bytes) -> bytes:
-    """Return what the ranks of a run must know to read a data set from one another.
+    """Return the key that ranks of a run must know to read a data set from each other.
 
     Args:
-        token: Of the run: random, known to its ranks only.
-        data_set: Digest of all that says what a sample is.
+        token: Token of the run: random, known only to its ranks.
+        data_set: Digest of everything that determines a sample.
     """
     return hmac.digest(token, data_set, "sha256")
 
@@ -53,19 +53,19 @@ def unpacked(data: bytes | bytearray) -> list[Want]:
     return [Want(*fields) for fields in np.frombuffer(data, WANT).tolist()]
 
 
-# Of a rank to a node: a few streams fill a network, one would wait for each answer before the next request.
+# From a rank to a node: a few streams fill a network; one would wait for each answer before the next request.
 MOST_CONNECTIONS = 4
-MOST_WAIT_S = 3600.0  # no server waits longer for samples that are about to come, whatever a client asks
+MOST_WAIT_S = 3600.0  # the longest wait of a server for samples that are about to arrive, whatever a client requests
 
 _MOST_WANTS = 1 << 16
-_ENOUGH_FILES = 1 << 16  # some programs that a process starts walk through all numbers below the limit
+_ENOUGH_FILES = 1 << 16  # some child programs iterate over all numbers below the limit
 _FILES = resource.RLIMIT_NOFILE
 _SHARE = 4  # of all open files, one in so many may be a connection to a peer; the others are files, and the user's
 _Pool: TypeAlias = "queue.LifoQueue[socket.socket | None]"
 
 
 def most_connections() -> int:
-    """Return how many connections of others a process may serve; its limit of open files is raised as far as it may be.
+    """Return the number of connections that a process may serve, after raising its limit of open files if possible.
 
     Source: getrlimit(2), RLIMIT_NOFILE.
     """
@@ -77,11 +77,11 @@ def most_connections() -> int:
 
 
 def connections_per_peer(readers: int, *, n_clients: int) -> int:
-    """Return how many connections a rank may have to each other node.
+    """Return the number of connections that a rank may have to each other node.
 
     Args:
-        readers: Requests that it makes at once.
-        n_clients: Ranks that one node serves; they share what its process may have open.
+        readers: Number of concurrent requests of the rank.
+        n_clients: Ranks that one node serves; they share the open files of its process.
     """
     return max(1, min(readers, MOST_CONNECTIONS, most_connections() // max(1, n_clients)))
 
@@ -90,14 +90,14 @@ class PeerServer(AbstractContextManager["PeerServer"]):
     """Serves a node's store at `address`, host:port: a thread that accepts, and one for each connection.
 
     Args:
-        store: Of this node.
-        host: Address of this node that others reach.
-        key: That clients must know.
-        timeout_s: Of a request and its answer, once it has begun.
-        most_connections: Further clients are sent away.
+        store: Store of this node.
+        host: Address of this node for others.
+        key: The key that clients must know.
+        timeout_s: Time limit of a request and its answer, after its beginning.
+        most_connections: Largest number of connections; further clients are refused.
 
     Raises:
-        RunError: The address cannot be listened on.
+        RunError: The server cannot listen on the address.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class PeerServer(AbstractContextManager["PeerServer"]):
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                if self._stop.wait(0.05):  # else: too many open files, or a client that has given up
+                if self._stop.wait(0.05):  # else too many open files, or a client that has given up
                     return
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="peer-connection", daemon=True)
@@ -177,7 +177,7 @@ class PeerServer(AbstractContextManager["PeerServer"]):
         send(connection, [bytes(loan.is_intact() for loan in found)], deadline_s=deadline_s)
 
     def _find(self, wants: Sequence[Want], wait_s: float) -> list[Loan | None]:
-        """Wait for all that may still come, then look."""
+        """Wait for all samples that may still arrive, then look them up."""
         store = self._store
         end_s = time.monotonic() + wait_s
         ours = [0 <= want.sample < store.geometry.n_samples for want in wants]
@@ -189,15 +189,15 @@ class PeerServer(AbstractContextManager["PeerServer"]):
 
 
 class PeerClient(AbstractContextManager["PeerClient"]):
-    """Asks other nodes for samples; threads of a rank ask at once, and share a few connections to each node.
+    """Requests samples from other nodes; threads of a rank send requests at once over a few connections to each node.
 
     Args:
-        key: That the servers must know.
-        sample_nbytes: Of each sample.
+        key: The key that servers must know.
+        sample_nbytes: Bytes of each sample.
         address_of: Node -> `host:port` of its server; called again for each new connection.
-        timeout_s: Of a request and its answer.
-        retry_s: How long a peer that has failed is left alone.
-        n_connections: To each node at most.
+        timeout_s: Time limit of a request and its answer.
+        retry_s: Pause before a failed peer is tried again.
+        n_connections: Largest number of connections to each node.
     """
 
     def __init__(
@@ -226,13 +226,13 @@ class PeerClient(AbstractContextManager["PeerClient"]):
         """Copy samples out of a node's memory.
 
         Args:
-            node: Which.
+            node: The node.
             wants: Samples.
-            outs: Where each goes; holds anything if it was not there.
-            wait_s: How long the node may wait for samples that are about to come; `MOST_WAIT_S` at most.
+            outs: Target of each sample; undefined if the sample was not there.
+            wait_s: How long the node may wait for samples that are about to arrive, at most `MOST_WAIT_S`.
 
         Returns:
-            Which were there.
+            Whether each sample was there.
         """
         targets = [flat(out, self._sample_nbytes, want.sample) for want, out in zip(wants, outs, strict=True)]
         wait_s = min(wait_s, MOST_WAIT_S)
@@ -248,7 +248,7 @@ class PeerClient(AbstractContextManager["PeerClient"]):
             return [False] * len(wants)
 
     def close(self) -> None:
-        """Close all connections; threads that wait for an answer get none."""
+        """Close all connections; waiting threads get no answer."""
         with self._lock:
             self._closed = True
             for connection in self._open:
@@ -261,7 +261,7 @@ class PeerClient(AbstractContextManager["PeerClient"]):
 
     @contextlib.contextmanager
     def _borrowed(self, node: int, *, deadline_s: float) -> Iterator[socket.socket]:
-        """Give a connection to a node, an open one if there is one; one on which anything fails is closed."""
+        """Yield a connection to a node, an open one if possible; after any failure it is closed."""
         pool = self._pool(node)
         try:
             connection = pool.get(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -279,7 +279,7 @@ class PeerClient(AbstractContextManager["PeerClient"]):
             pool.put(connection)
 
     def _pool(self, node: int) -> _Pool:
-        """Return the connections to a node that no thread uses; None is one that is not open."""
+        """Return the unused connections to a node; None stands for one that is not open."""
         with self._lock:
             if node not in self._pools:
                 self._pools[node] = queue.LifoQueue()
@@ -288,7 +288,7 @@ class PeerClient(AbstractContextManager["PeerClient"]):
             return self._pools[node]
 
     def _connect(self, node: int, deadline_s: float) -> socket.socket:
-        if self._is_left_alone(node):  # another thread has found out while this one waited
+        if self._is_left_alone(node):  # another thread found the failure while this one waited
             raise ConnectionAbortedError("has failed")
         host, _, port = self._address_of(node).rpartition(":")
         connection = socket.create_connection((host, int(port)), timeout=max(0.001, deadline_s - time.monotonic()))
@@ -321,7 +321,7 @@ def _ask(
     *,
     deadline_s: float,
 ) -> list[bool]:
-    """Send a request, and receive what comes for it."""
+    """Send a request, and receive its answer."""
     send(connection, [HEAD.pack(len(wants), wait_s) + packed(wants)], deadline_s=deadline_s)
     found = bytearray(len(wants))
     receive(connection, found, deadline_s=deadline_s)

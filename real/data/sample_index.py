@@ -1,4 +1,4 @@
-"""The index of a data set in columns, compared with a plan and a model. `simdist.plan.index` says what its lines are.
+"""The index of a data set in columns, compared with a plan and a model. `simdist.plan.index` defines its lines.
 
 `python -m real.data.indexing FOLDER` makes the index of a folder of images.
 """
@@ -19,11 +19,11 @@ from simdist.plan.index import COLUMNS, Entry, refuse_name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleIndex:
-    """Holds the lines of an index, in columns: sample i is element i of each.
+    """The lines of an index, in columns: sample i is element i of each column.
 
     Args:
-        names: Of the files, relative to their folder.
-        labels: int64.
+        names: Names of the files, relative to their folder.
+        labels: Labels, int64.
         nbytes: Size of each file, int64, at least 1.
         crc32: CRC-32 of each file, uint32.
     """
@@ -37,12 +37,12 @@ class SampleIndex:
         return len(self.names)
 
     def __getitem__(self, sample: int) -> Entry:
-        """Return the line of a sample, which counts from 0."""
+        """Return the line of a sample, numbered from 0."""
         return Entry(self.names[sample], int(self.labels[sample]), int(self.nbytes[sample]), int(self.crc32[sample]))
 
 
 def make_index(entries: Iterable[Entry]) -> SampleIndex:
-    """Make an index of its lines."""
+    """Make an index from its lines."""
     lines = list(entries)
     return SampleIndex(
         names=tuple(each.name for each in lines),
@@ -53,7 +53,7 @@ def make_index(entries: Iterable[Entry]) -> SampleIndex:
 
 
 def write_entries(entries: Iterable[Entry], path: Path) -> int:
-    """Write an index to a file, which is there as a whole or not at all; return the number of samples."""
+    """Write an index to a file atomically; return the number of samples."""
     n_samples = 0
     with replacing(path, on_disk=True) as part, part.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
@@ -66,10 +66,10 @@ def write_entries(entries: Iterable[Entry], path: Path) -> int:
 
 
 def check_index(index: SampleIndex, dataset: Dataset, url: str) -> None:
-    """Refuse a data set that is not the one of a plan.
+    """Refuse a data set that is not that of a plan.
 
     Raises:
-        ScenarioError: It has other samples, or files of other sizes; says which.
+        ScenarioError: It has other samples, or files of other sizes. The error names them.
     """
     advice = "take both from the index: data: {file_size: {index: index.csv}}"
     if len(index) != dataset.n_samples:
@@ -89,15 +89,15 @@ def check_index(index: SampleIndex, dataset: Dataset, url: str) -> None:
 
 
 def check_labels(index: SampleIndex, n_classes: int, url: str) -> None:
-    """Refuse a data set with labels that a model has no output for.
+    """Refuse a data set with labels for which a model has no output.
 
     Args:
-        index: Of the data set.
+        index: Index of the data set.
         n_classes: Outputs of the model; labels are 0 to n_classes - 1.
-        url: Of the data set, for the message.
+        url: URL of the data set, for the message.
 
     Raises:
-        ScenarioError: A label is another one.
+        ScenarioError: A label is outside this range.
     """
     least = int(index.labels.min())
     most = int(index.labels.max())

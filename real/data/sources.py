@@ -1,7 +1,7 @@
-"""Where the files of samples come from, and how they become samples: uint8 `[channels, height, width]`, all alike.
+"""Sources of files, and their decoding into samples: uint8 `[channels, height, width]`, all of one shape.
 
-A file is taken from the node's disk where it is there, else from the storage server. Whatever comes is compared with
-the index: a file that is not what the index says is read once more, and then it is an error.
+A file is read from the node's disk if it is there, else from the storage server. It is compared with the index. On a
+mismatch, it is read once more. A second mismatch is an error.
 """
 
 import io
@@ -29,14 +29,14 @@ _MODES = {1: "L", 3: "RGB"}
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Reads files and decodes them; several threads do at once.
+    """Reads and decodes files; several threads may use it at once.
 
     Args:
-        index: Of the data set.
-        storage: Of its files.
-        decode: File to sample.
-        shape: Of a sample.
-        files: On this node's disk, if it keeps any.
+        index: Index of the data set.
+        storage: Storage of its files.
+        decode: Function from file to sample.
+        shape: Shape of a sample.
+        files: Cache on this node's disk, if any.
     """
 
     index: SampleIndex
@@ -46,15 +46,15 @@ class Sources:
     files: FileCache | None = None
 
     def read(self, sample: int, *, planned: int = DISK, keep: bool) -> tuple[bytes, int]:
-        """Return a sample's file, and where it came from: `DISK` or `STORAGE`.
+        """Return the file of a sample, and its source: `DISK` or `STORAGE`.
 
         Args:
-            sample: Which.
-            planned: With `STORAGE` the disk is not asked, even if what has left it by plan is still there.
-            keep: Whether the disk keeps what comes from storage.
+            sample: Number of the sample.
+            planned: With `STORAGE`, the disk is not tried, even if it still has a file that has left by plan.
+            keep: The disk keeps a file from storage.
 
         Raises:
-            RunError: Storage does not give it, or not what the index says; names the file.
+            RunError: Storage does not return the file, or it does not match the index. The error names the file.
         """
         came_from = DISK
 
@@ -75,7 +75,7 @@ class Sources:
         """Decode a sample's file.
 
         Raises:
-            RunError: It cannot be decoded; names the file.
+            RunError: The file cannot be decoded. The error names it.
         """
         name = self.index.names[sample]
         try:
@@ -87,7 +87,7 @@ class Sources:
 
 
 def sample_shape(sample_nbytes: int) -> tuple[int, ...]:
-    """Return the shape of a decoded sample: a square image in colours or in grey, if its bytes make one.
+    """Return the shape of a decoded sample: a square colour or grey image if the number of bytes fits one.
 
     >>> sample_shape(3 * 224 * 224), sample_shape(28 * 28), sample_shape(1000)
     ((3, 224, 224), (1, 28, 28), (1000,))
@@ -100,10 +100,10 @@ def sample_shape(sample_nbytes: int) -> tuple[int, ...]:
 
 
 def choose_decode(index: SampleIndex, shape: tuple[int, ...], url: str) -> Decode:
-    """Return what decodes the files of a data set: `.raw` files are samples as they are, others images.
+    """Return the decoder of a data set's files: `.raw` files are samples, others are images.
 
     Raises:
-        ScenarioError: They cannot become samples of that shape.
+        ScenarioError: The files cannot become samples of that shape.
     """
     sample_nbytes = math.prod(shape)
     n_raw = sum(name.endswith(_RAW) for name in index.names)
@@ -126,10 +126,10 @@ def choose_decode(index: SampleIndex, shape: tuple[int, ...], url: str) -> Decod
 
 
 def decode_raw(data: bytes, out: NDArray[np.uint8], name: str) -> None:
-    """Take the bytes of a file as the sample.
+    """Use the bytes of a file as the sample.
 
     Raises:
-        RunError: They are not as many.
+        RunError: The number of bytes differs.
     """
     if len(data) != out.nbytes:
         raise RunError(f"{name}: {len(data)} bytes, a raw sample of shape {list(out.shape)} has {out.nbytes}")
@@ -137,17 +137,18 @@ def decode_raw(data: bytes, out: NDArray[np.uint8], name: str) -> None:
 
 
 def decode_image(data: bytes, out: NDArray[np.uint8], name: str) -> None:
-    """Decode an image, scale it so that it just covers the sample's height and width, and cut out its centre.
+    """Decode an image, scale it so that it just covers the sample's height and width, and crop its centre.
 
-    A JPEG is decoded at an eighth, a quarter or a half of its size where that is still large enough: much less work.
+    A JPEG is decoded at an eighth, a quarter or a half of its size if that is still large enough, which is much less
+    work.
 
     Args:
         data: A file in a format that Pillow reads.
         out: uint8 `[3, height, width]` for colours, `[1, height, width]` for grey.
-        name: Of the file, for errors.
+        name: Name of the file, for errors.
 
     Raises:
-        RunError: It is no image, or damaged, or `out` has other channels.
+        RunError: The file is not an image or is damaged, or `out` has other channels.
     """
     channels, height, width = out.shape
     if channels not in _MODES:
@@ -165,7 +166,7 @@ def decode_image(data: bytes, out: NDArray[np.uint8], name: str) -> None:
 
 
 def _centre(size: tuple[int, int], wanted: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Return the largest box of the wanted proportions in the middle of an image: left, upper, right, lower."""
+    """Return the largest centred box of the required proportions in an image: left, upper, right, lower."""
     scale = min(size[0] / wanted[0], size[1] / wanted[1])
     width = min(scale * wanted[0], size[0])
     height = min(scale * wanted[1], size[1])

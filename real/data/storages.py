@@ -1,12 +1,11 @@
-"""Where the files of a data set lie: a folder, a mount, an object store. One way to read them all.
+"""Storage of a data set's files, with one interface: a folder, a mount, or an object store.
 
-URLs are fsspec's business (`/mnt/set`, `s3://bucket/set`, `memory://set`), and that of the file systems that are
-registered with it. Added here is the handling of outages: a read that fails is tried again, less and less often,
-until `timeout_s` are over; then one error says what happened, where, and for how long it was tried. An outage that
-lasts is told to the user who waits, by a warning.
+fsspec and its registered file systems handle URLs (`/mnt/set`, `s3://bucket/set`, `memory://set`). This module adds the
+handling of outages. A failed read is retried at growing intervals until `timeout_s` have passed. Then one error states
+the cause, the place, and the duration of the attempts. During a long outage, a warning informs the user.
 
-A read through the kernel (a folder, a mount) that does not return cannot be given up from here: how long a mount waits
-for its server, its options say (`hard`, or `soft,timeo=...`).
+If a read through the kernel (a folder, a mount) hangs, it cannot be cancelled from here. The options of the mount
+determine how long it waits for its server (`hard`, or `soft,timeo=...`).
 """
 
 import errno
@@ -27,7 +26,7 @@ from simdist.plan.index import INDEX, Entry, parse_entries, read_index, refuse_n
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
-PATIENCE_S = 5.0  # shorter outages pass without a word
+PATIENCE_S = 5.0  # shorter outages cause no warning
 
 # Answers of a server or a kernel about a file, or about us: no outages, and the same again however often it is asked.
 _FINAL = {
@@ -48,16 +47,16 @@ _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, ImportError, No
 
 
 class DataStorage:
-    """Reads the files in a folder of an fsspec file system, and again what could not be read; any threads may at once.
+    """Reads the files in a folder of an fsspec file system, with retries; several threads may use it at once.
 
     Args:
-        url: Of the folder, for messages.
-        filesystem: That it lies in.
-        root: The folder's path there.
-        timeout_s: How long a read is tried.
-        stop: Ends the trying when set.
+        url: URL of the folder, for messages.
+        filesystem: File system with the folder.
+        root: Path of the folder on the file system.
+        timeout_s: How long to retry a read.
+        stop: Ends the retries when set.
         now: Clock, in seconds.
-        sleep: Waits for so many seconds; by default, also no longer than until `stop` is set.
+        sleep: Waits for a number of seconds; by default, it ends early when `stop` is set.
     """
 
     def __init__(
@@ -81,22 +80,22 @@ class DataStorage:
 
     @property
     def local_folder(self) -> Path | None:
-        """The folder whose files the kernel reads, of this machine or a mount; None if a library reads them."""
+        """The folder, if the kernel reads its files, on this machine or a mount; None if a library reads them."""
         return Path(self._root) if isinstance(self._filesystem, LocalFileSystem) else None
 
     def is_folder(self) -> bool:
-        """Return whether there is a folder at the URL."""
+        """Return whether the URL is a folder."""
         return bool(self._filesystem.isdir(self._root))
 
     def read(self, name: str) -> bytes:
-        """Read a whole file, trying again after failures that may pass.
+        """Read a whole file, with retries after failures that may be temporary.
 
         Args:
-            name: Relative to the storage's URL, with `/`.
+            name: Name relative to the storage's URL, with `/`.
 
         Raises:
-            RunError: It cannot be read; names URL, file, what happened, and for how long it was tried.
-            ScenarioError: The name leaves the folder.
+            RunError: The file cannot be read. The error states URL, file, cause, and the duration of the attempts.
+            ScenarioError: The name points outside the folder.
         """
         refuse_name(name, self.url)
         start_s = self._now()
@@ -110,7 +109,7 @@ class DataStorage:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _bear(self, error: Exception, where: str, start_s: float, pause_s: float) -> None:
-        """Raise what ends a read; warn if it has failed for a while."""
+        """Raise errors that end a read; warn if it has failed for a while."""
         now_s = self._now()
         if _is_final(error):
             raise RunError(f"{where}: {_said(error)}") from error
@@ -127,16 +126,16 @@ class DataStorage:
 
 
 def open_storage(url: str, *, timeout_s: float = 60.0, stop: threading.Event | None = None) -> DataStorage:
-    """Open the storage at a URL; nothing is read yet.
+    """Open the storage at a URL, without reading yet.
 
     Args:
         url: A folder (`/mnt/set`), or another URL that fsspec knows (`s3://bucket/set`).
-        timeout_s: How long a read is tried before it fails.
-        stop: Ends the trying when set.
+        timeout_s: How long to retry a read before it fails.
+        stop: Ends the retries when set.
 
     Raises:
-        ScenarioError: There is no such kind of URL.
-        RunError: A library for it is missing, or refuses.
+        ScenarioError: The kind of URL is unknown.
+        RunError: A library for it is missing, or refuses the URL.
     """
     if not timeout_s > 0:
         raise ScenarioError(f"timeout_s is {timeout_s}: write a number of seconds above 0")
@@ -145,15 +144,15 @@ def open_storage(url: str, *, timeout_s: float = 60.0, stop: threading.Event | N
 
 
 def filesystem_of(url: str) -> tuple[AbstractFileSystem, str]:
-    """Return the file system of a URL, and the path of its folder there.
+    """Return the file system of a URL, and the path of its folder on it.
 
     Raises:
-        ScenarioError: There is no such kind of URL.
-        RunError: A library for it is missing, or refuses.
+        ScenarioError: The kind of URL is unknown.
+        RunError: A library for it is missing, or refuses the URL.
     """
     try:
         filesystem, root = fsspec.core.url_to_fs(url)
-    except ImportError as error:  # s3fs and the like are packages of their own
+    except ImportError as error:  # s3fs and others are separate packages
         raise RunError(f"{url}: {error}") from error
     except ValueError as error:
         advice = "write a folder, or a URL that fsspec knows; an NFS server: mount it and write the folder"
@@ -165,8 +164,8 @@ def read_storage_index(storage: DataStorage) -> SampleIndex:
     """Read the index of the data set in a storage.
 
     Raises:
-        RunError: It cannot be read.
-        ScenarioError: There is none, or a line of it is wrong.
+        RunError: The index cannot be read.
+        ScenarioError: There is no index, or a line of it is invalid.
     """
     try:
         content = storage.read(INDEX) if storage.local_folder is None else _local_index(storage, storage.local_folder)
@@ -179,13 +178,13 @@ def read_storage_index(storage: DataStorage) -> SampleIndex:
 
 
 def read_sample(storage: DataStorage, entry: Entry) -> bytes:
-    """Read the file of a sample, and check that it is the one of the index; a first mismatch is read again.
+    """Read the file of a sample, and check it against the index; after a first mismatch, it is read again.
 
     Raises:
-        RunError: It cannot be read, or has changed on the storage since the index was made.
+        RunError: The file cannot be read, or has changed on the storage since the index was made.
     """
     content = storage.read(entry.name)
-    if not entry.matches(content):  # a server may be in the middle of something
+    if not entry.matches(content):  # a server may be in the middle of a change
         content = storage.read(entry.name)
     if not entry.matches(content):
         what = f"{len(content)} bytes, the index says {entry.nbytes}" if len(content) != entry.nbytes else "other bytes"
@@ -201,7 +200,7 @@ def _local_index(storage: DataStorage, folder: Path) -> bytes:
         return read_index(folder / INDEX)
     except RefusedError as error:
         raise ScenarioError(f"{folder / INDEX}: cannot be read: {error}") from error
-    except OSError:  # the storage tries again, and says for how long
+    except OSError:  # the storage retries, and reports for how long
         return storage.read(INDEX)
 
 
@@ -212,12 +211,12 @@ def _is_final(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """Say what an exception says, and of which kind it is; a bare FileNotFoundError names only the path."""
+    """Describe an exception and its type; a bare FileNotFoundError names only the path."""
     strerror = error.strerror if isinstance(error, OSError) else None
     return f"{type(error).__name__}: {strerror or error or 'no reason given'}"
 
 
 def _reason(error: Exception) -> str:
-    """Say why a storage cannot be reached: of a library's exception the kind, too, because its text may say nothing."""
+    """Describe why a storage cannot be reached, with the type of a library's exception, as its text may be useless."""
     strerror = error.strerror if isinstance(error, OSError) else None
     return strerror or _said(error)

@@ -1,7 +1,7 @@
-"""Counts of the reads of a rank, load by load, written as they happen: a rank that is killed leaves what it did.
+"""Counts of a rank's reads per load, written immediately, so that a killed rank leaves its counts so far.
 
 The file is a .npy of int64 `[n_loads, 2 * len(LEVELS) + 2]`, mapped into memory: samples from each level, bytes from
-each, samples that came from another level than planned, and samples for which memory had no room.
+each level, samples from another level than planned, and samples for which memory had no room.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ _N_COLUMNS = 2 * _N + 2
 
 
 class Tally:
-    """Counts what one rank reads.
+    """Counts the reads of one rank.
 
     Args:
-        n_loads: Of the plan.
-        path: The file to write; without one, counts are kept in memory.
+        n_loads: Number of loads of the plan.
+        path: The file to write; None keeps counts in memory.
 
     Raises:
         RunError: The file cannot be written.
@@ -43,7 +43,7 @@ class Tally:
         self.rows: NDArray[np.int64] = zeros if path is None else memmap(path, zeros)
 
     def note(self, number: int, counts: LoadCounts) -> None:
-        """Write down a load."""
+        """Record a load."""
         row = self.rows[number]
         row[_SAMPLES] = counts.n_samples
         row[_NBYTES] = counts.nbytes
@@ -52,35 +52,35 @@ class Tally:
 
 
 def tally_path(parts: Path, rank: int) -> Path:
-    """Return the file in which a rank notes what it reads."""
+    """Return the file for the counts of a rank."""
     return parts / f"reads-{rank:05d}.npy"
 
 
 def gather_tallies(tally: Tally) -> NDArray[np.int64] | None:
-    """Bring the counts of all ranks together; all take part, rank 0 gets int64 `[world_size, n_loads, n_columns]`."""
+    """Combine the counts of all ranks; all take part, rank 0 gets int64 `[world_size, n_loads, n_columns]`."""
     rows = list(gather_to_first(torch.from_numpy(np.array(tally.rows))))
     return torch.stack(rows).numpy() if rows else None
 
 
 def salvage_tallies(parts: Path, plan: Plan) -> NDArray[np.int64] | None:
-    """Return what the ranks of a failed run have noted, 0 where they have not come to; None if that is nothing."""
+    """Return the counts of a failed run's ranks, with 0 for loads that did not run; None if there are none."""
     n_loads = sum(1 for _ in plan.loads())
     rows = np.zeros((plan.world_size, n_loads, _N_COLUMNS), dtype=np.int64)
     for rank in range(plan.world_size):
-        with suppress(OSError, EOFError, ValueError):  # it is not there, or not whole
+        with suppress(OSError, EOFError, ValueError):  # missing or incomplete
             rows[rank] = read_array(tally_path(parts, rank), dtype=np.int64, shape=rows.shape[1:])
     return rows if rows.any() else None
 
 
 def reads_of(rows: NDArray[np.int64], plan: Plan) -> Reads:
-    """Return the counts of all ranks as `simdist.traces.reads` has them."""
+    """Return the counts of all ranks in the form of `simdist.traces.reads`."""
     by_load = rows.swapaxes(0, 1)
     n_samples, nbytes = (np.ascontiguousarray(by_load[:, :, columns]) for columns in (_SAMPLES, _NBYTES))
     return Reads(n_samples, nbytes, plan.digest())
 
 
 def totals(rows: NDArray[np.int64]) -> Mapping[str, int]:
-    """Return the sums of the counts of all ranks, by what they count.
+    """Return the sums of the counts of all ranks, by name.
 
     Columns:
         samples_from_memory, samples_from_peer, samples_from_disk, samples_from_storage (int): Samples from the memory
