@@ -1,19 +1,19 @@
 # %% [markdown]
 # # How much does hierarchical SGD gain against stragglers?
 #
-# **Question.** Many GPUs train one model. In every step a few of them come late, others each time: a *transient
-# straggler*. Synchronous SGD averages gradients in every step, so everybody waits for the latest. Hierarchical SGD
-# averages parameters in small groups often and in large groups seldom. How much faster is that, why, and when is it no
-# faster at all?
+# **Question.** Many GPUs train one model. In each step, a few of them are late, and different ones each time:
+# *transient stragglers*. Synchronous SGD averages gradients in every step, so all ranks wait for the slowest.
+# Hierarchical SGD averages parameters often in small groups and rarely in large groups. How much faster is that, why,
+# and when is it no faster at all?
 #
 # **Answer.** With one worker in fifty to a hundred late by a second, it is 2.2 to 3.2 times as fast on 64 to 256 GPUs;
-# 2.08 to 3.25 were published. It gains because delays in different groups pass at the same time. It gains nothing where
-# no delays can pass at the same time: if the straggler is always the same worker. If so many are late that every small
-# group has one in every step, three levels gain 2 % with hosts that wait for averages, but 36 % with hosts that do not
-# (Figure 8). Without stragglers only the cost of communication changes, here by a few percent.
+# 2.08 to 3.25 were published. It gains because delays in different groups overlap. It gains nothing if delays cannot
+# overlap, because the straggler is always the same worker. If so many workers are late that every small group has a
+# straggler in every step, three levels gain 2 % with hosts that wait for averages, but 36 % with hosts that do not
+# (Figure 8). Without stragglers, only the cost of communication changes, here by a few percent.
 #
 # **Source.** Yi Wang and Rohan Varma, *Straggler Mitigation on PyTorch DDP by Hierarchical SGD*, PyTorch blog,
-# 2023-04-07: ResNet-18 on machines with 4 T4 GPUs and 32 Gbit/s Ethernet; in every step each worker sleeps 1 s with
+# 2023-04-07: ResNet-18 on machines with 4 T4 GPUs and 32 Gbit/s Ethernet. In every step, each worker sleeps 1 s with
 # probability 2 % (64 GPUs) or 1 % (128 and 256). [The experiment](../experiments/hsgd_stragglers/README.md) has all
 # parameters and their sources.
 
@@ -40,9 +40,9 @@ published = experiment["PUBLISHED"]
 # %% [markdown]
 # ## Two delays, side by side
 #
-# Four GPUs. Rank 0 sleeps 200 ms in step 0, rank 2 in step 1. Synchronous SGD makes everybody wait, twice. Hierarchical
+# Four GPUs: rank 0 sleeps 200 ms in step 0, rank 2 in step 1. With synchronous SGD, all ranks wait, twice. Hierarchical
 # SGD (`hsgd-2-2,4-4`: pairs average every 2 steps, all four every 4) lets the upper pair wait for rank 0 *while* the
-# lower pair waits for rank 2. When all four meet in step 3, nobody waits.
+# lower pair waits for rank 2. When all four meet in step 3, none waits.
 
 # %%
 small = load(f"{folder}/64.yaml").changed(
@@ -66,16 +66,17 @@ once[0, 0, 0] = once[0, 1, 2] = 0.2
 schedules_figure(traces_with(once), ranks=range(4))
 
 # %% [markdown]
-# *Figure 1. What four GPUs do in four steps. Each has three lanes: host (CPU), compute and communication.*
+# *Figure 1. Four GPUs in four steps. Each has three lanes: host (CPU), compute and communication.*
 #
 # **Result.** Synchronous SGD pays 400 ms for two delays of 200 ms, hierarchical SGD 200 ms.
 
 # %% [markdown]
 # ## The published experiment, again
 #
-# The blog prints the lowest and the highest speed-up of its hierarchical configurations for each size; its bars are
-# pictures, so only the range can be compared. `hsgd-2-8,4-32,8-64` averages over 8 GPUs every 2 steps, over 32 every 4
-# and over 64 every 8; `local-4` averages over all every 4 steps. All parameters are physical, none is fitted.
+# For each size, the blog prints the lowest and the highest speed-up of its hierarchical configurations. Its bar charts
+# are pictures, so only the range can be compared. `hsgd-2-8,4-32,8-64` averages over 8 GPUs every 2 steps, over 32
+# every 4, and over 64 every 8. `local-4` averages over all GPUs every 4 steps. All parameters are physical; none is
+# fitted.
 
 # %%
 rows = {n_gpus: compare(study.scenario(f"{n_gpus}"), n_seeds=20) for n_gpus in published}
@@ -110,7 +111,7 @@ figure
 
 # %% [markdown]
 # *Figure 2. Speed-up over synchronous SGD, simulated and published. Error bars: 95 % confidence over 20 seeds of 1000
-# steps. What was published are single runs, which scatter by about 2 %.*
+# steps. The published values are single runs, which scatter by about 2 %.*
 #
 # **Result.** Both ends of every published range are met within 6 %, and they lie between local SGD with periods 2 and
 # 8, as published.
@@ -133,16 +134,16 @@ figure
 # *Figure 3. Left: speed-up over synchronous SGD; error bars are 95 % confidence over 20 seeds. Right: what the ranks do
 # during a step, on average.*
 #
-# **Result.** Of a step of synchronous SGD on 256 GPUs nearly nine tenths are waiting for others; averaging less often
-# saves most of that and some communication, and computing stays what it is.
+# **Result.** Of a step of synchronous SGD on 256 GPUs nearly nine tenths are waiting for others. Averaging less often
+# saves most of the waiting and some communication. Computing does not change.
 
 # %% [markdown]
-# ## What decides the numbers
+# ## What determines the numbers
 #
-# A straggler here sleeps on its CPU. If its GPU waits for peers at the same time, the sleep costs nothing more. So it
-# matters where in a step the CPU itself waits for its GPU, and nothing published says where the script did. The
-# simulation above assumes that the host waits for its own update, before parameters are averaged. Here are three other
-# places, with everything else the same.
+# A straggler here sleeps on its CPU. If its GPU waits for peers at the same time, the sleep has no additional cost. So
+# it matters where in a step the CPU waits for its GPU. The blog does not state where its script did. The simulation
+# above assumes that the host waits for its own update before parameters are averaged. Here are three other places, with
+# everything else the same.
 
 # %%
 waits = {
@@ -175,21 +176,21 @@ figure.legend(loc="outside lower center", ncols=3, frameon=False)
 figure
 
 # %% [markdown]
-# *Figure 4. Speed-up of every hierarchical configuration with hosts that wait at different places; each beside
-# synchronous SGD with the same delays. Error bars: 95 % confidence over 20 seeds.*
+# *Figure 4. Speed-up of each hierarchical configuration with hosts that wait at different places, each over synchronous
+# SGD with the same delays. Error bars: 95 % confidence over 20 seeds.*
 #
-# **Result.** Both ends of every published range lie between hosts that wait for averages and hosts that run ahead where
-# they average; the host that waits for its own update fits best, but that is inferred from these four, and was not
+# **Result.** Both ends of every published range lie between hosts that wait for averages and hosts that run ahead when
+# they average. The host that waits for its own update fits best. This is inferred from these four variants, not
 # measured.
 
 # %% [markdown]
 # ## When it gains nothing: no stragglers, or very many
 #
 # With free communication and hosts that wait for averages, the expected time of a step has a closed form. A worker is
-# late with probability `p` by `d` = 1 s, in a step that otherwise takes `t`. Synchronous SGD on `N` workers takes `t +
-# d (1 - (1 - p)^N)`: the step is late if anybody is. With levels, the delays of a group *add up* over a period, and
-# then the *largest* sum among the groups that meet counts: convolve the distribution, raise its cumulative form to the
-# number of groups, and so on, level by level.
+# late by `d` = 1 s with probability `p`, in a step that otherwise takes `t`. Synchronous SGD on `N` workers takes `t +
+# d (1 - (1 - p)^N)`, because the step is late if any worker is late. With levels, the delays of a group *add up* over a
+# period. Then the *largest* sum among the groups that meet counts. So convolve the distribution, raise its cumulative
+# form to the number of groups, and repeat this for each level.
 
 
 # %%
@@ -247,12 +248,12 @@ figure.legend(*pair[0].get_legend_handles_labels(), loc="outside lower center", 
 figure
 
 # %% [markdown]
-# *Figure 5. Speed-up on 64 GPUs over the probability of being late by 1 s. Error bars: 95 % confidence over 20 seeds.
-# Dotted: without any stragglers, at 1 for all three on the left. Dashed: 30 % late. Hosts wait for averages.*
+# *Figure 5. Speed-up on 64 GPUs against the probability of being late by 1 s. Error bars: 95 % confidence over 20
+# seeds. Dotted: without any stragglers, at 1 for all three on the left. Dashed: 30 % late. Hosts wait for averages.*
 #
-# **Result.** Without stragglers nothing is gained but communication, and that only where it costs something; most is
-# gained at 2 to 3 %; at 30 % three levels gain almost nothing, because nearly every group of 8 has a straggler in
-# nearly every step, while two levels, with 32 in the smallest group but only every 4 steps, still gain 18 %.
+# **Result.** Without stragglers, only communication time is saved, if communication takes time; most is gained at 2 to
+# 3 %; at 30 % three levels gain almost nothing, because nearly every group of 8 has a straggler in nearly every step,
+# while two levels, with 32 in the smallest group but only every 4 steps, still gain 18 %.
 
 # %%
 free = with_probability(wait_for_averages(study.scenario("64-no-communication")), 0.3)
@@ -264,9 +265,9 @@ for label, (levels, *_) in curves.items():
 # %% [markdown]
 # ## When it gains nothing: always the same straggler
 #
-# One slow worker, the same in every step: in a study of 3079 large jobs most stragglers were of this kind (Lin et al.,
-# OSDI 2025). Everybody meets it sooner or later, and its delays add up on itself. There is nothing beside which they
-# could pass.
+# One worker is slow, the same in every step. In a study of 3079 large jobs, most stragglers were of this kind (Lin et
+# al., OSDI 2025). All ranks meet it sooner or later, and its delays add up. There are no other delays for them to
+# overlap with.
 
 # %%
 always = np.zeros((1, 4, 4))
@@ -276,8 +277,8 @@ schedules_figure(traces_with(always), ranks=range(4))
 # %% [markdown]
 # *Figure 6. The four GPUs of Figure 1, but rank 2 sleeps 200 ms in every step.*
 #
-# **Result.** Others wait more seldom, but as long in all: both schedules pay all four delays, and end within 1 % of
-# each other.
+# **Result.** Others wait less often, but equally long in total: both schedules pay all four delays, and end within 1 %
+# of each other.
 
 # %%
 delays_s = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0)
@@ -301,19 +302,18 @@ axes.legend(frameon=False)
 figure
 
 # %% [markdown]
-# *Figure 7. Speed-up of `hsgd-4-32,8-64` on 64 GPUs with 32 Gbit/s Ethernet over the delay, for both kinds of
-# stragglers. Error bars: 95 % confidence over 20 seeds; nothing is random about a persistent straggler. Hosts wait for
-# averages.*
+# *Figure 7. Speed-up of `hsgd-4-32,8-64` on 64 GPUs with 32 Gbit/s Ethernet against the delay, for both kinds of
+# stragglers. Error bars: 95 % confidence over 20 seeds; a persistent straggler is not random. Hosts wait for averages.*
 #
-# **Result.** The longer transient delays are, up to 2 s, the more hierarchical SGD gains, but ever less for each
-# further second; against a persistent straggler its speed-up tends to 1.
+# **Result.** The longer transient delays are, up to 2 s, the more hierarchical SGD gains, but each further second adds
+# less. Against a persistent straggler, its speed-up tends to 1.
 
 # %% [markdown]
 # ## The three limits, in numbers
 #
-# The same configurations in the three situations in which hierarchical SGD should not help, with hosts that wait for
-# averages, as in Figures 5 to 7, and with hosts that wait for their own update, as in Figures 2 and 3. In the third
-# situation stragglers cost synchronous SGD less than 10 %, and its communication hides behind the backward pass.
+# The same configurations in the three situations in which hierarchical SGD should not help. Hosts wait for averages, as
+# in Figures 5 to 7, or for their own update, as in Figures 2 and 3. In the third situation, stragglers cost synchronous
+# SGD less than 10 %, and its communication overlaps with the backward pass.
 
 # %%
 limits = experiment["measure_limits"](study)
@@ -339,14 +339,14 @@ figure
 # Dashed: no gain.*
 #
 # **Result.** One persistent straggler: 1 within 1.3 %, whatever the schedule. Stragglers that cost little: 0.95 to
-# 1.02, because averages overlap with nothing. 30 % late: 1.02 with three levels if hosts wait for averages, but 1.36 if
-# they do not. The authors see no obvious advantage there, without a number; that speaks for hosts that wait for
-# averages, while Figure 4 speaks for the other kind. This is not resolved.
+# 1.02, because averages do not overlap with computing. 30 % late: 1.02 with three levels if hosts wait for averages,
+# but 1.36 if they do not. The authors see no obvious advantage there, without a number. That suggests hosts that wait
+# for averages, while Figure 4 suggests the other kind. This is not resolved.
 
 # %% [markdown]
 # ## The numbers of the text
 #
-# Each line is a phrase of the text above, made from the results.
+# Each line is a phrase of the text above, computed from the results.
 
 # %%
 hierarchical = [row for of_size in rows.values() for row in of_size if row.schedule.startswith("hsgd")]

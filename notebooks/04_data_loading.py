@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Waiting for data
 #
-# **Question.** When do GPUs wait for data, which cache or setting takes the waiting away, and do measured epochs agree?
+# **Question.** When do GPUs wait for data, which cache or setting removes the waiting, and do measured epochs agree?
 #
 # **Answer.** 64 V100 behind a file server of 2.5 GB/s stand still for 71 % of every epoch. Keeping decoded samples in
-# the nodes' memories makes every epoch but the first 3.4 times shorter; reading further ahead makes none shorter. A
-# cache that is too small should keep what it has: with room for half of the data, LRU hits 15 % of the time where
-# keeping hits 50 %. Measured on an emulated cluster with a real NFS server, samples come from exactly the levels that
-# were predicted, and epochs that read data take what was predicted to within 7 %.
+# the nodes' memories makes every epoch but the first 3.4 times shorter. Reading further ahead shortens none. A cache
+# that is too small should keep its contents: with room for half of the data, LRU hits 15 % of the time where keeping
+# hits 50 %. Measured on an emulated cluster with a real NFS server, samples come from exactly the predicted levels, and
+# epochs that read data take what was predicted to within 7 %.
 #
 # **Source.** The caches are those of Shi et al., *Towards Scalable Distributed Training of Deep Learning on Public
 # Cloud Clusters*, MLSys 2021, arXiv 2010.10458. Accelerators and their demand: MLPerf Storage v1.0
@@ -38,10 +38,10 @@ EXPERIMENTS = Path("../experiments")
 # %% [markdown]
 # ## Which policy?
 #
-# The preset `cloud-data`: 8 machines with 8 V100 train ResNet-50 in mixed precision from an NFS of 2.5 GB/s; an epoch
-# is 50 steps. What the machines keep is the *policy*: nothing (`naive`), files on their disks (`files`), decoded
-# samples in memory that all machines read (`memory`), both (`datacache`), or everything, copied to every disk before
-# the first step (`staged`). Nothing is random here but the order of the samples, which is the same for all policies.
+# The preset `cloud-data`: 8 machines with 8 V100 train ResNet-50 in mixed precision from an NFS server of 2.5 GB/s. An
+# epoch is 50 steps. The *policy* states what the machines keep: nothing (`naive`), files on their disks (`files`),
+# decoded samples in memory that all machines read (`memory`), both (`datacache`), or all files, copied to every disk
+# before the first step (`staged`). Only the order of the samples is random, and it is the same for all policies.
 
 # %%
 scenario = load(path("scenarios", "cloud-data"))
@@ -87,11 +87,11 @@ figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", nco
 figure
 
 # %% [markdown]
-# *Figure 1. Epochs 0, 1 and 2 of every policy, from top to bottom. Simulated; nothing is random, so there are no error
+# *Figure 1. Epochs 0, 1 and 2 of each policy, from top to bottom. Simulated without randomness, so there are no error
 # bars.*
 #
 # **Result.** From the second epoch on, memory makes epochs 3.4 times shorter; files on disks take 16 and 28 % off the
-# second and third epoch, reading ahead takes off nothing, and staging copies for longer than it saves in three epochs.
+# second and third epoch, reading ahead has no effect, and staging takes longer than it saves in three epochs.
 
 # %% [markdown]
 # ## Where do samples come from?
@@ -126,16 +126,16 @@ figure = shares_of_levels(table, at, labels)
 figure
 
 # %% [markdown]
-# *Figure 2. The level that samples were read from, in epochs 0, 1 and 2 of every policy from top to bottom: this
+# *Figure 2. The level that samples were read from, in epochs 0, 1 and 2 of each policy from top to bottom: this
 # machine's memory, another machine's memory, this machine's disk, or the file server.*
 #
-# **Result.** Every epoch deals the samples to other machines, so an eighth of them is on the own disk in the second
-# epoch, and 1 - (7/8)², or 23 %, in the third; memory that all machines read has them all.
+# **Result.** Each epoch deals the samples to other machines. So an eighth of them is on the machine's own disk in the
+# second epoch, and 1 - (7/8)², or 23 %, in the third. Memory that all machines read has them all.
 
 # %% [markdown]
 # ## Which knob?
 #
-# `simdist.studies.data_knobs` changes one thing at a time and simulates again.
+# `simdist.studies.data_knobs` changes one setting at a time and simulates again.
 
 # %%
 naive = scenario.schedules[0]
@@ -161,18 +161,18 @@ axis.set_xlabel("time of staging and three epochs (s)")
 figure
 
 # %% [markdown]
-# *Figure 3. The policy `naive` with one thing changed at a time. Hatched: staging, and standing still for want of a
-# batch. Dashed: as it is.*
+# *Figure 3. The policy `naive` with one setting changed at a time. Hatched: staging, and stalls for lack of a batch.
+# Dashed: unchanged settings.*
 #
-# **Result.** The server's bandwidth is what is short: twice as much, or not asking it again, takes two thirds of the
-# waiting away; latency, readers, decoding workers and reading ahead take less than 1 % away.
+# **Result.** The server's bandwidth is the bottleneck: doubling it, or not reading from it again, removes two thirds of
+# the waiting; latency, readers, decoding workers and reading ahead take less than 1 % away.
 
 # %% [markdown]
 # ## A cache that is too small
 #
-# A shuffled epoch reads everything once. A full cache that *keeps* what it has hits as often as its share c of the data
-# set. *LRU* drops what was used least recently, which is often what is needed next: it hits c + (1 - c) ln(1 - c) of
-# the time (derived in `simdist/caching/lookup.py`).
+# A shuffled epoch reads each sample once. A full cache that *keeps* its contents has a hit rate equal to its share c of
+# the data set. *LRU* evicts the least recently used sample, which is often the one needed next. Its hit rate is c + (1
+# - c) ln(1 - c), derived in `simdist/caching/lookup.py`.
 
 # %%
 stalls = load("../docs/examples/stalls.yaml")
@@ -241,18 +241,19 @@ axis.legend(frameon=False)
 figure
 
 # %% [markdown]
-# *Figure 4. How often a shuffled epoch finds a sample in a full cache. Simulated: a disk and 6,400 files of equal size,
-# mean of three orders; bars: the least and the most of them. Measured: memories with room for half of 480 samples, real
-# runs of two epochs on two clusters; bars: the least and the most of these four.*
+# *Figure 4. Hit rate of a full cache in a shuffled epoch. Simulated: a disk and 6,400 files of equal size, mean of
+# three orders; bars: minimum and maximum. Measured: memories with room for half of 480 samples, real runs of two epochs
+# on two clusters; bars: minimum and maximum of these four.*
 #
-# **Result.** LRU hits less than keeping at every size, 15 instead of 50 % with room for half; the simulation follows
-# both formulas at nine sizes, and real caches do at the one that was measured.
+# **Result.** LRU hits less often than keeping at every size, 15 instead of 50 % with room for half; the simulation
+# follows both formulas at nine sizes, and real caches follow them at the one measured size.
 
 # %% [markdown]
 # ## How many GPUs does a server feed?
 #
-# MLPerf Storage asks how many accelerators a storage keeps busy: each computes c seconds on a batch that it must have
-# read. With a share s of the bandwidth and a demand d (bytes of a batch over c) it computes min(1, s / d) of the time.
+# MLPerf Storage asks how many accelerators a storage keeps busy. Each accelerator must read a batch, and then computes
+# on it for c seconds. With a share s of the bandwidth and a demand d (bytes of a batch divided by c), it computes
+# min(1, s / d) of the time.
 
 # %%
 mlperf = runpy.run_path(str(EXPERIMENTS / "mlperf_storage" / "run.py"))
@@ -279,18 +280,19 @@ axis.legend(frameon=False, loc="lower left")
 figure
 
 # %% [markdown]
-# *Figure 5. Share of the time in which accelerators compute, on a storage of 6 GB/s. Records of one size, no latency,
-# so nothing is random.*
+# *Figure 5. Share of the time in which accelerators compute, on a storage of 6 GB/s. Records have one size, and there
+# is no latency, so nothing is random.*
 #
-# **Result.** The simulation meets the closed form; beyond the number of GPUs that the server feeds, utilization falls
-# as one over their number.
+# **Result.** The simulation matches the closed form. Beyond the number of GPUs that the server can feed, utilization
+# falls in inverse proportion to their number.
 
 # %% [markdown]
 # ## Measured epochs
 #
-# Real JPEG files on a real NFS server behind a narrow link, read, decoded and kept by the same policies, on two shapes
-# of an emulated cluster; links, server, disks and memories calibrated once, on the first. *Warm*: the disks hold what
-# an earlier run has left. *Small*: room for half of what a node would keep, then kept or dropped (*lru*).
+# Real JPEG files are on a real NFS server behind a narrow link. The same policies read, decode and keep them, on two
+# shapes of an emulated cluster. Links, server, disks and memories were calibrated once, on the first shape. *Warm*: the
+# disks hold the files of an earlier run. *Small*: a node has room for half of the samples that it would keep, with
+# keeping or eviction (*lru*).
 
 # %%
 SHAPES = {
@@ -334,13 +336,13 @@ figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", 
 figure
 
 # %% [markdown]
-# *Figure 6. Epochs of every policy, predicted (bars) and measured (circles). One run each. In the last row loads read
+# *Figure 6. Epochs of each policy, predicted (bars) and measured (circles). One run each. In the last row, loads read
 # nothing, but sleep for as long as files from disk would take. The axes do not begin at 0.*
 #
-# **Result.** Where every sample comes from the server (`naive`, most first epochs), epochs are met within 4 %; the
-# others come out up to 6 % too fast, about as much as the second and third epochs in which nothing is read, so most of
-# what is missing there is not in the loads. Why the first epochs of that last row are predicted 9 and 11 % too fast was
-# not found.
+# **Result.** If every sample comes from the server (`naive`, most first epochs), epochs are met within 4 %; the others
+# come out up to 6 % too fast, about as much as the second and third epochs in which nothing is read. So most of the
+# missing time is not in the loads. It is unknown why the first epochs of the last row are predicted 9 and 11 % too
+# fast.
 
 # %%
 wide = results["2x2-400mbitps-80mbitps"].groupby("case", sort=False)[["predicted_stall_s", "measured_stall_s"]].sum()
@@ -367,16 +369,16 @@ axis.legend(frameon=False)
 figure
 
 # %% [markdown]
-# *Figure 7. Seconds in which the run stood still for want of a batch, with one setting changed; as it is: two batches
+# *Figure 7. Seconds for which the run stalled for lack of a batch, with one setting changed. Unchanged: two batches
 # read ahead, four readers. Two nodes of two ranks, one run each.*
 #
-# **Result.** A second batch in reserve takes 13 to 17 % of the stalls away as predicted and 24 % as measured; more
-# batches and more readers take nothing away, in both: on average the server has not enough.
+# **Result.** A second batch read ahead takes 13 to 17 % of the stalls away as predicted and 24 % as measured; more
+# batches and more readers have no effect in either, because the server is too slow on average.
 
 # %% [markdown]
 # ## The numbers of the text
 #
-# Each line is a phrase of the text above, made from the results.
+# Each line is a phrase of the text above, computed from the results.
 
 # %%
 epoch_s = {label: each.set_index("epoch").seconds for label, each in table.groupby("policy")}

@@ -1,20 +1,20 @@
 # %% [markdown]
 # # Which schedule trains my model soonest?
 #
-# **Question.** A schedule that meets seldom has short steps, and may learn less in each. Which one has a model
-# trained soonest, and what of that does a small task tell about a large one?
+# **Question.** A schedule that averages rarely has short steps, and may learn less in each. Which schedule trains a
+# model soonest, and what does a small task say about a large one?
 #
-# **Answer.** It depends on the data more than on the cluster. Where data are alike on all ranks, local and
-# hierarchical SGD are there sooner than synchronous SGD, as their shorter steps outweigh a few more of them. Where each
-# rank has its own, local SGD is later, though its steps are the shortest, and hierarchical SGD cannot be told from
-# synchronous SGD. Drift tells who may lose; a bound by drift is far above the truth where drift costs nothing.
-# What a small task tells is which terms to look at, and not by how much.
+# **Answer.** It depends more on the data than on the cluster. If all ranks have similar data, local and hierarchical
+# SGD reach the target sooner than synchronous SGD, because their shorter steps outweigh a few more of them. If each
+# rank has its own kind of data, local SGD is later although its steps are the shortest, and hierarchical SGD cannot be
+# distinguished from synchronous SGD. Drift shows which schedule may lose. A bound based on drift is far above the truth
+# if drift costs nothing. A small task shows which terms matter, but not how much.
 #
 # **Source.** The noise scale is that of [arXiv 1812.06162](https://arxiv.org/abs/1812.06162). Hierarchical SGD is
-# analysed by Wang, Wang, Chen and Ji, [arXiv 2010.12998](https://arxiv.org/abs/2010.12998). Their theorem is not what
-# is drawn here: data are alike on all ranks of the task below, drift has a closed form, and the bound is derived.
+# analysed by Wang, Wang, Chen and Ji, [arXiv 2010.12998](https://arxiv.org/abs/2010.12998). The bound below is not
+# their theorem: in the task here, all ranks have similar data, drift has a closed form, and the bound is derived.
 #
-# Curves are recorded, as they take minutes. This records them again, with `split` likewise:
+# Curves are recorded, because they take minutes. This records them again; do the same with `split`:
 #
 #     simdist learn notebooks/data/learning.yaml --task digits --evaluate-every 8 --seeds 4 \
 #         --target "accuracy >= 0.7" -o notebooks/data/learning/digits
@@ -68,9 +68,9 @@ learned = {name: recorded(name) for name in ("digits", "split")}
 # %% [markdown]
 # ## By step, and by time
 #
-# 16 ranks on four nodes train two small tasks, with the exact values of all ranks: `digits`, whose data are alike on
-# all ranks, and `split`, where seven of eight samples of a rank show one of two digits. Times are those of ResNet-50
-# on the same nodes, of which one in fifty is late by 200 ms in a step.
+# 16 ranks on four nodes train two small tasks, with the exact values of all ranks. In `digits`, all ranks have similar
+# data. In `split`, seven of eight samples of a rank show one of two digits. Times are those of ResNet-50 on the same
+# nodes, with one in fifty late by 200 ms in a step.
 
 # %%
 figure = learning_figure(curves_record(learned["digits"], target, title="digits: data alike on all ranks"))
@@ -80,8 +80,8 @@ figure
 # %% [markdown]
 # *Figure 1. Accuracy of the average of all ranks on `digits`, by step and by simulated time; means of 4 seeds.*
 #
-# **Result.** Local SGD, hierarchical SGD and DiLoCo learn nearly as much in a step as `sync`, and have shorter steps.
-# Top-k of one value in a hundred learns least in a step, at this learning rate.
+# **Result.** Local SGD, hierarchical SGD and DiLoCo learn nearly as much per step as `sync`, and have shorter steps.
+# Top-k of one value in a hundred learns least per step, at this learning rate.
 
 # %%
 figure = learning_figure(curves_record(learned["split"], target, title="split: each rank has its own digits"))
@@ -91,13 +91,13 @@ figure
 # %% [markdown]
 # *Figure 2. The same on `split`.*
 #
-# **Result.** In a step, the more seldom ranks meet those with other data, the less they learn; shorter steps
+# **Result.** The less often ranks average with ranks that have other data, the less they learn per step. Shorter steps
 # do not make up for it.
 
 # %% [markdown]
 # ## To the target
 #
-# Intervals are 95 % over the seeds, in pairs with those of `sync`.
+# Intervals are 95 % confidence intervals over the seeds, paired with those of `sync`.
 
 # %%
 columns = (
@@ -113,17 +113,17 @@ for name, found in learned.items():
 
 # %% [markdown]
 # By step all but top-k look alike: 1.3 to 1.4 times as fast. To the target, `digits` keeps 1.29 for hierarchical and
-# 1.21 for local SGD, and four seeds do not tell DiLoCo from `sync`. On `split` local SGD takes twice the
-# steps and loses; intervals of hierarchical SGD and DiLoCo hold 1. Top-k loses on both: its step is faster by a
-# sixth, and it needs three to four times the steps. A 95 % interval of four seeds is wide, and says so.
+# 1.21 for local SGD. Four seeds cannot distinguish DiLoCo from `sync`. On `split`, local SGD takes twice the steps and
+# loses. The intervals of hierarchical SGD and DiLoCo contain 1. Top-k loses on both tasks: its step is faster by a
+# sixth, but it needs three to four times the steps. The 95 % intervals of four seeds are wide.
 
 # %% [markdown]
-# ## What theory depends on
+# ## The terms of the theory
 #
-# Three terms: how noisy gradients are, how far ranks drift apart between averages, and what drift costs. The cost is
-# measured where it arises: the loss of the average model against the mean loss of the ranks' models. To second order
-# the difference is half the curvature along the drift, times the mean square of the drift. These runs are in float64,
-# 48 steps.
+# Theory depends on three terms: the noise of gradients, the drift of ranks between averages, and the cost of drift. The
+# cost is measured directly, as the loss of the average model against the mean loss of the ranks' models. To second
+# order, the difference is half the curvature along the drift, times the mean square of the drift. These runs are in
+# float64, with 48 steps.
 
 
 # %%
@@ -192,8 +192,8 @@ figure
 # share. Solid: loss of the average model; dashed: mean loss of the ranks' models.*
 #
 # **Result.** Drift is a saw-tooth, and averages within nodes cut it from 36 % to 21 % of the parameters' norm, before
-# an average of all. Between averages the ranks' models get worse on data of all ranks, and the average of them does
-# not. That the solid line of local SGD falls more slowly is what its drift costs.
+# an average of all ranks. Between averages, the ranks' models get worse on data of all ranks, but their average does
+# not. The solid line of local SGD falls more slowly, which is the cost of its drift.
 
 # %%
 for name in learned:
@@ -211,22 +211,23 @@ for label in labels:
     )
 
 # %% [markdown]
-# ## A bound beside the truth
+# ## A bound and the truth
 #
 # On `quadratic`, f, its smoothness L = 1 and the variance of a batch's gradient, s² = 10 / 4, are known. Groups of m of
-# n ranks average every I steps, all ranks every G. For each coordinate of curvature c, with a = 1 - r c and
-# V(k) = r² / 4 (1 - a^2k) / (1 - a²), ranks are, i steps after an average of their group and g after one of all,
+# the n ranks average every I steps, all ranks every G. Consider ranks i steps after an average of their group and g
+# steps after one of all. For each coordinate of curvature c, with a = 1 - r c and V(k) = r² / 4 (1 - a^2k) / (1 - a²),
+# their mean square distance from the average of all is
 #
 #     D = (1 - 1/m) V(i) + (1/m - 1/n) V(g)
 #
-# from the average of all, in mean square: noise of a rank within its group, and that of groups. This is exact; local
-# SGD has m = 1. For any f with an L-Lipschitz gradient and r L <= 1, one step of the average gives, as
-# -x y = ((x - y)² - x² - y²) / 2 and its gradient misses by at most L² D in mean square,
+# The terms are the noise of a rank within its group, and the noise of groups. This is exact; local SGD has m = 1. Now
+# take any f with an L-Lipschitz gradient and r L <= 1. With -x y = ((x - y)² - x² - y²) / 2 and a mean square error of
+# its gradient of at most L² D, one step of the average gives
 #
 #     mean |grad f|² <= 2 (f(0) - f*) / (r T) + r L s² / n + L² mean D
 #
-# As V(k) <= r² k / 4, the mean square D is at most r² s² ((1 - 1/m) i + (1/m - 1/n) g): a hierarchy is between local
-# SGD of its shorter and of its longer period, as the published bound with random groups is.
+# Because V(k) <= r² k / 4, the mean square D is at most r² s² ((1 - 1/m) i + (1/m - 1/n) g). So a hierarchy is between
+# local SGD with its shorter and with its longer period, like the published bound with random groups.
 
 # %%
 RATE, N, SEEDS, N_STEPS = 0.5, 16, 6, 64
@@ -286,24 +287,25 @@ figure
 # *Figure 4. `quadratic` on 16 ranks. Left: drift; lines are the closed form, dots the mean of 6 runs. Right: squared
 # gradient at the average model; dots are the mean of 6 runs, the line is exact, dashes are the bound.*
 #
-# **Result.** Drift is what the closed form says. On this task it costs nothing: the gradient is linear, so the average
-# of the ranks does not feel it. The bound, which must hold for every f as smooth, charges it in full: it is 3 times
-# the truth for `sync`, 12 times for hierarchical SGD, 29 times for local SGD, and mostly drift.
+# **Result.** Drift matches the closed form. On this task it costs nothing: the gradient is linear, so drift does not
+# affect the average of the ranks. The bound must hold for every equally smooth f, so it charges drift in full: it is 3
+# times the truth for `sync`, 12 times for hierarchical SGD, 29 times for local SGD, and mostly drift.
 
 # %% [markdown]
-# ## What may be concluded for a large model
+# ## Conclusions for a large model
 #
-# Step times need no small model, as they are simulated for the large one. The noise scale tells whether averages of
-# more ranks pay, and can be measured on the large model with one GPU; on `split` it also counts how ranks' data
-# differ. The order of schedules in drift, and so in bounds, carries over if data are spread over ranks alike, and it
-# says who may lose, not who does. What drift costs depends on how the curvature changes along it, from nothing on
-# `quadratic` to twice the steps on `split`, so only a task with data and model like one's own tells it. Steps to a
-# target, final accuracy, the best learning rate, and gains smaller than the intervals above carry over to nothing.
+# Step times need no small model, because they are simulated for the large one. The noise scale shows whether averages
+# of more ranks pay, and can be measured on the large model with one GPU. On `split`, it also includes the differences
+# between the data of ranks. The order of schedules by drift, and so by bounds, carries over if data are distributed
+# over ranks in the same way. It shows which schedules may lose, not which do. The cost of drift depends on how the
+# curvature changes along it, from nothing on `quadratic` to twice the steps on `split`. So only a task with similar
+# data and a similar model shows it. Steps to a target, final accuracy, the best learning rate, and gains smaller than
+# the intervals above do not carry over.
 
 # %% [markdown]
 # ## The numbers of the text
 #
-# Each line is a phrase of the text above, made from the results.
+# Each line is a phrase of the text above, computed from the results.
 
 # %%
 reached = {
