@@ -171,8 +171,8 @@ figure
 # ## A cache that is too small
 #
 # A shuffled epoch reads each sample once. A full cache that *keeps* its contents has a hit rate equal to its share c of
-# the data set. *LRU* evicts the least recently used sample, which is often the one needed next. Its hit rate is c + (1
-# - c) ln(1 - c), derived in `simdist/caching/lookup.py`.
+# the data set. *LRU* evicts the least recently used sample, which is often the one needed next. Its hit rate is
+# c + (1 - c) ln(1 - c), derived in `simdist/caching/lookup.py`.
 
 # %%
 stalls = load("../docs/examples/stalls.yaml")
