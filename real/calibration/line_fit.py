@@ -73,7 +73,7 @@ class Fit:
     """A cluster of lines, and how well it explains its measurements.
 
     Args:
-        cluster: With fitted links and overhead.
+        cluster: The cluster with fitted links and overhead.
         measured: The measurements.
         residuals: Relative error of the cluster for each measurement; positive if the cluster is slower.
         at_bounds: Parameters at their lower bounds, in words.

@@ -60,7 +60,7 @@ MOST_WAIT_S = 3600.0  # the longest wait of a server for samples that are about 
 _MOST_WANTS = 1 << 16
 _ENOUGH_FILES = 1 << 16  # some child programs iterate over all numbers below the limit
 _FILES = resource.RLIMIT_NOFILE
-_SHARE = 4  # of all open files, one in so many may be a connection to a peer; the others are files, and the user's
+_SHARE = 4  # one of this many open files may be a connection to a peer; the others are files, and those of the user
 _Pool: TypeAlias = "queue.LifoQueue[socket.socket | None]"
 
 

@@ -36,7 +36,7 @@ _N_PROBES = 2000
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Describes a run beside its trace.
+    """Describes a run, in addition to its trace.
 
     Args:
         run: Unique name of the run, also in the header of `trace.real.npz`.

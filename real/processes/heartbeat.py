@@ -111,7 +111,7 @@ class Guard:
         rank: this rank.
         world_size: number of ranks.
         store_at: address and port of the store, for the message when it is gone.
-        store_rank: the rank whose process hosts the store; None if torchrun's agent does.
+        store_rank: the rank that hosts the store; None if torchrun's agent does.
         exit_with_parent: end this process when its parent is gone, so that no orphan stays behind.
     """
 

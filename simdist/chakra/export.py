@@ -327,7 +327,7 @@ def refuse_size(export: Export) -> None:
 def write(
     export: Export, folder: Path, prefix: str, *, force: bool, progress: Callable[[int], None] | None = None
 ) -> int:
-    """Write `PREFIX.<rank>.et` for every rank and `PREFIX.json` with the process groups; return the bytes they take.
+    """Write `PREFIX.<rank>.et` for each rank and `PREFIX.json` with the process groups; return their total bytes.
 
     Args:
         export: The traces to write.

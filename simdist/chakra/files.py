@@ -266,7 +266,7 @@ def prefix_of(path: Path) -> str:
 
 
 def groups_beside(path: Path) -> dict[str, tuple[int, ...]]:
-    """Return the process groups of `PREFIX.json` beside a trace, if there is such a file.
+    """Return the process groups of `PREFIX.json` next to a trace, if there is such a file.
 
     Raises:
         TraceError: The file contains something else.

@@ -60,10 +60,10 @@ class Breakdown:
         n_steps: Steps.
         makespan_s: Seconds until the last rank is done, `[n_seeds]`.
         compute_s: Seconds of computing, `[world_size, n_seeds]`.
-        comm_s: Seconds of exposed communication, likewise.
-        wait_s: Seconds of waiting for other ranks, likewise.
-        io_s: Seconds of exposed loads and saves, likewise.
-        host_s: Seconds in which the device had no work from the host, likewise.
+        comm_s: Seconds of exposed communication, `[world_size, n_seeds]`.
+        wait_s: Seconds of waiting for other ranks, `[world_size, n_seeds]`.
+        io_s: Seconds of exposed loads and saves, `[world_size, n_seeds]`.
+        host_s: Seconds in which the device had no work from the host, `[world_size, n_seeds]`.
         links_s: Name of a misbehaving link -> seconds of communication and loads that it added.
         late: Rank -> share of the updates for which it was too late, averaged over seeds.
     """

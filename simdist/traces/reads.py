@@ -141,7 +141,7 @@ def expected(plan: Plan) -> Reads:
 
 
 def differences(found: Reads, wanted: Reads) -> tuple[str, ...]:
-    """Return a sentence for each level whose reads differ; none if all are equal.
+    """Return a sentence for each level with different reads; none if all are equal.
 
     Raises:
         TraceError: The reads belong to different plans.

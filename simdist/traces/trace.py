@@ -45,8 +45,8 @@ class Trace:
     Args:
         plan: The plan that was executed.
         ready_s: float64 `[plan.n_instances, plan.world_size]`.
-        start_s: Likewise.
-        end_s: Likewise.
+        start_s: float64 `[plan.n_instances, plan.world_size]`.
+        end_s: float64 `[plan.n_instances, plan.world_size]`.
         source: Writer, such as `simulated by des`.
         run: Unique name of a measured run; else empty.
         links: Changes of misbehaving links; empty without any.

@@ -99,7 +99,7 @@ class Waiting:
 
     Args:
         caused_s: Seconds that others waited for this rank, float64 `[n_steps, world_size]`.
-        suffered_s: Seconds that this rank waited for others, likewise.
+        suffered_s: Seconds that this rank waited for others, float64 `[n_steps, world_size]`.
         by_link_s: Link -> seconds that ranks waited for others that it held up; not part of `caused_s`.
     """
 
@@ -225,7 +225,7 @@ class HostWaits:
     Args:
         rows: Rows of the waits in the trace, int64 `[n]`, increasing.
         begin_s: When the host arrived there, float64 `[n, world_size]`.
-        end_s: When it continued, likewise.
+        end_s: When it continued, float64 `[n, world_size]`.
     """
 
     rows: NDArray[np.int64]

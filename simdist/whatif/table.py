@@ -34,7 +34,7 @@ _OPTIONAL = ("rank", "seq_id", "mc", "mb_id", "gmc")
 _OF_OPERATIONS = ("dp_rank", "stage", "kind", "start_s", "duration_s", "chunk", "model_chunk", "micro_batch")
 _MOST_ROWS = 10_000_000  # 4 GB
 _MOST_NBYTES = 64 << 20  # of a column of Parquet
-_CELL_NBYTES = 64  # beside that, for each row
+_CELL_NBYTES = 64  # in addition, for each row
 _LONGEST_S = 3600.0  # longer than any plausible step
 
 

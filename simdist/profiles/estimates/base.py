@@ -59,7 +59,7 @@ class BaseTimes:
     """Seconds of an undisturbed step.
 
     Args:
-        input_s: Until the batch is there.
+        input_s: Seconds until the batch is ready.
         forward_s: Forward pass and loss.
         host_s: Time in which the device is idle because of the host.
         buckets_s: Seconds of one backward pass from each gradient bucket to the next; one number without buckets.
@@ -270,7 +270,7 @@ def with_late_backward(
     """Move the excess of backward passes into them, and the part due to exchanges into steps with exchanges.
 
     Args:
-        delays: As `recorded` returns them, `[n_steps, world_size]`.
+        delays: The result of `recorded`, `[n_steps, world_size]`.
         calm: The same without stragglers, which keep their delays.
         late_s: See `late_backward_s`.
         ranks: Ranks of its columns.
@@ -292,7 +292,7 @@ def typical_s(seconds: Floats) -> Floats:
     """Return the assumed delays of an untraced rank: a low quartile, so that stragglers do not affect it.
 
     Args:
-        seconds: Of ranks that were traced, `[n_steps, n_traced_ranks]`.
+        seconds: Delays of the traced ranks, `[n_steps, n_traced_ranks]`.
     """
     return np.asarray(np.quantile(seconds, 0.25, axis=1, method="lower"))
 

@@ -55,7 +55,7 @@ class UntracedWaits:
             `[n_steps]`.
         behind_s: How much later than a typical traced rank the last traced rank arrived at the first of these
             collectives, `[n_steps]`; 0 without such collectives.
-        is_comparable: Whether there were collectives to compare.
+        is_comparable: There were collectives to compare.
     """
 
     alone_s: Floats
@@ -220,7 +220,7 @@ def collective_times(
     Args:
         matched: Collectives of all traced ranks.
         clocks: Clocks of these ranks.
-        layout: Which ranks share a node.
+        layout: The nodes of ranks.
         untraced: The separated wait for untraced ranks; computed if None.
     """
     untraced = untraced or find_untraced_waits(matched, clocks)

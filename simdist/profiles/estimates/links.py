@@ -49,7 +49,7 @@ class Fabric:
 
     Args:
         link: One of them.
-        source: Where it is from, in words.
+        source: Its source, in words.
     """
 
     link: Link

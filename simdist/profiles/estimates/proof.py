@@ -82,7 +82,7 @@ def prove_step(
 
     Args:
         scenario: Its first schedule is synchronous SGD.
-        delays: As recorded, `[n_steps, world_size]`.
+        delays: The recorded delays, `[n_steps, world_size]`.
         of: Name of the measured quantity.
         job: The traced job.
         calm: Scenario and delays without stragglers. It has the same channels or fewer.

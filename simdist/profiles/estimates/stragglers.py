@@ -202,8 +202,8 @@ def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, 
     """Return the stragglers, persistent ones first, each kind by size; of equal size, longer bursts first.
 
     Args:
-        delays: Of the traced ranks.
-        layout: Which ranks share a node.
+        delays: Delays of the traced ranks.
+        layout: The nodes of ranks.
     """
     found: list[Straggler] = []
     for channel in delays.of:
@@ -347,7 +347,7 @@ def _more_s(delay_s: Floats, persistent: Sequence[int]) -> Floats:
 
     Args:
         delay_s: Delays `[n_steps, n_ranks]`.
-        persistent: Ranks (as indices) whose own usual delay is usual for them.
+        persistent: Persistent ranks (as indices), for which their own usual delay is subtracted.
 
     Returns:
         Both, `[2, n_steps, n_ranks]`.

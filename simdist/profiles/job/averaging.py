@@ -59,7 +59,7 @@ def join_passes(profiles: Sequence[RankProfile]) -> tuple[tuple[RankProfile, ...
     """Join steps that the profiler counted per pass, and omit steps with an unusual number of passes.
 
     Args:
-        profiles: Of all ranks, with the same steps.
+        profiles: Profiles of all ranks, with the same steps.
 
     Returns:
         The profiles, and notes on the changes. Steps that update, or come at irregular distances, stay as they are.

@@ -79,7 +79,7 @@ def overlaid(edges_s: Floats, base: NDArray[np.int8], spans: Iterable[PhaseSpan]
 
 
 def cut(edges_s: Floats, phase: NDArray[np.int8], n_phases: int) -> Phases:
-    """Return the phases of which one was for every piece, `[n]` for `[n + 1]` edges."""
+    """Return the phase of each piece, `[n]` for `[n + 1]` edges."""
     spent_s = np.zeros((n_phases, len(edges_s)))
     lengths_s = np.diff(edges_s)
     for each in range(n_phases):

@@ -55,7 +55,7 @@ def gpu_parts(host: HostRun, queue_s: Floats, transfers: Transfers, phases: Phas
 
     Args:
         host: Work of the host.
-        queue_s: When each kernel of the main stream was launched, and when it began, `[2, n]`.
+        queue_s: Launch and start of each kernel of the main stream, `[2, n]`.
         transfers: The collectives.
         phases: The phase of each instant.
     """

@@ -96,7 +96,7 @@ class DeviceRun:
     Args:
         kind: The kind of device that computes.
         spans: The steps.
-        phases: Which phase each instant belongs to.
+        phases: The phase of each instant.
         parts: The `StepPart` of each instant.
         transfers: The collectives.
         computed: End of the device's work that was launched before an instant.
