@@ -1,9 +1,9 @@
 """Synchronization of the clocks of different machines.
 
 Rank 0 asks each other rank for its time, several times, and uses the fastest reply. If the request left at a, was
-answered at b, and the reply arrived at c, the other clock is ahead by b - (a + c) / 2, with an uncertainty of (c - a) /
-2. Clocks drift apart by some microseconds per second. So they are compared at the start and at the end of a run, and
-corrected linearly in between. Ranks of one machine read the same clock.
+answered at b, and the reply arrived at c, the other clock is ahead by b - (a + c) / 2.
+The uncertainty is (c - a) / 2. Clocks drift apart by some microseconds per second. So they are compared at the start
+and at the end of a run, and corrected linearly in between. Ranks of one machine read the same clock.
 
 Source:
     Mills, Internet Time Synchronization: the Network Time Protocol, IEEE Trans. Communications 39 (1991).
