@@ -109,7 +109,7 @@ def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
 
 
 def _ranges(fitted: Fit) -> dict[str, Range]:
-    """Return the ranges of the links' rates: twice the root mean square of the relative errors for large messages.
+    """Return the ranges of the links' rates, +- twice the root mean square relative error of large messages.
 
     A rate at its bound has no range, because its distance from the bound is unknown.
     """
