@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import framework_scripts
@@ -65,12 +66,18 @@ def test_an_update_is_left_out_after_the_backward_pass(four: Pool) -> None:
 # --- other tools ---
 
 
-@pytest.mark.parametrize("tool", ["accelerate", "lightning", "trainer"])
-@pytest.mark.parametrize("way", ["sync", "local"])
-def test_scripts_of_other_tools_compute_what_they_did_before(tool: str, way: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers" if tool == "trainer" else tool)
-    if way == "local" and tool != "lightning":
-        pytest.skip("these tools have no local SGD to compare with; lightning stands for them")
+@pytest.mark.parametrize(
+    ("tool", "package", "way"),
+    [
+        ("accelerate", "accelerate", "sync"),
+        ("lightning", "lightning", "sync"),
+        ("lightning", "lightning", "local"),
+        ("trainer", "transformers", "sync"),
+    ],
+)
+def test_scripts_of_other_tools_compute_what_they_did_before(tool: str, package: str, way: str, tmp_path: Path) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
     arguments = [tmp_path] if tool == "trainer" else []
     for ending in run(getattr(framework_scripts, tool), 4, way, *arguments).values():
         assert ending.code == 0, ending.output
@@ -91,9 +98,7 @@ class Stranger(AcceleratedOptimizer):
 def test_optimizers_of_other_tools_are_unwrapped_or_refused_with_the_line_to_write() -> None:
     inner = torch.optim.SGD(user_scripts.mlp().parameters(), lr=0.1)
     assert unwrapped(AcceleratedOptimizer(AcceleratedOptimizer(inner))) is inner
-    with pytest.raises(
-        UnsupportedError, match=r"write real\.wrap\(model, optimizer\.optimizer, schedule\), unless Str"
-    ):
+    with pytest.raises(UnsupportedError, match=r"write real\.wrap\(model, optimizer\.optimizer, schedule\), un"):
         unwrapped(Stranger(inner))
     with pytest.raises(UnsupportedError, match=r"NoneType is no torch\.optim\.Optimizer"):
         unwrapped(AcceleratedOptimizer(None))  # type: ignore[arg-type]
@@ -142,9 +147,7 @@ def test_machines_that_contradict_each_other_are_named() -> None:
 
 
 def test_variables_of_slurm_are_named() -> None:
-    with pytest.raises(
-        RunError, match=r"export RANK=\$SLURM_PROCID WORLD_SIZE=\$SLURM_NTASKS LOCAL_RANK=\$SLURM_LOCAL"
-    ):
+    with pytest.raises(RunError, match=r"export RANK=\$SLURM_PROCID WORLD_SIZE=\$SLURM_NTASKS LOCAL_RANK"):
         place({"SLURM_PROCID": "3"})
     with pytest.raises(ScenarioError, match=r"under srun, int\(os\.environ\['SLURM_NTASKS_PER_NODE'\]\)"):
         ranks_per_node_for(Sync(), 4, None, (), {"SLURM_PROCID": "3"})
