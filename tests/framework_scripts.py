@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 from user_scripts import N_STEPS, SCHEDULES, Way, batches, mlp, vector
 
 import real
@@ -81,7 +82,7 @@ def lightning(way: str) -> None:
         gradient_clip_val=0.5,
         **quiet,
     )
-    trainer.fit(task, [*batches()])
+    trainer.fit(task, DataLoader([*batches()], batch_size=None))
     tell_difference(vector(task.net), by_torch("ddp" if way == "sync" else f"{way} by hand"))
     dist.destroy_process_group()
 

@@ -30,10 +30,11 @@ def unwrapped(optimizer: object) -> torch.optim.Optimizer:
         UnsupportedError: There is none. The error says which optimizer to wrap, if one is known.
     """
     name = type(optimizer).__name__
-    if name in _FORWARDING:
+    bases = [base.__name__ for base in type(optimizer).__mro__]
+    if not _FORWARDING.isdisjoint(bases):
         return unwrapped(getattr(optimizer, "optimizer", None))
-    for base in type(optimizer).__mro__:
-        if advice := _SYNCHRONISING.get(base.__name__):
+    for base in bases:
+        if advice := _SYNCHRONISING.get(base):
             raise UnsupportedError(f"{name} synchronises ranks itself: {advice}")
     has_hooks = "_optimizer_step_pre_hooks" in getattr(optimizer, "__dict__", {})
     if isinstance(optimizer, torch.optim.Optimizer) and has_hooks:

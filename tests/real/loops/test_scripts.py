@@ -91,13 +91,20 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
 
 
-class Stranger(AcceleratedOptimizer):
+class LightningSGD(AcceleratedOptimizer):
+    """A class that a tool makes of its own and the user's."""
+
+
+class Stranger(torch.optim.Optimizer):
     """Another such class, of which nothing is known."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
 
 
 def test_optimizers_of_other_tools_are_unwrapped_or_refused_with_the_line_to_write() -> None:
     inner = torch.optim.SGD(user_scripts.mlp().parameters(), lr=0.1)
-    assert unwrapped(AcceleratedOptimizer(AcceleratedOptimizer(inner))) is inner
+    assert unwrapped(AcceleratedOptimizer(LightningSGD(inner))) is inner
     with pytest.raises(UnsupportedError, match=r"write real\.wrap\(model, optimizer\.optimizer, schedule\), un"):
         unwrapped(Stranger(inner))
     with pytest.raises(UnsupportedError, match=r"NoneType is no torch\.optim\.Optimizer"):
