@@ -363,6 +363,30 @@ def leaving_out(how: str, schedule: str, left_out: Mapping[int, tuple[int, ...]]
     return vector(module)
 
 
+def leaving_out_scaled(schedule: str, left_out: Mapping[int, tuple[int, ...]]) -> np.ndarray:
+    """Train as `leaving_out`, with a gradient scaler."""
+    way = Way(schedule)
+    module = mlp()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model = way.connect(module, optimizer)
+
+    def update() -> None:
+        scaler.step(optimizer)
+        scaler.update()
+
+    for step, (inputs, targets) in enumerate(batches()):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs), targets)
+        if dist.get_rank() in left_out.get(step, ()):
+            model.skip(update)
+            continue
+        scaler.scale(loss).backward()
+        update()
+    way.close()
+    return vector(module)
+
+
 # --- how ranks are started ---
 
 

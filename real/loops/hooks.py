@@ -170,7 +170,11 @@ class Hooks:
             raise self._refusal(f"worker.skip() {self._at.value}; call it in place of a batch's loss.backward()")
         if self._at is not _At.UPDATE:
             self._leave_batch_out()
-            (update or self._optimizer.step)()
+            has_gradients = any(parameter.grad is not None for parameter in self._trained)
+            if update is not None and has_gradients:  # a scaler without gradients raises an error
+                update()
+            else:
+                self._optimizer.step()
         self.settle()
         for parameter in self._trained:
             parameter.grad = None

@@ -201,8 +201,9 @@ class Worker(nn.Module):
         changes nothing. After `loss.backward()`, gradients have been exchanged, and this rank leaves out its update.
 
         Args:
-            update: Does the optimizer's step. The default is `optimizer.step`. With a gradient scaler, it is
-                `lambda: scaler.step(optimizer)`, which unscales the gradients of the other ranks.
+            update: Does the optimizer's step if another rank has gradients. The default is `optimizer.step`. With a
+                gradient scaler, it is a function that calls `scaler.step(optimizer)`, which unscales these gradients,
+                and `scaler.update()`.
 
         Raises:
             RunError: The loop is in a pass, the plan has no further step, or a rank is missing.

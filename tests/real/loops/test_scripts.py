@@ -55,6 +55,17 @@ def test_ranks_that_leave_out_a_batch_have_no_gradient_in_that_step(
         np.testing.assert_allclose(wrapped[rank], expected[rank], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("left_out", [{1: (2,), 4: (0, 3)}, {2: (0, 1, 2, 3)}], ids=["some", "all"])
+@pytest.mark.parametrize("schedule", ["sync", "local"])
+def test_gradients_of_the_others_are_unscaled_on_a_rank_that_leaves_out_a_batch(
+    four: Pool, schedule: str, left_out: dict[int, tuple[int, ...]]
+) -> None:
+    wrapped = four.run(user_scripts.leaving_out_scaled, schedule, left_out)
+    expected = four.run(user_scripts.leaving_out, "by hand", schedule, left_out, False)
+    for rank in range(4):
+        np.testing.assert_allclose(wrapped[rank], expected[rank], rtol=0, atol=1e-12)
+
+
 def test_an_update_is_left_out_after_the_backward_pass(four: Pool) -> None:
     left_out = {1: (2,), 4: (0, 3)}
     wrapped = four.run(user_scripts.leaving_out, "backward", "local", left_out, True)
