@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_module
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.optim.swa_utils import AveragedModel
@@ -37,6 +38,8 @@ from simdist.files import replacing
 from simdist.plan import AllGather, Backward, Buffer, Densify, Forward, Optimize, Plan, Select
 from simdist.plan.group import Group
 from simdist.schedules import HierarchicalSGD, InputPath, Job, LocalSGD, Schedule, Sync
+from simdist.schedules.naive_ag import NaiveAllGather
+from simdist.schedules.torus import Torus
 
 LOCAL_TO_THE_END = real.Averaging(final_average=False)
 ONE = real.Launch(ranks_per_node=1)  # for scripts that torchrun has not started
@@ -253,15 +256,72 @@ def two_updates() -> None:
     optimizer.step()
 
 
-def closure() -> None:
-    module, optimizer, _ = begin()
+def closure_again_and_again() -> None:
+    module = Training().make()[0]
+    optimizer = torch.optim.LBFGS(module.parameters())
+    real.wrap(module, optimizer, Sync(), n_steps=5, launch=ONE)
 
     def closed() -> Tensor:
+        optimizer.zero_grad()
         value = lossy(module)
         value.backward()
         return value
 
     optimizer.step(closed)
+
+
+def closure_after_a_pass() -> None:
+    module, optimizer, _ = begin()
+    lossy(module).backward()
+    optimizer.step(lambda: lossy(module))
+
+
+class Distant:
+    """Holds an optimizer, as wrappers of other libraries do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner = optimizer
+
+
+def unknown_wrapper() -> None:
+    module, optimizer = Training().make()
+    real.wrap(module, Distant(optimizer), Sync(), launch=ONE)
+
+
+def optimizer_that_shards() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns where it is loaded first
+
+    module, _ = Training().make()
+    real.wrap(module, ZeroRedundancyOptimizer(module.parameters(), torch.optim.SGD, lr=0.1), Sync(), launch=ONE)
+
+
+def sparse_layer() -> None:
+    wrapped(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.EmbeddingBag(5, 2, sparse=True))))
+
+
+class Lookup(nn.Module):
+    """Has sparse gradients without a layer that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(5, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.embedding(inputs, self.table, sparse=True)
+
+
+def sparse_gradient() -> None:
+    module = Lookup()
+    worker = real.wrap(module, torch.optim.SGD(module.parameters(), lr=0.1), Sync(), n_steps=2, launch=ONE)
+    worker(torch.ones(1, 1).long()).sum().backward()
+
+
+def updated_by_another() -> None:
+    """As an optimizer of two passes does that is wrapped itself, or whose first pass is not in `no_sync`."""
+    module, _, _ = begin()
+    other = torch.optim.SGD(module.parameters(), lr=0.1)
+    one_step(module, other)
+    one_step(module, other)
 
 
 def too_many_steps() -> None:
@@ -384,8 +444,17 @@ def two_optimizers() -> None:
     real.wrap(module, [optimizer], Sync())
 
 
-def two_types() -> None:
-    wrapped(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+def two_types_in_slices() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    real.plan_for(module, Torus(), 4, n_steps=2, ranks_per_node=2)
+
+
+def two_types_compressed() -> None:
+    wrapped(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), schedule=NaiveAllGather(density=0.5), launch=ONE)
+
+
+def complex_numbers() -> None:
+    wrapped(nn.Linear(2, 2, dtype=torch.complex64))
 
 
 def nothing_to_train() -> None:

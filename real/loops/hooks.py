@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from real.checkpoints.rank_state import carried_buffers
 from real.execution.executor import Executor
 from real.loops.bound_model import BoundModel
+from real.loops.step_shape import n_passes
 from real.programs.binding import trained_parameters
 from real.session import Session
-from simdist.errors import RunError, UnsupportedError
-from simdist.plan import Body, Instance, Plan, ops
+from simdist.errors import RunError
+from simdist.plan import Instance, ops
 
 
 class _At(Enum):
@@ -51,7 +52,7 @@ class Hooks:
     """The hooks on one module and its optimizer.
 
     Args:
-        session: Its plan passes `check_shape`.
+        session: Its plan passes `real.loops.step_shape.check_shape`.
         model: The model that the loop calls.
         executor: Executes the plan from `first_step` on. Only the hooks drive it from now on.
         first_step: First step of the loop and of the executor.
@@ -78,6 +79,7 @@ class Hooks:
         self._guard = session.watch
         self._module = model.module
         self._optimizer = model.optimizer
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.module.named_parameters()}
         self._binding = model.binding
         self._rating = model.rating
         self._shared = model.shared
@@ -94,12 +96,18 @@ class Hooks:
         carried = (name for name in carried_buffers(plan) if name in session.memory)
         self._carried = [tensor for name in carried for tensor in session.memory.tensors(name)]
         self._reached: dict[type[ops.Op], Instance] = {}  # what the loop does last, by its kind
+        self._n_open_updates = 0  # calls of step() under way: a subclass calls that of its base, which has hooks, too
+        self._has_updated = False
+        self._versions: list[int] = []  # of the parameters that the optimizer updates, after the backward pass
+        self._has_skipped = False
+        self._has_accumulated = False
         self._first: Tensor | None = None  # the parameter whose gradient came first in this step
+        self._n_arrived = 0  # how often its gradient came
         self._kept: tuple[weakref.ref[Tensor] | None, int] = None, 0  # its gradient in the last step, and version
         self._trained = trained_parameters(model.module)
         self._frozen = [parameter for parameter in model.module.parameters() if not parameter.requires_grad]
         self._n_updated = _n_updated(model.optimizer)
-        self._anchor = self._trained[0], self._trained[0].data_ptr()
+        self._guard.step = first_step
         torch.compiler.reset()  # a model that was compiled and called before would not look for new hooks
         model.arrivals.listen(self._gradient_arrives)
         self._handles = [
@@ -117,6 +125,7 @@ class Hooks:
     def settle(self) -> None:
         """End a step without its update, such as one that a gradient scaler skipped after an overflow."""
         if self._at is _At.UPDATE:
+            self._check_unchanged()
             self._n_left_out = self._n_left_out + 1
             self._last_left_out = self.step
             if self._shared:
@@ -145,18 +154,48 @@ class Hooks:
         with self._guard.explaining(f"step {self.step}"):
             self._executor.finish_step(self.step)
         self.step += 1
+        self._guard.step = self.step
         self._after_step()
         return True
 
     def idle_step(self) -> None:
         """Take part in a step without a batch and without gradients."""
         self._optimizer.zero_grad()
-        for _ in range(self._n_passes):
-            self._begin_pass()
-            self._await_gradients()
+        self._leave_passes_out()
+        self._end_step(updated=False)
+
+    def skip(self, update: Callable[[], object] | None) -> None:
+        """Do a step without this rank's batch. After a backward pass, leave out the update."""
+        if self._at in (_At.FORWARD, _At.BACKWARD):
+            raise self._refusal(f"worker.skip() {self._at.value}; call it in place of a batch's loss.backward()")
+        if self._at is not _At.UPDATE:
+            self._leave_batch_out()
+            has_gradients = any(parameter.grad is not None for parameter in self._trained)
+            if update is not None and has_gradients:  # a scaler without gradients raises an error
+                update()
+            else:
+                self._optimizer.step()
+        self.settle()
+        for parameter in self._trained:
+            parameter.grad = None
+        self._has_skipped = True
+
+    def _leave_batch_out(self) -> None:
+        """Do the passes of a step without this rank's batch, also after its forward pass."""
+        if self._at is not _At.LOSS:
+            self._begin_step()
+        if not self._has_accumulated and self._n_left == self._n_passes:
+            self._optimizer.zero_grad()
+        self._leave_passes_out()
+
+    def _leave_passes_out(self) -> None:
+        """Do the passes of a step that are left, without gradients."""
+        while self._at is not _At.UPDATE:
+            if self._at is not _At.LOSS:
+                self._begin_pass()
+                self._await_gradients()
             self._at = _At.BACKWARD
             self._binding.buckets.finish()
-        self._end_step(updated=False)
 
     def clip_grad_norm(self, max_norm: float, everyone: dist.ProcessGroup | None) -> Tensor:
         """Clip the gradients of the step, also where ranks share updates. Return their norm before."""
@@ -193,13 +232,20 @@ class Hooks:
         if self._at not in (_At.BEGIN, _At.NEXT):
             raise self._refusal(
                 f"a second forward pass in training mode, {self._at.value}; a step is one forward "
-                f"pass, one backward pass and optimizer.step(); evaluate in model.eval() or under torch.no_grad()"
+                f"pass, one backward pass and optimizer.step(). Evaluate in model.eval() or under torch.no_grad(). Put "
+                f"a pass that trains another model through this one, as in a GAN, and all passes but a step's last, "
+                f"each with its backward pass, in `with worker.no_sync():`. To leave a batch out, call worker.skip()"
             )
         if self.accumulate and self._n_left == 1:
             if self._n_passes > 1:
                 raise self._refusal(f"pass {self._n_passes} in worker.no_sync(); {self._passes_planned}")
             self._at = _At.NEXT
             return
+        self._begin_step()
+        self._begin_pass()
+
+    def _begin_step(self) -> None:
+        """Check that the plan has a pass for the loop, and sit steps out before it."""
         while self._n_left == self._n_passes and self.pass_over_step():
             pass
         if self.step >= self._plan.n_steps:
@@ -209,9 +255,11 @@ class Hooks:
         self._check_in_place()
         if self._before_step and self._n_left == self._n_passes:
             self._before_step()
-        self._begin_pass()
 
     def _begin_pass(self) -> None:
+        self._guard.step = self.step + 1
+        self._n_open_updates = 0
+        self._has_skipped = False
         with self._guard.explaining(f"step {self.step}"):
             self._reach(ops.Forward)
         self._at = _At.FORWARD
@@ -237,11 +285,22 @@ class Hooks:
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
 
     def _gradient_arrives(self, parameter: Tensor) -> None:
-        if self._at is _At.BACKWARD:
-            return
+        gradient = parameter.grad
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise self._refusal(
+                f"the gradient of {self._names.get(parameter)} is sparse, and those of a plan are dense: make its "
+                f"layer with sparse=False"
+            )
         if self._first is None and self._at in (_At.LOSS, _At.NEXT):
             self._first = parameter
-            self._check_was_zeroed(parameter)
+        if parameter is self._first:
+            self._n_arrived += 1
+            if self._at in (_At.LOSS, _At.BACKWARD) and self._n_left == self._n_passes:
+                self._check_was_zeroed(parameter)
+        if self._at is _At.BACKWARD:
+            return
+        if self._at is _At.NEXT:
+            self._has_accumulated = True
         if self._at is _At.LOSS:
             if torch.is_grad_enabled():
                 raise self._refusal(
@@ -270,6 +329,8 @@ class Hooks:
                 self._shared.note(update)
             self._binding.buckets.skip_unused()
             self._note_gradient()
+            if not self._has_updated:
+                self._versions = _versions(self._optimizer)
             self._at = _At.UPDATE
 
     def _backward_ends(self) -> None:
@@ -278,11 +339,63 @@ class Hooks:
         if self._at is _At.BACKWARD:
             self._binding.buckets.finish()
 
-    def _update_begins(self, _optimizer: object, _args: object, _kwargs: object) -> None:
+    def _update_begins(
+        self, _optimizer: object, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        """Begin the update at the outermost call of `step`. A closure computes the loss and the gradients first."""
+        if self._n_open_updates:
+            self._n_open_updates += 1
+            return None
+        if self._has_skipped and not self._closure_in(args, kwargs):
+            return None  # `skip` has done the update, and left no gradients
+        replaced = self._call_closure(args, kwargs)
+        self._begin_update()
+        self._n_open_updates = 1
+        return replaced
+
+    def _call_closure(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
+        """Call the closure of `step`, if it has one, and return arguments by which the optimizer finds its loss."""
+        closure = self._closure_in(args, kwargs)
+        if closure is None:
+            return None
+        if self._at is _At.UPDATE:
+            raise self._refusal(
+                "optimizer.step(closure) after a backward pass, so a step would have two; compute the gradients in "
+                "the closure alone. Of an optimizer with two passes, such as SAM, wrap its base_optimizer"
+            )
+        with torch.enable_grad():
+            loss = closure()
+        if loss is None and self._at in (_At.BEGIN, _At.NEXT, _At.LOSS):
+            self._leave_batch_out()  # Lightning leaves a batch out whose training step returns None
+        n_calls = 0
+
+        def known_loss() -> object:
+            nonlocal n_calls
+            n_calls += 1
+            if n_calls > 1:
+                raise self._refusal(
+                    f"{type(self._optimizer).__name__}.step(closure) calls its closure several times, and a step of "
+                    f"the plan has one backward pass: take an optimizer that calls it once, such as SGD or Adam"
+                )
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": known_loss}
+        return (args[0], known_loss, *args[2:]), kwargs
+
+    @staticmethod
+    def _closure_in(args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[[], object] | None:
+        """Return the closure in the arguments of `step`, of which the first is the optimizer."""
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        return closure if callable(closure) else None
+
+    def _begin_update(self) -> None:
         if self._at is not _At.UPDATE:
             raise self._refusal(
                 f"optimizer.step() {self._at.value}; call the model that was wrapped, in training "
-                f"mode, then loss.backward(), then optimizer.step() without a closure; {self._passes_planned}"
+                f"mode, then loss.backward(), then optimizer.step(); {self._passes_planned}"
             )
         update = self._reached[ops.Optimize].op
         assert isinstance(update, ops.Optimize)
@@ -301,9 +414,16 @@ class Hooks:
         self._rating.give(update)
 
     def _update_ends(self, _optimizer: object, _args: object, _kwargs: object) -> None:
+        if self._has_skipped:
+            return
+        self._n_open_updates -= 1
+        if self._n_open_updates:
+            return  # of a base class
+        self._has_updated = True
         # A gradient scaler tells a fused optimizer of an overflow, and that one skips by itself.
         if self._shared:
             self._shared.end()
+        self._binding.reclaim()
         overflows = vars(self._optimizer).get("found_inf", 0.0)
         self._overflows += overflows
         self._note_gradient()
@@ -318,6 +438,8 @@ class Hooks:
                 for kept in self._carried:
                     kept.nan_to_num_(0.0, 0.0, 0.0)
         self._first = None
+        self._n_arrived = 0
+        self._has_accumulated = False
         self.step += 1
         self._at = _At.BEGIN
         self._n_left = self._n_passes
@@ -350,20 +472,30 @@ class Hooks:
         """Raise an error if the first gradient of a step was added to the gradient of the step before.
 
         In that case, only autograd has written to it since the last update. After a skipped update, only autograd has
-        written to it since the last pass.
+        written to it since the last pass. Passes in `no_sync` may add to it if it is cleared before the plan's pass.
         """
         gradient = parameter.grad
         kept, version = self._kept
-        if gradient is not None and kept and kept() is gradient and gradient._version == version + 1:
+        if gradient is not None and kept and kept() is gradient and gradient._version == version + self._n_arrived:
             raise self._refusal(
                 "gradients of the step before are still there, so they would be added up; call "
                 "optimizer.zero_grad() in every step; to accumulate them, do all passes but a step's last in "
                 "`with worker.no_sync():`"
             )
 
+    def _check_unchanged(self) -> None:
+        """Raise an error if parameters have changed, and the optimizer that was wrapped has never done a step."""
+        if self._has_updated or self._versions == _versions(self._optimizer):
+            return
+        name = type(self._optimizer).__name__
+        raise self._refusal(
+            f"parameters have changed since backward() returned, but not in the step() of {name}: wrap the optimizer "
+            f"whose step() changes them. Of an optimizer with two passes, such as SAM, wrap its base_optimizer, and "
+            f"do the first pass in `with worker.no_sync():`"
+        )
+
     def _check_in_place(self) -> None:
-        parameter, address = self._anchor
-        if parameter.data_ptr() != address:
+        if not self._binding.reclaim():
             raise self._refusal(
                 "the model was moved, converted or wrapped again after real.wrap, so its parameters "
                 "are no longer where they are synchronised; do that before, or after worker.close()"
@@ -407,52 +539,9 @@ def _tensors_in(output: object) -> Iterator[Tensor]:
                 yield from _tensors_in(getattr(output, each.name))
 
 
+def _versions(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [parameter._version for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _n_updated(optimizer: torch.optim.Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def n_passes(plan: Plan) -> int:
-    """Return the number of forward passes in a step."""
-    return sum(isinstance(op, ops.Forward) for op in plan.bodies[0])
-
-
-def check_shape(plan: Plan) -> None:
-    """Check that a training loop can perform the steps of a plan.
-
-    Raises:
-        UnsupportedError: A step has several updates, its passes do not add up, other steps have another number of
-            passes, or the order is different.
-    """
-    n_tensors = max((buffer.tensors[1] for buffer in plan.buffers if buffer.tensors), default=0)
-    for number, body in enumerate(plan.bodies):
-        if problem := _problem(plan, body, n_tensors):
-            raise UnsupportedError(
-                f"plan {plan.name}, body {number}: {problem}; a training loop has forward and backward passes, "
-                f"as many in each step, and one update of everything: perform this plan with `python -m real`"
-            )
-
-
-def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
-    body = tuple(op for op in body if not (isinstance(op, ops.Optimize) and op.optimizer == "outer"))
-    kinds = [type(op) for op in body if isinstance(op, ops.Forward | ops.Backward | ops.Optimize)]
-    backwards = [(op.dst, op.adds) for op in body if isinstance(op, ops.Backward)]
-    buckets = [name for name, adds in backwards if not adds]
-    if kinds != [*[ops.Forward, *[ops.Backward] * len(buckets)] * n_passes(plan), ops.Optimize] or not buckets:
-        return f"its passes are {', '.join(kind.__name__ for kind in kinds) or 'none'}"
-    if backwards != [(name, number > 0) for number in range(n_passes(plan)) for name in buckets]:
-        return "its passes do not add up"
-    if ops.drops(body) is not None:
-        return (
-            "it drops the late, who pass over steps, and so over what loops do in them, such as clipping; in a loop, "
-            "LocalSGD(period=...), with overlap_steps or inner_steps, waits less for slow ranks"
-        )
-    if any(isinstance(op, ops.Save) for op in body):
-        return "it saves checkpoints, which `real.wrap` writes by itself (`checkpointing=`)"
-    update = next(op for op in body if isinstance(op, ops.Optimize))
-    for what, names in (("its backward pass computes", buckets), ("it updates", update.params)):
-        covered = sorted(plan.buffer(name).tensors or (0, 0) for name in names)
-        if [*(first for first, _ in covered), n_tensors] != [0, *(last for _, last in covered)]:
-            return f"{what} tensors {covered} of {n_tensors}"
-    if not update.slices and (strange := set(update.grads) - set(buckets)):
-        return f"it updates with {', '.join(sorted(strange))}, which is no bucket of its backward pass"
-    return ""

@@ -1,6 +1,5 @@
 """Makes the plan of a training loop from a schedule, a plan or a run directory."""
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +8,10 @@ import torch
 from torch import nn
 
 from real.collectives.worlds import check_servers
-from real.loops.hooks import check_shape
+from real.loops.foreign import check_layers, unwrapped
+from real.loops.mixed_types import split_by_type
+from real.loops.nodes import ranks_per_node_for
+from real.loops.step_shape import check_shape
 from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
@@ -49,9 +51,10 @@ class PlanRequest:
         module: The model.
         optimizer: Optimizer of the model's parameters. Only `Lars` makes a difference.
         n_steps: Steps in all. For a schedule, None is a loop without end. For a plan, None takes its own number.
-        ranks_per_node: Ranks of one machine, for a schedule. None takes torchrun's number.
+        ranks_per_node: Ranks of one machine, for a schedule. None takes those of `nodes`.
         world_size: Number of ranks.
         final_average: The loop averages parameters when it ends.
+        nodes: Ranks of each machine, in order. Empty takes torchrun's number for all.
     """
 
     module: nn.Module
@@ -60,6 +63,7 @@ class PlanRequest:
     ranks_per_node: int | None
     world_size: int
     final_average: bool = True
+    nodes: tuple[int, ...] = ()
 
 
 def plan_for(
@@ -85,7 +89,7 @@ def plan_for(
 
     Raises:
         ScenarioError: The schedule does not fit the world.
-        UnsupportedError: A training loop cannot perform the plan, or the model has several devices or data types.
+        UnsupportedError: A training loop cannot perform the plan, or the model has several devices.
 
     >>> from simdist.schedules import LocalSGD
     >>> plan = plan_for(nn.Linear(4, 2), LocalSGD(period=2), 8, n_steps=6, ranks_per_node=4)
@@ -94,7 +98,7 @@ def plan_for(
     """
     device_of(module)
     if optimizer is not None:
-        check_optimizer(module, optimizer)
+        optimizer = optimizer_of(module, optimizer)
     return planned(schedule, delays, PlanRequest(module, optimizer, n_steps, ranks_per_node, world_size)).plan
 
 
@@ -167,25 +171,26 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
         raise ScenarioError(f"n_steps={wanted.n_steps}; write how many steps the loop has in all, or None")
     if wanted.n_steps is None and delays:
         raise ScenarioError("n_steps=None; delays are given step by step: write n_steps=...")
-    ranks_per_node = _ranks_per_node(wanted)
+    ranks_per_node = ranks_per_node_for(schedule, wanted.world_size, wanted.ranks_per_node, wanted.nodes)
     problems = schedule.problems(wanted.world_size, ranks_per_node)
     if problems:
         raise ScenarioError("; ".join(f"{schedule.name}: {name}: {problem}" for name, problem in problems))
     parameters = trained_parameters(wanted.module)
+    types = [_DTYPES[parameter.dtype] for parameter in parameters]
     job = Job(
         world_size=wanted.world_size,
         ranks_per_node=ranks_per_node,
         n_steps=1,
         tensor_counts=tuple(parameter.numel() for parameter in parameters),
         tensor_rows=tuple(map(_rows, parameters)),
-        dtype=_DTYPES[parameters[0].dtype],
+        dtype=types[-1],
         optimizer="lars" if isinstance(wanted.optimizer, Lars) else "sgd",
         run_ahead_steps=None,  # the loop looks at its losses when it likes to
         delay_channels=frozenset(delays),
     )
     cycle = schedule.cycle(job)
     job = replace(job, n_steps=max(cycle.start + 2 * len(cycle), _LEAST_STEPS))
-    plan = schedule.plan(job)
+    plan = split_by_type(schedule.plan(job), types, job.tensor_counts, job.dtype)
     check(plan)
     prove(plan, lambda step: schedule.result(step, job))
     endless = plan.repeated(cycle, ENDLESS_STEPS)
@@ -244,16 +249,6 @@ def _left_out(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[s
         )
 
 
-def _ranks_per_node(wanted: PlanRequest) -> int:
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if wanted.ranks_per_node is None and not text.isdecimal():
-        raise ScenarioError("LOCAL_WORLD_SIZE is not set, as torchrun does: write ranks_per_node=...")
-    ranks_per_node = int(text) if wanted.ranks_per_node is None else wanted.ranks_per_node
-    if ranks_per_node < 1 or wanted.world_size % ranks_per_node:
-        raise ScenarioError(f"ranks_per_node={ranks_per_node} does not divide {wanted.world_size} ranks")
-    return ranks_per_node
-
-
 def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
     """Raise an error if the loop, the number of ranks or the delays do not fit a legal plan."""
     check_shape(plan)
@@ -269,14 +264,15 @@ def device_of(module: nn.Module) -> torch.device:
     """Return the device of the trained parameters.
 
     Raises:
-        UnsupportedError: There are several devices or data types, or no parameters; or something else synchronises or
-            shards them.
+        UnsupportedError: There are several devices, another data type, sparse gradients or no parameters; or something
+            else synchronises or shards them.
     """
     parameters = trained_parameters(module)
     for each in (*module.modules(), *parameters):
         for base in type(each).__mro__:
             if advice := _SYNCHRONISED.get(base.__name__):
                 raise UnsupportedError(f"{type(module).__name__} has a {base.__name__}: {advice}")
+    check_layers(module)
     if not parameters:
         raise UnsupportedError(f"{type(module).__name__} has no parameter that is trained")
     devices = {parameter.device for parameter in parameters}
@@ -284,26 +280,26 @@ def device_of(module: nn.Module) -> torch.device:
     if len(devices) > 1 or parameters[0].device.type not in {"cpu", "cuda"}:
         found = ", ".join(sorted(map(str, devices)))
         raise UnsupportedError(f"{type(module).__name__} is on {found}; a wrapped model is on one CPU or CUDA device")
-    if len(dtypes) > 1 or not dtypes <= _DTYPES.keys():
-        found = ", ".join(sorted(map(str, dtypes)))
+    if not dtypes <= _DTYPES.keys():
+        found = ", ".join(sorted(map(str, dtypes - _DTYPES.keys())))
         raise UnsupportedError(
-            f"{type(module).__name__} has parameters of {found}; a plan takes one type of: "
-            f"{', '.join(_DTYPES.values())}"
+            f"{type(module).__name__} has parameters of {found}; a plan takes {', '.join(_DTYPES.values())}"
         )
     return parameters[0].device
 
 
-def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that the optimizer updates only parameters of the module.
+def optimizer_of(module: nn.Module, optimizer: object) -> torch.optim.Optimizer:
+    """Return the optimizer of torch that an object is or forwards to. It updates only parameters of the module.
 
     Raises:
-        UnsupportedError: It updates other tensors, or is not an optimizer.
+        UnsupportedError: It updates other tensors, or there is none.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} is no torch.optim.Optimizer: write real.wrap(model, optimizer, schedule); of "
-            f"several optimizers, the one whose step comes last"
-        )
+    inner = unwrapped(optimizer)
+    _check_optimizer(module, inner)
+    return inner
+
+
+def _check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     known = {id(parameter) for parameter in module.parameters()}
     strange = sum(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"])
     if strange:

@@ -4,7 +4,7 @@ import atexit
 import copy
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -154,7 +154,7 @@ class Worker(nn.Module):
                 raise RunError(
                     f"step {step}: the loop asks for the next one {self._hooks.where}; a step is one forward pass in "
                     f"training mode, one loss.backward() and one optimizer.step(); in another epoch, call "
-                    f"worker.steps() again"
+                    f"worker.steps() again; to leave a batch out, call worker.skip()"
                 )
             self._conclude()
 
@@ -188,6 +188,28 @@ class Worker(nn.Module):
             yield
         finally:
             self.require_backward_grad_sync = before
+
+    def skip(self, update: Callable[[], object] | None = None) -> None:
+        """Do a step without this rank's batch, also after its forward pass.
+
+            if not torch.isfinite(loss):
+                worker.skip()
+                continue
+
+        The rank takes part in the step without a gradient, and means are still over all ranks, as in `join`. So one
+        rank may leave out a batch, or several, or all. The optimizer does its step. If no rank has a gradient, that
+        changes nothing. After `loss.backward()`, gradients have been exchanged, and this rank leaves out its update.
+
+        Args:
+            update: Does the optimizer's step if another rank has gradients. The default is `optimizer.step`. With a
+                gradient scaler, it is a function that calls `scaler.step(optimizer)`, which unscales these gradients,
+                and `scaler.update()`.
+
+        Raises:
+            RunError: The loop is in a pass, the plan has no further step, or a rank is missing.
+        """
+        self._check_open("worker.skip()")
+        self._hooks.skip(update)
 
     @contextmanager
     def join(self) -> Iterator[None]:

@@ -29,8 +29,9 @@ from real.checkpoints.rank_state import RankState, Stateful, carried_buffers, fi
 from real.execution.executor import Executor
 from real.execution.running import make_executor
 from real.loops.bound_model import BoundModel, bound
+from real.loops.nodes import meet_nodes
 from real.loops.options import Averaging, Checkpointing, Experiment, Launch, check_groups, refuse_keywords
-from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, check_optimizer, device_of, planned
+from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, device_of, optimizer_of, planned
 from real.loops.ranks import meet_ranks
 from real.loops.resuming import Resuming, resume
 from real.loops.tracing import Measuring, Tracing, kept_times
@@ -68,7 +69,7 @@ def wrap(
 
     Args:
         module: The model that the loop calls, already on its device. Frozen parameters do not change.
-        optimizer: Optimizer of the module's parameters.
+        optimizer: Optimizer of the module's parameters. Those of Accelerate and Lightning are unwrapped.
         schedule: The schedule; or a plan; or a plan file or run directory from `simdist plan -o`.
         n_steps: Steps in all, for a schedule. With None, the loop may end after any step. A plan has its own number.
         first_step: First step, if the script resumes from a checkpoint of its own.
@@ -93,11 +94,17 @@ def wrap(
     if first_step < 0:
         raise ScenarioError(f"first_step={first_step}; steps count from 0")
     device = device_of(module)
-    check_optimizer(module, optimizer)
+    optimizer = optimizer_of(module, optimizer)
     with ExitStack() as stack:
         connection = stack.enter_context(meet_ranks(device, launch.timeout_s))
         request = PlanRequest(
-            module, optimizer, n_steps, launch.ranks_per_node, connection.place.world_size, averaging.final_average
+            module,
+            optimizer,
+            n_steps,
+            launch.ranks_per_node,
+            connection.place.world_size,
+            averaging.final_average,
+            meet_nodes(connection),
         )
         found = planned(schedule, experiment.delays, request)
         plan = found.plan

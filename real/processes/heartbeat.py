@@ -53,6 +53,7 @@ class Heartbeat:
         pid: process id.
         state: `failed` and `done` are final.
         cause: the sentence that names the rank that failed first, once it is known.
+        step: number of steps of its training loop that the rank has begun; None without a loop.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class Heartbeat:
     pid: int
     state: Literal["alive", "failed", "done"]
     cause: str
+    step: int | None = None
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
@@ -113,6 +115,11 @@ class Guard:
         store_at: address and port of the store, for the message when it is gone.
         store_rank: the rank that hosts the store; None if torchrun's agent does.
         exit_with_parent: end this process when its parent is gone, so that no orphan stays behind.
+
+    Attributes:
+        position: progress of this rank (an instance index of the plan).
+        step: number of steps of its training loop that this rank has begun; None without a loop.
+        failed: set when this or another rank has failed.
     """
 
     def __init__(
@@ -126,6 +133,7 @@ class Guard:
         exit_with_parent: bool = False,
     ) -> None:
         self.position = 0
+        self.step: int | None = None
         self.failed = threading.Event()
         self._store = store
         self._keys = [f"beat/{other}" for other in range(world_size)]
@@ -309,7 +317,9 @@ class Guard:
         failed = self._own_failure or (self._leaving and self._cause)
         state: Literal["alive", "failed", "done"] = "failed" if failed else "done" if self._leaving else "alive"
         me = self._me
-        return Heartbeat(me.rank, self._n_beats + 1, self.position, me.host, me.machine, me.pid, state, self._cause)
+        return Heartbeat(
+            me.rank, self._n_beats + 1, self.position, me.host, me.machine, me.pid, state, self._cause, self.step
+        )
 
     def _read(self) -> None:
         self._unset = [rank for rank in self._unset if not self._store.check(self._keys[rank])]
@@ -387,8 +397,21 @@ class Guard:
         silent = {rank for rank, n_beats in self._quiet.items() if n_beats >= SILENT_BEATS}
         return all(b.state != "alive" or b.rank in silent or b.count >= counts.get(b.rank, 0) + 2 for b in others)
 
+    def compare_steps(self) -> str:
+        """Name the ranks that have begun fewer steps than the others; empty if none has."""
+        steps = {rank: beat.step for rank, beat in self._table.items()} | {self._me.rank: self.step}
+        begun = {rank: step for rank, step in steps.items() if step is not None}
+        most = max(begun.values(), default=0)
+        behind = [f"rank {rank} is at step {step}" for rank, step in sorted(begun.items()) if step < most]
+        if not behind:
+            return ""
+        more = f", {len(behind) - 8} more are behind" if len(behind) > 8 else ""
+        return f"{', '.join(behind[:8])}{more}, the others at {most}"
+
     def _late(self) -> str:
         """Name the ranks that are behind the others; empty if none is."""
+        if behind := self.compare_steps():
+            return f"{behind} (a rank that leaves out a batch calls worker.skip())"
         positions = {rank: beat.position for rank, beat in self._table.items()} | {self._me.rank: self.position}
         first = max(positions.values())
         late = [self._table[rank] for rank, position in positions.items() if position < first]

@@ -93,7 +93,10 @@ class Connection:
         def late() -> str:
             if self.place.rank in missing:
                 return f"{what}: {self.guard.store_host()} has not answered for {self.timeout_s:g} s"
-            return f"{what}: {ranks_have(missing)} not come within {self.timeout_s:g} s; see the output there"
+            come = f"{what}: {ranks_have(missing)} not come within {self.timeout_s:g} s"
+            if behind := self.guard.compare_steps():
+                return f"{come}: {behind} (a rank that leaves out a batch calls worker.skip())"
+            return f"{come}; see the output there"
 
         with self.guard.explaining(what):
             answers = bounded(exchange, self.timeout_s, late, self.guard)
@@ -190,7 +193,7 @@ def connect_within(
     rank = dist.get_rank()
     world_size = dist.get_world_size()
     per_node = int(environ.get("LOCAL_WORLD_SIZE", world_size))
-    here = RankPlace(rank, world_size, rank % per_node, per_node)
+    here = RankPlace(rank, world_size, int(environ.get("LOCAL_RANK", rank % per_node)), per_node)
     meeting = meet_within(here, environ, timeout_s)
     with _guarded(here, meeting, timeout_s, exit_with_parent=exit_with_parent) as guard:
         connection = Connection(here, device, backend, guard, meeting.agreed, timeout_s)

@@ -62,9 +62,11 @@ def place(environ: Mapping[str, str]) -> RankPlace:
         RunError: a variable is missing, or not a number in range.
     """
     if missing := [name for name in SET_BY_TORCHRUN if not environ.get(name)]:
+        not_set = f"not started by torchrun: {', '.join(missing)} not set in the environment"
+        if "SLURM_PROCID" in environ:
+            raise RunError(f"{not_set}; under srun, set them from Slurm's variables: {_of_slurm(missing)}")
         raise RunError(
-            f"not started by torchrun: {', '.join(missing)} not set in the environment; "
-            "start with: torchrun --standalone --nproc-per-node N, and your script or -m real RUN"
+            f"{not_set}; start with: torchrun --standalone --nproc-per-node N, and your script or -m real RUN"
         )
     names = SET_BY_TORCHRUN[:4]
     try:
@@ -76,6 +78,19 @@ def place(environ: Mapping[str, str]) -> RankPlace:
         if not 0 <= value < limit:
             raise RunError(f"{name}={value} is not in 0..{limit - 1}; torchrun sets these")
     return RankPlace(rank, world_size, local_rank, local_world_size)
+
+
+def _of_slurm(names: Sequence[str]) -> str:
+    """Return shell commands that set variables from those of a task that srun has started."""
+    values = {
+        "RANK": "$SLURM_PROCID",
+        "WORLD_SIZE": "$SLURM_NTASKS",
+        "LOCAL_RANK": "$SLURM_LOCALID",
+        "LOCAL_WORLD_SIZE": "$SLURM_NTASKS_PER_NODE",
+        "MASTER_ADDR": "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)",
+        "MASTER_PORT": "29500",
+    }
+    return f"srun bash -c 'export {' '.join(f'{name}={values[name]}' for name in names)}; python SCRIPT'"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ continues.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from real.buffers.memory import DTYPES, Memory
@@ -23,8 +24,17 @@ from simdist.plan import Buffer, Plan, ops
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Return the trained parameters, each once, in order: the tensors of a plan."""
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+    """Return the trained parameters, each once, in order: the tensors of a plan.
+
+    Of several types, each follows the others as a whole, the one with most elements last. So a plan may have a buffer
+    for each, and the buckets of that type are complete first.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    counts: dict[torch.dtype, int] = {}
+    for parameter in trained:
+        counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
+    order = {dtype: place for place, dtype in enumerate(sorted(counts, key=lambda dtype: counts[dtype]))}
+    return sorted(trained, key=lambda parameter: order[parameter.dtype])
 
 
 class Binding:
@@ -42,13 +52,15 @@ class Binding:
 
     def __init__(self, plan: Plan, module: nn.Module, memory: Memory) -> None:
         self._parameters = trained_parameters(module)
-        self._names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        self._names = [names[parameter] for parameter in self._parameters]
         self._memory = memory
         all_ops = [op for body in plan.bodies for op in body]
         inner = [op for op in all_ops if isinstance(op, ops.Optimize) and op.optimizer == "inner"]
         params = dict.fromkeys(name for op in inner for name in op.params)
         grads = dict.fromkeys(op.dst for op in all_ops if isinstance(op, ops.Backward))
         self._check_model(plan, [plan.buffer(name) for name in params])
+        self._homes: list[tuple[nn.Parameter, Tensor, int]] = []
         for name in params:
             self._lay(plan.buffer(name))
         self.buckets = GradientBuckets({name: self._places(plan.buffer(name)) for name in grads})
@@ -103,6 +115,20 @@ class Binding:
         """Return the parameters of a buffer, in its order."""
         return self._parameters[slice(*(buffer.tensors or (0, 0)))]
 
+    def reclaim(self) -> bool:
+        """Take parameters back whose `data` was replaced by a tensor of the same kind. Tell whether all are in place.
+
+        Some optimizers put a parameter back by `parameter.data = kept`, which leaves the buffer behind.
+        """
+        for parameter, view, address in self._homes:
+            if parameter.data_ptr() == address:
+                continue
+            if (parameter.shape, parameter.dtype, parameter.device) != (view.shape, view.dtype, view.device):
+                return False
+            view.copy_(parameter.detach())
+            parameter.data = view
+        return True
+
     def forget_gradients(self) -> None:
         """Clear gradients before the next backward pass."""
         for parameter in self._parameters:
@@ -143,6 +169,7 @@ class Binding:
         for parameter, view in zip(self.parameters_of(buffer), self._views(buffer), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
+            self._homes.append((parameter, view, view.data_ptr()))
 
     def _count(self, parameter: Tensor) -> int:
         """Return the number of its elements on one rank."""

@@ -214,9 +214,9 @@ class GradientSchedule(Schedule, abc.ABC):
     def _sharing(self, exchange: Exchange, sent: Buffer, job: Job) -> Exchange:
         """Leave out the final gather of an exchange if the ranks that share the update need only their slices."""
         sharers = self._sharers(job)
-        *before, last = exchange.ops
-        if sharers == ALONE:
+        if sharers == ALONE or not exchange.ops:
             return exchange
+        *before, last = exchange.ops
         if isinstance(last, AllGather) and (last.dst, last.group) == (sent.name, sharers):
             shard = next(buffer for buffer in exchange.buffers if buffer.name == last.src)
             return replace(exchange, ops=tuple(before), shard=shard)

@@ -12,7 +12,7 @@ from trainings import Training, by_arrival, by_plan, comes_alone, in_virtual_wor
 from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.worlds import check_servers
 from real.execution import virtual
-from real.loops.hooks import check_shape
+from real.loops.step_shape import check_shape
 from simdist.engines import simulate
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Plan, Servers

@@ -30,7 +30,7 @@ from simdist.schedules.powersgd import PowerSGD
 from simdist.schedules.torus import Torus
 from simdist.traces.trace import Trace
 
-real_hooks = pytest.importorskip("real.loops.hooks")
+step_shape = pytest.importorskip("real.loops.step_shape")
 
 N_STEPS = 8  # two of the longest periods, after a warm-up
 SMALL = {"first_bucket_nbytes": 100, "bucket_nbytes": 300}
@@ -442,7 +442,13 @@ MISUSES = {
     loops.update_in_eval_mode: "RunError: step 0: optimizer.step() before the forward pass; call the model that was",
     loops.clipped_too_early: "step 0: worker.clip_grad_norm_() before the forward pass; it belongs before",
     loops.two_updates: "RunError: step 1: optimizer.step() before the forward pass",
-    loops.closure: "optimizer.step() without a closure",
+    loops.closure_again_and_again: "RunError: step 0: LBFGS.step(closure) calls its closure several times",
+    loops.closure_after_a_pass: "RunError: step 0: optimizer.step(closure) after a backward pass, so a step would have",
+    loops.unknown_wrapper: "its .inner is an optimizer of torch: write real.wrap(model, optimizer.inner, schedule)",
+    loops.optimizer_that_shards: "ZeroRedundancyOptimizer synchronises ranks itself: wrap a plain optimizer, and",
+    loops.sparse_layer: "UnsupportedError: Sequential: layer '1.0' (EmbeddingBag) has sparse gradients, and those of a",
+    loops.sparse_gradient: "RunError: step 0: the gradient of table is sparse, and those of a plan are dense",
+    loops.updated_by_another: "RunError: step 0: parameters have changed since backward() returned, but not in the ste",
     loops.too_many_steps: "RunError: step 2: the plan has 2 steps, and all are done; wrap with a larger n_steps",
     loops.no_zero_grad: "RunError: step 1: gradients of the step before are still there",
     loops.accumulation: "to accumulate them, do all passes but a step's last in `with worker.no_sync():`",
@@ -460,7 +466,9 @@ MISUSES = {
     loops.dtensors: "has a FSDPModule: a schedule needs all parameters on every rank, so wrap the model without",
     loops.distributed_tensors: "has a DTensor: a schedule needs all of every parameter on every rank",
     loops.strange_optimizer: "UnsupportedError: SGD updates 2 tensors that are no parameters of Linear",
-    loops.two_types: "UnsupportedError: Sequential has parameters of torch.float32, torch.float64",
+    loops.two_types_in_slices: "the model has parameters of float32 and float64, and ReduceScatter takes one type",
+    loops.two_types_compressed: "the model has parameters of float32 and float64, and Select takes one type: take Sync",
+    loops.complex_numbers: "UnsupportedError: Linear has parameters of torch.complex64; a plan takes float64, float32",
     loops.nothing_to_train: "UnsupportedError: Linear has no parameter that is trained",
     loops.no_steps: "ScenarioError: n_steps=0; write how many steps the loop has in all, or None",
     loops.begun_before_the_beginning: "ScenarioError: first_step=-1; steps count from 0",
@@ -535,7 +543,7 @@ def body_of(plan: Plan, body: tuple) -> Plan:
 def test_plans_that_are_no_training_loop_are_refused() -> None:
     plan = Sync(first_bucket_nbytes=8, bucket_nbytes=8).plan(Training().job(4, 3))
     (body,) = plan.bodies
-    real_hooks.check_shape(plan)
+    step_shape.check_shape(plan)
     update = next(op for op in body if isinstance(op, Optimize))
     others = tuple(op for op in body if op != update)
     for changed, problem in {
@@ -546,7 +554,7 @@ def test_plans_that_are_no_training_loop_are_refused() -> None:
         (*others, dataclasses.replace(update, grads=("param",))): "it updates with param, which is no bucket",
     }.items():
         with pytest.raises(UnsupportedError, match=problem):
-            real_hooks.check_shape(body_of(plan, changed))
+            step_shape.check_shape(body_of(plan, changed))
 
 
 # --- connected by `wrap`, as under torchrun ---
