@@ -8,4 +8,6 @@ __all__ = ["build", "compare", "load", "simulate"]
 
 __version__: str
 
-def exporting(package: str, module_of: Mapping[str, str]) -> Callable[[str], object]: ...
+def exporting(
+    package: str, module_of: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]: ...

@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import strict_yaml
 from simdist.scenario.strict_yaml import Path, path_text
-from simdist.settings.base import FromFile, Settings, nearest, shown
+from simdist.settings.base import FromFile, Settings, nearest, shown, unchecked_copy
 from simdist.settings.units import SI, Unit
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
@@ -202,9 +202,9 @@ def with_value(here: Any, path: Path, value: object) -> Any:
     key = path[0]
     below = path[1:]
     match here:
-        case BaseModel():
+        case Settings():
             name = _attribute(type(here), key, ())
-            return here.model_copy(update={name: with_value(getattr(here, name), below, value)})
+            return unchecked_copy(here, **{name: with_value(getattr(here, name), below, value)})
         case tuple() if isinstance(key, int):
             return (*here[:key], with_value(here[key], below, value), *here[key + 1 :])
         case _:

@@ -32,7 +32,7 @@ from simdist.scenario.workload import Workload
 from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import Schedule
 from simdist.schedules.job import Policy, uses_disk, uses_memory
-from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown
+from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
 from simdist.settings.units import Whole
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
@@ -268,7 +268,7 @@ class Scenario(Settings):
     def without_links(self) -> Self:
         """Return a copy whose links are as they should be, with no other jobs on them."""
         delays = tuple(each for each in self.disturbances if not isinstance(each, LinkDisturbance))
-        return self.model_copy(update={"disturbances": delays, "background": ()})
+        return unchecked_copy(self, disturbances=delays, background=())
 
     @property
     def delays(self) -> tuple[Disturbance | None, ...]:

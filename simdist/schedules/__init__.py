@@ -44,7 +44,7 @@ __all__ = [
     "kinds",
 ]
 
-__getattr__ = exporting(__name__, _MODULE_OF)
+__getattr__, __dir__ = exporting(__name__, _MODULE_OF)
 
 
 def kinds() -> "dict[str, type[Schedule]]":

@@ -17,6 +17,7 @@ from simdist.errors import ScenarioError, UnsupportedError, naming, require
 from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.settings.base import unchecked_copy
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, told
 from simdist.studies.statistics import Interval, mean_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, break_down
@@ -381,7 +382,7 @@ def with_draws(
         return fast.step_s(built.plan, [each.costs for each in built_again], delays)
 
     def one_by_one() -> NDArray[np.float64]:
-        runs = (each.model_copy(update={"seed": seed}) for each, seed in zip(drawn, seeds, strict=True))
+        runs = (unchecked_copy(each, seed=seed) for each, seed in zip(drawn, seeds, strict=True))
         times = (
             measure(run, each, n_seeds=1, engine=engine, progress=progress)
             for run, each in zip(runs, built_again, strict=True)
