@@ -30,6 +30,7 @@ Fault: TypeAlias = tuple[tuple[str | int, ...], str]
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
 _ENDINGS = {"_per_s": "", "_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}
+_UNITS = ("_s", "_Bps", "_flops", "nbytes")
 _BOUNDS = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
@@ -71,9 +72,9 @@ class Settings(BaseModel):
     @classmethod
     def _reword(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Put every error into words here, where the keys of the class are at hand."""
-        faults = [] if info.context is None else _python_names(cls, value)
         if isinstance(value, dict):
             value = {key: item.item() if isinstance(item, np.generic) else item for key, item in value.items()}
+        faults = bare_numbers(cls, value) if info.context is None else _python_names(cls, value)
         try:
             settings = handler(value)
         except ValidationError as error:
@@ -193,6 +194,20 @@ def nearest(word: object, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(str(word)[:80], known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
+
+
+def bare_numbers(cls: type[Settings], value: object) -> list[Fault]:
+    """Return a fault for every plain number in Python whose key does not tell the unit, as `bandwidth` does not."""
+    with_unit = {
+        field.alias: name
+        for name, field in cls.model_fields.items()
+        if field.alias != name and name.endswith(_UNITS) and not name.endswith("_per_s")
+    }
+    return [
+        ((key,), f"{shown(item)}: of which unit? Write it as text with its unit, or {with_unit[key]} in SI units")
+        for key, item in (value.items() if isinstance(value, dict) else ())
+        if key in with_unit and isinstance(item, int | float) and not isinstance(item, bool) and item != 0
+    ]
 
 
 def plural(n: int, noun: str) -> str:
