@@ -12,7 +12,14 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
-__all__ = ["build", "compare", "load", "simulate"]  # the types of what comes on demand stand in __init__.pyi
+__all__ = [
+    "build",
+    "compare",
+    "html_of",
+    "load",
+    "plot",
+    "simulate",
+]  # the types of what comes on demand stand in __init__.pyi
 
 __version__ = "0.1.0"
 
@@ -47,7 +54,9 @@ __getattr__, __dir__ = exporting(
     {
         "build": "runs.building",
         "compare": "studies.comparison",
+        "html_of": "report.notebooks",
         "load": "scenario.scenario",
+        "plot": "report.notebooks",
         "simulate": "runs.building",
     },
 )

@@ -1,10 +1,11 @@
 from collections.abc import Callable, Mapping
 
+from simdist.report.notebooks import html_of, plot
 from simdist.runs.building import build, simulate
 from simdist.scenario import load
 from simdist.studies.comparison import compare
 
-__all__ = ["build", "compare", "load", "simulate"]
+__all__ = ["build", "compare", "html_of", "load", "plot", "simulate"]
 
 __version__: str
 

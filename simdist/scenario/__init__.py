@@ -17,11 +17,12 @@ from simdist.scenario.facts import Imported
 from simdist.scenario.link import Link, TablePoint
 from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
 from simdist.scenario.sampling import sampler
-from simdist.scenario.scenario import Host, InputSettings, Scenario, dump, load, loads
+from simdist.scenario.scenario import AnyScenario, Host, InputSettings, Scenario, dump, load, loads
 from simdist.scenario.uncertain import Range
 from simdist.scenario.workload import Tensor, Workload
 
 __all__ = [
+    "AnyScenario",
     "Bursts",
     "Cluster",
     "Device",

@@ -294,6 +294,11 @@ class Scenario(Settings):
         except ValueError as error:
             raise ScenarioError(f"{self.name}: {error}") from None
 
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
+
     @property
     def is_random(self) -> bool:
         """Whether seeds make a difference to what is disturbed."""

@@ -43,7 +43,7 @@ LAYERS: dict[str, str] = {
     " whatif",
     "simdist.tune": "cost errors learning plan runs scenario schedules settings studies traces",
     "simdist.testing": "cost engines errors plan runs scenario schedules tune",
-    "simdist.report": "errors files jobs learning plan runs settings studies sweep traces tune whatif",
+    "simdist.report": "errors files jobs learning plan runs scenario settings studies sweep traces tune whatif",
     "simdist.cli": "chakra cost engines errors files jobs learning machine plan profiles progress proof report runs"
     " scenario schedules settings studies sweep traces tune whatif",
 }
