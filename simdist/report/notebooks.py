@@ -42,6 +42,7 @@ _COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 _MOST_ROWS = 30
 _MOST_PANELS = 6
 _MOST_RANKS = 64
+_LOGARITHMIC = 8  # largest / smallest value from which an axis is
 
 
 def plot(result: Pictured) -> "Figure":
@@ -161,11 +162,11 @@ def _sweep_figure(results: Table) -> "Figure":
     x = next((name for name in results.varied if all(_is_number(each, name) for each in rows)), None)
     if not rows or x is None:
         raise ScenarioError("these results vary no number over which speed-ups could be drawn: draw from their frame()")
-    others = [name for name in results.varied if name != x]
+    others = [name for name in results.varied if name != x and len({_written(each, name) for each in rows}) > 1]
     groups: dict[str, list[ResultRow]] = {}
     for each in rows:
-        at = ", ".join(f"{name} = {shown_text(each.choices[name])}" for name in others if name in each.choices)
-        groups.setdefault(f"{each.case}, {at}".strip(", "), []).append(each)
+        lines = [each.case, *(f"{shortened(name, most=30)} = {_written(each, name)}" for name in others)]
+        groups.setdefault("\n".join(line for line in lines if line), []).append(each)
     if len(groups) > _MOST_PANELS:
         raise ScenarioError(f"{len(groups)} combinations of {', '.join(others)} are too many panels: draw from frame()")
     n_columns = min(len(groups), 3)
@@ -178,6 +179,10 @@ def _sweep_figure(results: Table) -> "Figure":
         axes[0].set_ylabel(f"speed-up over {results.baseline}" if results.baseline else "speed-up")
         axes[0].legend(frameon=False)
     return figure
+
+
+def _written(result: ResultRow, name: str) -> str:
+    return shown_text(result.choices[name]) if name in result.choices else "-"
 
 
 def _is_number(result: ResultRow, name: str) -> bool:
@@ -201,6 +206,8 @@ def _draw_lines(axes: "Axes", rows: Sequence[ResultRow], x: str) -> None:
         lows = [interval[0] for _, _, interval in points]
         highs = [interval[1] for _, _, interval in points]
         axes.fill_between(places, lows, highs, color=color, alpha=0.2, linewidth=0)
+        if places[0] > 0 and places[-1] / places[0] >= _LOGARITHMIC:
+            axes.set_xscale("log")
 
 
 def _states_figure(found: Breakdown) -> "Figure":
@@ -219,6 +226,8 @@ def _states_figure(found: Breakdown) -> "Figure":
         if heights.max() > 0:
             axes.bar(range(n_ranks), heights, bottom=below, width=0.8, label=style.label, **look)
         below += heights
+    axes.set_xlim(-0.6, n_ranks - 0.4)
+    axes.set_ylim(0, 1.02 * longest_s * scale)
     axes.set_xlabel("rank")
     axes.set_ylabel(f"{unit} per step")
     figure.legend(loc="outside upper center", ncols=len(STATE_STYLES), frameon=False)

@@ -31,14 +31,12 @@ from simdist.scenario.strict_yaml import Path, path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload
 from simdist.schedules import KINDS as SCHEDULE_KINDS
-from simdist.schedules import Schedule
+from simdist.schedules import Schedule, settings_of_name
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
-from simdist.settings.plugins import is_reference
 from simdist.settings.units import Whole
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
-_LABELS = "local-8, hsgd-2-4,8-world or backup-1"
 _SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"
 
 
@@ -139,7 +137,7 @@ def _choose_flows(value: object, info: ValidationInfo) -> Flows:
 
 
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
-    schedule: Schedule = choose(_by_name(value), SCHEDULE_KINDS, info)
+    schedule: Schedule = choose(settings_of_name(value), SCHEDULE_KINDS, info)
     cluster = info.data.get("cluster")
     problems = schedule.problems(cluster.world_size, cluster.gpus_per_node) if cluster else []
     workload = info.data.get("workload")
@@ -151,20 +149,6 @@ def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     fields = type(schedule).model_fields
     refuse("Schedule", (((fields[field].alias or field,), message) for field, message in problems))
     return schedule
-
-
-def _by_name(value: object) -> object:
-    """Return the settings of a schedule that is written as its kind, or as its label: `local-8`."""
-    if not isinstance(value, str):
-        return value
-    if value in SCHEDULE_KINDS.names() or is_reference(value):
-        return {"kind": value}
-    for kind, cls in SCHEDULE_KINDS.installed().items():
-        settings = cls.settings_of_label(value)
-        if settings is not None:
-            return {"kind": kind, **settings}
-    hint = f"{_LABELS}; others as a mapping, {{kind: ..., label: {value[:40]}}}"
-    raise ValueError(f"there is no schedule {shown(value)}: write its kind, or a label such as {hint}")
 
 
 def _data_problems(schedule: Schedule, data: DataSettings | None, cluster: Cluster) -> Iterator[tuple[str, str]]:
