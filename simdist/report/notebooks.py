@@ -172,10 +172,10 @@ def _sweep_figure(results: Table) -> "Figure":
     n_columns = min(len(groups), 3)
     figure, axes = panels(n_columns, n_rows=-(-len(groups) // n_columns), sharey=True)
     with literal_text():
-        for each, (title, of_group) in zip(axes, groups.items(), strict=False):
-            _draw_lines(each, of_group, x)
-            each.set_title(title, fontsize="medium")
-            each.set_xlabel(x)
+        for panel, (title, of_group) in zip(axes, groups.items(), strict=False):
+            _draw_lines(panel, of_group, x)
+            panel.set_title(title, fontsize="medium")
+            panel.set_xlabel(x)
         axes[0].set_ylabel(f"speed-up over {results.baseline}" if results.baseline else "speed-up")
         axes[0].legend(frameon=False)
     return figure

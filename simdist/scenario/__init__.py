@@ -3,6 +3,7 @@
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, HostMemory, Library, Storage
 from simdist.scenario.disturbances import (
     Bursts,
+    Drawn,
     Exponential,
     HeavyTail,
     Interference,
@@ -28,6 +29,7 @@ __all__ = [
     "Device",
     "DeviceOverride",
     "Disk",
+    "Drawn",
     "Exponential",
     "HeavyTail",
     "Host",

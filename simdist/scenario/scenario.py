@@ -1,6 +1,6 @@
 """A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, Self, TypeAlias, overload
 
@@ -24,10 +24,9 @@ from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Recorded, UnevenWork
 from simdist.scenario.facts import Imported
-from simdist.scenario.fields import changed_at, parse_path
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
-from simdist.scenario.strict_yaml import Path, path_text
+from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload
 from simdist.schedules import KINDS as SCHEDULE_KINDS
@@ -237,7 +236,7 @@ class Scenario(Settings):
     def changed(self, path: str, value: object, /, **attributes: object) -> Self: ...
     @overload
     def changed(self, fields: Mapping[str, object] = ..., /, **attributes: object) -> Self: ...
-    def changed(self, *changes: Any, **attributes: object) -> Self:
+    def changed(self, *changes: Any, **attributes: object) -> Any:
         """Return a copy with other settings, validated as a whole.
 
         Args:
@@ -267,11 +266,8 @@ class Scenario(Settings):
             case _:
                 raise ScenarioError(f"{self.name}: write changed(path, value), or changed({{path: value, ...}})")
         try:
-            at = {parse_path(path): value for path, value in fields.items()}
-            here = changed_at(self, at) if at else self
-            kept = {name: getattr(here, name) for name in type(self).model_fields}
-            kept["uncertain"] = _without_ranges(self.uncertain, at)
-            kept["cluster"] = _measured(kept["cluster"], at)
+            here = _changed_at_paths(self, fields) if fields else self
+            kept: dict[str, object] = {name: getattr(here, name) for name in type(self).model_fields}
             return type(self).model_validate(kept | attributes)
         except ValidationError as error:
             raise _named(self.name, error) from None
@@ -377,18 +373,23 @@ class Scenario(Settings):
         return schedules
 
 
-def _without_ranges(ranges: Mapping[str, Range], changed: Collection[Path]) -> dict[str, Range]:
-    """Return ranges without those of fields that were changed, and of their parts."""
-    parsed = {text: parse_path(text) for text in ranges}
-    return {text: ranges[text] for text, path in parsed.items() if not any(path[: len(at)] == at for at in changed)}
+def _changed_at_paths(scenario: Scenario, fields: Mapping[str, object]) -> Scenario:
+    """Return a scenario with other values at paths, not validated as a whole, without ranges of what is known now."""
+    from simdist.scenario.fields import changed_at, parse_path
 
+    def unknown(ranges: Mapping[str, Range], below: str = "") -> dict[str, Range]:
+        whole = {text: parse_path(below + text) for text in ranges}
+        return {text: ranges[text] for text, path in whole.items() if not any(path[: len(at)] == at for at in changes)}
 
-def _measured(cluster: object, changed: Collection[Path]) -> object:
-    """Return a cluster without the ranges of fields that were changed."""
-    below = [path[1:] for path in changed if path[0] == "cluster" and len(path) > 1]
-    if not isinstance(cluster, Cluster) or not below:
-        return cluster
-    return unchecked_copy(cluster, uncertain=_without_ranges(cluster.uncertain, below))
+    changes = {parse_path(path): value for path, value in fields.items()}
+    found = changed_at(scenario, changes)
+    assert isinstance(found, Scenario)
+    if "uncertain" not in fields:
+        found = unchecked_copy(found, uncertain=unknown(scenario.uncertain))
+    if isinstance(found.cluster, Cluster) and ("cluster", "uncertain") not in changes:
+        cluster = unchecked_copy(found.cluster, uncertain=unknown(found.cluster.uncertain, "cluster."))
+        found = unchecked_copy(found, cluster=cluster)
+    return found
 
 
 def _named(name: str, error: ValidationError) -> ScenarioError:
@@ -401,8 +402,8 @@ def load(scenario: AnyScenario) -> Scenario:
 
     Args:
         scenario: Name of a file; name of a scenario that ships, such as `cloud-stragglers`; a mapping with the keys of
-            a file; or a scenario, which is returned as it is. In a mapping, a value has its unit (`"latency": "5 us"`),
-            or the key is the attribute and the value a number in SI units (`"latency_s": 5e-6`). Files in a mapping are
+            a file, or with names of attributes; or a scenario, which is returned as it is. In a mapping, a value has
+            its unit (`"latency": "5 us"`) or is a number in SI units (`"latency_s": 5e-6`). Files in a mapping are
             relative to the current directory.
 
     Raises:

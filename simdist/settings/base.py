@@ -74,7 +74,7 @@ class Settings(BaseModel):
         """Put every error into words here, where the keys of the class are at hand."""
         if isinstance(value, dict):
             value = {key: item.item() if isinstance(item, np.generic) else item for key, item in value.items()}
-        faults = bare_numbers(cls, value) if info.context is None else _python_names(cls, value)
+        faults = [] if info.context is None else _python_names(cls, value)
         try:
             settings = handler(value)
         except ValidationError as error:
@@ -197,7 +197,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
 
 
 def bare_numbers(cls: type[Settings], value: object) -> list[Fault]:
-    """Return a fault for every plain number in Python whose key does not tell the unit, as `bandwidth` does not."""
+    """Return a fault for each plain number whose key does not tell the unit, as `bandwidth` does not."""
     with_unit = {
         field.alias: name
         for name, field in cls.model_fields.items()
