@@ -231,12 +231,14 @@ def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -
         by_key.setdefault(path[0], {})[path[1:]] = value
     match here:
         case Settings():
-            update = {}
+            update: dict[str, object] = {}
             bare = bare_numbers(type(here), {key: below.get(()) for key, below in by_key.items()})
             refuse(type(here).__name__, [((*above, *at), message) for at, message in bare])
             for key, below in by_key.items():
                 name = key if key in type(here).model_fields else _attribute(type(here), key, above)
                 update[str(name)] = changed_at(getattr(here, str(name)), below, (*above, key))
+            if "uncertain" in type(here).model_fields:
+                update.setdefault("uncertain", _still_uncertain(dict(here)["uncertain"], changes))
             return _validated_copy(here, update, above)
         case tuple():
             items = list(here)
@@ -249,6 +251,12 @@ def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -
             return kept | {key: changed_at(kept.get(key), below, (*above, key)) for key, below in by_key.items()}
         case _:
             raise ValueError(f"there is nothing below {path_text(above)}, which is {shown(here)}: change it as a whole")
+
+
+def _still_uncertain(ranges: Mapping[str, object], changes: Mapping[Path, object]) -> dict[str, object]:
+    """Return the ranges of a part without those of fields that change: their new values are known."""
+    paths = {text: parse_path(text) for text in ranges}
+    return {text: ranges[text] for text, path in paths.items() if not any(path[: len(at)] == at for at in changes)}
 
 
 def _validated_copy(here: Settings, update: Mapping[str, object], above: Path) -> Settings:

@@ -236,7 +236,7 @@ class Scenario(Settings):
     def changed(self, path: str, value: object, /, **attributes: object) -> Self: ...
     @overload
     def changed(self, fields: Mapping[str, object] = ..., /, **attributes: object) -> Self: ...
-    def changed(self, *changes: Any, **attributes: object) -> Any:
+    def changed(self, /, *changes: Any, **attributes: object) -> Any:
         """Return a copy with other settings, validated as a whole.
 
         Args:
@@ -374,21 +374,11 @@ class Scenario(Settings):
 
 
 def _changed_at_paths(scenario: Scenario, fields: Mapping[str, object]) -> Scenario:
-    """Return a scenario with other values at paths, not validated as a whole, without ranges of what is known now."""
+    """Return a scenario with other values at paths, not validated as a whole."""
     from simdist.scenario.fields import changed_at, parse_path
 
-    def unknown(ranges: Mapping[str, Range], below: str = "") -> dict[str, Range]:
-        whole = {text: parse_path(below + text) for text in ranges}
-        return {text: ranges[text] for text, path in whole.items() if not any(path[: len(at)] == at for at in changes)}
-
-    changes = {parse_path(path): value for path, value in fields.items()}
-    found = changed_at(scenario, changes)
+    found = changed_at(scenario, {parse_path(path): value for path, value in fields.items()})
     assert isinstance(found, Scenario)
-    if "uncertain" not in fields:
-        found = unchecked_copy(found, uncertain=unknown(scenario.uncertain))
-    if isinstance(found.cluster, Cluster) and ("cluster", "uncertain") not in changes:
-        cluster = unchecked_copy(found.cluster, uncertain=unknown(found.cluster.uncertain, "cluster."))
-        found = unchecked_copy(found, cluster=cluster)
     return found
 
 
