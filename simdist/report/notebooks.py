@@ -42,6 +42,7 @@ _COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 _MOST_ROWS = 30
 _MOST_PANELS = 6
 _MOST_RANKS = 64
+_MOST_TICKS = 8
 _LOGARITHMIC = 8  # largest / smallest value from which an axis is
 
 
@@ -208,6 +209,9 @@ def _draw_lines(axes: "Axes", rows: Sequence[ResultRow], x: str) -> None:
         axes.fill_between(places, lows, highs, color=color, alpha=0.2, linewidth=0)
         if places[0] > 0 and places[-1] / places[0] >= _LOGARITHMIC:
             axes.set_xscale("log")
+            axes.minorticks_off()
+        if len(places) <= _MOST_TICKS:
+            axes.set_xticks(places, [f"{place:.4g}" for place in places])
 
 
 def _states_figure(found: Breakdown) -> "Figure":
