@@ -22,6 +22,7 @@ from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload
 from simdist.schedules import InputPath, Job, Schedule
 from simdist.schedules.sync import Sync
+from simdist.settings.base import unchecked_copy
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     if disturbance.machine_rate_per_s is None:
         return disturbance.lost or 0.0
     schedule = next((each for each in scenario.schedules if isinstance(each, Sync)), Sync())
-    cluster = scenario.cluster.model_copy(update={"nodes": 1, "slow_devices": ()})
+    cluster = unchecked_copy(scenario.cluster, nodes=1, slow_devices=())
     settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which is not hashable
     step_s = _one_machine_s(settings, scenario.workload, scenario.host, schedule)
     measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_rate_per_s
