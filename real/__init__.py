@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # A training script imports them on demand, because `python -m real` does not need them.
-__getattr__ = exporting(
+__getattr__, __dir__ = exporting(
     __name__,
     {
         "Averaging": "loops.options",

@@ -9,17 +9,26 @@
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 
-__all__ = ["build", "compare", "load", "simulate"]  # the types of what comes on demand stand in __init__.pyi
+__all__ = [
+    "build",
+    "compare",
+    "html_of",
+    "load",
+    "plot",
+    "simulate",
+]  # the types of what comes on demand stand in __init__.pyi
 
 __version__ = "0.1.0"
 
 
-def exporting(package: str, module_of: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package that imports a module of it when a name is asked for that it exports.
+def exporting(package: str, module_of: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a package that imports a module of it when a name is asked for.
 
-    A command then imports what it uses, not all that its packages hold.
+    A command then imports what it uses, not all that its packages hold. `dir`, and with it the completion of notebooks,
+    lists the names all the same.
 
     Args:
         package: Name of the package.
@@ -34,15 +43,20 @@ def exporting(package: str, module_of: Mapping[str, str]) -> Callable[[str], obj
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return vars(importlib.import_module(f"{package}.{module_of[name]}"))[name]
 
-    return exported
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *module_of})
+
+    return exported, names
 
 
-__getattr__ = exporting(
+__getattr__, __dir__ = exporting(
     __name__,
     {
         "build": "runs.building",
         "compare": "studies.comparison",
+        "html_of": "report.notebooks",
         "load": "scenario.scenario",
+        "plot": "report.notebooks",
         "simulate": "runs.building",
     },
 )

@@ -9,14 +9,11 @@ from simdist.cli import common, inputs
 from simdist.cli.tables import facets_text, table_text
 from simdist.engines import Engine
 from simdist.errors import naming
-from simdist.scenario import Scenario
 from simdist.scenario.unused_settings import unstated
-from simdist.settings.base import plural
 from simdist.settings.units import format_seconds
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, combined
 from simdist.studies.comparison import ScheduleTimes, compare, find_baseline
-from simdist.studies.facets import RANGES
 
 _WIDTH = 120  # of sentences
 _COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
@@ -53,7 +50,7 @@ def command(
                 n_seeds=n_seeds,
                 engine=engine,
                 progress=progress,
-                on_measured=measured.append,
+                measured=measured,
                 facets=facets.FACETS,
             )
     except BaseException:  # what is done is told, whatever ends the rest
@@ -61,7 +58,7 @@ def command(
             session.say(f"{each.label}: {format_seconds(float(each.step_s.mean()))} per step")
         raise
     base = rows[scenario.schedules.index(reference)]
-    title = _title(scenario, reference.name, n_seeds, has_ranges=bool(rows[0].of(RANGES)))
+    title = rows.title
     told = facets.told(rows)
     columns = combined(_COLUMNS, facets.columns(rows))
     tables = [table_text(title, columns, [each.cells(told) for each in rows]), *facets_text(rows, base)]
@@ -80,11 +77,3 @@ def command(
         from simdist.report import speedup_figure
 
         session.draw(speedup_figure(rows, title=title), plot)
-
-
-def _title(scenario: Scenario, baseline: str, n_seeds: int, *, has_ranges: bool) -> str:
-    counts = f"{scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} {plural(n_seeds, 'seed')}"
-    title = f"{scenario.name}: {counts}; speed-up over {baseline}"
-    if has_ranges:
-        return f"{title}, in brackets: 95 % intervals"
-    return f"{title}, 95 % confidence" if n_seeds > 1 else title

@@ -24,7 +24,7 @@ __all__ = [
     "tensor_backward_s",
 ]
 
-__getattr__ = exporting(
+__getattr__, __dir__ = exporting(
     __name__,
     dict.fromkeys(("ComputeCost", "compute_s", "tensor_backward_s"), "compute")
     | dict.fromkeys(("Costs", "Local", "OpCost", "Resources", "Shared", "Stage", "Transfer", "Varying"), "costs")

@@ -19,6 +19,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.scenario import InputSettings
 from simdist.scenario.workload import Workload
 from simdist.schedules import Schedule
+from simdist.settings.base import unchecked_copy
 from simdist.traces.waiting import step_end_s
 
 Late: TypeAlias = Mapping[int, Sequence[int]]
@@ -73,7 +74,7 @@ def timed(scenario: Scenario, schedule: Schedule, task: TaskSetting, *, n_seeds:
     ends_s = []
     late = []
     for seed in range(scenario.seed, scenario.seed + (n_seeds if scenario.is_random else 1)):
-        drawn = delays(scenario.model_copy(update={"seed": seed}))
+        drawn = delays(unchecked_copy(scenario, seed=seed))
         links = traffic(scenario, built.costs, seed)
         trace = engines.simulate(built.plan, built.costs, drawn, traffic=links)
         ends_s.append(step_end_s(trace).max(axis=1))
@@ -106,4 +107,4 @@ def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> 
         raise ScenarioError(f"{task.name}: parameters are {dtype}: a plan has one type, of {', '.join(ITEM_NBYTES)}")
     workload = workload.model_copy(update={"dtype": dtype})
     only_learns = {"data": None, "checkpoint": None, "disturbances": (), "background": (), "input": InputSettings()}
-    return build(scenario.model_copy(update={"workload": workload, **only_learns}), schedule).plan
+    return build(unchecked_copy(scenario, workload=workload, **only_learns), schedule).plan

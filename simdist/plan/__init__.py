@@ -107,7 +107,7 @@ __all__ = [
     "writes",
 ]
 
-__getattr__ = exporting(
+__getattr__, __dir__ = exporting(
     __name__,
     dict.fromkeys(("dumps", "load", "loads", "save"), "codec")
     | dict.fromkeys(("op_text", "plan_text"), "text")

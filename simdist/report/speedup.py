@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_STATES: dict[str, Style] = {
+#: Look of the seconds in each state.
+STATE_STYLES: dict[str, Style] = {
     "compute": Style("compute", BLUE),
     "comm": Style("exposed communication", GREEN, hatch="..."),
     "wait": Style("waiting for others", PALE_GREEN, GREEN, "////"),
@@ -54,7 +55,7 @@ def speedup_figure(rows: Sequence[Row], *, title: str) -> "Figure":
         for axes in (left, right):
             axes.set_xlim(left=0)
             tidy(axes, grid="x")
-        figure.legend(loc="outside lower right", ncols=len(_STATES) + 1, frameon=False, columnspacing=1.5)
+        figure.legend(loc="outside lower right", ncols=len(STATE_STYLES) + 1, frameon=False, columnspacing=1.5)
     return figure
 
 
@@ -94,7 +95,7 @@ def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:
     longest_s = max(row.step_s for row in rows)
     unit, scale = time_unit(longest_s)
     left = np.zeros(len(rows))
-    for state, style in _STATES.items():
+    for state, style in STATE_STYLES.items():
         widths = np.array([row.states_s[state] for row in rows]) * scale
         if widths.max() > _VISIBLE * longest_s * scale:
             look: dict[str, Any] = {"color": style.face, "edgecolor": style.ink, "linewidth": 0, "hatch": style.hatch}

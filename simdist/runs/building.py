@@ -18,10 +18,11 @@ from simdist.proof import prove
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.disturbances import Interference
 from simdist.scenario.sampling import DelaySampler, sampler
-from simdist.scenario.scenario import Host, Scenario
+from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload
 from simdist.schedules import InputPath, Job, Schedule
 from simdist.schedules.sync import Sync
+from simdist.settings.base import unchecked_copy
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ class Built:
         plan: Its plan, checked and proved.
         costs: Prices of the plan's operations.
         n_proved_ranks: Number of ranks that the proof traced.
+        actors: The user's processes that run beside it, see `simdist.engines.actors`.
     """
 
     schedule: Schedule
     plan: Plan
     costs: Costs
     n_proved_ranks: int
+    actors: "tuple[Actor, ...]" = ()
 
 
 def job(scenario: Scenario) -> Job:
@@ -172,7 +175,7 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     if disturbance.machine_rate_per_s is None:
         return disturbance.lost or 0.0
     schedule = next((each for each in scenario.schedules if isinstance(each, Sync)), Sync())
-    cluster = scenario.cluster.model_copy(update={"nodes": 1, "slow_devices": ()})
+    cluster = unchecked_copy(scenario.cluster, nodes=1, slow_devices=())
     settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which is not hashable
     step_s = _one_machine_s(settings, scenario.workload, scenario.host, schedule)
     measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_rate_per_s
@@ -198,7 +201,7 @@ def _one_machine_s(settings: tuple[tuple[str, object], ...], workload: Workload,
 
 
 def simulate(
-    scenario: Scenario,
+    scenario: AnyScenario,
     *,
     label: str | None = None,
     engine: Engine = "auto",
@@ -208,7 +211,7 @@ def simulate(
     """Simulate one schedule of a scenario with the delays and link changes of its seed.
 
     Args:
-        scenario: The scenario to simulate.
+        scenario: The scenario to simulate, or what `simdist.scenario.load` takes for one.
         label: Label of the schedule; the first schedule if None.
         engine: `auto` takes the fast engine if it is exact.
         actors: The user's processes, see `simdist.engines.actors`. They end with the last rank.
@@ -220,6 +223,7 @@ def simulate(
         UnsupportedError: `fast` was requested and cannot compute this exactly.
         RunError: An actor failed, or the simulation is deadlocked.
     """
+    scenario = load(scenario)
     chosen = [schedule for schedule in scenario.schedules if label in (None, schedule.name)]
     if not chosen:
         labels = ", ".join(schedule.name for schedule in scenario.schedules)

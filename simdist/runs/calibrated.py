@@ -10,6 +10,7 @@ from simdist.runs import run_directory
 from simdist.runs.building import price_of, traffic
 from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Cluster, Scenario, load_cluster
+from simdist.settings.base import unchecked_copy
 from simdist.traces.trace import Trace
 
 
@@ -75,7 +76,7 @@ def simulated_scenario(run: RunDirectory, machines: Calibrated | None, *, real: 
     """
     if machines is None:
         return run.scenario
-    return run.scenario.model_copy(update={"cluster": _cluster(run, machines, real)})
+    return unchecked_copy(run.scenario, cluster=_cluster(run, machines, real))
 
 
 def _cluster(run: RunDirectory, machines: Calibrated, real: Trace | None) -> Cluster:

@@ -38,6 +38,7 @@ from simdist.plan.delays import Delays, check_delays
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.scenario.links import LinkRecorded
+from simdist.settings.base import unchecked_copy
 from simdist.traces.trace import Trace, write_npz
 
 if TYPE_CHECKING:
@@ -319,8 +320,8 @@ def _standalone(scenario: Scenario) -> tuple[Scenario, dict[str, NDArray[np.floa
         if isinstance(disturbance, Recorded | LinkRecorded):
             name = f"recording-{number}.npz"
             recordings[name] = read_recorded(disturbance) if isinstance(disturbance, Recorded) else disturbance.table()
-            disturbances[number] = disturbance.model_copy(update={"file": Path(name)})
-    return scenario.model_copy(update={"disturbances": tuple(disturbances)}), recordings
+            disturbances[number] = unchecked_copy(disturbance, file=Path(name))
+    return unchecked_copy(scenario, disturbances=tuple(disturbances)), recordings
 
 
 def _npz(arrays: Mapping[str, NDArray[np.float64]]) -> bytes:

@@ -3,6 +3,7 @@
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, HostMemory, Library, Storage
 from simdist.scenario.disturbances import (
     Bursts,
+    Drawn,
     Exponential,
     HeavyTail,
     Interference,
@@ -17,16 +18,18 @@ from simdist.scenario.facts import Imported
 from simdist.scenario.link import Link, TablePoint
 from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
 from simdist.scenario.sampling import sampler
-from simdist.scenario.scenario import Host, InputSettings, Scenario, dump, load, loads
+from simdist.scenario.scenario import AnyScenario, Host, InputSettings, Scenario, dump, load, loads
 from simdist.scenario.uncertain import Range
 from simdist.scenario.workload import Tensor, Workload
 
 __all__ = [
+    "AnyScenario",
     "Bursts",
     "Cluster",
     "Device",
     "DeviceOverride",
     "Disk",
+    "Drawn",
     "Exponential",
     "HeavyTail",
     "Host",

@@ -9,20 +9,28 @@ of an entry point of group `simdist.disturbances`.
 """
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, Self, TypeAlias, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+    model_validator,
+)
 
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
 from simdist.scenario.recordings import RecordingFile, TableForm, read_table
-from simdist.settings.base import Fault, refuse
-from simdist.settings.plugins import DISTURBANCES, OpenKinds, written_kind
+from simdist.settings.base import Fault, folder_of, refuse, shown
+from simdist.settings.plugins import DISTURBANCES, OpenKinds, is_reference, load_reference, written_kind
 from simdist.settings.units import Factor, Fraction, PerSecond, Seconds, SecondsRange, Whole, WholeRange
 
 _FORM = TableForm(
@@ -289,6 +297,56 @@ class UnevenWork(_Disturbance):
         return [(("file",), f"{self.file.name} holds {found}, the run needs {needed}: {remedy}")]
 
 
+def _listed(value: object) -> object:
+    """Read an array of numpy as a list."""
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _function(value: object, info: ValidationInfo) -> Callable[..., object]:
+    """Return a function from Python, or one that a file names."""
+    found = load_reference(value, folder_of(info)) if isinstance(value, str) and is_reference(value) else value
+    if not callable(found):
+        raise ValueError(f"{shown(value)}: write a function, or its name in a file, such as delays:quantile")
+    return found
+
+
+#: A function from numbers above 0 and below 1 to seconds, elementwise; in files `module:function`.
+Quantile: TypeAlias = Annotated[
+    Callable[..., object],
+    PlainValidator(_function),
+    PlainSerializer(lambda function: f"{function.__module__}:{function.__qualname__}"),
+]
+
+
+class Drawn(_Disturbance):
+    """Delays from a distribution of your own: in each step, each rank draws one, independently.
+
+    Args:
+        values: Seconds; each is as likely as any other. In Python also an array.
+        quantile: Instead of values, the quantile function: it takes numbers above 0 and below 1, an array, and returns
+            as many seconds. In Python a function, such as `scipy.stats.gamma(2, scale=0.01).ppf`; in files
+            `module:function`. A run directory or a sweep needs the name of a function in a module.
+
+    >>> Drawn(values=np.array([0.0, 0.0, 0.1])).values
+    (0.0, 0.0, 0.1)
+    """
+
+    kind: Literal["drawn"] = "drawn"
+    values: Annotated[tuple[Seconds, ...], BeforeValidator(_listed), Field(min_length=1)] | None = None
+    quantile: Quantile | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.values is None) == (self.quantile is None):
+            refuse("Drawn", [(("values",), "write either values, e.g. [0 s, 0 s, 50 ms], or quantile, a function")])
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return self.values is None or len(set(self.values)) > 1
+
+
 class Interference(_Disturbance):
     """What the GPUs of a machine lose beside communication: to its kernels, to shared memory, host and power, to noise.
 
@@ -376,7 +434,9 @@ class Recorded(_Disturbance):
 
 
 Continuous: TypeAlias = Jitter | Exponential | HeavyTail
-_Shipped: TypeAlias = Transient | Persistent | Continuous | Bursts | Pauses | UnevenWork | Interference | Recorded
+_Shipped: TypeAlias = (
+    Transient | Persistent | Continuous | Bursts | Pauses | UnevenWork | Drawn | Interference | Recorded
+)
 Disturbance: TypeAlias = _Shipped | CustomDisturbance
 _SHIPPED: dict[str, type[Disturbance]] = {each.model_fields["kind"].default: each for each in get_args(_Shipped)}
 #: The classes that `kind` may name in a scenario, but for those of links.
@@ -405,10 +465,8 @@ def never_delays(disturbance: Disturbance) -> bool:
             return disturbance.probability == 0 or disturbance.delay_s == 0
         case Persistent():
             return not disturbance.delay_s and disturbance.factor in (None, 1)
-        case Jitter():
-            return disturbance.median_s == 0
-        case Exponential():
-            return disturbance.mean_s == 0
+        case Jitter(median_s=typical_s) | Exponential(mean_s=typical_s):
+            return typical_s == 0
         case HeavyTail():
             return disturbance.probability == 0 or disturbance.scale_s == 0
         case Bursts():
@@ -417,6 +475,8 @@ def never_delays(disturbance: Disturbance) -> bool:
             return disturbance.delay_s[1] <= disturbance.covered_s[0]
         case UnevenWork():
             return disturbance.lengths is not None and disturbance.lengths[0] == disturbance.lengths[1]
+        case Drawn():
+            return disturbance.values is not None and not any(disturbance.values)
         case Interference():
             return disturbance.lost == 0
         case Recorded():

@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import strict_yaml
 from simdist.scenario.strict_yaml import Path, path_text
-from simdist.settings.base import FromFile, Settings, nearest, shown
+from simdist.settings.base import FromFile, Settings, bare_numbers, nearest, refuse, shown, unchecked_copy
 from simdist.settings.units import SI, Unit
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
@@ -202,13 +202,80 @@ def with_value(here: Any, path: Path, value: object) -> Any:
     key = path[0]
     below = path[1:]
     match here:
-        case BaseModel():
+        case Settings():
             name = _attribute(type(here), key, ())
-            return here.model_copy(update={name: with_value(getattr(here, name), below, value)})
+            return unchecked_copy(here, **{name: with_value(getattr(here, name), below, value)})
         case tuple() if isinstance(key, int):
             return (*here[:key], with_value(here[key], below, value), *here[key + 1 :])
         case _:
             return {**here, key: with_value(here[key], below, value)}
+
+
+def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -> object:
+    """Return settings with other values of some fields, each level validated once with all of its changes.
+
+    Args:
+        here: Settings, or a part of them.
+        changes: New values, by their path from `here`. Keys are those of files, or names of attributes.
+        above: Path that leads to `here`, for messages.
+
+    Raises:
+        ValueError: A path leads nowhere, or a value is wrong.
+    """
+    if () in changes:
+        if len(changes) > 1:
+            raise ValueError(f"{path_text(above)} is changed as a whole and in parts: write one of them")
+        return changes[()]
+    by_key: dict[str | int, dict[Path, object]] = {}
+    for path, value in changes.items():
+        by_key.setdefault(path[0], {})[path[1:]] = value
+    match here:
+        case Settings():
+            update: dict[str, object] = {}
+            bare = bare_numbers(type(here), {key: below.get(()) for key, below in by_key.items()})
+            refuse(type(here).__name__, [((*above, *at), message) for at, message in bare])
+            for key, below in by_key.items():
+                name = key if key in type(here).model_fields else _attribute(type(here), key, above)
+                update[str(name)] = changed_at(getattr(here, str(name)), below, (*above, key))
+            if "uncertain" in type(here).model_fields:
+                update.setdefault("uncertain", _still_uncertain(dict(here)["uncertain"], changes))
+            return _validated_copy(here, update, above)
+        case tuple():
+            items = list(here)
+            for key, below in by_key.items():
+                place = _place_in(here, key, above)
+                items[place] = changed_at(here[place], below, (*above, key))
+            return tuple(items)
+        case Mapping() | None:  # None: settings that are not there yet
+            kept = {} if here is None else dict(here)
+            return kept | {key: changed_at(kept.get(key), below, (*above, key)) for key, below in by_key.items()}
+        case _:
+            raise ValueError(f"there is nothing below {path_text(above)}, which is {shown(here)}: change it as a whole")
+
+
+def _still_uncertain(ranges: Mapping[str, object], changes: Mapping[Path, object]) -> dict[str, object]:
+    """Return the ranges of a part without those of fields that change: their new values are known."""
+    paths = {text: parse_path(text) for text in ranges}
+    return {text: ranges[text] for text, path in paths.items() if not any(path[: len(at)] == at for at in changes)}
+
+
+def _validated_copy(here: Settings, update: Mapping[str, object], above: Path) -> Settings:
+    if not above:  # the caller validates the whole
+        return unchecked_copy(here, **update)
+    try:
+        return here.model_copy(update=update)
+    except ValidationError as error:
+        faults = [((*above, *each["loc"]), each["msg"]) for each in error.errors(include_url=False)]
+        refuse(type(here).__name__, faults)
+        raise
+
+
+def _place_in(here: tuple[object, ...], key: str | int, above: Path) -> int:
+    if not isinstance(key, int):
+        raise ValueError(f"{path_text(above)} is a list: write {path_text((*above, 0))}, counting from 0")
+    if key >= len(here):
+        raise ValueError(beyond(above, len(here), key))
+    return key
 
 
 def _settings_class(annotation: object) -> type[Settings] | None:

@@ -214,6 +214,8 @@ class _Source:
             case kinds.Pauses() | kinds.UnevenWork():
                 assert self._by_kind is not None
                 return self._by_kind.delays(start, stop)
+            case kinds.Drawn() as drawn:
+                return self._drawn(drawn, start, stop)
             case kinds.Interference(lost=lost, noise=noise):
                 assert lost is not None, "lost_share tells it"
                 lost_s = lost * self._compute_s[:, np.newaxis]
@@ -230,20 +232,29 @@ class _Source:
         world = np.arange(self._uniforms.world_size)
         ranks = world[self.ranks]
         draws = _Draws(start, stop, ranks, self._ranks_per_node, self._compute_s, self._uniforms)
-        shape = (stop - start, len(ranks), len(self._seeds))
-        found = np.asarray(disturbance.delays_s(draws))
+        return self._checked(disturbance.delays_s(draws), f"{disturbance.kind}: delays_s", len(ranks), stop - start)
+
+    def _drawn(self, disturbance: kinds.Drawn, start: int, stop: int) -> Floats:
+        if disturbance.quantile is None:
+            values = np.array(disturbance.values)
+            return np.asarray(values[(self._uniforms.closed(start, stop) * len(values)).astype(np.int64)])
+        uniforms = self._uniforms.inner(start, stop)
+        return self._checked(disturbance.quantile(uniforms), "drawn: quantile", uniforms.shape[1], stop - start)
+
+    def _checked(self, returned: object, what: str, n_ranks: int, n_steps: int) -> Floats:
+        """Return delays that code of a user has returned, `[n_steps, n_ranks, n_seeds]`."""
+        shape = (n_steps, n_ranks, len(self._seeds))
+        found = np.asarray(returned)
         try:
             found_s = np.broadcast_to(found, shape).astype(np.float64)
         except ValueError:
             raise ScenarioError(
-                f"disturbance {disturbance.kind}: delays_s returns {found.dtype} {list(found.shape)}: return seconds "
+                f"disturbance {what} returns {found.dtype} {list(found.shape)}: return seconds "
                 f"that broadcast to {list(shape)}, steps, ranks and seeds"
             ) from None
         if not (np.isfinite(found_s).all() and (found_s >= 0).all()):
             wrong = found_s[~(np.isfinite(found_s) & (found_s >= 0))][0]
-            raise ScenarioError(
-                f"disturbance {disturbance.kind}: delays_s returns {wrong:g} s: return seconds, finite and 0 or more"
-            )
+            raise ScenarioError(f"disturbance {what} returns {wrong:g} s: return seconds, finite and 0 or more")
         return found_s
 
     def _walk(self, bursts: kinds.Bursts, start: int, stop: int) -> NDArray[np.bool_]:

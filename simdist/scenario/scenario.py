@@ -1,8 +1,8 @@
 """A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal, Self, TypeAlias, overload
 
 from pydantic import (
     BeforeValidator,
@@ -30,9 +30,9 @@ from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload
 from simdist.schedules import KINDS as SCHEDULE_KINDS
-from simdist.schedules import Schedule
+from simdist.schedules import Schedule, settings_of_name
 from simdist.schedules.job import Policy, uses_disk, uses_memory
-from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown
+from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
 from simdist.settings.units import Whole
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
@@ -84,6 +84,10 @@ class InputSettings(Settings):
     decode_workers: Annotated[Whole, Field(ge=1)] = 1
 
 
+#: A scenario, a mapping with its keys, the name of its file, or of one that ships; `load` takes them all.
+AnyScenario: TypeAlias = "Scenario | Mapping[str, object] | str | FilePath"
+
+
 def _expand_cluster(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Cluster:
     cluster: Cluster = handler(presets.expand("cluster", value, folder=folder_of(info)))
     return _forget_base(cluster, value)
@@ -132,7 +136,7 @@ def _choose_flows(value: object, info: ValidationInfo) -> Flows:
 
 
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
-    schedule: Schedule = choose(value, SCHEDULE_KINDS, info)
+    schedule: Schedule = choose(settings_of_name(value), SCHEDULE_KINDS, info)
     cluster = info.data.get("cluster")
     problems = schedule.problems(cluster.world_size, cluster.gpus_per_node) if cluster else []
     workload = info.data.get("workload")
@@ -228,27 +232,52 @@ class Scenario(Settings):
     uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)
     doubts: Annotated[tuple[str, ...], Field(exclude_if=lambda doubts: not doubts)] = ()
 
-    def changed(self, **changes: object) -> Self:
+    @overload
+    def changed(self, path: str, value: object, /, **attributes: object) -> Self: ...
+    @overload
+    def changed(self, fields: Mapping[str, object] = ..., /, **attributes: object) -> Self: ...
+    def changed(self, /, *changes: Any, **attributes: object) -> Any:
         """Return a copy with other settings, validated as a whole.
 
         Args:
-            changes: New values of attributes, as settings or as mappings of their attributes.
+            changes: The path of a field and its new value, or a mapping of paths to values. A path is that of error
+                messages and sweeps, such as `disturbances[0].probability`. All that it does not name stays. A range in
+                `uncertain` of a changed field is dropped, because the new value is known.
+            attributes: New values of attributes, as settings or as mappings of their attributes. They replace the whole
+                attribute.
 
         Raises:
-            ScenarioError: The changed scenario is not valid.
+            ScenarioError: A path leads nowhere, or the changed scenario is not valid.
 
         >>> from simdist.scenario import load
-        >>> from simdist.scenario.presets import path
-        >>> scenario = load(path("scenarios", "cloud-stragglers"))
-        >>> scenario.changed(steps=10, host={"waits_for": "update"}).host.waits_for
-        'update'
+        >>> scenario = load("cloud-stragglers")
+        >>> scenario.changed("cluster.network.bandwidth", "100 Gbit/s").cluster.network.bandwidth_Bps
+        12500000000.0
+        >>> scenario.changed({"cluster.nodes": 2, "steps": 10}, schedules=["sync", "local-8"]).cluster.nodes
+        2
         """
-        kept: dict[str, object] = {name: getattr(self, name) for name in type(self).model_fields}
+        match changes:
+            case ():
+                fields: Mapping[str, object] = {}
+            case (Mapping() as fields,):
+                pass
+            case (str() as path, value):
+                fields = {path: value}
+            case _:
+                raise ScenarioError(f"{self.name}: write changed(path, value), or changed({{path: value, ...}})")
         try:
-            return type(self).model_validate(kept | changes)
+            here = _changed_at_paths(self, fields) if fields else self
+            kept: dict[str, object] = {name: getattr(here, name) for name in type(self).model_fields}
+            return type(self).model_validate(kept | attributes)
         except ValidationError as error:
-            problems = [f"{self.name}: {path_text(each['loc'])}: {each['msg']}" for each in error.errors()]
-            raise ScenarioError("\n".join(problems)) from None
+            raise _named(self.name, error) from None
+        except ValueError as error:
+            raise ScenarioError(f"{self.name}: {error}") from None
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
 
     @property
     def is_random(self) -> bool:
@@ -268,7 +297,7 @@ class Scenario(Settings):
     def without_links(self) -> Self:
         """Return a copy whose links are as they should be, with no other jobs on them."""
         delays = tuple(each for each in self.disturbances if not isinstance(each, LinkDisturbance))
-        return self.model_copy(update={"disturbances": delays, "background": ()})
+        return unchecked_copy(self, disturbances=delays, background=())
 
     @property
     def delays(self) -> tuple[Disturbance | None, ...]:
@@ -344,17 +373,54 @@ class Scenario(Settings):
         return schedules
 
 
-def load(path: str | Path) -> Scenario:
-    """Read a scenario file.
+def _changed_at_paths(scenario: Scenario, fields: Mapping[str, object]) -> Scenario:
+    """Return a scenario with other values at paths, not validated as a whole."""
+    from simdist.scenario.fields import changed_at, parse_path
+
+    found = changed_at(scenario, {parse_path(path): value for path, value in fields.items()})
+    assert isinstance(found, Scenario)
+    return found
+
+
+def _named(name: str, error: ValidationError) -> ScenarioError:
+    """Return the error of a scenario that is in no file, a line for every problem."""
+    return ScenarioError("\n".join(f"{name}: {path_text(each['loc'])}: {each['msg']}" for each in error.errors()))
+
+
+def load(scenario: AnyScenario) -> Scenario:
+    """Return a scenario from a file, or from a mapping in Python.
+
+    Args:
+        scenario: Name of a file; name of a scenario that ships, such as `cloud-stragglers`; a mapping with the keys of
+            a file, or with names of attributes; or a scenario, which is returned as it is. In a mapping, a value has
+            its unit (`"latency": "5 us"`) or is a number in SI units (`"latency_s": 5e-6`). Files in a mapping are
+            relative to the current directory.
 
     Raises:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
+
+    >>> job = {"cluster": "v100x8-25gbit", "workload": "resnet50", "steps": 5}
+    >>> load(job | {"schedules": ["sync", "local-4"]}).schedules[1].period
+    4
     """
-    path = Path(path)
-    return loads(read_text(path), name=str(path), folder=path.parent)
+    match scenario:
+        case Scenario():
+            return scenario
+        case Mapping():
+            try:
+                return Scenario.model_validate(dict(scenario))
+            except ValidationError as error:
+                raise _named(str(scenario.get("name", "scenario")), error) from None
+        case str() | FilePath():
+            path = FilePath(scenario)
+            if path.parent == FilePath() and not path.suffix and not path.exists():
+                path = presets.path("scenarios", str(scenario)) if str(scenario) in presets.names("scenarios") else path
+            return loads(read_text(path), name=str(path), folder=path.parent)
+        case _:
+            raise ScenarioError(f"{shown(scenario)} is no scenario: write the name of a file, a mapping or a Scenario")
 
 
-def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario:
+def loads(text: str, *, name: str = "<text>", folder: FilePath = FilePath()) -> Scenario:
     """Read a scenario from text.
 
     Args:
@@ -369,7 +435,7 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario
     root = document.root
     if isinstance(root, dict) and "scenario" in root and not root.keys() & {"cluster", "workload", "schedules"}:
         raise ScenarioError(f"{name}: is a sweep, and no scenario: simdist sweep {name} -o DIR")
-    stem = Path(name).stem.strip("<>")
+    stem = FilePath(name).stem.strip("<>")
     return validated(Scenario, document, name=name, folder=folder, shape=_SHAPE, defaults={"name": stem})
 
 

@@ -12,7 +12,8 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from simdist import exporting
-from simdist.settings.plugins import SCHEDULES, OpenKinds
+from simdist.settings.base import shown
+from simdist.settings.plugins import SCHEDULES, OpenKinds, is_reference
 
 if TYPE_CHECKING:
     from simdist.schedules.base import Schedule
@@ -42,9 +43,10 @@ __all__ = [
     "Schedule",
     "Sync",
     "kinds",
+    "settings_of_name",
 ]
 
-__getattr__ = exporting(__name__, _MODULE_OF)
+__getattr__, __dir__ = exporting(__name__, _MODULE_OF)
 
 
 def kinds() -> "dict[str, type[Schedule]]":
@@ -109,3 +111,26 @@ def _bases() -> "tuple[type[Schedule]]":
 
 #: The classes that `kind` may name in a scenario.
 KINDS: "OpenKinds[Schedule]" = OpenKinds("schedule", SCHEDULES, _bases, kinds, _shipped_as)
+
+
+def settings_of_name(value: object) -> object:
+    """Return the settings of a schedule that is written as its kind or as its label; what is no text stays as it is.
+
+    Raises:
+        ValueError: No schedule has that kind, or a label that tells all of its settings.
+
+    >>> settings_of_name("local-8"), settings_of_name("hsgd-2-4,8-world")
+    ({'kind': 'local_sgd', 'period': 8}, {'kind': 'hierarchical_sgd', 'levels': {2: 4, 8: 'world'}})
+    """
+    if not isinstance(value, str):
+        return value
+    if is_reference(value) or value in KINDS.names():
+        return {"kind": value}
+    for kind, cls in KINDS.installed().items():
+        settings = cls.settings_of_label(value)
+        if settings is not None:
+            return {"kind": kind, **settings}
+    raise ValueError(
+        f"there is no schedule {shown(value)}: write its kind, such as sync; a label such as local-8, hsgd-2-4,8-world "
+        f"or backup-1; or a mapping, such as {{kind: local_sgd, period: 8}}"
+    )

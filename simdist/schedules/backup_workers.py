@@ -57,6 +57,12 @@ class BackupWorkers(Schedule):
         backups = sorted({max(1, job.world_size // part) for part in _BACKUP_PARTS})
         return (cls.axis("servers", servers), cls.axis("algorithm", ["auto", "ring"]), cls.axis("backup", backups))
 
+    @classmethod
+    def settings_of_label(cls, label: str) -> dict[str, object] | None:
+        """Return the backup of a label such as `backup-8`."""
+        number = label.removeprefix("backup-")
+        return {"backup": int(number)} if number != label and number.isdecimal() else None
+
     def default_label(self) -> str:
         """Return the label, such as `backup-2`, `backup-2-ps-4` or `backup-2-ring`."""
         transport = "" if self._by_servers else f"-{self.algorithm}"

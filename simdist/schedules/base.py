@@ -107,6 +107,16 @@ class Schedule(Settings, abc.ABC):
         return None if levels else dict(changed)
 
     @classmethod
+    def settings_of_label(cls, label: str) -> dict[str, object] | None:
+        """Return the settings that a default label tells, so that scenarios can name it; None if it is another.
+
+        >>> from simdist.schedules import LocalSGD
+        >>> LocalSGD.settings_of_label("local-8"), LocalSGD.settings_of_label("sync")
+        ({'period': 8}, None)
+        """
+        return None
+
+    @classmethod
     def label_of(cls, name: str, value: Value) -> str:
         """Return the part of a candidate's label for an axis value that `default_label` does not show."""
         return ""

@@ -96,6 +96,12 @@ class DiLoCo(AveragingSchedule):
         """Return the settings that average over all ranks, which are one level."""
         return {"period": levels[0][0]} | dict(changed) if len(levels) == 1 else None
 
+    @classmethod
+    def settings_of_label(cls, label: str) -> dict[str, object] | None:
+        """Return the period of a label such as `diloco-8`."""
+        number = label.removeprefix("diloco-")
+        return {"period": int(number)} if number != label and number.isdecimal() else None
+
     def default_label(self) -> str:
         """Return the label, such as `diloco-100` or `diloco-100-worker8-fragments4-overlap5`."""
         chosen = {"worker": self.ranks_per_worker, "fragments": self.fragments, "layers": self.layers or 1}

@@ -1,5 +1,6 @@
 """Hierarchical SGD: average often with few neighbours, rarely with all."""
 
+import re
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal, final
 
@@ -79,6 +80,15 @@ class HierarchicalSGD(AveragingSchedule):
     def label_of(cls, name: str, value: Value) -> str:
         """Return also a label for the average of gradients within nodes."""
         return "-intra" if name == "intra_node_gradients" else super().label_of(name, value)
+
+    @classmethod
+    def settings_of_label(cls, label: str) -> dict[str, object] | None:
+        """Return the levels of a label such as `hsgd-2-4,8-world`."""
+        levels = dict(re.findall(r"(\d+)-(\d+|world)", label))
+        written = ",".join(f"{period}-{size}" for period, size in levels.items())
+        if label != f"hsgd-{written}":
+            return None
+        return {"levels": {int(period): size if size == "world" else int(size) for period, size in levels.items()}}
 
     def default_label(self) -> str:
         """Return the label, such as `hsgd-2-8,4-32,8-64`: period-group size."""

@@ -69,6 +69,12 @@ class LocalSGD(AveragingSchedule):
         """Return the settings that average over all ranks, which are one level."""
         return {"period": levels[0][0]} | dict(changed) if len(levels) == 1 else None
 
+    @classmethod
+    def settings_of_label(cls, label: str) -> dict[str, object] | None:
+        """Return the period of a label such as `local-8`."""
+        number = label.removeprefix("local-")
+        return {"period": int(number)} if number != label and number.isdecimal() else None
+
     def default_label(self) -> str:
         """Return the label, such as `local-4` or `local-4-by-speed`."""
         uneven = "-by-speed" if self.inner_steps == "by_speed" else ""

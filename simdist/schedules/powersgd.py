@@ -65,6 +65,12 @@ class PowerSGD(GradientSchedule):
         ranks = [rank for rank in _RANKS if cls(rank=rank).sent_share(*tensors) >= least]
         return (cls.axis("rank", ranks or _RANKS[-1:]),)
 
+    @classmethod
+    def settings_of_label(cls, label: str) -> dict[str, object] | None:
+        """Return the rank of a label such as `powersgd-8`."""
+        number = label.removeprefix("powersgd-")
+        return {"rank": int(number)} if number != label and number.isdecimal() else None
+
     def default_label(self) -> str:
         """Return the label, such as `powersgd-4` or `powersgd-4-min1.5-warmup100`."""
         rate = f"-min{self.min_compression_rate:g}" if self.min_compression_rate != 2 else ""

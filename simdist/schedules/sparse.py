@@ -2,6 +2,7 @@
 
 import abc
 import math
+import re
 from dataclasses import replace
 from typing import ClassVar
 
@@ -14,9 +15,11 @@ from simdist.schedules import parts
 from simdist.schedules.gradient import GradientSchedule
 from simdist.schedules.job import Job
 from simdist.schedules.tuning import Allowance, Axis
+from simdist.settings.plugins import kind_of
 from simdist.settings.units import Fraction, Nbytes, Whole
 
 _DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)  # densities that `tune` tries
+_DENSITY = re.compile(r"0\.\d+|1", re.ASCII)
 
 
 class SparseSchedule(GradientSchedule, abc.ABC):
@@ -96,6 +99,13 @@ class SparseSchedule(GradientSchedule, abc.ABC):
                 f"saves below a density of {limit:.3g}"
             ]
         return []
+
+    @classmethod
+    def settings_of_label(cls, label: str) -> dict[str, object] | None:
+        """Return the density of a label such as `gtopk-0.01`."""
+        kind = kind_of(cls).replace("_", "-")
+        density = label.removeprefix(f"{kind}-")
+        return {"density": float(density)} if _DENSITY.fullmatch(density) else None
 
     @property
     def traits(self) -> str:

@@ -6,11 +6,12 @@ A message says what is wrong, the value, and what would be right. Where it stand
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
+import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -21,12 +22,15 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticSerializationError
 
 #: A problem: the keys and indices that lead to the value, and the message.
 Fault: TypeAlias = tuple[tuple[str | int, ...], str]
+SettingsT = TypeVar("SettingsT", bound="Settings")
 
 _ENDINGS = {"_per_s": "", "_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}
+_UNITS = ("_s", "_Bps", "_flops", "nbytes")
 _BOUNDS = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
@@ -68,6 +72,8 @@ class Settings(BaseModel):
     @classmethod
     def _reword(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Put every error into words here, where the keys of the class are at hand."""
+        if isinstance(value, dict):
+            value = {key: item.item() if isinstance(item, np.generic) else item for key, item in value.items()}
         faults = [] if info.context is None else _python_names(cls, value)
         try:
             settings = handler(value)
@@ -90,6 +96,30 @@ class Settings(BaseModel):
         """Return the `kind` by which a file names the class, where that is not its own."""
         return None
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values of some attributes, validated as the constructor does.
+
+        Args:
+            update: Values by the name of the attribute, such as `bandwidth_Bps`.
+            deep: As in pydantic.
+
+        Raises:
+            ValidationError: There is no such attribute, or the changed settings are not valid.
+        """
+        if not update:
+            return super().model_copy(deep=deep)
+        fields = type(self).model_fields
+        unknown = [name for name in update if name not in fields]
+        refuse(
+            type(self).__name__,
+            [((name,), f"unknown attribute {shown(name)}: {_nearest_attribute(name, fields)}") for name in unknown],
+        )
+        written = {
+            name: value for name, value in self if name in self.model_fields_set or _is_changed(fields[name], value)
+        }
+        checked = type(self).model_validate(written | dict(update))
+        return super().model_copy(update={name: getattr(checked, name) for name in update}, deep=deep)
+
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """Return the settings as pydantic does, which takes Ctrl-C meanwhile for an error of theirs."""
         try:
@@ -98,6 +128,14 @@ class Settings(BaseModel):
             if "KeyboardInterrupt" in str(error):  # it has no cause
                 raise KeyboardInterrupt from None
             raise
+
+
+def unchecked_copy(settings: SettingsT, **update: object) -> SettingsT:
+    """Return a copy with other values of some attributes that are known to be right.
+
+    `Settings.model_copy` validates, which takes longer, and reads the files that the settings name.
+    """
+    return BaseModel.model_copy(settings, update=update)
 
 
 def refuse(title: str, faults: Iterable[Fault]) -> None:
@@ -158,6 +196,20 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
 
 
+def bare_numbers(cls: type[Settings], value: object) -> list[Fault]:
+    """Return a fault for each plain number whose key does not tell the unit, as `bandwidth` does not."""
+    with_unit = {
+        field.alias: name
+        for name, field in cls.model_fields.items()
+        if field.alias != name and name.endswith(_UNITS) and not name.endswith("_per_s")
+    }
+    return [
+        ((key,), f"{shown(item)}: of which unit? Write it as text with its unit, or {with_unit[key]} in SI units")
+        for key, item in (value.items() if isinstance(value, dict) else ())
+        if key in with_unit and isinstance(item, int | float) and not isinstance(item, bool) and item != 0
+    ]
+
+
 def plural(n: int, noun: str) -> str:
     """Return a regular noun as it stands after a number.
 
@@ -187,6 +239,18 @@ def key_of(name: str) -> str:
         if name.endswith(ending):
             return name.removesuffix(ending) + replacement
     return name
+
+
+def _is_changed(field: FieldInfo, value: object) -> bool:
+    """Tell whether an attribute has another value than it has by default."""
+    return field.is_required() or bool(value != field.get_default(call_default_factory=True, validated_data={}))
+
+
+def _nearest_attribute(name: str, attributes: Iterable[str]) -> str:
+    """Return the end of a message about an unknown attribute: the one that a key of files means, or the nearest."""
+    attributes = list(attributes)
+    means = [each for each in attributes if key_of(each) == name]
+    return f"did you mean {means[0]!r}?" if means else nearest(name, attributes)
 
 
 def _refusal(title: str, faults: Iterable[Fault]) -> ValidationError:

@@ -4,10 +4,10 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError, UnsupportedError, naming, require
 from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
-from simdist.scenario.scenario import Scenario
+from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
+from simdist.settings.base import plural, unchecked_copy
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, told
 from simdist.studies.statistics import Interval, mean_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, break_down
@@ -24,7 +25,9 @@ from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
+    from simdist.engines.actors import Actor
     from simdist.studies.epochs import Epochs
 
 
@@ -34,6 +37,7 @@ Progress = Callable[[str, int, int], None]
 #: Returns the delays of seeds, from step 0 on.
 Draw = Callable[[Sequence[int]], DelaySource]
 
+_INTERVAL = "_ci95"
 _TIMES = ("step", "stated")  # of draws
 _NETWORK = ("cluster", "network")  # no delay depends on it
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
@@ -60,6 +64,7 @@ class ScheduleTimes:
     states_s: dict[str, NDArray[np.float64]]
     drawn: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     facets: FacetValues = field(default_factory=FacetValues)
+    scenario: Scenario | None = field(default=None, repr=False)
 
     def of(self, facet: Facet[ValueT]) -> ValueT:
         """Return the value of a facet."""
@@ -176,57 +181,133 @@ class Row:
         return found
 
 
+@final
+class Comparison(list[Row]):
+    """The rows of a comparison. In a notebook it is shown as a table.
+
+    >>> from simdist.scenario import load
+    >>> rows = compare(load("cloud-stragglers").changed(steps=8), n_seeds=2)
+    >>> rows.frame().columns[:7].tolist()
+    ['schedule', 'step_s', 'step_s_low', 'step_s_high', 'speedup', 'speedup_low', 'speedup_high']
+    """
+
+    def __init__(self, rows: Iterable[Row], *, title: str) -> None:
+        """Take the rows.
+
+        Args:
+            rows: A row for each schedule.
+            title: Heading of tables and pictures.
+        """
+        super().__init__(rows)
+        self.title = title
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the rows as a pandas frame, see `frame`."""
+        return frame(self)
+
+    def plot(self) -> "Figure":
+        """Draw the speed-ups with their intervals, and where the step time goes."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
+
+
 def compare(
-    scenario: Scenario,
+    scenario: AnyScenario,
     *,
     baseline: str = "sync",
     n_seeds: int = 20,
     engine: Engine = "auto",
     progress: Progress | None = None,
-    on_measured: Callable[[ScheduleTimes], None] | None = None,
+    measured: list[ScheduleTimes] | None = None,
+    actors: "Sequence[Actor]" = (),
     facets: Sequence[Facet[Any]] = FACETS,
-) -> list[Row]:
+) -> Comparison:
     """Return the speed-up table of a scenario, in the order of its schedules.
 
     Args:
-        scenario: The scenario to simulate.
+        scenario: The scenario to simulate, or what `simdist.scenario.load` takes for one.
         baseline: Label or kind of the schedule that the others are compared with.
         n_seeds: Seeds, counted up from the scenario's.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: See `Progress`.
-        on_measured: Called with the times of each schedule when they are there, before the next one.
+        measured: The times of each schedule are appended when they are there, before the next one begins. After Ctrl-C,
+            a call with the same list goes on with the first schedule that it lacks.
+        actors: Processes of the user, see `simdist.engines.actors`; each schedule and seed starts them anew.
         facets: Optional topics, in the order of their keys.
 
     Raises:
-        ScenarioError: There is no such baseline.
+        ScenarioError: There is no such baseline, or `measured` has the times of another scenario.
         PlanError: A schedule does not fit the cluster.
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
+    scenario = load(scenario)
     reference = find_baseline(scenario, baseline)
     draw = shared_delays(scenario)
-    measured: list[ScheduleTimes] = []
-    for schedule in scenario.schedules:
+    measured = [] if measured is None else measured
+    _check_measured(measured, scenario, n_seeds)
+    for schedule in scenario.schedules[len(measured) :]:
         if progress:
             progress(schedule.name, 0, 1)
         with naming(schedule.name):
-            built = build(scenario, schedule)
+            built = replace(build(scenario, schedule), actors=tuple(actors))
             times = measure_with_additions(
                 scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
             )
-        measured.append(times)
-        if on_measured:
-            on_measured(times)
+        measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]
-    return [row(each, base) for each in measured]
+    rows = [row(each, base) for each in measured]
+    has_ranges = bool(rows[0].of(RANGES))
+    return Comparison(rows, title=_title(scenario, reference.name, n_seeds, has_ranges=has_ranges))
+
+
+def _check_measured(measured: Sequence[ScheduleTimes], scenario: Scenario, n_seeds: int) -> None:
+    """Refuse times that another call has measured, of another scenario or with other seeds."""
+    for each, schedule in zip(measured, scenario.schedules, strict=False):
+        if each.scenario != scenario or each.label != schedule.name or len(each.step_s) != n_seeds:
+            raise ScenarioError(
+                f"{scenario.name}: measured has times of {each.label} in another scenario or with other seeds: "
+                f"give an empty list, or compare with what was measured"
+            )
+
+
+def _title(scenario: Scenario, baseline: str, n_seeds: int, *, has_ranges: bool) -> str:
+    counts = f"{scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} {plural(n_seeds, 'seed')}"
+    title = f"{scenario.name}: {counts}; speed-up over {baseline}"
+    if has_ranges:
+        return f"{title}, in brackets: 95 % intervals"
+    return f"{title}, 95 % confidence" if n_seeds > 1 else title
 
 
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
-    """Return a speed-up table as a pandas frame: a column per attribute, and those of facets that say something."""
+    """Return a speed-up table as a pandas frame, with the columns of the results of sweeps.
+
+    The ends of an interval such as `step_s_ci95` are two columns, `step_s_low` and `step_s_high`. Facets that say
+    something add theirs.
+    """
     require("pandas", extra="tables", what="a frame of results")
     import pandas as pd
 
     facets = told(rows)
-    return pd.DataFrame([each.cells(facets) for each in rows])
+    return pd.DataFrame([_flat(each.cells(facets)) for each in rows])
+
+
+def _flat(cells: Mapping[str, Any]) -> dict[str, object]:
+    """Return cells with each interval in two cells."""
+    flat: dict[str, object] = {}
+    for key, cell in cells.items():
+        if key.endswith(_INTERVAL):
+            low, high = cell or (None, None)
+            flat[key.replace(_INTERVAL, "_low")] = low
+            flat[key.replace(_INTERVAL, "_high")] = high
+        else:
+            flat[key] = cell
+    return flat
 
 
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
@@ -303,6 +384,7 @@ def measure(
     draw = draw or partial(delay_sampler, scenario)
 
     def by_fast() -> ScheduleTimes:
+        _need_no_events(built)
         parts = tuple(_measure_fast(draw, built, seeds, progress))
         return times_of(built.schedule.name, "fast", Simulated(built.plan, parts), facets)
 
@@ -328,7 +410,7 @@ def measure_with_additions(
     draw = draw or shared_delays(scenario)
 
     def again(other: Scenario) -> NDArray[np.float64]:
-        plain = build(other, built.schedule)
+        plain = replace(build(other, built.schedule), actors=built.actors)
         return measure(other, plain, n_seeds=n_seeds, engine=engine, draw=draw, facets=()).step_s
 
     measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets)
@@ -370,6 +452,7 @@ def with_draws(
     engine: Engine = "des" if measured.engine == "des" else "auto"
 
     def together() -> NDArray[np.float64]:
+        _need_no_events(built)
         if any(each.plan is not built.plan for each in built_again):
             raise UnsupportedError("draws have other plans")
         delays: DelaySource
@@ -381,7 +464,7 @@ def with_draws(
         return fast.step_s(built.plan, [each.costs for each in built_again], delays)
 
     def one_by_one() -> NDArray[np.float64]:
-        runs = (each.model_copy(update={"seed": seed}) for each, seed in zip(drawn, seeds, strict=True))
+        runs = (unchecked_copy(each, seed=seed) for each, seed in zip(drawn, seeds, strict=True))
         times = (
             measure(run, each, n_seeds=1, engine=engine, progress=progress)
             for run, each in zip(runs, built_again, strict=True)
@@ -415,7 +498,7 @@ def _built_again(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
     stated_job = job(scenario)
     may_differ = drawn.data != scenario.data or drawn_job.tensor_backward_s != stated_job.tensor_backward_s
     if may_differ and built.schedule.plan(drawn_job).digest() != built.plan.digest():
-        return build(drawn, built.schedule)
+        return replace(build(drawn, built.schedule), actors=built.actors)
     return replace(built, costs=price_of(built.plan, drawn))
 
 
@@ -446,6 +529,11 @@ class _Chosen:
         }
 
 
+def _need_no_events(built: Built) -> None:
+    if built.actors:
+        raise UnsupportedError("actors need every event, and the fast engine has none: use engine='des'")
+
+
 def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
     world_size = built.plan.world_size
     batch = max(1, _BATCH_VALUES // world_size)
@@ -469,12 +557,12 @@ def _measure_des(
     from simdist.traces.reads import expected
 
     reads = expected(built.plan) if built.plan.dataset else None
-    different = seeds if scenario.is_random else seeds[:1]
+    different = seeds if scenario.is_random or built.actors else seeds[:1]
     for number, seed in enumerate(different):
         delays = draw([seed]).take(scenario.steps)
         report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
         links = traffic(scenario, built.costs, seed)
-        trace = des.simulate(built.plan, built.costs, delays, traffic=links, progress=report)
+        trace = des.simulate(built.plan, built.costs, delays, traffic=links, actors=built.actors, progress=report)
         held = find_held(trace, built.costs) if trace.links else None
         measured = break_down(trace, held), find_epochs(trace, reads) if reads else None
         yield from [measured] * (len(seeds) // len(different))

@@ -17,6 +17,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
 from simdist.schedules.job import POLICIES, uses_disk, uses_memory
+from simdist.settings.base import unchecked_copy
 from simdist.studies.epochs import Epochs, find_epochs
 
 #: Called with what is simulated, how much of it is done, and how much there is.
@@ -124,7 +125,7 @@ def _of_storage(storage: Storage) -> dict[str, Storage]:
 
 
 def _with_cluster(scenario: Scenario, **update: object) -> Scenario:
-    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update=update)})
+    return unchecked_copy(scenario, cluster=scenario.cluster.model_copy(update=update))
 
 
 def _of_schedule(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:

@@ -39,6 +39,7 @@ from simdist.traces.waiting import step_end_s
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 #: Compute hides the loading if stalls are less of an epoch than this.
@@ -111,6 +112,12 @@ class Epochs:
     def waiting_s(self) -> float:
         """Seconds of staging and of all stalls."""
         return self.staging_s + math.fsum(epoch.stall_s for epoch in self.epochs)
+
+    def plot(self) -> "Figure":
+        """Draw the seconds of each epoch, and which of them are stalls."""
+        from simdist import plot
+
+        return plot(self)
 
     def frame(self) -> "pd.DataFrame":
         """Return one row per epoch.

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from simdist.plan import LEVELS, Plan
 from simdist.plan.text import ranks_named
 from simdist.scenario.scenario import Scenario
+from simdist.settings.base import unchecked_copy
 from simdist.settings.units import format_share
 from simdist.studies.columns import IN_RANGES, SCHEDULE, Column, factor, seconds, shown_epochs
 from simdist.traces.breakdown import Breakdown, mean_late
@@ -385,7 +386,7 @@ class AddedFacet(Facet[Mapping[str, float]]):
 
 def _without(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
     if scenario.checkpoint:
-        yield "checkpoints", scenario.model_copy(update={"checkpoint": None})
+        yield "checkpoints", unchecked_copy(scenario, checkpoint=None)
     if scenario.has_links:
         yield "links", scenario.without_links()
 

@@ -43,6 +43,7 @@ from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import Disturbance, read_recorded
 from simdist.scenario.links import LinkDisturbance
 from simdist.schedules import Schedule
+from simdist.settings.base import unchecked_copy
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, student_quantile
 
 #: Speed-up below which a change is not proposed: models are not better than that, and changes cost work.
@@ -91,11 +92,11 @@ class Runs:
             return scenario
         cycle = schedule.cycle_with_checkpoints(job(scenario))
         n_periods = max(1, math.ceil((scenario.steps - cycle.start) / len(cycle)))
-        return scenario.model_copy(update={"steps": cycle.start + n_periods * len(cycle)})
+        return unchecked_copy(scenario, steps=cycle.start + n_periods * len(cycle))
 
     def from_seed(self, seed: int) -> "Runs":
         """Return the same runs, drawn with the seeds from this one on."""
-        return replace(self, scenario=self.scenario.model_copy(update={"seed": seed}))
+        return replace(self, scenario=unchecked_copy(self.scenario, seed=seed))
 
     def problem(self, schedule: Schedule) -> str | None:
         """Say why nothing tells how sure the speed-up of a schedule is, if so."""
@@ -204,6 +205,6 @@ def in_blocks(
 ) -> tuple[Disturbance | LinkDisturbance, ...]:
     """Return disturbances with recordings resampled in blocks of this many steps; None: played as they happened."""
     return tuple(
-        each.model_copy(update={"resample_steps": block_steps}) if isinstance(each, Recorded) else each
+        unchecked_copy(each, resample_steps=block_steps) if isinstance(each, Recorded) else each
         for each in disturbances
     )

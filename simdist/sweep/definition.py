@@ -28,7 +28,7 @@ from simdist import __version__
 from simdist.engines import Engine
 from simdist.scenario import Scenario
 from simdist.scenario.fields import ANYWHERE, ScenarioField
-from simdist.schedules import KINDS
+from simdist.schedules import KINDS, settings_of_name
 from simdist.settings.plugins import kind_of
 from simdist.settings.units import SI, Unit
 from simdist.sweep.fields import Choice, replaced
@@ -233,6 +233,8 @@ def label_and_kind(schedule: object) -> tuple[str, str]:
     >>> label_and_kind({"kind": "local_sgd", "period": "often"})
     ('local_sgd', 'local_sgd')
     """
+    with suppress(ValueError):
+        schedule = settings_of_name(schedule)
     settings = schedule if isinstance(schedule, dict) else {}
     kind = str(settings.get("kind", ""))
     label = str(settings.get("label", ""))

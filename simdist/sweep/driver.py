@@ -93,7 +93,7 @@ class Outcome:
 
 def run(
     sweep: Sweep,
-    folder: Path,
+    folder: str | Path,
     *,
     workers: Workers | None = None,
     retry: bool = False,
@@ -119,7 +119,7 @@ def run(
     if workers is None:
         with LocalPool(n_cores()) as pool:
             return run(sweep, folder, workers=pool, retry=retry, progress=progress, grace_s=grace_s)
-    with Store(folder) as store:
+    with Store(Path(folder)) as store:
         return _Driver(sweep, store, workers, progress, grace_s).run(retry=retry)
 
 

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.fields import BASED, beyond
 from simdist.scenario.strict_yaml import Path, path_text
-from simdist.schedules import Schedule
+from simdist.schedules import Schedule, settings_of_name
 from simdist.settings.base import Settings, shown
 from simdist.sweep.keys import canonical
 
@@ -58,6 +58,8 @@ def _replaced(tree: object, path: Path, value: object, above: Path) -> object:
     below = path[1:]
     if isinstance(tree, str) and len(above) == 1 and above[0] in BASED:
         tree = {"preset": tree}
+    if len(above) == 2 and above[0] == "schedules":
+        tree = settings_of_name(tree)
     match tree:
         case list() if isinstance(key, int):
             if key >= len(tree):

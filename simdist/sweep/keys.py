@@ -19,7 +19,7 @@ from simdist.scenario import strict_yaml
 from simdist.settings.plugins import user_code_digest
 
 _NAMING_FILES = ("file", "tensors_file", "index")  # keys of a scenario whose values are names of files
-_NAMING_CODE = ("kind", "algorithm")  # those whose values may name classes of users
+_NAMING_CODE = ("kind", "algorithm", "quantile")  # those whose values may name classes and functions of users
 _NO_NUMBERS = ("cli", "report", "sweep")  # parts of simdist that do not change what a scenario comes to
 _CODE = (".py", ".yaml", ".csv")
 _UNREADABLE = "unreadable"  # the error of the scenario that names the file says more

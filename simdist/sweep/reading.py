@@ -1,8 +1,11 @@
 """From a sweep file to a sweep, with every problem at once."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BeforeValidator, ValidationError
 from pydantic import Field as Setting
 
@@ -20,6 +23,7 @@ from simdist.sweep.definition import Sweep
 from simdist.sweep.sampling import Sampling
 
 MAX_POINTS = 1_000_000
+_LINE = re.compile(r"^sweep:\d+: ", re.MULTILINE)
 _SHAPE = "write scenario: FILE and vary: {path: [values]}"
 
 
@@ -53,14 +57,45 @@ class SweepFile(Settings):
     time_limit_s: Seconds = 3600.0
 
 
-def load(path: str | Path) -> Sweep:
-    """Read a sweep file.
+def load(sweep: str | Path | Mapping[str, object]) -> Sweep:
+    """Return a sweep from a file, or from a mapping in Python.
+
+    Args:
+        sweep: Name of a file; or a mapping with the keys of one. There, `scenario` may be all that
+            `simdist.scenario.load` takes, and values that are varied may be an array. Quantities have their units, as
+            in a file. Files are relative to the current directory.
 
     Raises:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
+
+    >>> load({"scenario": "cloud-stragglers", "vary": {"cluster.nodes": [2, 4, 8]}}).n_points
+    3
     """
-    path = Path(path)
+    if isinstance(sweep, Mapping):
+        text = strict_yaml.dump(_plain(dict(sweep)))
+        try:
+            return loads(text, name="sweep")
+        except ScenarioError as error:
+            raise ScenarioError(_LINE.sub("sweep: ", str(error))) from None  # of a text that no user has written
+    path = Path(sweep)
     return loads(read_text(path), name=str(path), folder=path.parent)
+
+
+def _plain(value: object) -> object:
+    """Return a value as a file can have it."""
+    match value:
+        case Scenario():
+            return strict_yaml.parse(scenarios.dump(value)).root
+        case Mapping():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple() | range():
+            return [_plain(item) for item in value]
+        case np.ndarray() | np.generic():
+            return value.tolist()
+        case Path():
+            return str(value)
+        case _:
+            return value
 
 
 def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:

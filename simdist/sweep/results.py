@@ -7,21 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdist.errors import ScenarioError, require
+from simdist.errors import ScenarioError
 from simdist.files import replacing
 from simdist.jobs.store import DESIGN
 from simdist.runs import run_directory
 from simdist.sweep.computed import is_sweep, read_sweep
 from simdist.sweep.runs import merged, read_runs
-from simdist.sweep.table import Columns, Table, columns, joined
+from simdist.sweep.table import Columns, Table, joined, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-#: Endings of columns that are float64 even where nothing stands in them.
-_FLOATS = ("_s", "_low", "_high", "speedup", "_ratio")
-_COUNTS = ("point", "seeds")
 
 
 def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
@@ -49,7 +44,7 @@ def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
     >>> table[table.schedule == "local-4"][["cluster.nodes", "steps", "seeds"]].values.tolist()
     [[2, 8, 2], [4, 8, 2]]
     """
-    return frame_of(columns(read_results(folders, baseline=baseline)))
+    return read_results(folders, baseline=baseline).frame()
 
 
 def read_results(folders: Sequence[str | Path], *, baseline: str | None = None) -> Table:
@@ -90,25 +85,6 @@ def _of_folder(table: Table, folder: str | Path) -> Table:
     return replace(table, results=results, extras=table.extras | {"folder"})
 
 
-def frame_of(columns: Columns) -> "pd.DataFrame":
-    """Return a frame: numbers as int64 or float64 with NaN where there is none, truth values as bool, others as str."""
-    require("pandas", extra="tables", what="a frame of results")
-    import pandas as pd
-
-    return pd.DataFrame({name: _series(name, values) for name, values in columns.items()})
-
-
-def _series(name: str, values: Sequence[object]) -> "pd.Series":
-    import pandas as pd
-
-    if not values and name in _COUNTS:
-        return pd.Series([], dtype="int64")
-    if all(value is None for value in values) and name.endswith(_FLOATS):
-        return pd.Series(values, dtype="float64")
-    found: pd.Series = pd.Series(list(values))
-    return found if found.dtype.kind in "bif" else pd.Series(list(map(_text, values)), dtype=str)
-
-
 def csv_text(columns: Columns) -> str:
     """Return a table as CSV: numbers to the last bit, nothing where there is none; equal tables give equal text.
 
@@ -117,15 +93,8 @@ def csv_text(columns: Columns) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(map(_text, row) for row in zip(*columns.values(), strict=True))
+    writer.writerows(map(text_of, row) for row in zip(*columns.values(), strict=True))
     return text.getvalue()
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    text = str(value).replace("\r", "\n")  # which the writer does not quote
-    return text.lower() if isinstance(value, bool) else text
 
 
 def write_csv(columns: Columns, path: Path) -> None:

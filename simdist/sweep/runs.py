@@ -20,6 +20,7 @@ from simdist.plan import Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
 from simdist.scenario import Scenario
+from simdist.settings.base import unchecked_copy
 from simdist.studies import facets
 from simdist.studies.comparison import ScheduleTimes, times_of
 from simdist.studies.epochs import find_epochs
@@ -149,7 +150,7 @@ def check_number(sweep: Sweep) -> None:
 
 def _write(scenario: Scenario, path: Path, *, name: str) -> None:
     """Write the run directory of the only schedule of a scenario."""
-    one = scenario.model_copy(update={"name": name})
+    one = unchecked_copy(scenario, name=name)
     run_directory.write(path, one, build(one, one.schedules[0]).plan, delays(one))
 
 

@@ -6,9 +6,9 @@ The same columns serve pandas, CSV and JSON; `columns` makes them. Columns that 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from simdist.errors import SimdistError
+from simdist.errors import SimdistError, require
 from simdist.scenario import strict_yaml
 from simdist.settings.base import plural
 from simdist.studies import facets
@@ -18,9 +18,17 @@ from simdist.studies.statistics import Interval
 from simdist.sweep.fields import Choice
 from simdist.traces.breakdown import STATES
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
 Source: TypeAlias = Literal["simulated", "real"]
 #: Name -> a value for each row; None where there is none.
 Columns: TypeAlias = dict[str, list[object]]
+
+#: Endings of columns that are float64 even where nothing stands in them.
+_FLOATS = ("_s", "_low", "_high", "speedup", "_ratio")
+_COUNTS = ("point", "seeds")
 
 #: The folder for run directories in the folder of a sweep: RUNS/POINT/LABEL.
 RUNS = "runs"
@@ -105,6 +113,21 @@ class Table:
     def n_failed(self) -> int:
         """How many rows failed."""
         return sum(bool(each.failed) for each in self.results)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the results as a pandas frame, with the columns of `values_of`."""
+        return frame_of(columns(self))
+
+    def plot(self) -> "Figure":
+        """Draw the speed-ups over the first varied number, with their intervals."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
 
 
 def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
@@ -226,6 +249,33 @@ def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
         "failed": result.failed,
         "error": result.error,
     }
+
+
+def frame_of(columns: Columns) -> "pd.DataFrame":
+    """Return a frame: numbers as int64 or float64 with NaN where there is none, truth values as bool, others as str."""
+    require("pandas", extra="tables", what="a frame of results")
+    import pandas as pd
+
+    return pd.DataFrame({name: _series(name, values) for name, values in columns.items()})
+
+
+def _series(name: str, values: Sequence[object]) -> "pd.Series":
+    import pandas as pd
+
+    if not values and name in _COUNTS:
+        return pd.Series([], dtype="int64")
+    if all(value is None for value in values) and name.endswith(_FLOATS):
+        return pd.Series(values, dtype="float64")
+    found: pd.Series = pd.Series(list(values))
+    return found if found.dtype.kind in "bif" else pd.Series(list(map(text_of, values)), dtype=str)
+
+
+def text_of(value: object) -> str:
+    """Return a value as CSV has it: nothing for None, truth values in small letters."""
+    if value is None:
+        return ""
+    text = str(value).replace("\r", "\n")  # which the writer does not quote
+    return text.lower() if isinstance(value, bool) else text
 
 
 def _with_interval(name: str, found: tuple[float, Interval | None] | None) -> dict[str, object]:

@@ -21,16 +21,20 @@ through its host, a later collective of the program that runs meanwhile counts a
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import TraceError
+from simdist.errors import TraceError, require
 from simdist.plan.lanes import COMM, Kind
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace, late_shares
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 Times: TypeAlias = NDArray[np.float64]
 #: Returns the links that held an instance up, and the seconds at its end, broadcasting to `[world_size, n]`.
@@ -85,8 +89,45 @@ class Breakdown:
 
     def per_step_s(self, state: str) -> Times:
         """Return the seconds per step in a state (`compute`, ..., `host`), averaged over ranks, `[n_seeds]`."""
+        return np.asarray(self.rank_states_s()[state].mean(axis=0))
+
+    def rank_states_s(self) -> dict[str, Times]:
+        """Return the seconds per step of each rank in each state: state -> `[world_size, n_seeds]`."""
         totals_s = (self.compute_s, self.comm_s, self.wait_s, self.io_s, self.host_s)
-        return np.asarray(dict(zip(STATES, totals_s, strict=True))[state].mean(axis=0) / self.n_steps)
+        return {state: np.asarray(total_s / self.n_steps) for state, total_s in zip(STATES, totals_s, strict=True)}
+
+    def frame(self) -> "pd.DataFrame":
+        """Return one row per seed and rank.
+
+        Columns:
+            seed (int64): Number of the seed, from 0.
+            rank (int64): Rank.
+            step_s (float64): Seconds per step. The states add up to it.
+            compute_s, comm_s, wait_s, io_s, host_s (float64): Seconds per step in each state.
+        """
+        require("pandas", extra="tables", what="a frame of results")
+        import pandas as pd
+
+        world_size, n_seeds = self.compute_s.shape
+        return pd.DataFrame(
+            {
+                "seed": np.repeat(np.arange(n_seeds), world_size),
+                "rank": np.tile(np.arange(world_size), n_seeds),
+                "step_s": np.repeat(self.step_s, world_size),
+                **{f"{state}_s": seconds.T.ravel() for state, seconds in self.rank_states_s().items()},
+            }
+        )
+
+    def plot(self) -> "Figure":
+        """Draw the seconds per step of each rank in each state, as stacked bars."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
 
     def links_per_step_s(self) -> dict[str, float]:
         """Return the seconds per step that links held ranks up, averaged over ranks and seeds; nothing without any."""

@@ -30,6 +30,7 @@ from simdist.traces.links import LinkTable, read_links
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 _FORMAT = "simdist-trace-1"
@@ -188,6 +189,17 @@ class Trace:
                 **{name: getattr(self, name).ravel() for name in _ARRAYS},
             }
         )
+
+    def plot(self) -> "Figure":
+        """Draw a timeline of the first steps; `simdist.report.timeline_figure` has others."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
 
     def _places(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return step, position and body of every instance."""

@@ -29,6 +29,7 @@ from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 Seconds: TypeAlias = NDArray[np.float64]
@@ -143,6 +144,12 @@ class Waiting:
                 "suffered_s": self.suffered_s.ravel(),
             }
         )
+
+    def plot(self) -> "Figure":
+        """Draw the seconds that others waited for each rank, and that it waited for them."""
+        from simdist import plot
+
+        return plot(self)
 
 
 def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:

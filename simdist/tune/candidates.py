@@ -10,7 +10,7 @@ from simdist.scenario.checkpoint import Mode
 from simdist.schedules import KINDS, Schedule
 from simdist.schedules.job import POLICIES, Job
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
-from simdist.settings.base import Settings, nearest, shown
+from simdist.settings.base import Settings, nearest, shown, unchecked_copy
 from simdist.settings.plugins import is_reference, kind_of
 
 _PASSES = "micro_batches"  # a setting of the workload
@@ -48,7 +48,7 @@ class Candidate:
         parts: dict[str, Settings] = {"workload": scenario.workload.model_copy(update=workload)}
         if scenario.checkpoint and checkpoint:
             parts["checkpoint"] = scenario.checkpoint.model_copy(update=checkpoint)
-        return scenario.model_copy(update=parts)
+        return unchecked_copy(scenario, **parts)
 
     @property
     def own_changed(self) -> ChangedSettings:
@@ -92,7 +92,7 @@ def schedule_of(candidate: Candidate) -> Schedule:
     own = schedule.default_label()
     of_input = schedule.name
     told = "".join(_label_of(schedule, name, value) for name, value in candidate.changed)
-    return schedule.model_copy(update={"label": own + told + of_input.removeprefix(own)}) if told else schedule
+    return unchecked_copy(schedule, label=own + told + of_input.removeprefix(own)) if told else schedule
 
 
 def _label_of(schedule: Schedule, name: str, value: Value) -> str:
@@ -109,7 +109,7 @@ def _label_of(schedule: Schedule, name: str, value: Value) -> str:
     if field.is_required():
         is_told = str(value) in schedule.name
     else:
-        is_told = schedule.model_copy(update={name: field.get_default()}).name != schedule.name
+        is_told = unchecked_copy(schedule, **{name: field.get_default()}).name != schedule.name
     return "" if is_told else f"-{name}-{value}"
 
 

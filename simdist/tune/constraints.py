@@ -15,6 +15,7 @@ from simdist.cost import Costs, Shared, price
 from simdist.plan import COLLECTIVES, Result, occurrences
 from simdist.runs.building import Built, job
 from simdist.scenario import Link, Scenario
+from simdist.settings.base import unchecked_copy
 from simdist.settings.units import format_nbytes
 
 _COUNTED_BPS = 1e12  # of a link that only counts bytes: any finite number
@@ -156,4 +157,4 @@ def _counting_costs(scenario: Scenario, built: Built) -> Costs:
     if link.table is None and math.isfinite(link.bandwidth_Bps):
         return built.costs
     plain = Link(latency_s=link.latency_s, bandwidth_Bps=_COUNTED_BPS)
-    return price(built.plan, cluster.model_copy(update={which: plain}), scenario.workload)
+    return price(built.plan, unchecked_copy(cluster, **{which: plain}), scenario.workload)

@@ -31,6 +31,7 @@ from simdist.learning.timing import TimedSchedule, timed
 from simdist.learning.training import TaskSetting, Trainer
 from simdist.plan import Plan
 from simdist.scenario import Scenario
+from simdist.settings.base import unchecked_copy
 from simdist.tune.evaluating import front
 from simdist.tune.tuning import TuneOptions, simulate_candidates
 from simdist.tune.verdict import Outcome, factor_text, staying, surely_gains
@@ -172,12 +173,12 @@ def tune_to_target(
     train = partial(learn, task=task, trainer=trainer)
     order, rated, n_fell = race(entrants, train, target, every=task.evaluate_every, n_base=len(lr_factors))
     n_steps = trainer.n_steps
-    fresh = {"seed": scenario.seed + wanted.n_search_seeds}
+    seed = scenario.seed + wanted.n_search_seeds
     base = replace(base, lr_factor=rated.lr_factor)
     others = [each for each in order if (each.schedule, each.lr_factor) != (base.schedule, base.lr_factor)]
     finals = [base, *others[:_N_FINALISTS]]
     again = [
-        timed(each.scenario.model_copy(update=fresh), each.schedule, task, n_seeds=wanted.n_seeds or _SEEDS)
+        timed(unchecked_copy(each.scenario, seed=seed), each.schedule, task, n_seeds=wanted.n_seeds or _SEEDS)
         for each in finals
     ]
     again = [replace(one, lr_factor=each.lr_factor) for one, each in zip(again, finals, strict=True)]
@@ -199,7 +200,7 @@ def simulate_entrants(
     tried = [found.baseline, *found.evaluated]
     for number, each in enumerate(tried):
         trainer.progress(f"simulating {each.schedule.name}", number, len(tried))
-        its = each.scenario(found.runs).model_copy(update={"steps": scenario.steps})
+        its = unchecked_copy(each.scenario(found.runs), steps=scenario.steps)
         simulated = timed(its, each.schedule, task, n_seeds=wanted.n_search_seeds)
         of_plan.setdefault(f"{simulated.plan.digest()} {simulated.late[0]}", []).append(simulated)
     fastest = [min(alike, key=lambda each: each.ends_s[:, -1].mean()) for alike in of_plan.values()]

@@ -7,11 +7,11 @@ seen. Only the second numbers are reported as results.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built
-from simdist.scenario import Scenario
+from simdist.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule, Sync
 from simdist.studies import comparison
 from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label, with_draws
@@ -22,6 +22,10 @@ from simdist.tune.evaluating import Evaluated, Evaluator, Finalist, finalists, m
 from simdist.tune.searching import search
 from simdist.tune.space import space
 from simdist.tune.verdict import Verdict, verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 #: Up to this many candidates are all tried, unless the user sets another number.
 MOST_EXHAUSTIVE = 200
@@ -112,6 +116,21 @@ class Tuned:
     search: Searched
     per: Literal["step", "micro-batch"] = "step"
 
+    def frame(self) -> "pd.DataFrame":
+        """Return a row per finalist, with the columns of `simdist.studies.comparison.frame`, the fastest first."""
+        return comparison.frame([each.row for each in self.finalists])
+
+    def plot(self) -> "Figure":
+        """Draw the speed-ups of the finalists, and where their step time goes."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
+
 
 def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Searched:
     """Simulate candidates with the seeds of the search: all, or as many as the budget allows.
@@ -152,11 +171,12 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
     return Searched(runs, baseline, tuple(evaluated), len(found.candidates), excluded, n_illegal)
 
 
-def tune(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Tuned:
+def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Tuned:
     """Find the fastest schedule that keeps to the constraints.
 
     Args:
-        scenario: The scenario to tune. Its recorded disturbances are resampled.
+        scenario: The scenario to tune, or what `simdist.scenario.load` takes for one. Its recorded
+            disturbances are resampled.
         wanted: The request.
         progress: See `Progress`.
 
@@ -164,7 +184,7 @@ def tune(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None =
         ScenarioError: See `simulate_candidates`.
         PlanError: See `simulate_candidates`.
     """
-    found = simulate_candidates(scenario, wanted, progress=progress)
+    found = simulate_candidates(load(scenario), wanted, progress=progress)
     drawn = found.runs.scenario
     n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if found.runs.recording else _SEEDS)
     n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)

@@ -33,7 +33,7 @@ LAYERS: dict[str, str] = {
     "simdist.scenario": "arrays errors files plan schedules settings",
     "simdist.cost": "caching errors plan scenario settings",
     "simdist.engines": "cost errors plan traces",
-    "simdist.runs": "arrays cost engines errors files plan proof scenario schedules traces",
+    "simdist.runs": "arrays cost engines errors files plan proof scenario schedules settings traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
     "simdist.sweep": "engines errors files jobs machine plan runs scenario schedules settings studies traces",
@@ -43,7 +43,7 @@ LAYERS: dict[str, str] = {
     " whatif",
     "simdist.tune": "cost errors learning plan runs scenario schedules settings studies traces",
     "simdist.testing": "cost engines errors plan runs scenario schedules tune",
-    "simdist.report": "errors files jobs learning plan runs settings studies sweep traces tune whatif",
+    "simdist.report": "errors files jobs learning plan runs scenario settings studies sweep traces tune whatif",
     "simdist.cli": "chakra cost engines errors files jobs learning machine plan profiles progress proof report runs"
     " scenario schedules settings studies sweep traces tune whatif",
 }

@@ -39,6 +39,7 @@ from simdist.studies.comparison import Row, compare, frame
 from simdist.studies.epochs import find_epochs
 from simdist.studies.validation import validate
 from simdist.traces import waiting
+from simdist.traces.breakdown import break_down
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
 
@@ -424,6 +425,7 @@ def of_chakra(_: Study, folder: Path) -> dict[str, Found]:
 def of_frames(study: Study, _: Path) -> dict[str, Found]:
     trace = study.trace
     return {
+        "Breakdown.frame": columns(break_down(trace).frame()),
         "Trace.frame": columns(trace.frame()),
         "simdist.traces.waiting.rank_table": columns(waiting.rank_table(trace)),
         "Waiting.frame": columns(waiting.attribute_waiting(trace).frame()),
@@ -527,6 +529,9 @@ def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study
     of_some = {"epochs", "added_s", "links_s", "shares", "late", "gradients_used"}
     of_some |= {"step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi"}
     of_facets = {"epoch_first_s", "epoch_last_s", "checkpoints_add_s", "links_add_s"}
-    assert set(rows.columns) == (tables["A schedule among others"].keys() - of_some) | of_facets
+    pairs = {"step_s_ci95", "speedup_ci95"}
+    ends = {"step_s_low", "step_s_high", "speedup_low", "speedup_high"}
+    assert set(rows.columns) == (tables["A schedule among others"].keys() - of_some - pairs) | of_facets | ends
+    assert ends <= tables["A result"].keys()
     kinds = validate(study.trace, study.trace, run_directory.read(study.run).delays).frame()
     assert set(kinds.columns) == tables["A kind of operation, simulated and measured"].keys()

@@ -402,6 +402,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Bursts": "bursts",
     "Pauses": "pauses",
     "UnevenWork": "uneven_work",
+    "Drawn": "drawn",
     "Interference": "interference",
     "Recorded": "recorded",
     "LinkPersistent": "persistent links",

@@ -1,5 +1,6 @@
 """Functions of the package, which are imported only when they are asked for."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,12 @@ def test_import_of_the_package_imports_nothing_else() -> None:
         cwd=Path(simdist.__file__).parents[1],
     )
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("package", ["simdist", "simdist.cost", "simdist.plan", "simdist.schedules"])
+def test_dir_lists_what_is_imported_on_demand(package: str) -> None:
+    module = importlib.import_module(package)
+    assert {*module.__all__, *vars(module)} <= {*dir(module)}
 
 
 def test_unknown_name_is_refused() -> None:

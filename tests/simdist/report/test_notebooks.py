@@ -1,0 +1,168 @@
+"""Every result has a frame, a picture and a table for notebooks."""
+
+from pathlib import Path
+
+import matplotlib.figure
+import pytest
+
+import simdist
+from simdist.errors import RunError, ScenarioError, UnsupportedError
+from simdist.scenario import load
+from simdist.studies.comparison import ScheduleTimes
+from simdist.studies.epochs import find_epochs
+from simdist.sweep import InProcess, read_results, run
+from simdist.sweep import load as load_sweep
+from simdist.traces.breakdown import STATES, break_down
+from simdist.traces.waiting import attribute_waiting
+from simdist.tune import Constraints, TuneOptions
+from simdist.tune.tuning import tune
+
+ROOT = Path(__file__).parents[3]
+JOB = load(ROOT / "docs" / "examples" / "first.yaml").changed(steps=8, schedules=["sync", "local-4"])
+STALLS = load(ROOT / "docs" / "examples" / "stalls.yaml").changed({"data.samples": 512, "steps": "2 epochs"})
+
+
+class StoppedError(BaseException):
+    """Stands for Ctrl-C."""
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return simdist.compare(JOB, n_seeds=3)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    sweep = load_sweep(
+        {
+            "scenario": JOB,
+            "vary": {"disturbances[0].probability": [0.01, 0.1], "cluster.nodes": range(2, 5, 2)},
+            "seeds": 2,
+        }
+    )
+    folder = tmp_path_factory.mktemp("swept")
+    run(sweep, folder, workers=InProcess())
+    return read_results([folder])
+
+
+def test_comparison_is_a_list_of_rows_with_a_frame_without_tuples(rows) -> None:
+    table = rows.frame()
+    assert rows == simdist.compare(JOB, n_seeds=3)
+    assert not table.map(lambda cell: isinstance(cell, tuple | list | dict)).any(axis=None)
+    assert table.speedup_low[1] == rows[1].speedup_ci95[0]
+    assert table.step_s_high[0] == rows[0].step_s_ci95[1]
+
+
+def test_frame_of_one_seed_has_no_intervals() -> None:
+    table = simdist.compare(JOB, n_seeds=1).frame()
+    assert table[["step_s_low", "step_s_high", "speedup_low", "speedup_high"]].isna().all(axis=None)
+
+
+def test_columns_of_a_comparison_are_those_of_a_sweep(rows, results) -> None:
+    table = results.frame()
+    assert [name for name in table.columns if name in rows.frame().columns] == list(rows.frame().columns)
+
+
+def test_every_result_draws_itself(rows, results) -> None:
+    trace = simdist.simulate(JOB)
+    tuned = tune(
+        JOB.changed(steps=4), TuneOptions(Constraints(global_every=2), n_seeds=2, n_search_seeds=1, evaluations=2)
+    )
+    epochs = find_epochs(simdist.simulate(STALLS))
+    for each in (rows, results, trace, break_down(trace), attribute_waiting(trace), epochs, tuned):
+        assert isinstance(each.plot(), matplotlib.figure.Figure)
+        assert isinstance(simdist.plot(each), matplotlib.figure.Figure)
+        assert len(each.frame())
+    assert list(tuned.frame().columns) == list(rows.frame().columns)
+
+
+def test_picture_of_a_sweep_has_a_panel_for_each_size_and_a_line_for_each_schedule(results) -> None:
+    figure = results.plot()
+    assert [axes.get_title() for axes in figure.axes] == ["cluster.nodes = 2", "cluster.nodes = 4"]
+    for axes in figure.axes:
+        assert [line.get_label() for line in axes.get_lines()] == ["sync", "local-4"]
+        assert axes.get_lines()[0].get_xdata().tolist() == [0.01, 0.1]
+        assert axes.get_lines()[0].get_ydata().tolist() == [1, 1]
+        assert len(axes.collections) == 2  # bands
+
+
+def test_results_that_vary_no_number_cannot_be_drawn(tmp_path: Path) -> None:
+    sweep = load_sweep({"scenario": JOB, "vary": {"host.waits_for": ["loss", "update"]}, "seeds": 1})
+    run(sweep, tmp_path, workers=InProcess())
+    with pytest.raises(ScenarioError, match="vary no number over which speed-ups could be drawn"):
+        read_results([tmp_path]).plot()
+
+
+def test_states_of_a_breakdown_add_up_to_its_step_time() -> None:
+    trace = simdist.simulate(JOB)
+    table = break_down(trace).frame()
+    assert table["rank"].tolist() == list(range(16))
+    assert table[[f"{state}_s" for state in STATES]].sum(axis=1).tolist() == pytest.approx(table.step_s.tolist())
+    assert table.step_s[0] == pytest.approx(trace.makespan_s / 8)
+
+
+def test_scenarios_and_results_are_tables_in_notebooks(rows, results) -> None:
+    trace = simdist.simulate(JOB)
+    named = JOB.changed(name="<b>")
+    for each, text in (
+        (named, "<caption>&lt;b&gt;</caption>"),
+        (rows, "<td>local-4</td>"),
+        (results, "<caption>8 rows; speed-up over sync</caption>"),
+        (trace, "16 ranks, 8 steps"),
+        (break_down(trace), "<th>compute</th>"),
+    ):
+        assert text in each._repr_html_()
+        assert each._repr_html_() == simdist.html_of(each)
+    assert "epochs: time" in simdist.compare(STALLS, n_seeds=1)._repr_html_()
+
+
+def test_comparison_goes_on_where_it_was_interrupted(rows) -> None:
+    def stop(label: str, done: int, total: int) -> None:
+        if label == "local-4":
+            raise StoppedError
+
+    measured: list[ScheduleTimes] = []
+    with pytest.raises(StoppedError):
+        simdist.compare(JOB, n_seeds=3, measured=measured, progress=stop)
+    assert [each.label for each in measured] == ["sync"]
+    begun: list[str] = []
+    again = simdist.compare(JOB, n_seeds=3, measured=measured, progress=lambda label, *_: begun.append(label))
+    assert again == rows
+    assert set(begun) == {"local-4"}
+
+
+@pytest.mark.parametrize("other", [{"n_seeds": 2}, {"scenario": JOB.changed(steps=9)}])
+def test_times_of_another_comparison_are_refused(other) -> None:
+    measured: list[ScheduleTimes] = []
+    simdist.compare(JOB, n_seeds=3, measured=measured)
+    with pytest.raises(ScenarioError, match="measured has times of sync in another scenario or with other seeds"):
+        simdist.compare(**{"scenario": JOB, "n_seeds": 3, "measured": measured} | other)
+
+
+def test_actors_run_beside_every_schedule_and_seed() -> None:
+    started = []
+
+    def watch(env, cluster):
+        started.append(cluster)
+        yield env.timeout(0.001)
+
+    rows = simdist.compare(JOB, n_seeds=2, actors=[watch])
+    assert len(started) == 4
+    assert {row.engine for row in rows} == {"des"}
+    assert [row.step_s for row in rows] == pytest.approx([row.step_s for row in simdist.compare(JOB, n_seeds=2)])
+    with pytest.raises(UnsupportedError, match="actors need every event"):
+        simdist.compare(JOB, n_seeds=2, engine="fast", actors=[watch])
+
+
+def test_actor_that_fails_ends_the_comparison() -> None:
+    def failing(env, cluster):
+        yield env.timeout(0.001)
+        raise ValueError("oh")
+
+    with pytest.raises(RunError, match="actor failing failed"):
+        simdist.compare(JOB, n_seeds=1, actors=[failing])
+
+
+def test_sweep_from_a_mapping_names_the_path_of_what_is_wrong() -> None:
+    with pytest.raises(ScenarioError, match=r"^sweep: vary\.cluster\.nods: there is no key 'nods' in cluster"):
+        load_sweep({"scenario": JOB, "vary": {"cluster.nods": [1, 2]}})
