@@ -388,6 +388,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "DataSettings": "data",
     "Lognormal": "data.file_size",
     "Workload": "workload",
+    "Transformer": "workload.transformer",
     "Tensor": "workload.tensors",
     "Peak": "Precision",
     "Utilization": "Precision",
