@@ -273,7 +273,7 @@ def closure_again_and_again() -> None:
 def closure_after_a_pass() -> None:
     module, optimizer, _ = begin()
     lossy(module).backward()
-    optimizer.step(lambda: lossy(module))
+    optimizer.step(lambda: lossy(module).item())
 
 
 class Distant:

@@ -124,7 +124,7 @@ def vector(*modules: nn.Module) -> np.ndarray:
 class Clipping(torch.optim.SGD):
     """Clips gradients inside its own step."""
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         nn.utils.clip_grad_norm_([each for group in self.param_groups for each in group["params"]], 0.1)
         return super().step(closure)
 
@@ -133,7 +133,7 @@ class Bounded(Clipping):
     """Clips gradients, and bounds the parameters after the update, as the critic of a WGAN does."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
         for group in self.param_groups:
             for each in group["params"]:
@@ -144,7 +144,7 @@ class Bounded(Clipping):
 class Twice(torch.optim.SGD):
     """Does the step of its base class twice in one step."""
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         super().step()
         return super().step(closure)
 

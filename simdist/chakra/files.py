@@ -64,6 +64,10 @@ class CollectiveType(IntEnum):
     BARRIER = 9
 
 
+_LENGTH_NBYTES = 10  # of a varint, at most
+_MOST_MESSAGE_NBYTES = 64 << 20
+_MOST_NEEDLESS = 1000  # messages that are empty, or have the number of another one
+_N_RECENT = 65_536  # numbers; more messages than fit into the window of gzip, by which they may repeat
 _PACKAGE = "ChakraProtoMsg"
 _SCALARS = (
     "double",
@@ -200,34 +204,78 @@ def read_trace(path: Path) -> "Iterator[Message]":
             if head is None:
                 raise TraceError(f"{path}: is empty: a Chakra trace begins with its version")
             yield head
-            while (node := _next(path, file, classes.node)) is not None:
-                if node.ByteSize():  # some writers end with an empty one
-                    yield node
+            yield from _nodes(path, file, classes.node)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: its compression is damaged: {error}: write or copy it again") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def _nodes(path: Path, file: BufferedReader | gzip.GzipFile, kind: "type[Message]") -> "Iterator[Message]":
+    """Yield the nodes of a trace but empty ones, with which some writers end.
+
+    A few bytes of gzip may unpack to many million messages, all alike. So messages that tell nothing new are counted.
+    """
+    recent: set[int] = set()
+    n_needless = 0
+    while (node := _next(path, file, kind)) is not None:
+        is_empty = node.ByteSize() == 0
+        if is_empty or node.id in recent:
+            n_needless += 1
+        if n_needless > _MOST_NEEDLESS:
+            what = "empty or have the number of another node"
+            raise TraceError(
+                f"{path}: byte {file.tell()}: more than {_MOST_NEEDLESS:,} nodes are {what}: it is damaged"
+            )
+        if is_empty:
+            continue
+        yield node
+        if len(recent) == _N_RECENT:
+            recent.clear()
+        recent.add(node.id)
+
+
 def _next(path: Path, file: BufferedReader | gzip.GzipFile, kind: "type[Message]") -> "Message | None":
     """Return the next message; None at the end of the file."""
     from google.protobuf.message import DecodeError
-    from google.protobuf.proto import parse_length_prefixed
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     at = file.tell()
+    message = kind()
     try:
-        message = parse_length_prefixed(kind, file)
-    except (DecodeError, ValueError, OverflowError, MemoryError):
-        message = None
+        content = _content(file)
+        if content is None:
+            return None
+        message.ParseFromString(content)
+    except (DecodeError, ValueError):
         is_whole = False
     else:  # a field with a type other than the schema's is damage; fields outside the schema are skipped
-        fields = UnknownFieldSet(message) if message is not None else ()
-        is_whole = not any(each.field_number in kind.DESCRIPTOR.fields_by_number for each in fields)
+        known = kind.DESCRIPTOR.fields_by_number
+        is_whole = not any(each.field_number in known for each in UnknownFieldSet(message))
     if not is_whole:
         what = "head" if kind is message_classes().head else "node"
         raise TraceError(f"{path}: byte {at}: no {what} begins here: it is damaged, cut off, or no Chakra trace")
     return message
+
+
+def _content(file: BufferedReader | gzip.GzipFile) -> bytes | None:
+    """Return the bytes of the message that follows its length; None at the end of the file; ValueError for damage."""
+    nbytes = 0
+    for place in range(_LENGTH_NBYTES):
+        byte = file.read(1)
+        if not byte:
+            if place == 0:
+                return None
+            raise ValueError("the file ends within a length")
+        nbytes |= (byte[0] & 0x7F) << (7 * place)
+        if byte[0] < 0x80:
+            break
+    else:
+        raise ValueError("a length does not end")
+    content = file.read(nbytes) if nbytes <= _MOST_MESSAGE_NBYTES else b""
+    if len(content) < nbytes:
+        raise ValueError("the message is cut off, or too long")
+    return content
 
 
 def find_traces(names: Sequence[Path]) -> list[Path]:

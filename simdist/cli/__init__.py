@@ -30,6 +30,7 @@ _COMMANDS = {  # the first sentence of each command's help
     "data": "Show what loading data costs, by epoch.",
     "import": "Turn a profiled job into a scenario.",
     "learn": "Show when a model reaches a target under each schedule.",
+    "limits": "Show which rate of stragglers is tolerable.",
     "plan": "Write plans and prove what they compute.",
     "presets": "Show the clusters, workloads and scenarios that ship.",
     "report": "Write one HTML page about runs, a sweep, or learning.",

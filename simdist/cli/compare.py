@@ -13,7 +13,7 @@ from simdist.scenario.unused_settings import unstated
 from simdist.settings.units import format_seconds
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, combined
-from simdist.studies.comparison import ScheduleTimes, compare, find_baseline
+from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, too_few_seeds
 
 _WIDTH = 120  # of sentences
 _COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
@@ -67,7 +67,7 @@ def command(
         "baseline": reference.name,
         "rows": [each.document() for each in rows],
     }
-    doubts = [*unstated(scenario.cluster, scenario.schedules), *facets.doubts(scenario, rows)]
+    doubts = [*unstated(scenario.cluster, scenario.schedules), *facets.doubts(scenario, rows), *too_few_seeds(rows)]
     if doubts:
         document["doubts"] = doubts
     said = [*facets.sentences(rows), *doubts]

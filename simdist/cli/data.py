@@ -9,12 +9,14 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.tables import table_text
+from simdist.cost import Costs
 from simdist.engines import simulate
 from simdist.errors import naming
 from simdist.plan import LEVELS
 from simdist.profiles.steps.model import listed
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
+from simdist.runs.building import price_of
 from simdist.scenario.cluster import Storage
 from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_error, format_nbytes, format_share
@@ -28,6 +30,7 @@ _Record: TypeAlias = dict[str, Any]
 
 _LINE_S = 30.0
 _GAP = {"epoch": "..."}
+_HIDING = ("computing", "communication")  # what loading may hide behind; every other limit is loading itself
 
 
 def _per_step(seconds_of_epoch: float, n_steps: int) -> str:
@@ -99,10 +102,20 @@ def command(session: common.Session, name: str, *, knobs: bool, schedule: str | 
             if knobs:
                 with naming(f"{name}: {source.schedule.name}"):
                     turned = knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
-            least = epoch_limits(source.plan, source.costs)
+            least = epoch_limits(source.plan, source.costs, relieved=_relieved(source))
             rows.append(_document(source, loading, least, turned))
             texts.append(_text(source, loading, least, turned))
     session.result({"scenario": name, "rows": rows}, "\n\n\n".join(texts))
+
+
+def _relieved(source: inputs.PlannedSchedule) -> Costs | None:
+    """Return the price list with unlimited bandwidth of the storage server; None without one."""
+    cluster = source.scenario.cluster
+    if cluster.storage is None:
+        return None
+    storage = cluster.storage.model_copy(update={"bandwidth_Bps": math.inf})
+    relieved = cluster.model_copy(update={"storage": storage})
+    return price_of(source.plan, source.scenario.model_copy(update={"cluster": relieved}))
 
 
 def _part(bar: ProgressBar, number: int, n_parts: int) -> Progress:
@@ -232,11 +245,12 @@ def _limits_record(each: EpochLimits) -> _Record:
             `network`: NICs and switch, gradients included. `disk`, `memory`. `decoding`: workers, cores. `reading`:
             threads of a rank.
         storage_nbytes (float): Bytes read from storage.
-        needed_Bps (float or null): Rate that storage must deliver to read within the time of computing or
-            communicating. `null` where nothing is read from it or nothing is computed.
+        next_limit (str): Name of the largest limit that remains with unlimited storage bandwidth.
+        needed_Bps (float or null): Bandwidth at which the storage server takes as long as `next_limit`. `null` where
+            nothing is read from it or nothing else takes time.
     """
     own = ("epoch", "least_s", "storage_nbytes", "needed_Bps")
-    return common.picked(each, *own, limit="name", least_s_by_limit="seconds")
+    return common.picked(each, *own, limit="name", next_limit="next_name", least_s_by_limit="seconds")
 
 
 def _text(
@@ -311,13 +325,18 @@ def _limits_text(least: Sequence[EpochLimits], simulated: Epochs, storage: Stora
 
 
 def _needs(least: Sequence[EpochLimits], storage: Storage | None) -> Iterator[str]:
-    """Yield what storage has to deliver in the epoch that asks most of it."""
-    needs = [(Bps, each.epoch) for each in least if each.epoch is not None and (Bps := each.needed_Bps)]
-    if needs and storage:
-        needed_Bps, epoch = max(needs, key=lambda each: float(f"{each[0]:.2e}"))  # the first of those that print alike
-        would = "has" if needed_Bps <= storage.bandwidth_Bps else "would have"
-        sentence = f"storage {would} to deliver {format_Bps(needed_Bps)} for computing to hide it in epoch {epoch}"
-        yield f"{sentence}; its bandwidth is {format_Bps(storage.bandwidth_Bps)}"
+    """Yield what storage has to deliver in the epoch that asks most of it, and what limits that epoch then."""
+    needs = [(each.needed_Bps, each) for each in least if each.epoch is not None and each.needed_Bps]
+    if not needs or storage is None:
+        return
+    needed_Bps, found = max(needs, key=lambda each: float(f"{each[0]:.2e}"))  # the first of those that print alike
+    would = "has" if needed_Bps <= storage.bandwidth_Bps else "would have"
+    then = found.next_name
+    until = f"for {then} to hide it in epoch {found.epoch}"
+    if then not in _HIDING:
+        until = f"for {then} ({seconds(found.relieved_s[then])}) to limit epoch {found.epoch} first"
+    sentence = f"storage {would} to deliver {format_Bps(needed_Bps)} {until}"
+    yield f"{sentence}; its bandwidth is {format_Bps(storage.bandwidth_Bps)}"
 
 
 def _knobs_text(found: KnobEffects) -> str:

@@ -24,9 +24,10 @@ from simdist.learning.training import TaskSetting, Trainer, describe
 from simdist.machine import free_memory_nbytes
 from simdist.scenario import Scenario
 from simdist.settings.base import plural
-from simdist.settings.units import parse_seconds
+from simdist.settings.units import in_range, parse_seconds
 from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, factor_with_interval, seconds_with_interval
 from simdist.studies.comparison import find_baseline
+from simdist.studies.statistics import is_wide
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -47,6 +48,8 @@ _MEANING = (
 
 
 def _value(center: float, interval: tuple[float, float] | None, *, form: str = ".4g") -> str:
+    if interval and center > 0 and interval[0] > 0 and is_wide(center, interval):
+        return in_range(center, *interval, form=lambda number: f"{number:{form}}")
     half = (interval[1] - interval[0]) / 2 if interval else 0.0
     return f"{center:{form}}" + (f" ± {float(f'{half:.2g}'):,g}" if half else "")
 

@@ -31,9 +31,17 @@ MOST_RUNS = 24
 @click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync, else the first.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 in the timeline.")
 @click.option("--cluster", type=common.path, metavar="FILE", help="Simulate this calibrated cluster instead.")
+@click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 @common.options
 def command(
-    session: common.Session, name: str, *, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
+    session: common.Session,
+    name: str,
+    *,
+    output: Path,
+    baseline: str | None,
+    steps: range | None,
+    cluster: Path | None,
+    opens: bool,
 ) -> None:
     """Write one HTML page about runs, a sweep, or learning.
 
@@ -43,7 +51,23 @@ def command(
     page is self-contained: it loads nothing.
     """
     _check(name, output)
-    folder = Path(name)
+    _write(session, Path(name), output=output, baseline=baseline, steps=steps, cluster=cluster)
+    if opens:
+        from simdist.cli.opening import open_page
+
+        open_page(session, output)
+
+
+def _write(
+    session: common.Session,
+    folder: Path,
+    *,
+    output: Path,
+    baseline: str | None,
+    steps: range | None,
+    cluster: Path | None,
+) -> None:
+    """Write the page of what is in a folder."""
     if is_sweep(folder):
         _refuse("--steps", steps, f"{folder} holds a sweep, which has no timeline")
         _refuse("--cluster", cluster, f"{folder} holds a sweep, which was computed already")
@@ -58,7 +82,7 @@ def command(
     with session.bar() as bar:
         bar.update("read the runs", 0, None)
         calibrated = Calibrated.read(cluster) if cluster else None
-        runs = inputs.read_runs(name, None)
+        runs = inputs.read_runs(str(folder), None)
         found = read_report(folder, runs, baseline=baseline, calibrated=calibrated, progress=bar.update)
         shown = shown_runs(found, steps)
         bar.update("write the page", len(runs), len(runs))

@@ -36,11 +36,14 @@ from simdist.traces.trace import Trace
     help="Which trace of a RUN; real if there is one.",
 )
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
+@click.option("--open", "opens", is_flag=True, help="Open FILE in Perfetto, which reads it from this machine.")
 @common.options
-def command(session: common.Session, run: Path, *, chrome: Path, which: str | None, steps: range | None) -> None:
+def command(
+    session: common.Session, run: Path, *, chrome: Path, which: str | None, steps: range | None, opens: bool
+) -> None:
     """Convert a trace for viewers of timelines.
 
-    Open FILE in https://ui.perfetto.dev.
+    `--open` opens FILE in https://ui.perfetto.dev, without sending it anywhere.
     """
     with session.bar() as bar:
         bar.update("read the trace", 0, None)
@@ -68,6 +71,10 @@ def command(session: common.Session, run: Path, *, chrome: Path, which: str | No
         document["late_steps"] = {str(rank): n_late for rank, n_late in sorted(late.items())}
     said = "".join(f"\nrank {rank} was late in {n_late} of {n_steps} steps" for rank, n_late in sorted(late.items()))
     session.result(document, f"{path}, {loaded.source}: open {chrome} in https://ui.perfetto.dev{said}")
+    if opens:
+        from simdist.cli.opening import open_in_perfetto
+
+        open_in_perfetto(session, chrome)
 
 
 def _load(path: Path, which: str | None) -> tuple[Path, Trace]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from simdist.learning.curves import TRAINING_LOSS, Curve, Target
 from simdist.learning.timing import TimedSchedule
 from simdist.learning.training import TaskSetting, Trainer, Training
-from simdist.studies.statistics import mean_interval, ratio_interval
+from simdist.studies.statistics import mean_interval, positive_interval, ratio_interval
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
     curvatures = [each for each in furthest if each is not None]
     scales = [each for curve in one.curves for each in [*filter(None, curve.noise_scale)][-1:]]
     found = {"schedule": one.label, "lr_factor": one.timed.lr_factor, "runs": len(one.curves)} | {
-        **_mean("step_s", step_s),
+        **_positive_mean("step_s", step_s),
         **_ratio("speedup", base_s, step_s),
         **_mean("final", one.values(target or TRAINING_LOSS)[:, -1]),
         "drift": float(np.mean([np.nanmax(curve.drift) for curve in one.curves])),
@@ -153,9 +153,9 @@ def learned_row(one: Learned, base: Learned, target: Target | None) -> dict[str,
         _, theirs_s = base.to_target(target)
         of_steps, of_ours_s = one.errors(target)
         _, of_theirs_s = base.errors(target)
-        found |= {"reached": int(np.isfinite(ours_s).sum()), **_mean("steps_to_target", steps, of_steps)}
+        found |= {"reached": int(np.isfinite(ours_s).sum()), **_positive_mean("steps_to_target", steps, of_steps)}
         error = 0.0 if one is base else math.hypot(of_ours_s / ours_s.mean(), of_theirs_s / theirs_s.mean())
-        found |= _mean("target_s", ours_s, of_ours_s) | _ratio("target_speedup", theirs_s, ours_s, error)
+        found |= _positive_mean("target_s", ours_s, of_ours_s) | _ratio("target_speedup", theirs_s, ours_s, error)
     return found
 
 
@@ -189,10 +189,16 @@ def _curve(one: Learned, metric: Target) -> dict[str, Any]:
     return {"schedule": one.label, "steps": one.curves[0].steps, "seconds": seconds} | found
 
 
-def _mean(name: str, samples: NDArray[np.float64], error: float = 0.0) -> dict[str, Any]:
+def _mean(name: str, samples: NDArray[np.float64]) -> dict[str, Any]:
     if not np.isfinite(samples).all():
         return {name: None}
-    return {name: float(samples.mean()), f"{name}_ci95": mean_interval(samples, error=error)}
+    return {name: float(samples.mean()), f"{name}_ci95": mean_interval(samples)}
+
+
+def _positive_mean(name: str, samples: NDArray[np.float64], error: float = 0.0) -> dict[str, Any]:
+    if not np.isfinite(samples).all():
+        return {name: None}
+    return {name: float(samples.mean()), f"{name}_ci95": positive_interval(samples, error=error)}
 
 
 def _ratio(

@@ -9,6 +9,7 @@ from simdist.errors import ScenarioError
 from simdist.report.figures import literal_text, new_figure, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_GREEN, VERMILLION, Style, time_unit
 from simdist.settings.units import in_range
+from simdist.studies.columns import factor_with_interval
 from simdist.studies.comparison import Row
 from simdist.studies.facets import RANGES
 
@@ -83,7 +84,7 @@ def _speedup_text(row: Row) -> str:
         return in_range(row.speedup, *row.speedup_range)
     if row.speedup == 1 or row.speedup_ci95 is None:
         return f"{row.speedup:.2f}"
-    return f"{row.speedup:.2f} ± {(row.speedup_ci95[1] - row.speedup_ci95[0]) / 2:.2f}"
+    return factor_with_interval(row.speedup, row.speedup_ci95)
 
 
 def _baseline_text(rows: Sequence[Row]) -> str:

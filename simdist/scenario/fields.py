@@ -24,6 +24,7 @@ BASES = ("preset", "file")
 _STANDING_FOR_OTHERS = {  # keys that are read before the settings are
     **{(part, base): f"{part}.{base}" for part in BASED for base in BASES},
     ("workload", "tensors_file"): "workload.tensors_file",
+    ("workload", "transformer"): "workload.transformer",
 }
 _FOR_PEOPLE = ("name", "source")
 _OF_OTHERS = ("steps",)  # `3 epochs` are as many as cluster and data say

@@ -15,8 +15,9 @@ _BASES = {"preset", "file"}
 
 # Keys that say the same thing in two ways: one written over a preset replaces the others.
 _RIVALS = {
-    "tensors": ("tensors_file",),
-    "tensors_file": ("tensors",),
+    "tensors": ("tensors_file", "transformer"),
+    "tensors_file": ("tensors", "transformer"),
+    "transformer": ("tensors", "tensors_file"),
     "latency": ("table",),
     "bandwidth": ("table",),
     "efficiency": ("table",),

@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_
 
 from simdist.files import read_content
 from simdist.plan.plan import ITEM_NBYTES
+from simdist.scenario.transformer import Transformer
 from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
 from simdist.settings.precision import Precision, Utilization
 from simdist.settings.units import Nbytes, Seconds, Whole, format_seconds
@@ -47,8 +48,8 @@ class Workload(Settings):
     Args:
         name: For people.
         source: Where the numbers are from.
-        tensors: In forward order. In a file, either the list or `tensors_file`, a CSV with columns name, count, flops
-            and, if known, rows.
+        tensors: In forward order. In a file the list, `tensors_file`, a CSV with columns name, count, flops and, if
+            known, rows, or `transformer`, the sizes of one.
         dtype: Of parameters and gradients, as they are stored and sent.
         precision: Of the arithmetic of forward and backward pass. Mixed precision is fp16 with dtype float32.
         batch_size: Samples per GPU and pass: with several passes a step, of a micro-batch.
@@ -114,19 +115,41 @@ class Workload(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_tensors_file(cls, value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, dict) or "tensors_file" not in value:
+    def _find_tensors(cls, value: Any, info: ValidationInfo) -> Any:
+        """Replace a key that stands for tensors by these."""
+        if not isinstance(value, dict):
             return value
-        name = value["tensors_file"]
+        keys = [name for name in ("tensors_file", "transformer", "tensors") if name in value]
+        if len(keys) > 1:
+            refuse("Workload", [((keys[0],), f"{keys[0]!r} beside {keys[1]!r}: write one of them")])
+        rest = {name: item for name, item in value.items() if name not in keys}
+        match keys:
+            case ["tensors_file"]:
+                return rest | {"tensors": cls._tensors_of_file(value["tensors_file"], info)}
+            case ["transformer"]:
+                return rest | {"tensors": cls._tensors_of_transformer(value["transformer"], info)}
+            case _:
+                return value
+
+    @classmethod
+    def _tensors_of_file(cls, name: object, info: ValidationInfo) -> tuple[Tensor, ...]:
         try:
-            if "tensors" in value:
-                raise ValueError("'tensors_file' beside 'tensors': write one of them")
             if not isinstance(name, str):
                 raise ValueError(f"{shown(name)} is not a file: write e.g. resnet50.csv")
-            tensors = _read_tensors(folder_of(info) / name)
+            return _read_tensors(folder_of(info) / name)
         except ValueError as error:
             refuse("Workload", [(("tensors_file",), str(error))])
-        return {key: item for key, item in value.items() if key != "tensors_file"} | {"tensors": tensors}
+            raise AssertionError from None
+
+    @classmethod
+    def _tensors_of_transformer(cls, sizes: object, info: ValidationInfo) -> tuple[Tensor, ...]:
+        try:
+            found = Transformer.model_validate(sizes, context=info.context)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            refuse("Workload", [(("transformer", *each["loc"]), each["msg"]) for each in details])
+            raise AssertionError from None
+        return _reader().validate_python(found.tensors())
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar, final
 
 from simdist.settings.units import format_seconds, in_range
+from simdist.studies.statistics import is_wide
 from simdist.traces.breakdown import STATES as STATE_NAMES
 
 _ItemT = TypeVar("_ItemT")
@@ -95,7 +96,11 @@ def seconds_with_interval(center_s: float, interval_s: tuple[float, float] | Non
 
     >>> seconds_with_interval(0.0835, (0.082, 0.085)), seconds_with_interval(0.0835, (0.0835, 0.0835))
     ('83.5 ms ± 1.5 ms', '83.5 ms')
+    >>> seconds_with_interval(0.1, (0.025, 0.4))
+    '100 ms (25 ms-400 ms)'
     """
+    if interval_s and is_wide(center_s, interval_s):
+        return in_range(center_s, *interval_s, form=format_seconds)
     half_s = (interval_s[1] - interval_s[0]) / 2 if interval_s else 0.0
     return format_seconds(center_s) + (f" ± {format_seconds(half_s, 2)}" if half_s > _ROUNDING_S else "")
 
@@ -105,7 +110,11 @@ def factor_with_interval(center: float, interval: tuple[float, float] | None) ->
 
     >>> factor_with_interval(1.36, (1.34, 1.38)), factor_with_interval(1.117, (1.113, 1.121))
     ('1.36 ± 0.02', '1.117 ± 0.004')
+    >>> factor_with_interval(1.61, (0.547, 4.743))
+    '1.61 (0.55-4.74)'
     """
+    if interval and is_wide(center, interval):
+        return in_range(center, *interval)
     half = (interval[1] - interval[0]) / 2 if interval else 0.0
     if half <= _ROUNDING * center:
         return f"{center:.2f}"

@@ -19,7 +19,7 @@ from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, told
-from simdist.studies.statistics import Interval, mean_interval, ratio_interval
+from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
 
@@ -41,6 +41,7 @@ _INTERVAL = "_ci95"
 _TIMES = ("step", "stated")  # of draws
 _NETWORK = ("cluster", "network")  # no delay depends on it
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
+_USUAL_SEEDS = 20
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 
 
@@ -615,7 +616,7 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     found = Row(
         schedule=measured.label,
         step_s=step_s,
-        step_s_ci95=mean_interval(measured.step_s),
+        step_s_ci95=positive_interval(measured.step_s),
         speedup=speedup,
         speedup_ci95=ratio_interval(speedup, baseline.step_s, measured.step_s),
         engine=measured.engine,
@@ -639,3 +640,18 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
     shares = own if measured is baseline else shares
     facets = found.facets.changed(RANGES, shares)
     return replace(found, step_s_range=of_step, speedup_range=of_speedup, facets=facets)
+
+
+def too_few_seeds(rows: Sequence[Row]) -> list[str]:
+    """Say that seeds are too few, if the intervals of some rows are so wide that little is known."""
+    wide = [
+        each.schedule
+        for each in rows
+        if (each.step_s_ci95 and is_wide(each.step_s, each.step_s_ci95))
+        or (each.speedup_ci95 and is_wide(each.speedup, each.speedup_ci95))
+    ]
+    if not wide:
+        return []
+    n_seeds = rows[0].seeds
+    more = max(_USUAL_SEEDS, 4 * n_seeds)
+    return [f"{n_seeds} seeds are too few to know the times of {', '.join(wide)}: write --seeds {more} or more"]

@@ -13,7 +13,7 @@ largest limit if its parts wait for each other.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import numpy as np
@@ -37,6 +37,7 @@ LIMITS = (
     "decoding",
     "reading",
 )
+_SERVER = "server"  # the only one that more bandwidth of the storage server removes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,13 @@ class EpochLimits:
             gradients travel too; `disk` and `memory` of the nodes; `decoding` by the workers of a rank and the cores of
             a node; `reading` by the threads of a rank.
         storage_nbytes: Bytes of files that come from storage.
+        relieved_s: Likewise, if the storage server had unlimited bandwidth, which also makes reading a file shorter.
     """
 
     epoch: int | None
     seconds: dict[str, float]
     storage_nbytes: float
+    relieved_s: dict[str, float]
 
     @property
     def least_s(self) -> float:
@@ -67,31 +70,49 @@ class EpochLimits:
         return max(LIMITS, key=lambda name: self.seconds[name])
 
     @property
+    def next_name(self) -> str:
+        """The largest limit that remains if the storage server has unlimited bandwidth."""
+        return max(LIMITS, key=lambda name: self.relieved_s[name])
+
+    @property
     def needed_Bps(self) -> float | None:
-        """Throughput that storage needs to be no slower than computing and communication are by themselves.
+        """Bandwidth at which the storage server takes as long as the largest limit that more bandwidth leaves.
 
-        None if nothing is read from it, or if computing and communication take no time.
+        None if nothing is read from it, or if nothing else takes time.
         """
-        busy_s = max(self.seconds["computing"], self.seconds["communication"])
-        return self.storage_nbytes / busy_s if busy_s and self.storage_nbytes else None
+        next_s = self.relieved_s[self.next_name]
+        return self.storage_nbytes / next_s if next_s and self.storage_nbytes else None
 
 
-def epoch_limits(plan: Plan, costs: Costs) -> tuple[EpochLimits, ...]:
+def epoch_limits(plan: Plan, costs: Costs, *, relieved: Costs | None = None) -> tuple[EpochLimits, ...]:
     """Return the limits of staging, if files are staged in, and of every epoch.
 
     Args:
         plan: With a data set.
         costs: Of the plan.
+        relieved: The same with unlimited bandwidth of the storage server; by default, all other limits stay as they
+            are.
 
     Raises:
         PlanError: The plan has no data set.
     """
     if plan.dataset is None:
         raise PlanError(f"plan {plan.name} has no data set, so it has no epochs")
+    found = _all_limits(plan, costs)
+    without = found if relieved is None else _all_limits(plan, relieved)
+    return tuple(
+        replace(each, relieved_s=other.seconds | {_SERVER: 0.0})
+        for each, other in zip(found, without, strict=True)
+        if each.epoch is not None or each.least_s
+    )
+
+
+def _all_limits(plan: Plan, costs: Costs) -> list[EpochLimits]:
     work_of_body = [_of_ops((op for op in body if not isinstance(op, Load | StageIn)), costs) for body in plan.bodies]
+    has_staging = any(isinstance(op, StageIn) for body in plan.bodies for op in body)
     staged = _of_ops((op for body in plan.bodies for op in body if isinstance(op, StageIn)), costs)
-    staging = _limits(staged, None, costs)
-    return tuple(([staging] if staging.least_s else []) + list(_of_epochs(plan, costs, work_of_body)))
+    staging = [_limits(staged, None, costs)] if has_staging else []
+    return [*staging, *_of_epochs(plan, costs, work_of_body)]
 
 
 def _of_epochs(plan: Plan, costs: Costs, work_of_body: Sequence["_Work"]) -> Iterator[EpochLimits]:
@@ -225,4 +246,4 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
         "decoding": float(decoding_s.max(where=decodes, initial=0.0)),
         "reading": float((reading_s + busy_s[resources.readers(ranks)]).max()),
     }
-    return EpochLimits(epoch, seconds, float(work.amounts[resources.storage_server]))
+    return EpochLimits(epoch, seconds, float(work.amounts[resources.storage_server]), {})

@@ -135,7 +135,7 @@ class Runs:
             return interval
         error = self.scenario.imported.uncertainty
         low, high = interval or (speedup, speedup)
-        return low * (1 - error), high * (1 + error)
+        return low * max(0.0, 1 - error), high * (1 + error)
 
     @property
     def remark(self) -> str | None:

@@ -1,10 +1,11 @@
 """The statistics of the studies: 95 % intervals of means over seeds, and errors of a simulation against a measurement.
 
-    interval of a mean     mean +- t(n - 1) s / sqrt(n), with the standard deviation s of n samples
-    interval of a ratio    of means of paired samples b and s, r = mean(b) / mean(s), by the delta method: that of the
-                           mean of the residuals (b - r s) / mean(s), put around r
+    interval of a mean     mean +- h with h = t(n - 1) s / sqrt(n), with the standard deviation s of n samples
+    interval of a ratio    of means of paired samples b and s, r = mean(b) / mean(s), by the delta method: h is that of
+                           the mean of the residuals (b - r s) / mean(s)
 
-`t` is the 97.5 % quantile of Student's distribution.
+`t` is the 97.5 % quantile of Student's distribution. Times and their ratios r are positive, and so are their intervals:
+from r exp(-h / r) to r exp(h / r), the interval of log r by the delta method. It is r +- h where h is small.
 
 Source:
     Student, The Probable Error of a Mean, Biometrika 6, 1908; Cochran, Sampling Techniques, 3rd ed. 1977, chapter 6,
@@ -40,6 +41,8 @@ _STUDENT = (  # the quantile at 1, 2, ... degrees of freedom, as scipy has it, w
 )
 # fmt: on
 _MIDDLE = (2.5, 97.5)  # percentiles that hold 95 %
+_WIDE = 0.5
+_MOST_LOG = 100.0  # of a ratio of which nothing is known
 
 
 @cache
@@ -69,8 +72,22 @@ def mean_interval(samples: Samples, *, error: float = 0.0) -> Interval | None:
     return _around(float(samples.mean()), samples, error)
 
 
+def positive_interval(samples: Samples, *, error: float = 0.0) -> Interval | None:
+    """Return the 95 % confidence interval of the mean of samples `[n]` that are positive, such as times.
+
+    Args:
+        samples: Their differences are chance.
+        error: Standard error of the mean that they do not show.
+
+    >>> low, high = positive_interval(np.array([1.0, 3.0]))
+    >>> round(low, 4), round(low * high, 6)
+    (0.0035, 4.0)
+    """
+    return _positive(float(samples.mean()), samples, error)
+
+
 def ratio_interval(ratio: float, above: Samples, below: Samples, *, error: float = 0.0) -> Interval | None:
-    """Return the 95 % confidence interval of a ratio of means of paired samples; None of a single pair.
+    """Return the 95 % confidence interval of a ratio of means of paired, positive samples; None of a single pair.
 
     Args:
         ratio: mean(above) / mean(below).
@@ -78,15 +95,28 @@ def ratio_interval(ratio: float, above: Samples, below: Samples, *, error: float
         below: Samples `[n]`.
         error: Standard error of the ratio that they do not show.
     """
-    return _around(ratio, (above - ratio * below) / float(below.mean()), error)
+    return _positive(ratio, (above - ratio * below) / float(below.mean()), error)
 
 
 def _around(center: float, samples: Samples, error: float) -> Interval | None:
+    half = _half(samples, error)
+    return None if half is None else (center - half, center + half)
+
+
+def _positive(center: float, samples: Samples, error: float) -> Interval | None:
+    half = _half(samples, error)
+    if half is None:
+        return None
+    factor = math.exp(min(half / center, _MOST_LOG)) if half and center > 0 else 1.0
+    return center / factor, center * factor
+
+
+def _half(samples: Samples, error: float) -> float | None:
+    """Return half the width of the interval of a mean."""
     n = len(samples)
     if n < 2:
         return None
-    half = math.hypot(student_quantile(n - 1) * samples.std(ddof=1) / np.sqrt(n), NORMAL_QUANTILE * error)
-    return center - half, center + half
+    return math.hypot(student_quantile(n - 1) * samples.std(ddof=1) / np.sqrt(n), NORMAL_QUANTILE * error)
 
 
 def resampled_interval(center: float, resamples: Samples, *, widening: float) -> Interval:
@@ -96,12 +126,23 @@ def resampled_interval(center: float, resamples: Samples, *, widening: float) ->
 
 
 def widened(center: float, interval: Interval | None, factor: float) -> Interval | None:
-    """Return an interval with ends `factor` times as far from `center`; None for None.
+    """Return an interval with ends whose ratios to `center`, all positive, are to the power of `factor`; None for None.
 
-    >>> widened(2.0, (1.5, 3.0), 2.0)
-    (1.0, 4.0)
+    >>> widened(2.0, (1.0, 3.0), 2.0)
+    (0.5, 4.5)
     """
-    return interval and (center + factor * (interval[0] - center), center + factor * (interval[1] - center))
+    if interval is None or interval[0] == interval[1]:
+        return interval
+    return center * (interval[0] / center) ** factor, center * (interval[1] / center) ** factor
+
+
+def is_wide(center: float, interval: Interval) -> bool:
+    """Tell whether an interval around `center` is so wide that little is known: a quarter of it to one side.
+
+    >>> is_wide(1.0, (0.9, 1.11)), is_wide(1.61, (0.55, 4.74))
+    (False, True)
+    """
+    return interval[1] - interval[0] > _WIDE * center
 
 
 def median(values: Samples) -> float:

@@ -112,11 +112,13 @@ def spread(
         chance: Its 95 % interval over seeds, if there is one.
         places: Where each draw lies in the range of a quantity, from 0 to 1: name -> `[n_draws]`.
     """
-    half = (chance[1] - chance[0]) / 2 if chance else 0.0
+    half = math.log(chance[1] / chance[0]) / 2 * center if chance and chance[0] else 0.0
     n = len(changes)
     tail = TAIL if len(places) == 1 else (TAIL * (n + 1) - 0.5) / n
-    sums = np.add.outer(changes, half * _normal()).ravel() if half else changes
-    low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
+    results = center + changes
+    if half:  # chance multiplies, so that no result is below 0
+        results = np.multiply.outer(results, np.exp(half / center * _normal())).ravel()
+    low, high = np.quantile(results, [tail, 1 - tail], method="hazen").tolist()
     parts = _parts(changes, places) if len(places) > 1 else dict.fromkeys(places, float(changes.var()))
     parts |= {CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = math.fsum(parts.values())

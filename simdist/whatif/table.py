@@ -36,6 +36,7 @@ _MOST_ROWS = 10_000_000  # 4 GB
 _MOST_NBYTES = 64 << 20  # of a column of Parquet
 _CELL_NBYTES = 64  # in addition, for each row
 _LONGEST_S = 3600.0  # longer than any plausible step
+_MOST_S = 1e16  # 300 million years; also microseconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +242,15 @@ def _checked(path: Path, frame: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _numbers(path: Path, frame: "pd.DataFrame", name: str) -> Floats | Ints:
-    import pandas as pd
-
-    values = np.asarray(pd.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
+    values = _floats(frame[name])
+    is_time = np.abs(values) <= _MOST_S
     match name:
         case "start_ts":
-            wrong = ~np.isfinite(values)
-            right = "seconds"
+            wrong = ~is_time
+            right = f"seconds, at most {_MOST_S:g}"
         case "duration":
-            wrong = ~(np.isfinite(values) & (values >= 0))
-            right = "seconds, 0 or more: it ends after it starts"
+            wrong = ~(is_time & (values >= 0))
+            right = f"seconds, 0 or more: it ends after it starts; at most {_MOST_S:g}"
         case _:
             least = 0
             right = "a whole number, 0 or more"
@@ -265,13 +265,30 @@ def _numbers(path: Path, frame: "pd.DataFrame", name: str) -> Floats | Ints:
     return values if name in ("start_ts", "duration") else values.astype(np.int64)
 
 
+def _floats(column: "pd.Series") -> Floats:
+    """Return a column as numbers; NaN for text, infinity for whole numbers that no float holds."""
+    import pandas as pd
+
+    try:
+        return np.asarray(pd.to_numeric(column, errors="coerce"), dtype=np.float64)
+    except OverflowError:
+        return np.array([_float(value) for value in column])
+
+
+def _float(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return np.nan
+
+
 def _refuse_row(
     path: Path, frame: "pd.DataFrame", name: str, wrong: "NDArray[np.bool_] | pd.Series", right: str
 ) -> None:
     if wrong.any():
         row = int(np.argmax(np.asarray(wrong)))
         value = frame[name].iloc[row]
-        text = shown(value) if isinstance(value, str) else "nothing" if value != value else str(value)
+        text = "nothing" if value != value else shown(value) if isinstance(value, str | int) else str(value)
         raise TraceError(f"{path}: row {row + 1}, column {name}: {text}: write {right}")
 
 

@@ -262,6 +262,11 @@ def of_collectives(study: Study, _: Path) -> dict[str, Found]:
     }
 
 
+def of_limits(study: Study, _: Path) -> dict[str, Found]:
+    found = [result("limits", study.scenario, "--loss", loss, "--seeds", "1") for loss in ("50%", "0.0001%")]
+    return {"simdist limits": keys(found), "Tolerable stragglers": keys(each(found, "rows"))}
+
+
 def of_data(study: Study, _: Path) -> dict[str, Found]:
     rows = result("data", study.runs, "--knobs")["rows"] + result("data", study.scenario)["rows"]
     knobs = [row["knobs"] for row in rows if row["knobs"]]
@@ -469,6 +474,7 @@ EVERYTHING = (
     of_validations,
     of_collectives,
     of_data,
+    of_limits,
     of_imports,
     of_whatifs,
     of_tuning,

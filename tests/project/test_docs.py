@@ -388,6 +388,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "DataSettings": "data",
     "Lognormal": "data.file_size",
     "Workload": "workload",
+    "Transformer": "workload.transformer",
     "Tensor": "workload.tensors",
     "Peak": "Precision",
     "Utilization": "Precision",
@@ -476,7 +477,9 @@ def test_every_key_of_a_section_is_documented_and_no_other(name: str) -> None:
     documented = keys_of_section(SECTIONS[name])
     apart = COMMON | LINKS | FLOWS | AVERAGING | GRADIENT | SPARSE if "kind" in keys else set()
     assert keys - apart <= documented, f"not documented: {keys - apart - documented}"
-    assert documented <= keys | {"preset", "file", "tensors_file"}, f"not in the code: {documented - keys}"
+    assert documented <= keys | {"preset", "file", "tensors_file", "transformer"}, (
+        f"not in the code: {documented - keys}"
+    )
 
 
 def test_keys_that_several_kinds_share_are_documented() -> None:

@@ -12,11 +12,11 @@ from simdist.errors import UnsupportedError
 from simdist.files import read_jsonl
 from simdist.jobs.store import DESIGN
 from simdist.report.figures import shortened
-from simdist.settings.units import format_Bps, format_nbytes, format_seconds
+from simdist.settings.units import SI, Unit, format_Bps, format_nbytes, format_seconds, unit_of
 from simdist.sweep.computed import read_sweep
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import Fastest, fastest, short_names
-from simdist.sweep.table import ResultRow, Table, written_text
+from simdist.sweep.table import ResultRow, Table, shown_text, written_text
 
 #: Rows that a page holds: some 20 MB.
 MOST_ROWS = 200_000
@@ -112,9 +112,10 @@ def _field(column: str, name: str, choices: Sequence[Choice | None]) -> VaryingF
         return VaryingField(column, name, texts, None, _codes(there, choices))
     in_order = [there[place] for place in sorted(range(len(there)), key=numbers.__getitem__)]
     numbers.sort()
-    texts = _texts(column, in_order, numbers)
+    own = _own_unit(in_order)
+    texts = _texts(column, in_order, numbers, own)
     codes = _codes(in_order, choices)
-    unit, size = _unit(column, max(map(abs, numbers)))
+    unit, size = (own.text.strip(), float(own.size)) if own else _unit(column, max(map(abs, numbers)))
     return VaryingField(column, name, texts, tuple(numbers), codes, unit, size, is_log(numbers))
 
 
@@ -136,12 +137,21 @@ def _codes(there: Sequence[Choice], choices: Sequence[Choice | None]) -> tuple[i
     return tuple(places[_key(choice)] if choice else None for choice in choices)
 
 
-def _texts(column: str, in_order: Sequence[Choice], numbers: Sequence[float]) -> tuple[str, ...]:
-    """Return values as they are written; those that a sample has drawn, rounded."""
+def _own_unit(there: Sequence[Choice]) -> Unit | None:
+    """Return the unit that the user has written all values in; None without one, or with several."""
+    units = {unit_of(each.written) for each in there}
+    return units.pop() if len(units) == 1 and SI not in units else None
+
+
+def _texts(column: str, in_order: Sequence[Choice], numbers: Sequence[float], own: Unit | None) -> tuple[str, ...]:
+    """Return values as they are written; long ones rounded, in SI units unless all are written in one unit."""
     if len(in_order) <= _LISTED and len({written_text(each) for each in in_order}) == len(in_order):
         texts = tuple(written_text(each) for each in in_order)
         if all(len(text) <= len("100 Gbit/s") for text in texts):
             return texts
+    if own:
+        texts = tuple(map(shown_text, in_order))
+        return texts if len(set(texts)) == len(texts) else tuple(map(written_text, in_order))
     write, _ = _measure(column)
     return tuple(map(write, numbers))
 

@@ -119,7 +119,7 @@ def test_optimizers_of_other_tools_are_unwrapped_or_refused_with_the_line_to_wri
     with pytest.raises(UnsupportedError, match=r"write real\.wrap\(model, optimizer\.optimizer, schedule\), un"):
         unwrapped(Stranger(inner))
     with pytest.raises(UnsupportedError, match=r"NoneType is no torch\.optim\.Optimizer"):
-        unwrapped(AcceleratedOptimizer(None))  # type: ignore[arg-type]
+        unwrapped(AcceleratedOptimizer(None))
 
 
 def test_two_models_that_train_each_other_need_no_process_group_of_the_script(four: Pool) -> None:

@@ -70,6 +70,46 @@ def test_a_head_without_a_version_is_read(path):
     assert read(path, b"\0" + framed(ALL_REDUCE_BYTES)) == [head(""), ALL_REDUCE]
 
 
+NEEDLESS = "more than 1,000 nodes are empty or have the number of another node: it is damaged"
+BOMBS = {
+    "empty": b"\0",
+    "one node": framed(ALL_REDUCE_BYTES),
+    "nodes without a number": framed(b"\x12\x01x"),
+    "nodes that take turns": b"".join(framed(b"\x08" + varint(number)) for number in range(1, 4000)),
+}
+
+
+@pytest.mark.parametrize("repeated", BOMBS.values(), ids=BOMBS)
+def test_a_few_bytes_that_unpack_to_many_messages_are_refused_soon(path, repeated):
+    """A gzip of 100 MB that all repeat would take minutes to read."""
+    content = gzip.compress(framed(HEAD_BYTES) + repeated * (10**8 // len(repeated)), compresslevel=1)
+    path.write_bytes(content)
+    n_read, said = read_until_refused(path)
+    assert said.startswith(f"{path}: byte ")
+    assert said.endswith(NEEDLESS)
+    assert n_read <= 1 + 4000 + 1000
+
+
+def read_until_refused(path) -> tuple[int, str]:
+    """Return how many messages are read, and why no more are."""
+    n_read = 0
+    try:
+        for _ in read_trace(path):
+            n_read += 1
+    except TraceError as error:
+        return n_read, str(error)
+    return n_read, ""
+
+
+def test_a_thousand_empty_messages_are_read(path):
+    assert len(read(path, WHOLE + bytes(1000))) == 3
+
+
+def test_a_message_of_more_bytes_than_any_has_is_refused_unread(path):
+    with pytest.raises(TraceError, match="byte 0: no head begins here"):
+        read(path, varint(2**26 + 1) + bytes(100))
+
+
 NO_HEAD = "byte 0: no head begins here: it is damaged, cut off, or no Chakra trace"
 DAMAGED = {
     "empty": (b"", "is empty: a Chakra trace begins with its version"),

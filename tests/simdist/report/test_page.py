@@ -274,6 +274,15 @@ def test_conclusion_names_the_factor_and_the_state_that_makes_it(states_s, sente
     assert speed_conclusion(rows, "base") == sentence
 
 
+def test_conclusion_claims_no_lead_that_the_uncertain_leave_open():
+    rows = {
+        "base": row("base", 0.2, compute=0.1, comm=0.1),
+        "a": dataclasses.replace(row("a", 0.2, compute=0.1, comm=0.08), speedup_range=(0.9, 1.3)),
+    }
+    said = "no schedule is surely faster than base; a is 1.11 (0.90-1.30) times as fast."
+    assert speed_conclusion(rows, "base") == said
+
+
 def test_conclusion_does_not_say_most_of_less_than_half():
     rows = {
         "base": row("base", 0.3, compute=0.1, comm=0.1, wait=0.06, host=0.04),

@@ -65,7 +65,7 @@ def test_compare_and_simulate_take_what_load_takes() -> None:
 )
 def test_wrong_mapping_is_refused_with_its_path(scenario: object, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
-        load(scenario)  # type: ignore[arg-type]
+        load(scenario)
 
 
 def test_changed_takes_paths_and_keeps_the_rest() -> None:

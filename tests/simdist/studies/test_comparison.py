@@ -10,7 +10,7 @@ from simdist import scenario
 from simdist.errors import ScenarioError, UnsupportedError
 from simdist.runs.building import build, delay_sampler
 from simdist.scenario.cluster import Disk
-from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, measure, row
+from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, measure, row, too_few_seeds
 from simdist.studies.facets import ADDED
 
 STATES = ("compute", "comm", "wait", "io", "host")
@@ -115,7 +115,9 @@ def test_single_seed_has_no_interval():
 @pytest.mark.parametrize("n", [2, 3, 20, 100])
 def test_interval_of_a_step_is_students(n):
     step_s = np.random.default_rng(n).gamma(5.0, 0.02, size=n)
-    expected = stats.t.interval(0.95, n - 1, loc=step_s.mean(), scale=stats.sem(step_s))
+    mean_s = step_s.mean()
+    of_logarithm = stats.t.interval(0.95, n - 1, loc=np.log(mean_s), scale=stats.sem(step_s) / mean_s)
+    expected = tuple(np.exp(of_logarithm))
     assert row(measured(step_s), measured(step_s)).step_s_ci95 == pytest.approx(expected, rel=1e-9)
 
 
@@ -129,7 +131,7 @@ def test_interval_of_a_speedup_is_that_of_a_ratio_of_paired_means():
     half = stats.t.ppf(0.975, 11) * error
     found = row(measured(step_s), measured(base_s))
     assert found.speedup == pytest.approx(r)
-    assert found.speedup_ci95 == pytest.approx((r - half, r + half), rel=1e-9)
+    assert found.speedup_ci95 == pytest.approx((r * np.exp(-half / r), r * np.exp(half / r)), rel=1e-9)
 
 
 def test_interval_of_a_speedup_covers_the_truth_in_95_of_100_cases():
@@ -141,6 +143,20 @@ def test_interval_of_a_speedup_covers_the_truth_in_95_of_100_cases():
         low, high = row(measured(step_s), measured(base_s)).speedup_ci95
         covered += low <= truth <= high
     assert 0.935 <= covered / n_cases <= 0.965
+
+
+@pytest.mark.parametrize("n", [2, 3, 20])
+def test_few_seeds_are_told_where_little_is_known(n):
+    """Two seeds of 0.1 s and 0.3 s gave a speed-up of 1.61 +- 1.74: a speed-up is positive."""
+    base = measured(np.linspace(0.1, 0.3, n))
+    same = measured(np.full(n, 0.124))
+    found = row(same, base)
+    low, high = found.speedup_ci95
+    assert 0 < low < found.speedup < high
+    assert low * high == pytest.approx(found.speedup**2)
+    expected = [f"{n} seeds are too few to know the times of {found.schedule}: write --seeds 20 or more"]
+    assert too_few_seeds([found]) == (expected if n < 20 else [])
+    assert too_few_seeds([row(same, same)]) == []
 
 
 def test_pairing_narrows_the_interval_of_a_speedup():

@@ -1,5 +1,7 @@
 """Lower bounds of epochs, in closed forms: powers of two, so that they hold to the last bit."""
 
+import math
+
 import pytest
 from data_sets import DATA_SCENARIO, data_plans, loads_plan
 from hypothesis import given
@@ -108,6 +110,38 @@ def test_gradients_count_where_they_travel() -> None:
     assert found.seconds["communication"] >= 4 * 1.5 * 4e6 / nic_Bps
     assert found.seconds["network"] == pytest.approx((4 * 1.5 * 4e6 + 32 * 1e6) / nic_Bps)
     assert found.needed_Bps == pytest.approx(64e6 / 0.12)
+
+
+FAST = {"operations_per_s": 2.0**20, "latency_s": 0.0, "open_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "decode_s", "limit", "seconds"),
+    [
+        ({}, 0.125, "operations", 12.0),
+        (FAST, 32.0, "decoding", 2 * (0.5 + 4 * 32.0)),
+        (FAST, 0.0, "network", 8.0),
+        (FAST | {"latency_s": 8.0}, 0.0, "reading", 4 * (16.0 + 0.5)),
+        (FAST | {"client_bandwidth_Bps": 2.0}, 0.0, "clients", 2 * 8 * 16 / 2),
+    ],
+    ids=["operations", "decoding", "network", "reading", "clients"],
+)
+@pytest.mark.parametrize("bandwidth_Bps", [1.0, 64.0, 2.0**30])
+def test_faster_storage_helps_until_the_next_limit_whichever_it_is(change, decode_s, limit, seconds, bandwidth_Bps):
+    """In two steps 512 B come from storage. A file of 16 B takes 0.5 s through a NIC, whatever the server does."""
+    found = of_storage(change | {"bandwidth_Bps": bandwidth_Bps}, decode_s=decode_s)
+    assert (found.next_name, found.relieved_s[limit]) == (limit, seconds)
+    assert found.needed_Bps == 512 / seconds
+
+
+def of_storage(change, *, decode_s: float):
+    plan = loads_plan(DATASET, 2, n_steps=2)
+    tensors = (Tensor(name="only", count=1, flops=1.0),)
+    workload = Workload(tensors=tensors, batch_size=8, sample_nbytes=32, decode_s=decode_s, forward_s=1.0)
+    storages = [NFS.model_copy(update=change), NFS.model_copy(update=change | {"bandwidth_Bps": math.inf})]
+    costs, relieved = (price(plan, CLUSTER.model_copy(update={"storage": each}), workload) for each in storages)
+    (found,) = epoch_limits(plan, costs, relieved=relieved)
+    return found
 
 
 @given(data_plans())

@@ -31,7 +31,32 @@ def test_interval_of_a_few_samples_is_that_of_students_formula() -> None:
     half = 3.1824463 * math.sqrt(5 / 3) / 2
     assert statistics.mean_interval(samples) == pytest.approx((2.5 - half, 2.5 + half))
     ratio = statistics.ratio_interval(1.25, samples, np.full(4, 2.0))
-    assert ratio == pytest.approx((1.25 - half / 2, 1.25 + half / 2))
+    assert ratio == pytest.approx((1.25 * math.exp(-half / 2.5), 1.25 * math.exp(half / 2.5)))
+    assert statistics.positive_interval(samples) == pytest.approx(
+        (2.5 * math.exp(-half / 2.5), 2.5 * math.exp(half / 2.5))
+    )
+
+
+@pytest.mark.parametrize("factor", [1.0001, 2.0, 30.0, 1e6])
+def test_intervals_of_times_and_of_their_ratios_are_positive(factor: float) -> None:
+    few = np.array([1.0, factor])
+    same = np.ones(2)
+    found = [
+        statistics.positive_interval(few),
+        statistics.positive_interval(few, error=1e6),
+        statistics.ratio_interval(float(few.mean()), few, same),
+        statistics.ratio_interval(float(1 / few.mean()), same, few),
+        statistics.widened(1.0, statistics.positive_interval(few / few.mean()), 10.0),
+    ]
+    for interval in found:
+        assert interval is not None
+        assert 0 < interval[0] < interval[1] < math.inf
+
+
+def test_nothing_and_what_never_differs_have_intervals_without_width() -> None:
+    assert statistics.positive_interval(np.zeros(3), error=1.0) == (0.0, 0.0)
+    assert statistics.positive_interval(np.full(3, 0.125)) == (0.125, 0.125)
+    assert statistics.ratio_interval(2.0, np.full(3, 2.0), np.ones(3)) == (2.0, 2.0)
 
 
 def test_single_sample_has_no_interval() -> None:

@@ -13,6 +13,9 @@ from simdist.whatif.table import KINDS, read_table
 FRAME = table(PipelineJob(), random_seconds(1), steps=(5, 9))
 
 
+LENGTH = "seconds, 0 or more: it ends after it starts; at most 1e+16"
+
+
 def refusal(folder: Path, frame: pd.DataFrame, name: str = "job.csv") -> str:
     path = written(folder, frame, name)
     with pytest.raises(TraceError) as raised:
@@ -62,10 +65,12 @@ def test_steps_are_chosen_by_their_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("duration", -0.25, "row 3, column duration: -0.25: write seconds, 0 or more: it ends after it starts"),
-        ("duration", float("inf"), "row 3, column duration: inf: write seconds, 0 or more: it ends after it starts"),
-        ("start_ts", None, "row 3, column start_ts: nothing: write seconds"),
-        ("start_ts", "3 ms", "row 3, column start_ts: '3 ms': write seconds"),
+        ("duration", -0.25, f"row 3, column duration: -0.25: write {LENGTH}"),
+        ("duration", float("inf"), f"row 3, column duration: inf: write {LENGTH}"),
+        ("start_ts", None, "row 3, column start_ts: nothing: write seconds, at most 1e+16"),
+        ("start_ts", "3 ms", "row 3, column start_ts: '3 ms': write seconds, at most 1e+16"),
+        ("start_ts", -1e308, "row 3, column start_ts: -1e+308: write seconds, at most 1e+16"),
+        ("duration", 1e308, f"row 3, column duration: 1e+308: write {LENGTH}"),
         ("stage", -1, "row 3, column stage: -1: write a whole number, 0 or more"),
         ("step", 1.5, "row 3, column step: 1.5: write a whole number, 0 or more"),
         ("mb_id", -2, "row 3, column mb_id: -2: write a whole number, 0 or more, or -1 if it is unknown"),
@@ -81,6 +86,15 @@ def test_a_wrong_value_is_named_with_its_row_and_column(
     tmp_path: Path, column: str, value: object, message: str
 ) -> None:
     assert refusal(tmp_path, changed(column, 2, value)) == message
+
+
+@pytest.mark.parametrize("digits", ["9" * 400, "-" + "9" * 5000, "1e999"], ids=["400", "negative", "exponent"])
+@pytest.mark.parametrize("column", ["start_ts", "duration", "step", "dp_rank", "mb_id"])
+def test_numbers_that_no_float_holds_are_refused(tmp_path: Path, column: str, digits: str) -> None:
+    said = refusal(tmp_path, changed(column, 2, digits))
+    assert said.startswith(f"row 3, column {column}: ")
+    assert ": write " in said
+    assert len(said) < 180
 
 
 def test_the_same_operation_twice_is_refused(tmp_path: Path) -> None:

@@ -123,6 +123,9 @@ def speed_conclusion(rows: Mapping[str, Row], base: str) -> str:
     factor = rows[best].speedup
     if abs(factor - 1) < _SAME:
         return f"no schedule is faster than {base}; {best} takes as long, within {100 * _SAME:g} %."
+    ends = rows[best].speedup_range
+    if ends and ends[0] <= 1 <= ends[1]:
+        return f"no schedule is surely faster than {base}; {best} is {in_range(factor, *ends)} times as fast."
     if factor < 1:
         next_best = f"{best} comes next, {factor:.2f} times as fast"
         return f"no schedule is faster than {base}; {next_best}: {_why(rows, best, base)}."

@@ -33,15 +33,31 @@ def compared(report: SweepReport) -> dict[int, Fastest]:
 
 
 def fastest_conclusion(report: SweepReport) -> str:
-    """Say which schedules are the fastest at most points, all at equally many, and at how many."""
+    """Say which schedules are the fastest at most points, all at equally many, at how many, and at how many clearly."""
     found = compared(report)
     if not found:
         return "At no point were two schedules measured, so there is none that is faster."
     lines = _most_often(report, found)
     n_wins = sum(lines[0] in report.leaders[point] for point in found)
     where = "every one" if n_wins == len(found) else f"{n_wins:,} ({percent(n_wins / len(found))})"
-    are = "is the fastest" if len(lines) == 1 else "are each the fastest"
-    return f"{' and '.join(lines)} {are} at {where} of {len(found):,} {plural(len(found), 'point')}."
+    where = f"at {where} of {len(found):,} {plural(len(found), 'point')}"
+    names = " and ".join(lines)
+    is_one = len(lines) == 1
+    fastest_where = f"{names} {'is' if is_one else 'are each'} the fastest {where}"
+    n_clear = [_n_clear(report, line) for line in lines]
+    if n_clear[0] is None:
+        return f"{fastest_where}."
+    if not any(n_clear):
+        return f"No lead is clear: {names} {'has' if is_one else 'each have'} the least mean step time {where}."
+    return f"{fastest_where}, clearly at {' and '.join(f'{n:,}' for n in n_clear)}."
+
+
+def _n_clear(report: SweepReport, line: str) -> int | None:
+    """Return at how many points a line has a clear lead; None if its leads have no intervals."""
+    known = [report.is_clear(point) for point in compared(report) if line in report.leaders[point]]
+    if known and all(each is None for each in known):
+        return None
+    return sum(each is True for each in known)
 
 
 def _lines_table(report: SweepReport) -> Html:
@@ -55,7 +71,7 @@ def _cells(report: SweepReport, line: str) -> list[str]:
     found = compared(report)
     wins = [point for point in found if line in report.leaders[point]]
     n_ties = sum(len(report.leaders[point]) > 1 for point in wins)
-    known = [clear for point in wins if (clear := report.is_clear(point)) is not None]
+    n_clear = _n_clear(report, line)
     n_measured = sum(each.row is not None and report.line_of(each) == line for each in report.table.results)
     speedups = report.speedups[line]
     factors = [number(pick(speedups), f"{pick(speedups):.2f}") if speedups else "-" for pick in (min, median, max)]
@@ -65,7 +81,7 @@ def _cells(report: SweepReport, line: str) -> list[str]:
         number(len(wins), f"{len(wins):,}"),
         percent(len(wins) / len(found)) if found else "-",
         *([number(n_ties, f"{n_ties:,}")] if _has_ties(report) else []),
-        number(sum(known), f"{sum(known):,}") if known or not wins else "-",
+        "-" if n_clear is None else number(n_clear, f"{n_clear:,}"),
         *factors,
     ]
 

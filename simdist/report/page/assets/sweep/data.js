@@ -47,11 +47,19 @@ function intervalOf(metric, row) {
   return low === undefined || low === null ? null : [low, high];
 }
 
+/* As `simdist results` does: wide intervals have ends, as they are not the same to both sides. */
+const WIDE = 0.5;
+
 function written(metric, value, interval) {
   if (value === null || value === undefined) return MISSING;
-  const half = interval ? (interval[1] - interval[0]) / 2 : 0;
-  if (metric.unit === "factor") return factor(value, half);
   if (metric.unit === "share") return share(value);
+  const width = interval ? interval[1] - interval[0] : 0;
+  if (width > WIDE * value) {
+    const text = metric.unit === "factor" ? (each) => factor(each, 0) : secondsText;
+    return `${text(value)} (${text(interval[0])}-${text(interval[1])})`;
+  }
+  const half = width / 2;
+  if (metric.unit === "factor") return factor(value, half);
   return secondsText(value) + (half > 1e-6 * value ? ` ± ${secondsText(half, 2)}` : "");
 }
 
