@@ -58,12 +58,6 @@ def _members(module: ModuleType) -> str:
     text = f".. automodule:: {module.__name__}\n   :members:\n"
     if values:
         text += f"   :exclude-members: {', '.join(values)}\n"
-    for name in _exported(module):
-        if (
-            name not in vars(module) and name not in values
-        ):  # which autodoc does not find, because it is imported on demand
-            kind = "autoclass" if inspect.isclass(getattr(module, name)) else "autofunction"
-            text += f"\n.. {kind}:: {module.__name__}.{name}\n" + "   :members:\n" * (kind == "autoclass")
     for name, value in values.items():
         if not inspect.ismodule(value):
             text += f"\n.. autodata:: {module.__name__}.{name}\n"

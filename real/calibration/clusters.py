@@ -111,7 +111,7 @@ def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
 def _ranges(fitted: Fit) -> dict[str, Range]:
     """Return the ranges of the links' rates, +- twice the root mean square relative error of large messages.
 
-    A rate at its bound has no range, because its distance from the bound is unknown.
+    A rate at its bound has no range, because its distance from the bound is unknown; nor has a rate that misses nothing.
     """
     large = max(each.task.nbytes for each in fitted.measured) / 4
     pairs = [each for each in zip(fitted.measured, fitted.residuals, strict=True) if each[0].task.nbytes >= large]
@@ -128,8 +128,10 @@ def _ranges(fitted: Fit) -> dict[str, Range]:
         missed = float(np.sqrt(np.mean(np.square(misses))))
         off = min(_MOST_OFF, 2 * missed)
         cut = f", cut at {100 * _MOST_OFF:.0f} %: a line does not fit" if 2 * missed > _MOST_OFF else ""
-        source = f"real.calibrate: twice the root mean square of what the line misses, {100 * missed:.2g} %{cut}"
         ends = {"from": text(rate * (1 - off)), "to": text(rate * (1 + off))}
+        if ends["from"] == ends["to"]:  # nothing is missed
+            continue
+        source = f"real.calibrate: twice the root mean square of what the line misses, {100 * missed:.2g} %{cut}"
         found[path] = Range.model_validate({**ends, "source": source, "measure": _MEASURE})
     return found
 

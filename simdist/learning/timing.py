@@ -105,6 +105,6 @@ def training_plan(scenario: Scenario, schedule: Schedule, task: TaskSetting) -> 
     workload = Workload.model_validate(its | {"tensors": tensors, "batch_size": 1, "forward_s": 1.0})
     if (dtype := "/".join(dict.fromkeys(dtype for *_, dtype in task.tensors))) not in ITEM_NBYTES:
         raise ScenarioError(f"{task.name}: parameters are {dtype}: a plan has one type, of {', '.join(ITEM_NBYTES)}")
-    workload = workload.model_copy(update={"dtype": dtype})
+    workload = unchecked_copy(workload, dtype=dtype)  # float64, too, which scenarios do not have
     only_learns = {"data": None, "checkpoint": None, "disturbances": (), "background": (), "input": InputSettings()}
     return build(unchecked_copy(scenario, workload=workload, **only_learns), schedule).plan
