@@ -111,7 +111,7 @@ def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
 def _ranges(fitted: Fit) -> dict[str, Range]:
     """Return the ranges of the links' rates, +- twice the root mean square relative error of large messages.
 
-    A rate at its bound has no range, because its distance from the bound is unknown; nor has a rate that misses nothing.
+    A rate at its bound has no range, because its distance from the bound is unknown. Nor has one that misses nothing.
     """
     large = max(each.task.nbytes for each in fitted.measured) / 4
     pairs = [each for each in zip(fitted.measured, fitted.residuals, strict=True) if each[0].task.nbytes >= large]
