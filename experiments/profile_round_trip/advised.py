@@ -12,7 +12,6 @@ machine meanwhile.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -70,16 +69,6 @@ class Advice:
         return low <= self.gain <= high
 
 
-def import_traces(case: Case, folder: Path) -> Scenario:
-    """Import the traces of a job as users do."""
-    first = jobs.first_profiled_step(case)
-    path = folder / f"{case.slug}.yaml"
-    steps = f"{first}:{first + case.window_steps}"
-    command = ["import", str(folder / SYNC.label / "traces"), "--steps", steps, "-o", str(path), "--force"]
-    subprocess.run([sys.executable, "-m", "simdist", *command], check=True, capture_output=True)
-    return load(path)
-
-
 def advise(case: Case, scenario: Scenario) -> tuple[Schedule, bool, tuple[float, float], float]:
     """Return the fastest schedule, whether it is surely faster, the stated interval of its gain, and the gain."""
     others = scenario.changed(schedules=[each.setting for each in COMPARED]).schedules
@@ -97,7 +86,7 @@ def run(cases: Sequence[Case], folder: Path) -> Iterator[Advice]:
         for case in cases:
             place = folder / case.slug
             jobs.perform(case, SYNC, place / SYNC.label, nodes)
-            schedule, is_sure, stated, predicted = advise(case, import_traces(case, place))
+            schedule, is_sure, stated, predicted = advise(case, load(jobs.import_traces(case, place)[1]))
             jobs.perform(case, schedule, place / schedule.label, nodes)
             measured = [jobs.measured_s(case, place / label) for label in (SYNC.label, schedule.label)]
             found = Advice(case.name, schedule.label, is_sure, stated, predicted, *measured)

@@ -238,6 +238,21 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
         _launch(command, case.world_size, nodes, asleep=case.model == "asleep")
 
 
+def import_traces(case: Case, folder: Path) -> tuple[list[dict], Path]:
+    """Import the traces of a case with `simdist import`; return the stragglers that it tells, and the scenario's file.
+
+    Raises:
+        RunError: It failed.
+    """
+    first, path = first_profiled_step(case), folder / f"{case.slug}.yaml"
+    steps = f"{first}:{first + case.window_steps}"
+    command = ["import", str(folder / SYNC.label / "traces"), "--steps", steps, "-o", str(path), "--force", "--json"]
+    done = subprocess.run([sys.executable, "-m", "simdist", *command], capture_output=True, text=True)
+    if done.returncode:
+        raise RunError(f"simdist {' '.join(command)}:\n{done.stderr}")
+    return json.loads(done.stdout)["stragglers"], path
+
+
 def measured_s(case: Case, folder: Path) -> tuple[float, ...]:
     """Return seconds per step of each window that was not profiled, from what `perform` has left in a folder."""
     return tuple(_step_s(case, folder, start) for start in _plain_starts(case))

@@ -12,8 +12,6 @@ Nothing else should compute on the machine meanwhile.
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,7 +30,6 @@ from jobs import CASES, CONVNETS, LOCAL_8, SYNC, TINY, Case  # noqa: E402
 from results import Computing, Delay, Result, Timing  # noqa: E402
 
 from simdist.engines import simulate  # noqa: E402
-from simdist.errors import RunError  # noqa: E402
 from simdist.report import print_tables, write_tables  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
@@ -40,21 +37,6 @@ from simdist.whatif.gains import find_gains  # noqa: E402
 
 RESULTS = HERE / "results"
 PAGE = HERE / "README.md"
-
-
-def import_traces(case: Case, folder: Path) -> tuple[list[dict], Path]:
-    """Import the traces of a case with `simdist import`; return the stragglers that it tells, and the scenario's file.
-
-    Raises:
-        RunError: It failed.
-    """
-    first, path = jobs.first_profiled_step(case), folder / f"{case.slug}.yaml"
-    steps = f"{first}:{first + case.window_steps}"
-    command = ["import", str(folder / SYNC.label / "traces"), "--steps", steps, "-o", str(path), "--force", "--json"]
-    done = subprocess.run([sys.executable, "-m", "simdist", *command], capture_output=True, text=True)
-    if done.returncode:
-        raise RunError(f"simdist {' '.join(command)}:\n{done.stderr}")
-    return json.loads(done.stdout)["stragglers"], path
 
 
 def predict(scenario: Scenario, case: Case) -> dict[str, float]:
@@ -123,7 +105,7 @@ def measure(case: Case, folder: Path, nodes: Sequence[network.Node] | None) -> N
 
 def conclude(case: Case, folder: Path) -> Result:
     """Import and predict what was performed."""
-    told, path = import_traces(case, folder)
+    told, path = jobs.import_traces(case, folder)
     scenario = load(path)
     predicted = predict(scenario, case)
     intervals = stated(scenario, case)
