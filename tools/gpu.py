@@ -90,7 +90,7 @@ PARTS = (
     Part("single", "one process over NCCL beside DistributedDataParallel", 45.0),
     Part("profiled", "stragglers of a profiled job", 35.0),
     Part("delays", "delays on the stream of the device", 25.0),
-    Part("steps", "step times by batch size and precision", 60.0),
+    Part("steps", "step times by batch size and precision", 110.0),
 )
 
 

@@ -80,7 +80,20 @@ def plans(rows: Rows) -> list[str]:
         for row in rows
         if "schedule" in row
     ]
-    return [*table(headings, cells), "", plans_sentence(rows)]
+    return [*table(headings, cells), "", plans_sentence(rows), *_operations(rows)]
+
+
+def _operations(rows: Rows) -> list[str]:
+    """Return the lines on the operations of undisturbed runs, if they were recorded."""
+    cells = [
+        (row["schedule"], name, f"{simulated_ms:.2f} ms", f"{measured_ms:.2f} ms")
+        for row in rows
+        for name, (simulated_ms, measured_ms) in row.get("operations", {}).items()
+    ]
+    if not cells:
+        return []
+    said = "What the operations of a step take on a rank, without stragglers:"
+    return ["", said, "", *table(("schedule", "operation", "simulated", "measured"), cells)]
 
 
 def plans_sentence(rows: Rows) -> str:
@@ -113,7 +126,18 @@ def selection(rows: Rows) -> list[str]:
         if "method" in row
     ]
     (copy_Bps,) = (row["copy_Bps"] for row in rows if "copy_Bps" in row)
-    return [f"A copy reads and writes {copy_Bps / 1e9:,.0f} GB/s.", "", *table(headings, cells)]
+    return [f"A copy reads and writes {copy_Bps / 1e9:,.0f} GB/s.", "", *table(headings, cells), *_kernels(rows)]
+
+
+def _kernels(rows: Rows) -> list[str]:
+    """Return the lines on the time of each kernel, if it was profiled."""
+    found = [row for row in rows if "kernel" in row]
+    if not found:
+        return []
+    first = found[0]
+    of = f"float32 of 2^{first['log2_size']} elements, density {first['density']}"
+    cells = [(row["kernel_of"], f"`{row['kernel']}`", row["calls"], f"{row['ms']:.3f} ms") for row in found]
+    return ["", f"Kernels, {of}:", "", *table(("method", "kernel", "calls", "time"), cells)]
 
 
 def _kept(row: Mapping[str, Any]) -> str:

@@ -5,7 +5,8 @@ whatever needs the result of a collective waits for it on the host. So this test
 simulator on a GPU. It says nothing of NCCL, which needs a GPU for each rank.
 
 A row per schedule and trouble: makespans simulated and measured, the stragglers that alone made others wait, and those
-of them that the measured trace charges with it; and a row per trouble: how many pairs of schedules are in order.
+of them that the measured trace charges with it, and what each kind of operation takes; and a row per trouble: how many
+pairs of schedules are in order.
 """
 
 import json
@@ -68,7 +69,8 @@ def _emit(part: common.Part, trouble: str, runs: Path, cluster: Path) -> None:
     """Emit what `simdist validate` and the stragglers of the traces say of the runs in a folder."""
     document = json.loads(common.simdist("validate", runs, "--cluster", cluster, "--json"))
     for row in document["rows"]:
-        late, charged = _charged(Path(row["run"]), cluster)
+        simulated, measured, delays = _traces(Path(row["run"]), cluster)
+        late, charged = _charged(simulated, measured, delays)
         part.emit(
             {
                 "trouble": trouble,
@@ -85,15 +87,14 @@ def _emit(part: common.Part, trouble: str, runs: Path, cluster: Path) -> None:
                     for each in row["injections"]
                 ],
             }
+            | ({} if row["injections"] else {"operations": _operations(simulated, measured)})
         )
     summary = document["summary"]
     part.emit({"trouble": trouble, "clear_pairs": summary["n_clear_pairs"], "right_pairs": summary["n_right_pairs"]})
 
 
-def _charged(path: Path, cluster: Path) -> tuple[int, int]:
-    """Return how many stragglers alone made others wait in the simulation, and in the measurement too."""
-    from study import charged  # of the experiment on the emulated cluster
-
+def _traces(path: Path, cluster: Path):
+    """Return the simulated trace, the measured one and the delays of the run in a folder."""
     from simdist.engines import simulate
     from simdist.runs import run_directory
     from simdist.runs.building import price_of
@@ -103,4 +104,24 @@ def _charged(path: Path, cluster: Path) -> tuple[int, int]:
     scenario = run.scenario.changed(cluster=load_cluster(cluster))
     simulated = simulate(run.plan, price_of(run.plan, scenario), run.delays)
     measured = run_directory.read_trace(path / run_directory.REAL, plan=run.plan)
-    return charged(measured, simulated, run.delays)
+    return simulated, measured, run.delays
+
+
+def _charged(simulated, measured, delays) -> tuple[int, int]:
+    """Return how many stragglers alone made others wait in the simulation, and in the measurement too."""
+    from study import charged  # of the experiment on the emulated cluster
+
+    return charged(measured, simulated, delays)
+
+
+def _operations(simulated, measured) -> dict[str, tuple[float, float]]:
+    """Return kind of operation -> milliseconds of a step and rank, simulated and measured, without waits for others."""
+    found = [_milliseconds(trace) for trace in (simulated, measured)]
+    return {name: (found[0][name], found[1][name]) for name in found[0]}
+
+
+def _milliseconds(trace) -> dict[str, float]:
+    """Return kind of operation -> milliseconds of a step and rank."""
+    frame = trace.frame()
+    seconds = (frame.end_s - frame.start_s).groupby(frame.op).sum()
+    return (1e3 * seconds / trace.plan.n_steps / trace.plan.world_size).to_dict()

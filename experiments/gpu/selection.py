@@ -1,9 +1,9 @@
 """Selecting the largest entries: how long each method takes, beside one read of the vector, and whether it is right.
 
-A row per size, type, density and method. `torch.topk` gets magnitudes that are ready; the others compute them. The
-floor is the time in which the GPU's memory can deliver the vector once, at the bandwidth of a copy, whose reads and
-writes both count. The invariants are those of error feedback: exactly k entries are taken, each once, and what is taken
-and what is left add up to the vector, to the last bit.
+A row per size, type, density and method, then a row per kernel of each method on the largest vector. `torch.topk` gets
+magnitudes that are ready; the others compute them. The floor is the time in which the GPU's memory can deliver the
+vector once, at the bandwidth of a copy, whose reads and writes both count. The invariants are those of error feedback:
+exactly k entries are taken, each once, and what is taken and what is left add up to the vector, to the last bit.
 """
 
 import sys
@@ -33,6 +33,10 @@ def run(part: common.Part) -> None:
             for density in DENSITIES:
                 for row in _methods(values, max(1, int(density * values.numel())), copy_Bps):
                     part.emit({"log2_size": log2_size, "dtype": dtype, "density": density, **row})
+    if not part.dry_run:
+        values = torch.randn(2 ** LOG2_SIZES[-1], device=device)
+        for row in _kernels(values, max(1, int(DENSITIES[-1] * values.numel()))):
+            part.emit({"log2_size": LOG2_SIZES[-1], "dtype": DTYPES[0], "density": DENSITIES[-1], **row})
 
 
 def _copy_Bps(device, nbytes: int) -> float:
@@ -67,6 +71,25 @@ def _methods(values, k: int, copy_Bps: float) -> list[common.Row]:
             recall = (chosen(values, k, method).abs() >= kth).double().mean()
             row |= {"recall": float(recall), **_invariants(values, k, method)}
         rows.append(row)
+    return rows
+
+
+def _kernels(values, k: int) -> list[common.Row]:
+    """Profile each method once: the time of each kernel."""
+    import torch
+    from topk import chosen  # of benchmarks
+    from torch.profiler import ProfilerActivity, profile
+
+    rows: list[common.Row] = []
+    for method in ("mstopk", "dgc"):
+        chosen(values, k, method)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            chosen(values, k, method)
+            torch.cuda.synchronize()
+        for event in profiler.key_averages():
+            kernel_ms = event.self_device_time_total / 1e3
+            if kernel_ms > 0:
+                rows.append({"kernel_of": method, "kernel": event.key[:80], "calls": event.count, "ms": kernel_ms})
     return rows
 
 

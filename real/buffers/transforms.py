@@ -111,7 +111,7 @@ def _merge(memory: Memory, op: ops.Merge) -> None:
     kept.values.copy_(values)
     kept.indices.copy_(indices[places])
     dropped = sums.index_copy(0, places, _lost(values, kept.values))
-    residual.index_add_(0, indices, dropped / op.divisor)
+    residual.index_add_(0, indices, _divided(dropped, op.divisor))
 
 
 def _combine(srcs: Mapping[str, Tensor], op: ops.Combine, dst: Tensor) -> None:
@@ -132,13 +132,23 @@ def _lost(values: Tensor, converted: Tensor) -> Tensor:
 def _densify(memory: Memory, op: ops.Densify) -> None:
     taken = memory.sparse(op.src)
     out = memory.dense(op.dst)
-    values = taken.values / op.divisor if op.divisor > 1 else taken.values
+    values = _divided(taken.values, op.divisor)
     if taken.n_distinct > 1:
         _add_slices(values, taken.indices, out.zero_(), taken.n_distinct)
     elif values.is_cuda:
         topk.densify(*_summed(values, taken.indices), out)
     else:  # adds one after the other
         topk.densify(values, taken.indices, out)
+
+
+def _divided(values: Tensor, divisor: int) -> Tensor:
+    """Return quotients that are equal on all devices.
+
+    By a number of the host, CUDA would multiply with its rounded reciprocal. By a number in its own memory, it divides.
+    """
+    if divisor == 1:
+        return values
+    return values / torch.full((), divisor, dtype=values.dtype, device=values.device)
 
 
 def _add_slices(values: Tensor, indices: Tensor, out: Tensor, n_distinct: int) -> None:

@@ -184,7 +184,7 @@ def test_the_clocks_of_gpu_and_host_agree_on_how_long_a_run_takes(lanes: Lanes) 
 @pytest.mark.alone
 def test_a_host_that_waits_for_a_stuck_gpu_stops_when_another_rank_fails() -> None:
     class Stuck(Spinning):
-        def forward(self, op: Forward, step: int) -> None:
+        def perform(self, op, step) -> None:
             torch.cuda._sleep(20_000 * CYCLES)  # seconds
 
     watch = QuietWatch()
