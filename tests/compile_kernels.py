@@ -5,12 +5,11 @@ from typing import Any
 TYPES = {
     **dict.fromkeys(("maxima", "span_maxima", "scale", "threshold"), "*fp32"),
     **dict.fromkeys(("span_sums", "drawn"), "*fp64"),
-    **dict.fromkeys(("count", "n_tiles", "n_spans", "n_groups", "k", "span_size"), "i32"),
+    **dict.fromkeys(("count", "n_tiles", "n_spans", "n_groups", "k", "span_size", "groups_in_span"), "i32"),
     "values": "*bf16",
 }  # whatever else there is points to int32
 LARGEST = {"LARGEST": 2.0**126}
 WHOLE = {"GROUP": 64, "ROWS": 64} | LARGEST
-TILES = {"COLUMNS": 64, "ROWS": 64} | LARGEST
 CELLS = {"CELLS": 256, "SHIFT": 19}
 STEPS = {"STEPS": 2**20}
 SPANS = {"MAX_SPANS": 1024}
@@ -31,9 +30,11 @@ def main() -> None:
         triton_mstopk._summarize: WHOLE,
         triton_mstopk._scale: {"DENSEST": 2.0**127} | STEPS | SPANS,
         triton_mstopk._count_maxima: {"CHUNK": 4096} | CELLS,
+        triton_mstopk._choose: {"CHUNK": 1024} | CELLS | STEPS,
         triton_mstopk._collect: WHOLE | CELLS | STEPS,
-        triton_dgc._collect: TILES,
-        triton_dgc._collect_all_if_few: TILES | SPANS,
+        triton_dgc._choose: WHOLE,
+        triton_dgc._collect: WHOLE,
+        triton_dgc._take_all_if_few: {"CHUNK": 1024} | LARGEST | SPANS,
         triton_candidates._count_keys: {"DIGIT": 2} | DIGITS,
         triton_candidates._count_taken: DIGITS,
         triton_candidates._write: DIGITS | SPANS,

@@ -136,7 +136,13 @@ def _kernels(rows: Rows) -> list[str]:
         return []
     first = found[0]
     of = f"float32 of 2^{first['log2_size']} elements, density {first['density']}"
-    cells = [(row["kernel_of"], f"`{row['kernel']}`", row["calls"], f"{row['ms']:.3f} ms") for row in found]
+    cells: list[tuple[object, ...]] = []
+    for method in dict.fromkeys(row["kernel_of"] for row in found):
+        ours = [row for row in found if row["kernel_of"] == method and row["kernel"].startswith("_")]
+        others = [row for row in found if row["kernel_of"] == method and row not in ours]
+        cells += [(method, f"`{row['kernel']}`", row["calls"], f"{row['ms']:.3f} ms") for row in ours]
+        n_calls = sum(row["calls"] for row in others)
+        cells.append((method, "those of torch", n_calls, f"{sum(row['ms'] for row in others):.3f} ms"))
     return ["", f"Kernels, {of}:", "", *table(("method", "kernel", "calls", "time"), cells)]
 
 

@@ -2,8 +2,11 @@
 # mypy: disable-error-code="import-not-found, import-untyped, assignment"
 """Candidates for the largest k on a GPU: possibly selected entries of a vector, and the choice among them.
 
-A vector is cut into *spans*, one per program, and a span into tiles. A program writes its candidates in order, from the
-beginning of its span on. This needs no atomic operations, and no memory of a size that the host would have to know.
+A vector is cut into *spans*, one per program, a span into tiles, and a tile into groups. A program writes its
+candidates in order, from the beginning of its span on. This needs no atomic operations, and no memory of a size that
+the host would have to know. It does so in two steps: first the numbers of the *chosen* groups, which have a candidate,
+then their candidates. To number many entries costs far more than to read them, and few groups are chosen.
+
 Candidates are compared by a *key*, a non-negative integer. Three kernels choose:
 
 1. `_count_keys` counts the candidates by a digit of b bits of their keys: 2^b thresholds at once. Once per digit.
@@ -33,7 +36,8 @@ __all__ = ["tl", "triton"]
 # Launch options of kernels that read whole tiles, or candidates. Without fusion, all kernels round in the same way.
 WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
 
-_CHUNK = 1024  # candidates that a program processes at once
+CHUNK = 1024  # candidates that a program processes at once
+MAX_AT_ONCE = 512  # entries of chosen groups that a program processes at once; the best of 512 to 4096 on an H200
 _MAX_DIGIT_BITS = 8  # more bits would make the histogram slow
 _MIN_DIGIT_BITS = 5  # the histogram has at least 32 cells
 _SIZES = ("k", "span_size", "n_spans")  # no specialised kernels for sizes divisible by 16, or for 1
@@ -104,6 +108,38 @@ class Candidates:
         return cls(*(torch.empty(n, dtype=torch.int32, device=device) for n in (cut.count, cut.count, cut.n_spans)))
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Room for the numbers of the chosen groups of each span.
+
+    Args:
+        groups: int32 `[n_spans * groups_in_span]`; those of a span begin at the beginning of the span.
+        n_in_span: int32 `[n_spans]`.
+    """
+
+    groups: Tensor
+    n_in_span: Tensor
+
+    @classmethod
+    def room(cls, cut: Cut, group: int, device: torch.device) -> "Chosen":
+        """Return uninitialised room for a kernel to fill."""
+        sizes = cut.n_spans * cut.n_tiles * (cut.tile // group), cut.n_spans
+        return cls(*(torch.empty(n, dtype=torch.int32, device=device) for n in sizes))
+
+
+def group_size(k: int, cut: Cut) -> int:
+    """Return about an eighth of the distance between selected entries: then few groups have one, and very few have two.
+
+    A group has at least the 32 bytes that memory delivers at once, even in half precision.
+    """
+    return min(256, cut.tile, max(16, 1 << (cut.count // (8 * k)).bit_length()))
+
+
+def rows_at_once(cut: Cut, group: int) -> int:
+    """Return how many chosen groups a program processes at once."""
+    return min(MAX_AT_ONCE, cut.tile) // group
+
+
 def ceil_div(dividend: int, divisor: int) -> int:
     """Return the quotient of positive integers, rounded up."""
     return -(-dividend // divisor)
@@ -128,7 +164,7 @@ def take_largest(candidates: Candidates, cut: Cut, k: int, drawn: Tensor, *, n_k
     counts = torch.zeros(n_digits << bits, dtype=torch.int32, device=device)
     n_above, n_within = (torch.empty(cut.n_spans, dtype=torch.int32, device=device) for _ in range(2))
     taken = torch.empty(k, dtype=torch.int32, device=device)
-    digits = {"CELLS": 1 << bits, "BITS": bits, "N_DIGITS": n_digits, "CHUNK": _CHUNK} | NARROW
+    digits = {"CELLS": 1 << bits, "BITS": bits, "N_DIGITS": n_digits, "CHUNK": CHUNK} | NARROW
     keys = candidates.keys
     positions = candidates.positions
     n_in_span = candidates.n_in_span
@@ -163,6 +199,28 @@ def magnitude(values, LARGEST: tl.constexpr):
 
 
 @triton.jit
+def append_groups(chosen, end, groups, is_chosen):
+    """Write the chosen of some groups after those of before; return the new end."""
+    ones = is_chosen.to(tl.int32)
+    tl.store(chosen + end + tl.cumsum(ones, axis=0) - 1, groups, mask=is_chosen)
+    return end + tl.sum(ones, axis=0)
+
+
+@triton.jit
+def load_groups(values, chosen, n_chosen, begin, count, LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """Return positions, magnitudes and which are valid, all `[ROWS, GROUP]`, of chosen groups number `begin` and after.
+
+    All places count from the beginning of a span, which has `count` entries: 32 bits suffice, and need few registers.
+    """
+    numbers = begin + tl.arange(0, ROWS)
+    is_group = numbers < n_chosen
+    groups = tl.load(chosen + numbers, mask=is_group, other=0)
+    where = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    is_valid = is_group[:, None] & (where < count)
+    return where, magnitude(tl.load(values + where, mask=is_valid, other=0.0), LARGEST), is_valid
+
+
+@triton.jit
 def append(keys, positions, end, found, where, is_candidate):
     """Write the candidates of a tile `[rows, columns]` by rows, after those of the last tile; return the new end."""
     ones = is_candidate.to(tl.int32)
@@ -170,7 +228,7 @@ def append(keys, positions, end, found, where, is_candidate):
     n_before_row = tl.cumsum(n_in_row, axis=0) - n_in_row
     slot = end + n_before_row[:, None] + tl.cumsum(ones, axis=1) - 1
     tl.store(keys + slot, found, mask=is_candidate)
-    tl.store(positions + slot, where.to(tl.int32), mask=is_candidate)
+    tl.store(positions + slot, where, mask=is_candidate)
     return end + tl.sum(n_in_row, axis=0)
 
 

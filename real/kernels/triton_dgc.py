@@ -1,9 +1,10 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
 """DGC's selection on a GPU: one read of the vector for a given threshold, without waits of the host.
 
-`_collect` takes all entries that reach the threshold as candidates, with the bits of their magnitudes as keys. If there
-are fewer than k, `_collect_all_if_few` makes every entry a candidate. Otherwise it does nothing.
-`real.kernels.triton_candidates` chooses the k largest of them.
+`_choose` reads the vector and takes the groups with an entry that reaches the threshold. `_collect` reads these groups
+again and takes such entries as candidates, with the bits of their magnitudes as keys. If there are fewer than k,
+`_take_all_if_few` makes every entry a candidate. Otherwise it does nothing. `real.kernels.triton_candidates` chooses
+the k largest of them.
 """
 
 from dataclasses import replace
@@ -15,9 +16,9 @@ from real.kernels import triton_candidates as common
 from real.kernels.thresholds import largest_magnitude
 from real.kernels.triton_candidates import tl, triton
 
-_COLUMNS = 64  # of a tile, so that its candidates are counted by rows, and there are few rows
 _KEY_BITS = 31  # bits of a float32 without its sign
-_SIZES = ("k", "n_tiles", "n_spans")  # no specialised kernels for sizes divisible by 16, or for 1
+# No specialised kernels for sizes divisible by 16, or for 1.
+_SIZES = ("k", "n_tiles", "n_spans", "groups_in_span", "span_size")
 
 
 def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: common.Layout = common.DEFAULT) -> Tensor:
@@ -32,15 +33,36 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: com
     """
     values = values.contiguous()
     cut = common.Cut.of(values.numel(), layout)
+    group = common.group_size(k, cut)
+    chosen = common.Chosen.room(cut, group, values.device)
     few = common.Candidates.room(cut, values.device)
     enough = replace(few, n_in_span=torch.empty_like(few.n_in_span))
-    shape = {"COLUMNS": _COLUMNS, "ROWS": cut.tile // _COLUMNS}
-    tiles = {"LARGEST": largest_magnitude(values.dtype)} | shape | common.WIDE
+    groups_in_span = cut.n_tiles * (cut.tile // group)
+    largest = {"LARGEST": largest_magnitude(values.dtype)}
+    grid = (cut.n_spans,)
     with torch.cuda.device_of(values):
-        _collect[(cut.n_spans,)](
-            values, threshold, few.keys, few.positions, few.n_in_span, cut.count, cut.n_tiles, **tiles
+        _choose[grid](
+            values,
+            threshold,
+            chosen.groups,
+            chosen.n_in_span,
+            cut.count,
+            cut.n_tiles,
+            **(largest | {"GROUP": group, "ROWS": cut.tile // group} | common.WIDE),
         )
-        _collect_all_if_few[(cut.n_spans,)](
+        _collect[grid](
+            values,
+            threshold,
+            chosen.groups,
+            chosen.n_in_span,
+            few.keys,
+            few.positions,
+            few.n_in_span,
+            cut.count,
+            groups_in_span,
+            **(largest | {"GROUP": group, "ROWS": common.rows_at_once(cut, group)} | common.NARROW),
+        )
+        _take_all_if_few[grid](
             values,
             few.n_in_span,
             few.keys,
@@ -48,47 +70,70 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: com
             enough.n_in_span,
             k,
             cut.count,
-            cut.n_tiles,
+            cut.n_tiles * cut.tile,
             cut.n_spans,
-            **(tiles | {"MAX_SPANS": cut.max_spans}),
+            **(largest | {"CHUNK": common.CHUNK, "MAX_SPANS": cut.max_spans} | common.NARROW),
         )
     return common.take_largest(enough, cut, k, drawn, n_key_bits=_KEY_BITS)
 
 
-@triton.jit
-def _collect_from(
-    values, threshold, keys, positions, count, n_tiles,
-    LARGEST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=_SIZES)
+def _choose(
+    values, threshold, chosen, n_chosen, count, n_tiles,
+    LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the entries of this program's span that reach the threshold; return their number."""
-    begin = tl.program_id(0).to(tl.int64) * n_tiles * ROWS * COLUMNS
-    within = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    end = begin
+    span = tl.program_id(0)
+    lowest = tl.load(threshold)
+    first_group = span.to(tl.int64) * n_tiles * ROWS
+    first = first_group * GROUP
+    left = tl.minimum(count - first, n_tiles * ROWS * GROUP).to(tl.int32)
+    within = tl.arange(0, ROWS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    end = 0
     for tile in range(n_tiles):
-        where = begin + tile * ROWS * COLUMNS + within
-        magnitudes = common.magnitude(tl.load(values + where, mask=where < count, other=0.0), LARGEST)
-        is_candidate = (where < count) & (magnitudes >= threshold)
-        end = common.append(keys, positions, end, magnitudes.to(tl.int32, bitcast=True), where, is_candidate)
-    return (end - begin).to(tl.int32)
+        where = tile * ROWS * GROUP + within
+        magnitudes = common.magnitude(tl.load(values + first + where, mask=where < left, other=0.0), LARGEST)
+        reaches = ((where < left) & (magnitudes >= lowest)).to(tl.int32)
+        is_chosen = tl.max(reaches, axis=1) > 0
+        end = common.append_groups(chosen + first_group, end, tile * ROWS + tl.arange(0, ROWS), is_chosen)
+    tl.store(n_chosen + span, end)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _collect(
-    values, threshold, keys, positions, n_in_span, count, n_tiles,
-    LARGEST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    values, threshold, chosen, n_chosen, keys, positions, n_in_span, count, groups_in_span,
+    LARGEST: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    n = _collect_from(values, tl.load(threshold), keys, positions, count, n_tiles, LARGEST, COLUMNS, ROWS)
-    tl.store(n_in_span + tl.program_id(0), n)
+    span = tl.program_id(0)
+    lowest = tl.load(threshold)
+    first_group = span.to(tl.int64) * groups_in_span
+    first = first_group * GROUP
+    left = tl.minimum(count - first, groups_in_span * GROUP).to(tl.int32)
+    n = tl.load(n_chosen + span)
+    end = 0
+    for begin in range(0, n, ROWS):
+        where, magnitudes, is_read = common.load_groups(
+            values + first, chosen + first_group, n, begin, left, LARGEST, GROUP, ROWS
+        )
+        is_candidate = is_read & (magnitudes >= lowest)
+        found = magnitudes.to(tl.int32, bitcast=True)
+        end = common.append(keys + first, positions + first, end, found, first.to(tl.int32) + where, is_candidate)
+    tl.store(n_in_span + span, end)
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def _collect_all_if_few(
-    values, n_before, keys, positions, n_in_span, k, count, n_tiles, n_spans,
-    LARGEST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, MAX_SPANS: tl.constexpr,
+def _take_all_if_few(
+    values, n_before, keys, positions, n_in_span, k, count, span_size, n_spans,
+    LARGEST: tl.constexpr, CHUNK: tl.constexpr, MAX_SPANS: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0)
     spans = tl.arange(0, MAX_SPANS)
     n = tl.load(n_before + span)
     if tl.sum(tl.load(n_before + spans, mask=spans < n_spans, other=0), axis=0) < k:
-        n = _collect_from(values, 0.0, keys, positions, count, n_tiles, LARGEST, COLUMNS, ROWS)
+        first = span.to(tl.int64) * span_size
+        n = tl.maximum(tl.minimum(count - first, span_size), 0).to(tl.int32)
+        for begin in range(0, n, CHUNK):
+            within = begin + tl.arange(0, CHUNK)
+            magnitudes = common.magnitude(tl.load(values + first + within, mask=within < n, other=0.0), LARGEST)
+            tl.store(keys + first + within, magnitudes.to(tl.int32, bitcast=True), mask=within < n)
+            tl.store(positions + first + within, first.to(tl.int32) + within, mask=within < n)
     tl.store(n_in_span + span, n)

@@ -1,13 +1,13 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
 """MSTopK on a GPU: one read of the vector, another of the relevant groups, and no waits of the host.
 
-The algorithm is that of `real.kernels.topk`. Four kernels find candidates, tile by tile of [groups, entries]:
+The algorithm is that of `real.kernels.topk`. Five kernels find candidates:
 
 1. `_summarize` reads the vector: maximum of each group, sum and maximum of each span.
 2. `_scale` computes from these the mean, the maximum and the distances of thresholds.
 3. `_count_maxima` counts the groups by their maxima, in cells of 1/16 octave below the maximum of all.
-4. `_collect` reads the groups that reach the level at which the cell of the k-th largest maximum begins. An entry that
-   reaches it is a candidate; its key is its level.
+4. `_choose` takes the groups that reach the level at which the cell of the k-th largest maximum begins.
+5. `_collect` reads them. An entry that reaches that level is a candidate; its key is its level.
 
 `real.kernels.triton_candidates` chooses among these. So b bisections are one read of the candidates.
 """
@@ -22,7 +22,8 @@ from real.kernels.triton_candidates import tl, triton
 _CELLS = {"CELLS": 256, "SHIFT": 19}  # 4 of float32's 23 bits of mantissa: 16 octaves, and the last cell for the rest
 _CHUNK = 4096  # maxima that one program counts
 _DENSEST = torch.finfo(torch.float32).max  # thresholds per unit, as in `real.kernels.topk.Scale`
-_SIZES = ("k", "n_tiles", "n_spans", "n_groups")  # no specialised kernels for sizes divisible by 16, or for 1
+# No specialised kernels for sizes divisible by 16, or for 1.
+_SIZES = ("k", "n_tiles", "n_spans", "n_groups", "groups_in_span")
 
 
 def mstopk(
@@ -40,14 +41,16 @@ def mstopk(
     device = values.device
     values = values.contiguous()
     cut = common.Cut.of(values.numel(), layout)
-    group = _group_size(k, cut)
+    group = common.group_size(k, cut)
     n_groups = common.ceil_div(cut.count, group)
     maxima, span_maxima, scale = (
         torch.empty(n, dtype=torch.float32, device=device) for n in (n_groups, cut.n_spans, 4)
     )
     span_sums = torch.empty(cut.n_spans, dtype=torch.float64, device=device)
     counts = torch.zeros(_CELLS["CELLS"], dtype=torch.int32, device=device)
+    chosen = common.Chosen.room(cut, group, device)
     candidates = common.Candidates.room(cut, device)
+    groups_in_span = cut.n_tiles * (cut.tile // group)
     whole = {"LARGEST": largest_magnitude(values.dtype), "GROUP": group, "ROWS": cut.tile // group} | common.WIDE
     steps = {"STEPS": 2**n_bisections}
     grid = (cut.n_spans,)
@@ -64,28 +67,32 @@ def mstopk(
         _count_maxima[(common.ceil_div(n_groups, _CHUNK),)](
             maxima, scale, counts, n_groups, **({"CHUNK": _CHUNK} | _CELLS | common.WIDE)
         )
-        _collect[grid](
-            values,
+        _choose[grid](
             maxima,
             scale,
             counts,
+            chosen.groups,
+            chosen.n_in_span,
+            k,
+            n_groups,
+            groups_in_span,
+            **({"CHUNK": common.CHUNK} | steps | _CELLS | common.NARROW),
+        )
+        _collect[grid](
+            values,
+            scale,
+            counts,
+            chosen.groups,
+            chosen.n_in_span,
             candidates.keys,
             candidates.positions,
             candidates.n_in_span,
             k,
             cut.count,
-            cut.n_tiles,
-            **(whole | steps | _CELLS),
+            groups_in_span,
+            **(whole | {"ROWS": common.rows_at_once(cut, group)} | steps | _CELLS | common.NARROW),
         )
     return common.take_largest(candidates, cut, k, drawn, n_key_bits=n_bisections + 1)
-
-
-def _group_size(k: int, cut: common.Cut) -> int:
-    """Return about an eighth of the distance between selected entries: then few groups have one, and very few have two.
-
-    A group has at least the 32 bytes that memory delivers at once, even in half precision.
-    """
-    return min(256, cut.tile, max(16, 1 << (cut.count // (8 * k)).bit_length()))
 
 
 @triton.jit
@@ -164,31 +171,53 @@ def _count_maxima(maxima, scale, counts, n_groups, CHUNK: tl.constexpr, CELLS: t
     tl.atomic_add(counts + tl.arange(0, CELLS), found, mask=found > 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def _collect(
-    values, maxima, scale, counts, keys, positions, n_in_span, k, count, n_tiles,
-    LARGEST: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    CELLS: tl.constexpr, SHIFT: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def _lowest_level(scale, counts, k, STEPS: tl.constexpr, CELLS: tl.constexpr, SHIFT: tl.constexpr):
+    """Return the level at which the cell of the k-th largest maximum begins, and the scale."""
     mean = tl.load(scale)
     highest = tl.load(scale + 1)
     up = tl.load(scale + 2)
     down = tl.load(scale + 3)
     cell, _ = common.kth_cell(counts, k, CELLS)
-    lowest = _level(_floor_of(cell, highest, CELLS, SHIFT), mean, up, down, STEPS)
+    return _level(_floor_of(cell, highest, CELLS, SHIFT), mean, up, down, STEPS), mean, up, down
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _choose(
+    maxima, scale, counts, chosen, n_chosen, k, n_groups, groups_in_span,
+    STEPS: tl.constexpr, CELLS: tl.constexpr, SHIFT: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    lowest, mean, up, down = _lowest_level(scale, counts, k, STEPS, CELLS, SHIFT)
     span = tl.program_id(0)
-    rows = span.to(tl.int64) * n_tiles * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, GROUP)
-    begin = span.to(tl.int64) * n_tiles * ROWS * GROUP
-    end = begin
-    for _ in range(n_tiles):
-        is_row = rows * GROUP < count
-        row_maxima = tl.load(maxima + rows, mask=is_row, other=0.0)
-        is_chosen = is_row & (_level(row_maxima, mean, up, down, STEPS) >= lowest)
-        where = rows[:, None] * GROUP + columns[None, :]
-        is_read = is_chosen[:, None] & (where < count)
-        magnitudes = common.magnitude(tl.load(values + where, mask=is_read, other=0.0), LARGEST)
+    first = span.to(tl.int64) * groups_in_span
+    n = tl.minimum(n_groups - first, groups_in_span).to(tl.int32)
+    end = 0
+    for begin in range(0, n, CHUNK):
+        groups = begin + tl.arange(0, CHUNK)
+        group_maxima = tl.load(maxima + first + groups, mask=groups < n, other=0.0)
+        is_chosen = (groups < n) & (_level(group_maxima, mean, up, down, STEPS) >= lowest)
+        end = common.append_groups(chosen + first, end, groups, is_chosen)
+    tl.store(n_chosen + span, end)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _collect(
+    values, scale, counts, chosen, n_chosen, keys, positions, n_in_span, k, count, groups_in_span,
+    LARGEST: tl.constexpr, STEPS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    CELLS: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    lowest, mean, up, down = _lowest_level(scale, counts, k, STEPS, CELLS, SHIFT)
+    span = tl.program_id(0)
+    first_group = span.to(tl.int64) * groups_in_span
+    first = first_group * GROUP
+    left = tl.minimum(count - first, groups_in_span * GROUP).to(tl.int32)
+    n = tl.load(n_chosen + span)
+    end = 0
+    for begin in range(0, n, ROWS):
+        where, magnitudes, is_read = common.load_groups(
+            values + first, chosen + first_group, n, begin, left, LARGEST, GROUP, ROWS
+        )
         found = _level(magnitudes, mean, up, down, STEPS)
-        end = common.append(keys, positions, end, found, where, is_read & (found >= lowest))
-        rows += ROWS
-    tl.store(n_in_span + span, (end - begin).to(tl.int32))
+        is_candidate = is_read & (found >= lowest)
+        end = common.append(keys + first, positions + first, end, found, first.to(tl.int32) + where, is_candidate)
+    tl.store(n_in_span + span, end)
