@@ -573,7 +573,7 @@ def trust(_: Path, old: str) -> list[str]:
         "what another schedule gains for an imported job": (
             f"speed-ups {known.imported_speedups} in jobs whose layers sleep; with shared cores {known.computing}"
         ),
-        "anything on GPUs, with the identical plan measured": known.on_gpus or "not compared yet",
+        "plans of ranks that share one GPU, with the identical plan measured": known.on_gpus or "not compared yet",
     }
     lines = [line for line in old.splitlines() if line.startswith("|")]
     for number, line in enumerate(lines):
