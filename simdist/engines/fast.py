@@ -3,12 +3,16 @@
 It does the additions and maxima of the discrete-event engine, in the same order. So the results are equal to the last
 bit wherever no resource is shared.
 
+**One rank for all.** If a plan has no delays, and every operation takes the same time on all ranks and in all groups,
+then all ranks have the same times. They are computed once, in the same order, so the results are the same to the last
+bit.
+
 Transfers of one operation that share resources, directly or through others, must start together. Their durations are
 then those of the fluid network with a common start, solved once in advance. Transfers of different operations must not
 overlap on a resource. Everything else is refused with `UnsupportedError`; the discrete-event engine can simulate it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from itertools import chain
 
@@ -17,7 +21,7 @@ from numpy.typing import NDArray
 
 from simdist import plan as plans
 from simdist.cost.costs import Costs, Local, Shared, Varying
-from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times
+from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times, one_for_all
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
@@ -90,10 +94,15 @@ def measure(
         taken = delays.take(plan.n_steps)
         drawn = ({channel: each[[seed]] for channel, each in taken.items()} for seed in range(n_seeds))
         return side_by_side([break_down(simulate(plan, costs, each, progress=progress)) for each in drawn])
-    attribution = Attribution(plan.world_size, n_seeds, held=held)
-    prices = _prices(plan, [costs], n_seeds)
-    Recurrence(plan, n_seeds, prices, delays=delays, observer=attribution).run(stretches(plan), progress)
-    return attribution.finish(plan.n_steps)
+    n = n_seeds if held or _has_delays(plan) else 1
+    prices = _prices(plan, [costs], n)
+    of_one = _of_one_rank(plan, prices) if n == 1 and not held else None
+    attribution = Attribution(1 if of_one else plan.world_size, n, held=held)
+    Recurrence(
+        plan, n, of_one or prices, delays=delays, observer=attribution, n_ranks=1 if of_one else plan.world_size
+    ).run(stretches(plan), progress)
+    found = attribution.finish(plan.n_steps)
+    return found if n == n_seeds and not of_one else found.spread(plan.world_size, n_seeds)
 
 
 def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
@@ -111,9 +120,31 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
         raise UnsupportedError("who comes first depends on prices, which differ from seed to seed: use --engine des")
     ends = _LastEnds()
     n_seeds = len(costs)
-    Recurrence(plan, n_seeds, _prices(plan, costs, n_seeds), delays=delays, observer=ends).run(stretches(plan))
+    prices = _prices(plan, costs, n_seeds)
+    of_one = _of_one_rank(plan, prices)
+    if of_one is None:
+        Recurrence(plan, n_seeds, prices, delays=delays, observer=ends).run(stretches(plan))
+    else:
+        Recurrence(plan, n_seeds, of_one, observer=ends, n_ranks=1).run(stretches(plan))
     makespan_s: Times = reduce(np.maximum, ends.of.values()).max(axis=0)
     return makespan_s / plan.n_steps
+
+
+def _has_delays(plan: Plan) -> bool:
+    return any(isinstance(op, plans.Delay) for body in plan.bodies for op in body)
+
+
+def _of_one_rank(plan: Plan, prices: Mapping[Op, Price]) -> dict[Op, Price] | None:
+    """Return the prices of one rank that stands for all, or None if ranks may have different times."""
+    if _has_delays(plan) or any(isinstance(op, plans.Enter) for body in plan.bodies for op in body):
+        return None
+    found: dict[Op, Price] = {}
+    for op, price in prices.items():
+        alike = price.of_one_rank() if isinstance(price, GroupMeeting) else one_for_all(price)
+        if alike is None:
+            return None
+        found[op] = alike
+    return found
 
 
 class _LastEnds:

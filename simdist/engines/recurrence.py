@@ -93,6 +93,20 @@ class GroupMeeting:
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
         return cls((n_blocks, size, stride, n), seconds, check, firsts, segments, first_come)
 
+    def of_one_rank(self) -> "GroupMeeting | None":
+        """Return the meeting of one rank that stands for all; None if groups or members differ."""
+        if self.segments is not None or self.first_come is not None:
+            return None
+        n_blocks, _, stride, n = self.shape
+        seconds = self.seconds
+        if isinstance(seconds, np.ndarray):
+            row = one_for_all(seconds.reshape(n_blocks * stride, -1))
+            if row is None:
+                return None
+            seconds = np.asarray(row).reshape(1, 1, 1, -1)
+        check = None if self.check is None else _of_all_groups(self.check, n_blocks * stride)
+        return GroupMeeting((1, 1, 1, n), seconds, check, None)
+
     def last_of_groups(self, ready: Times) -> Times:
         """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`."""
         if self.firsts is None:
@@ -136,6 +150,7 @@ class Recurrence:
         observer: Gets the times of every instance in program order.
         table: Receives the ends, float64 `[n_instances, world_size, n]`. A plan that drops late ranks needs a table of
             one column.
+        n_ranks: Rows of a vector, by default the ranks of the plan; 1 if one rank stands for all.
 
     Attributes:
         late: See `simdist.traces.trace.Trace`.
@@ -151,13 +166,14 @@ class Recurrence:
         durations: Durations | None = None,
         observer: Observer | None = None,
         table: Times | None = None,
+        n_ranks: int | None = None,
     ) -> None:
         self._prices = {op: _added(price) for op, price in prices.items()}
         self._feed = _DelayFeed(delays, plan.n_steps) if delays else None
         self._durations = durations
         self._observer = observer
         self._table = table
-        self._zero = np.zeros((plan.world_size, n))
+        self._zero = np.zeros((n_ranks or plan.world_size, n))
         self.late: dict[int, tuple[int, ...]] = {}
 
     def run(self, walked: Iterable[Stretch], progress: Progress | None = None) -> None:
@@ -308,6 +324,24 @@ class Recurrence:
             return meeting.of_ranks(starts), meeting.of_ranks(ends)
         out.reshape(meeting.shape)[...] = ends
         return ready, out
+
+
+def one_for_all(seconds: float | Times) -> float | Times | None:
+    """Return the seconds of each rank or group as those of a single one, `[1, n]`; None if they differ."""
+    if not isinstance(seconds, np.ndarray):
+        return seconds
+    rows = seconds.reshape(len(seconds), -1)
+    return rows[:1] if (rows == rows[:1]).all() else None
+
+
+def _of_all_groups(check: Check, n_groups: int) -> Check:
+    """Return a check that takes the times of one group for those of all."""
+
+    def check_all(start_s: Times, end_s: Times, step: int) -> None:
+        shape = (n_groups, start_s.shape[-1])
+        check(np.broadcast_to(start_s, shape), np.broadcast_to(end_s, shape), step)
+
+    return check_all
 
 
 def _given(durations: Durations, index: int, template: Template, ready: Times) -> tuple[Times, Times | None]:

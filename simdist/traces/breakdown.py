@@ -96,6 +96,22 @@ class Breakdown:
         totals_s = (self.compute_s, self.comm_s, self.wait_s, self.io_s, self.host_s)
         return {state: np.asarray(total_s / self.n_steps) for state, total_s in zip(STATES, totals_s, strict=True)}
 
+    def spread(self, world_size: int, n_seeds: int) -> "Breakdown":
+        """Return the breakdown of so many ranks and seeds, where one rank stands for all, or one seed, or both."""
+
+        def over_all(seconds: Times) -> Times:
+            return np.broadcast_to(seconds, (world_size, n_seeds)).copy()
+
+        return replace(
+            self,
+            makespan_s=np.broadcast_to(self.makespan_s, (n_seeds,)).copy(),
+            compute_s=over_all(self.compute_s),
+            comm_s=over_all(self.comm_s),
+            wait_s=over_all(self.wait_s),
+            io_s=over_all(self.io_s),
+            host_s=over_all(self.host_s),
+        )
+
     def frame(self) -> "pd.DataFrame":
         """Return one row per seed and rank.
 
