@@ -126,7 +126,7 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
         Recurrence(plan, n_seeds, prices, delays=delays, observer=ends).run(stretches(plan))
     else:
         Recurrence(plan, n_seeds, of_one, observer=ends, n_ranks=1).run(stretches(plan))
-    makespan_s: Times = reduce(np.maximum, ends.of.values()).max(axis=0)
+    makespan_s: Times = reduce(np.maximum, ends.of.values(), np.zeros((1, n_seeds))).max(axis=0)
     return makespan_s / plan.n_steps
 
 

@@ -113,6 +113,31 @@ def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
         np.testing.assert_array_equal(getattr(measured, name), getattr(expected, name))
 
 
+WITHOUT_DELAYS = tuple(kind for kind in plans.OP_KINDS if kind is not Delay)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_one_rank_and_one_seed_stand_for_all_only_where_they_are_alike(data):
+    """To the last bit, in every rank and seed, and with a price list for each seed."""
+    plan = data.draw(st.one_of(plans.legal_plans(op_kinds=WITHOUT_DELAYS), plans.schedule_plans()))
+    assume(not any(isinstance(op, Delay) for body in plan.bodies for op in body) and not drops_late(plan))
+    cluster = data.draw(clusters(plan.world_size))
+    costs, other = (price(plan, cluster, data.draw(workloads())) for _ in range(2))
+    try:
+        expected = break_down(fast.simulate(plan, costs, {}))
+        together = fast.step_s(plan, [costs, other], DrawnDelays({}))
+    except UnsupportedError:
+        assume(False)
+    measured = fast.measure(plan, costs, DrawnDelays({}), n_seeds=3)
+    for name in STATES:
+        np.testing.assert_array_equal(getattr(measured, name), np.repeat(getattr(expected, name), 3, axis=1))
+    np.testing.assert_array_equal(measured.makespan_s, np.repeat(expected.makespan_s, 3))
+    assert together.tolist() == [break_down(fast.simulate(plan, each, {})).step_s[0] for each in (costs, other)]
+    stands_for_all = fast._of_one_rank(plan, fast._prices(plan, [costs], 1)) is not None
+    event("one for all" if stands_for_all else "each its own")
+
+
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.data())
