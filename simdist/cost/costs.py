@@ -11,9 +11,9 @@ and stages follow one another. `simdist.cost.algorithms` and `Topology` decide w
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,13 +129,15 @@ class Resources:
         """Return the resource of a rank's decoding threads, in seconds of all threads together."""
         return self.storage_operations + 1 + 4 * self.n_nodes + self.world_size + rank
 
-    def moved(self, resources: NDArray[np.int64], n_ranks: int, n_nodes: int) -> NDArray[np.int64]:
+    def moved(
+        self, resources: NDArray[np.int64], n_ranks: int | NDArray[np.int64], n_nodes: int | NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return the resources that ranks and nodes use whose numbers are larger by so much; of the switch, the same.
 
         Args:
             resources: Ports of ranks, cards of machines, host bridges, the switch.
-            n_ranks: Added to ranks.
-            n_nodes: Added to nodes.
+            n_ranks: Added to ranks; one number, or several that broadcast with `resources`.
+            n_nodes: Added to nodes, likewise.
         """
         of_rank = resources < 2 * self.world_size
         of_node = ~of_rank & (resources < self.switch)
@@ -215,6 +217,80 @@ class Transfer:
         return math.fsum(stage.alone_s(capacity_Bps) for stage in self.stages)
 
 
+@final
+class AlikeTransfers(Sequence[Transfer]):
+    """The transfers of groups that are like a few of them, elsewhere; each is made when it is asked for.
+
+    Args:
+        resources: Their numbers.
+        bases: Transfers of the groups that the others are like.
+        base: Number of the base of each group, `[n_groups]`.
+        moves: By how many ranks and by how many nodes each group lies behind its base, `[n_groups, 2]`.
+    """
+
+    def __init__(
+        self,
+        resources: Resources,
+        bases: Sequence[Transfer],
+        base: NDArray[np.int64],
+        moves: NDArray[np.int64],
+    ) -> None:
+        self._resources = resources
+        self._bases = bases
+        self._base = base
+        self._moves = moves
+        self._made: dict[int, Transfer] = {}
+
+    @overload
+    def __getitem__(self, number: int) -> Transfer: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> tuple[Transfer, ...]: ...
+
+    def __getitem__(self, number: int | slice) -> Transfer | tuple[Transfer, ...]:
+        if isinstance(number, slice):
+            return tuple(self[at] for at in range(*number.indices(len(self))))
+        number = range(len(self))[number]
+        if number not in self._made:
+            base = self._bases[self._base[number]]
+            n_ranks, n_nodes = self._moves[number].tolist()
+            stages = (
+                replace(stage, resources=self._resources.moved(stage.resources, n_ranks, n_nodes))
+                for stage in base.stages
+            )
+            self._made[number] = Transfer(tuple(stages))
+        return self._made[number]
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def used(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the groups of a base, `[n]`, and the resources of one of its stages in each, `[n, n_used]`."""
+        for number, base in enumerate(self._bases):
+            groups = np.flatnonzero(self._base == number)
+            n_ranks, n_nodes = self._moves[groups].T[..., np.newaxis]
+            for stage in base.stages:
+                yield groups, self._resources.moved(stage.resources[np.newaxis], n_ranks, n_nodes)
+
+    def alone_s(self, capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the duration of each if it shares its resources with no other, `[n_groups]`."""
+        if all((capacity_Bps[used] == capacity_Bps[used[:1]]).all() for _, used in self.used()):
+            firsts = [int(np.argmax(self._base == number)) for number in range(len(self._bases))]
+            of_bases = np.array([self[first].alone_s(capacity_Bps) for first in firsts])
+            return np.asarray(of_bases[self._base])
+        return np.array([transfer.alone_s(capacity_Bps) for transfer in self])
+
+
+def used_by(transfers: Sequence[Transfer]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield some groups, `[n]`, and the resources of a stage in each of them, `[n, n_used]`, until all were there."""
+    if isinstance(transfers, AlikeTransfers):
+        yield from transfers.used()
+        return
+    for number, transfer in enumerate(transfers):
+        for stage in transfer.stages:
+            yield np.array([number]), stage.resources[np.newaxis]
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """A ring with members that begin when they arrive and end when their own segments are done.
@@ -268,7 +344,7 @@ class Shared:
     """
 
     group: Group
-    transfers: tuple[Transfer, ...]
+    transfers: Sequence[Transfer]
     alone_s: float | NDArray[np.float64]
     segments: Segments | None = None
     first_come: FirstCome | None = None
@@ -276,8 +352,11 @@ class Shared:
     @classmethod
     def of(cls, group: Group, transfers: Iterable[Transfer], capacity_Bps: NDArray[np.float64]) -> "Shared":
         """Return the transfers with their undisturbed durations."""
-        transfers = tuple(transfers)
-        seconds = np.array([transfer.alone_s(capacity_Bps) for transfer in transfers])
+        if isinstance(transfers, AlikeTransfers):
+            seconds = transfers.alone_s(capacity_Bps)
+        else:
+            transfers = tuple(transfers)
+            seconds = np.array([transfer.alone_s(capacity_Bps) for transfer in transfers])
         return cls(group, transfers, float(seconds[0]) if (seconds == seconds[0]).all() else seconds)
 
 

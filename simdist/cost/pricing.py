@@ -7,8 +7,8 @@ resources. Injected delays were drawn with the scenario.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from simdist.cost.algorithms import collective_transfer
 from simdist.cost.compute import ComputeCost
-from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
+from simdist.cost.costs import (
+    AlikeTransfers,
+    Costs,
+    Local,
+    OpCost,
+    Resources,
+    Shared,
+    Stage,
+    Transfer,
+    Varying,
+    used_by,
+)
 from simdist.cost.topology import Call, HostCost, LinkCost, Messages, Topology
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, ops
@@ -31,6 +42,7 @@ if TYPE_CHECKING:
 
 _EVERY_RANK = Group(1)
 _SEVERAL = -1
+_NOBODY = -1
 _OF_LIBRARIES = ("auto", "ring", "double_tree")  # they see where members sit, but not their numbers
 
 
@@ -89,19 +101,6 @@ def _without_names(op: ops.Collective) -> ops.Collective:
             return replace(op, src="", dst="")
         case _:
             return replace(op, buffer="")
-
-
-def _moved(call: Call, base: Call, transfer: Transfer) -> Transfer | None:
-    """Return the transfer of a group as that of another one elsewhere; None if the two do not look alike."""
-    if call.n != base.n:
-        return None
-    topology = call.topology
-    ranks = np.unique(call.members - base.members)
-    nodes = np.unique(topology.node(call.members) - topology.node(base.members))
-    if len(ranks) > 1 or len(nodes) > 1:
-        return None
-    by = int(ranks[0]), int(nodes[0])
-    return Transfer(tuple(replace(stage, resources=topology.moved(stage.resources, *by)) for stage in transfer.stages))
 
 
 class _Pricing:
@@ -252,9 +251,9 @@ class _Pricing:
     def _new_collective(self, op: ops.Collective, nbytes: int, *, sparse: bool) -> Shared:
         if isinstance(op, ops.AllReduce) and op.drop:
             return self._first_come(op, nbytes)
-        groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
-        calls = [Call(op, members, nbytes, self.topology, number, sparse) for number, members in groups]
-        transfers = self._transfers(calls)
+        members = np.array(op.group.members(self._plan.world_size))
+        calls = [Call(op, of_group, nbytes, self.topology, number, sparse) for number, of_group in enumerate(members)]
+        transfers: Iterable[Transfer] = self._transfers(calls, members)
         if math.isfinite(self.topology.host_Bps):
             transfers = (self._with_copies(transfer, op, nbytes) for transfer in transfers)
         shared = Shared.of(op.group, transfers, self.capacity_Bps)
@@ -264,20 +263,34 @@ class _Pricing:
 
         return replace(shared, segments=segments(calls, shared.alone_s))
 
-    def _transfers(self, calls: Iterable[Call]) -> Iterator[Transfer]:
-        """Yield the transfers of groups; those of groups that look alike are the same on other resources.
+    def _transfers(self, calls: Sequence[Call], members: NDArray[np.int64]) -> Sequence[Transfer]:
+        """Return the transfers of groups; those of groups that look alike are the same on other resources.
 
         All machines are alike, and so are the GPUs of one. What the library chooses depends on neither.
+
+        Args:
+            calls: The call of each group.
+            members: Ranks of each group, `[n_groups, n_members]`.
         """
-        priced: list[tuple[Call, Transfer]] = []
-        for call in calls:
-            alike = (_moved(call, base, transfer) for base, transfer in priced)
-            found = next((transfer for transfer in alike if transfer is not None), None)
-            if found is None:
-                found = collective_transfer(call, self._cluster, self._undisturbed_Bps)
-                if call.op.algorithm in _OF_LIBRARIES:
-                    priced.append((call, found))
-            yield found
+        if calls[0].op.algorithm not in _OF_LIBRARIES:
+            return [self._transfer(call) for call in calls]
+        places = members, self.topology.node(members)
+        base = np.full(len(calls), _NOBODY)
+        moves = np.zeros((len(calls), len(places)), dtype=np.int64)
+        bases: list[Transfer] = []
+        while (base == _NOBODY).any():
+            first = int(np.argmax(base == _NOBODY))
+            behind = [each - each[first] for each in places]
+            is_alike = base == _NOBODY
+            for each in behind:
+                is_alike &= (each == each[:, :1]).all(axis=1)
+            base[is_alike] = len(bases)
+            moves[is_alike] = np.stack([each[is_alike, 0] for each in behind], axis=1)
+            bases.append(self._transfer(calls[first]))
+        return AlikeTransfers(self.topology, bases, base, moves)
+
+    def _transfer(self, call: Call) -> Transfer:
+        return collective_transfer(call, self._cluster, self._undisturbed_Bps)
 
     def _first_come(self, op: ops.AllReduce, nbytes: int) -> Shared:
         """Price the exchange of the first ranks, and that of a last, late rank. Late ranks are spread evenly.
@@ -395,22 +408,45 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
     elsewhere. Both engines rely on this, so they agree to the last bit on such plans.
     """
     n_resources = topology.n_resources
-    used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
+    uses: dict[int, _Uses] = {}  # by identity: many operations have one price
     by_lane: defaultdict[Lane, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
     foreign = np.zeros(n_resources, dtype=bool)
     n_users = np.zeros(n_resources, dtype=np.int64)
     for op, cost in shared.items():
-        owner = _owner(cost, topology)
-        for group, transfer in enumerate(cost.transfers):
-            for stage in transfer.stages:
-                used[op][stage.resources] = True
-                foreign[stage.resources[owner[stage.resources] != group]] = True
-                n_users[stage.resources] += 1
-        by_lane[ops.lane_of(op)] |= used[op]
+        if id(cost) not in uses:
+            uses[id(cost)] = _Uses.of(cost, topology)
+        use = uses[id(cost)]
+        foreign |= use.is_foreign
+        n_users += use.n_users
+        by_lane[ops.lane_of(op)] |= use.n_users > 0
     contested = foreign & (n_users > 1)
     contested[list(disturbed)] = True
     contested |= sum(by_lane.values(), start=np.zeros(n_resources, dtype=np.int64)) > 1
-    return frozenset(op for op in shared if (used[op] & contested).any())
+    return frozenset(op for op, cost in shared.items() if ((uses[id(cost)].n_users > 0) & contested).any())
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """How an operation uses resources.
+
+    Args:
+        n_users: Stages of transfers that use each resource, `[n_resources]`.
+        is_foreign: Whether a group uses a resource that has other owners too, `[n_resources]`.
+    """
+
+    n_users: NDArray[np.int64]
+    is_foreign: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, cost: Shared, topology: Topology) -> "_Uses":
+        """Return the uses by all groups of an operation."""
+        owner = _owner(cost, topology)
+        n_users = np.zeros(topology.n_resources, dtype=np.int64)
+        is_foreign = np.zeros(topology.n_resources, dtype=bool)
+        for groups, resources in used_by(cost.transfers):
+            n_users += np.bincount(resources.ravel(), minlength=topology.n_resources)
+            is_foreign[resources[owner[resources] != groups[:, np.newaxis]]] = True
+        return cls(n_users, is_foreign)
 
 
 def _owner(cost: Shared, topology: Topology) -> NDArray[np.int64]:

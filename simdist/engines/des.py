@@ -133,7 +133,7 @@ class _Task:
 class _Meeting:
     """A collective: its groups, and the transfer that the last member to arrive starts."""
 
-    __slots__ = ("_transfers", "first_come", "group_of", "members", "seconds", "segments")
+    __slots__ = ("_of_load", "_transfers", "first_come", "group_of", "members", "seconds", "segments")
 
     def __init__(self, cost: Shared | Varying, world_size: int, seconds: float | NDArray[np.float64] | None) -> None:
         self.members = cost.group.members(world_size)
@@ -141,17 +141,18 @@ class _Meeting:
         for number, ranks in enumerate(self.members):
             for rank in ranks:
                 self.group_of[rank] = number
-        self._transfers = lru_cache(_LOADS_AT_HAND)(cost.transfers) if isinstance(cost, Varying) else cost.transfers
+        self._of_load = lru_cache(_LOADS_AT_HAND)(cost.transfers) if isinstance(cost, Varying) else None
+        self._transfers = () if isinstance(cost, Varying) else cost.transfers
         self.seconds = None if seconds is None else np.broadcast_to(seconds, len(self.members)).tolist()
         self.segments = cost.segments if isinstance(cost, Shared) and seconds is not None else None
         self.first_come = cost.first_come if isinstance(cost, Shared) else None
 
     def transfer(self, task: _Task, group: int) -> Transfer:
         """Return the transfer of a group. Each load has its own."""
-        if isinstance(self._transfers, tuple):
+        if self._of_load is None:
             return self._transfers[group]
         assert task.batch is not None
-        return self._transfers(task.batch)[group]
+        return self._of_load(task.batch)[group]
 
 
 class _World:

@@ -585,7 +585,7 @@ def test_groups_that_look_alike_cost_to_the_bit_what_they_cost_one_by_one(case, 
     cluster = Cluster.model_validate(dict(cluster) | machines | {"library": cluster.library})
     _, found, cost = priced(op, cluster, count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pricing, "_moved", lambda call, base, transfer: None)
+        patch.setattr(pricing, "_OF_LIBRARIES", ())
         _, plain, one_by_one = priced(op, cluster, count)
     assert found.contested == plain.contested
     assert_same(cost, one_by_one)
