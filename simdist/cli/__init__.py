@@ -29,6 +29,7 @@ _COMMANDS = {  # the first sentence of each command's help
     "compare": "Show the speed-ups over a baseline.",
     "data": "Show what loading data costs, by epoch.",
     "import": "Turn a profiled job into a scenario.",
+    "init": "Write a scenario to begin with.",
     "learn": "Show when a model reaches a target under each schedule.",
     "limits": "Show which rate of stragglers is tolerable.",
     "plan": "Write plans and prove what they compute.",

@@ -1,6 +1,7 @@
 """`simdist report`."""
 
 import json
+import shlex
 from pathlib import Path
 
 import click
@@ -13,6 +14,7 @@ from simdist.files import read_content
 from simdist.report.page import pages
 from simdist.report.page.model import RunsReport
 from simdist.report.page.reading import read_report
+from simdist.report.page.sections.making import Making
 from simdist.report.page.sections.timelines import Shown, shown_runs
 from simdist.report.page.sweep_model import SweepReport, read_sweep_report
 from simdist.runs import run_directory
@@ -68,15 +70,17 @@ def _write(
     cluster: Path | None,
 ) -> None:
     """Write the page of what is in a folder."""
+    limits = f"{steps.start}:{steps.stop}" if steps is not None else None
+    making = _making(folder, {"--baseline": baseline, "--steps": limits, "--cluster": cluster})
     if is_sweep(folder):
         _refuse("--steps", steps, f"{folder} holds a sweep, which has no timeline")
         _refuse("--cluster", cluster, f"{folder} holds a sweep, which was computed already")
-        _report_sweep(session, folder, output=output, baseline=baseline)
+        _report_sweep(session, folder, output=output, baseline=baseline, making=making)
         return
     if (folder / LEARNED).is_file():
         for option, value in (("--steps", steps), ("--cluster", cluster), ("--baseline", baseline)):
             _refuse(option, value, f"{folder} holds curves of training, with the baseline that learn had")
-        _report_learned(session, folder / LEARNED, output)
+        _report_learned(session, folder / LEARNED, output, making)
         return
     _check_number(folder)
     with session.bar() as bar:
@@ -86,9 +90,15 @@ def _write(
         found = read_report(folder, runs, baseline=baseline, calibrated=calibrated, progress=bar.update)
         shown = shown_runs(found, steps)
         bar.update("write the page", len(runs), len(runs))
-        nbytes = inputs.save_text(output, pages.runs_page(found, shown))
+        nbytes = inputs.save_text(output, pages.runs_page(found, shown, making=making))
     session.wrote(output)
     session.result(_document(found, shown, output, nbytes), _text(found, shown, output, nbytes))
+
+
+def _making(folder: Path, options: dict[str, object]) -> Making:
+    """Return how the page is made: the command without its output."""
+    given = (text for option, value in options.items() if value is not None for text in (option, str(value)))
+    return Making.now(shlex.join(["simdist", "report", str(folder), *given]))
 
 
 def _refuse(option: str, value: object, why: str) -> None:
@@ -107,22 +117,23 @@ def _check_number(folder: Path) -> None:
         )
 
 
-def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseline: str | None) -> None:
+def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseline: str | None, making: Making) -> None:
     with session.bar() as bar:
         bar.update("read the sweep", 0, None)
         found = read_sweep_report(folder, baseline=baseline)
         bar.update("write the page", 0, None)
-        nbytes = inputs.save_text(output, pages.sweep_page(found))
+        nbytes = inputs.save_text(output, pages.sweep_page(found, making=making))
     session.wrote(output)
     session.result(_sweep_document(found, output, nbytes), _sweep_text(found, output, nbytes))
 
 
-def _report_learned(session: common.Session, path: Path, output: Path) -> None:
+def _report_learned(session: common.Session, path: Path, output: Path, making: Making) -> None:
     try:
         found = json.loads(read_content(path))
         columns = learned_columns(found["rows"])
         rows = [[column.cell(row) for column in columns] for row in found["rows"]]
-        page = pages.learned_page(found, [column.heading for column in columns], rows)
+        headings = [column.heading for column in columns]
+        page = pages.learned_page(found, headings, rows, files={path.name: path}, making=making)
     except (ValueError, LookupError, TypeError):
         raise RunError(f"{path}: is damaged: run learn into this folder again; finished runs are kept") from None
     nbytes = inputs.save_text(output, page)

@@ -11,32 +11,39 @@ import click
 
 from simdist.settings.units import format_seconds
 from simdist.studies import facets
-from simdist.studies.columns import Column
+from simdist.studies.columns import Column, without_repeated
 from simdist.studies.facets import Told
 
 _WIDTH = 200  # of what is no terminal
 _MIN_WORDS = 20  # columns for a column of words that folds
+_MIN_SENTENCE = 100  # columns for the title and the sentence of a narrow table
 
 
 def table_text(title: str, columns: Sequence[Column], records: Iterable[Mapping[str, object]]) -> str:
     """Return a table as text, with a title above it and a line for each record.
 
-    Words in the last column fold into as many lines as it takes; nothing else is ever cut.
+    A column that has one value in all rows is left out; a sentence below the table has the value. Words in the last
+    column fold into as many lines as it takes; nothing else is ever cut.
     """
+    records = list(records)
+    columns, repeated = without_repeated(columns, records)
     rows = [[column.heading for column in columns]]
     rows += ([column.cell(record) for column in columns] for record in records)
     on_terminal = sys.stdout.isatty()
+    of_terminal = get_terminal_size().columns if on_terminal else _WIDTH
     widths = [max(map(_width, cells)) for cells in zip(*rows, strict=True)]
     if columns[-1].is_words:
-        left = (get_terminal_size().columns if on_terminal else _WIDTH) - sum(widths[:-1]) - 2 * len(columns) - 1
+        left = of_terminal - sum(widths[:-1]) - 2 * len(columns) - 1
         widths[-1] = min(widths[-1], max(left, _MIN_WORDS))
     heading, *others = [line for row in rows for line in _lines(row, columns, widths)]
     rule = " " + "─" * (sum(widths) + 2 * len(columns) - 1)
-    titles = [line.strip() for line in _folded(title, len(rule) + 1)]
+    length = max(len(rule), min(_MIN_SENTENCE, of_terminal))
+    titles = [line.strip() for line in _folded(title, length)]
     if on_terminal:
         titles = [click.style(line, bold=True) for line in titles]
         heading = click.style(heading, bold=True)
-    return "\n".join([*titles, "", heading, rule, *others])
+    below = ["", *_folded(repeated, length)] if repeated else []
+    return "\n".join([*titles, "", heading, rule, *others, *below])
 
 
 def facets_text(rows: Sequence[Told], base: Told) -> list[str]:

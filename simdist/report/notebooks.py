@@ -4,7 +4,7 @@ Results have methods `plot` and `_repr_html_`. They ask the top package for `plo
 module on demand. So a package of results does not import `report`, which is above it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import numpy as np
@@ -19,7 +19,7 @@ from simdist.scenario.scenario import Scenario, dump
 from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_seconds
 from simdist.studies import facets
-from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, Column, combined
+from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, Column, combined, without_repeated
 from simdist.studies.comparison import Comparison
 from simdist.studies.epochs import Epochs
 from simdist.sweep.table import ResultRow, Table, shown_text
@@ -101,11 +101,13 @@ def html_of(result: Shown) -> str:
             assert_never(unknown)
 
 
-def _table(title: str, columns: Sequence[Column], records: Iterable[Mapping[str, object]]) -> Html:
+def _table(title: str, columns: Sequence[Column], records: Sequence[Mapping[str, object]]) -> Html:
+    columns, repeated = without_repeated(columns, records)
     head = join(tag("th", column.heading) for column in columns)
     rows = (join(tag("td", column.cell(record)) for column in columns) for record in records)
     body = join(tag("tr", row) for row in rows)
-    return tag("table", tag("caption", title), tag("thead", tag("tr", head)), tag("tbody", body))
+    table = tag("table", tag("caption", title), tag("thead", tag("tr", head)), tag("tbody", body))
+    return join([table, tag("p", repeated)]) if repeated else table
 
 
 def _scenario_html(scenario: Scenario) -> Html:

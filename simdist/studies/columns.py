@@ -59,6 +59,28 @@ def combined(usual: Sequence[Column], more: Sequence[Column]) -> list[Column]:
     return [*first, *by_key.values(), last]
 
 
+def without_repeated(
+    columns: Sequence[Column], records: Sequence[Mapping[str, object]]
+) -> tuple[Sequence[Column], str]:
+    """Return the columns that tell records apart, and a sentence with the value of each other column.
+
+    The first column stays: it names the records. All stay, and the sentence is empty, if no other one differs.
+
+    >>> columns = [Column("schedule"), Column("io", form=seconds), Column("wait", form=seconds)]
+    >>> records = [{"schedule": "sync", "io": 0.0, "wait": 2.0}, {"schedule": "local-4", "io": 0.0, "wait": 1.0}]
+    >>> kept, sentence = without_repeated(columns, records)
+    >>> [each.heading for each in kept], sentence
+    (['schedule', 'wait'], 'In every row: io 0 s.')
+    """
+    cells = {column: {column.cell(record) for record in records} for column in columns}
+    kept = [column for column in columns if column is columns[0] or len(cells[column]) > 1]
+    if len(kept) == 1:
+        return columns, ""
+    values = {column.heading: " ".join(cells[column].pop().split()) for column in columns if column not in kept}
+    said = "; ".join(f"{heading} {value}" for heading, value in values.items() if value)
+    return kept, f"In every row: {said}." if said else ""
+
+
 def shown_epochs(epochs: Sequence[_ItemT]) -> list[_ItemT | None]:
     """Return those of many that a table shows: the first ones and the last; None stands for the others."""
     return list(epochs) if len(epochs) <= _MOST_EPOCHS else [*epochs[: _MOST_EPOCHS - 1], None, epochs[-1]]

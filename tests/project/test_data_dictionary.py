@@ -197,6 +197,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     presets, one = result("presets"), result("presets", "clusters", "ideal")
+    started = result("init", "-o", folder / "started.yaml", "--cluster", "ideal", "--workload", "mlp")
     passes = write(folder / "passes.yaml", CALM.replace("batch_size: 4", "batch_size: 4, micro_batches: 2"))
     stream = "schedules: [{kind: diloco, period: 2, fragments: 2, overlap_steps: 1, mixing: 0.5}]\n"
     late = write(folder / "stream.yaml", re.sub("(?s)schedules:.*", stream, CALM))
@@ -209,6 +210,8 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     simulated += result("simulate", dropping, "-o", folder / "dropped")["rows"]
     dropped = result("trace", folder / "dropped" / "backup-1", "--chrome", folder / "dropped.json")
     return {
+        "simdist init": keys([started]),
+        "A setting of a new scenario": keys(started["settings"]),
         "A cluster that ships": keys(presets["clusters"]),
         "A workload that ships": keys(presets["workloads"]),
         "A scenario that ships": keys(presets["scenarios"]),

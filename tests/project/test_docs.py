@@ -504,6 +504,7 @@ def keys_of(document: object, *, without: frozenset[str] = frozenset({"settings"
 
 
 COMMANDS = [
+    "init",
     "presets",
     "presets clusters ideal",
     "plan docs/examples/first.yaml",
@@ -532,7 +533,7 @@ def test_every_key_of_json_results_is_documented(tmp_path: Path) -> None:
 
 def test_every_option_is_documented() -> None:
     text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-    for command in ("presets", "plan", "simulate", "compare", "validate", "comms", "data", "trace"):
+    for command in ("init", "presets", "plan", "simulate", "compare", "validate", "comms", "data", "trace"):
         _, out, _ = run_command(f"simdist {command} --help")
         section = text.partition(f"\n## `simdist {command}")[2].partition("\n## ")[0]
         for option in set(re.findall(r"--[a-z]+", out)) - {"--json", "--debug", "--help"}:

@@ -96,7 +96,7 @@ def test_table_for_people_says_where_compute_hides_the_loading(small, capsys):
     assert lines[0] == "sync+files: 4 ranks, 12 steps, 4 an epoch; simulated by des"
     above = lines[: lines.index("limits: what an epoch would take if all but one were free")]
     rows = {line.split()[0]: line.split() for line in above if re.match(r" \d ", line)}
-    assert rows["0"][-6:] == ["-", "-", "-", "64", "(64", "MB)"]
+    assert rows["0"][-3:] == ["64", "(64", "MB)"]
     assert list(rows) == ["0", "1", "2"]
     assert "compute does not hide the loading: stalls are 1 % or more of every epoch" in lines
 
@@ -135,9 +135,9 @@ def limits_lines(answer: Answer) -> list[str]:
 
 def test_limits_stand_below_the_epochs_and_say_what_storage_would_have_to_deliver(small, capsys):
     """4 ranks read 16 files of 1 MB in a step of 30 ms; the server sends 100 MB/s."""
-    header, _, first, *_, last = limits_lines(call(capsys, "data", small, "--schedule", "sync"))
-    assert re.split("  +", header.strip())[:4] == ["epoch", "simulated", "at least", "for"]
-    assert re.split("  +", first.strip())[2:5] == ["640 ms", "server", "120 ms"]
+    header, *_, last = lines = limits_lines(call(capsys, "data", small, "--schedule", "sync"))
+    assert re.split("  +", header.strip()) == ["epoch", "simulated"]
+    assert "In every row: at least 640 ms; for server; computing 120 ms; communication 2.22 ms;" in " ".join(lines)
     assert last == (
         "storage would have to deliver 533 MB/s for computing to hide it in epoch 0; its bandwidth is 100 MB/s"
     )

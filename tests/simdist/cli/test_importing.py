@@ -123,7 +123,8 @@ def test_a_trace_that_cannot_be_read_is_left_out_by_name(capsys, traces, tmp_pat
 def test_a_given_cluster_is_compared_with_what_was_measured(capsys, traces, tmp_path) -> None:
     answer = call(capsys, "import", traces, "-o", tmp_path / "job.yaml", "--cluster", "dgx-a100")
     assert answer.code == 0
-    assert re.search(r"all_reduce .*\(-9\d%\)", answer.out)
+    assert re.search(r"^ all_reduce .*\(-9\d%\)", answer.out, re.MULTILINE)
+    assert "In every row: ranks 4; calls 12." in answer.out.splitlines()
     assert "warning: the scenario does not reproduce the traced steps" in answer.err
     given = scenarios.load_cluster(presets.path("clusters", "dgx-a100"))
     written = scenarios.load(tmp_path / "job.yaml").cluster

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import getpass
 import hashlib
 import itertools
 import json
@@ -16,6 +17,7 @@ from browser import chromium, opened, wait_until
 from commandline import LABELS, call, edited, write
 from html_pages import Page, contrast, page_of
 
+import simdist
 from simdist.report import page as report_page
 from simdist.report.page.charts import ticks
 from simdist.report.page.document import DARK, LIGHT, json_block
@@ -359,10 +361,35 @@ def test_json_says_what_was_written(capsys, folder, tmp_path):
     assert list(answer["runs"][0]["step_s"]) == ["simulated", "measured"]
 
 
-def test_equal_files_give_equal_bytes(capsys, folder, tmp_path):
+def test_equal_files_give_equal_bytes(capsys, folder, tmp_path, monkeypatch):
     copy = shutil.copytree(folder / "runs", tmp_path / "elsewhere" / "runs")
-    call(capsys, "report", copy, "-o", tmp_path / "again.html")
-    assert (tmp_path / "again.html").read_bytes() == (folder / "page.html").read_bytes()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1790000000")
+    for source, name in ((folder / "runs", "first"), (copy, "again")):
+        call(capsys, "report", source, "-o", tmp_path / f"{name}.html")
+    first, again = ((tmp_path / f"{name}.html").read_text(encoding="utf-8") for name in ("first", "again"))
+    assert again == first.replace(f"simdist report {folder / 'runs'}<", f"simdist report {copy}<")
+    assert "<dd>2026-09-21</dd>" in first
+
+
+def test_the_page_says_what_it_was_made_of_and_not_by_whom(capsys, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    output = tmp_path / "page.html"
+    call(capsys, "report", folder / "runs", "-o", output, "--baseline", "local-4", "--steps", "0:2")
+    page = page_of(output)
+    facts = dict(zip([each.text for each in page.all("dt")], [each.text for each in page.all("dd")], strict=True))
+    assert facts["made by"] == "simdist report ~/runs --baseline local-4 --steps 0:2"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["on"])
+    assert facts["seeds"] == "1"
+    assert facts["with"].startswith(f"simdist {simdist.__version__}, Python ")
+    text = output.read_text(encoding="utf-8")
+    for label in LABELS:
+        digest = hashlib.sha256((folder / "runs" / label / "scenario.yaml").read_bytes()).hexdigest()
+        assert f"<code>{digest[:16]}</code>" in text
+        assert f"scenario.yaml of {label}" in text
+    assert "real.json of sync" in text
+    assert "real.json of hsgd" not in text  # was not measured
+    assert str(folder) not in text
+    assert getpass.getuser() not in facts.values()
 
 
 def test_single_run_has_no_speed_up(capsys, one):
@@ -373,6 +400,7 @@ def test_single_run_has_no_speed_up(capsys, one):
         "Timeline",
         "Stragglers: who waited for whom",
         "Scenario and plans",
+        "What this page was made of",
     ]
     assert "The schedule hsgd-2-4,4-world, simulated:" in page.text
 

@@ -424,7 +424,8 @@ def test_a_table_shows_values_as_they_were_written(swept, capsys):
     assert lines[0] == "16 rows, simulated; speed-up over sync, 95 % confidence"
     assert lines[2].split()[:5] == ["point", "case", "bandwidth", "nodes", "schedules[1].period"]
     assert lines[4].split()[:6] == ["0", "slow", "1", "Gbit/s", "1", "2"]
-    assert len(lines) == 4 + 16
+    assert len(lines) == 4 + 16 + 2
+    assert lines[-1] == "In every row: compute 60 ms; io 0 s."
 
 
 def test_a_long_table_shows_its_first_rows_and_how_many_more_there_are(tmp_path, capsys):
@@ -434,8 +435,8 @@ def test_a_long_table_shows_its_first_rows_and_how_many_more_there_are(tmp_path,
     )
     out = call(capsys, "results", folder).out
     assert out.splitlines()[-1] == "2 more rows: --all shows them, --csv FILE writes them"
-    assert len(out.splitlines()) == 4 + 30 + 2
-    assert len(call(capsys, "results", folder, "--all").out.splitlines()) == 4 + 32
+    assert len(out.splitlines()) == 4 + 30 + 2 + 2
+    assert len(call(capsys, "results", folder, "--all").out.splitlines()) == 4 + 32 + 2
 
 
 def test_the_fastest_schedule_leads_by_more_than_the_interval_or_not(swept, capsys):
@@ -452,7 +453,7 @@ def test_the_fastest_schedule_leads_by_more_than_the_interval_or_not(swept, caps
     assert {each.is_clear for each in fastest(table)} == {True, False}
     out = call(capsys, "results", swept, "--fastest").out.splitlines()
     assert out[0].startswith("the fastest schedule at 8 points, simulated;")
-    assert {line.split()[-1] for line in out[4:]} == {"yes", "no"}
+    assert {line.split()[-1] for line in out[4 : 4 + 8]} == {"yes", "no"}
 
 
 def test_what_failed_is_not_the_fastest_and_one_schedule_alone_leads_nobody(mine):

@@ -1,0 +1,302 @@
+"""`simdist init`: what it finds, what it guesses, and that what it writes runs."""
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from commandline import Answer, call
+
+from simdist import scenario
+from simdist.cli import surroundings
+from simdist.scenario import presets
+
+LAUNCHERS = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "SLURM", "OMPI")
+
+
+@pytest.fixture(autouse=True)
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, without a launcher or a GPU; the folder `bin` there is first on PATH."""
+    for name in list(os.environ):
+        if name.startswith(LAUNCHERS):
+            monkeypatch.delenv(name)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    pretend(tmp_path, "exit 127")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pretend(folder: Path, script: str) -> None:
+    """Put a program on PATH that is called nvidia-smi."""
+    program = folder / "bin" / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+
+
+def listing(*names: str) -> str:
+    return "\n".join(f"echo '{name}'" for name in names)
+
+
+def settings(answer: Answer) -> dict[str, tuple[str, str]]:
+    """Return value and source of each setting."""
+    assert answer.code == 0, answer.err
+    return {each["setting"]: (each["value"], each["source"]) for each in json.loads(answer.out)["settings"]}
+
+
+def test_options_state_a_scenario_that_compare_runs(bare, capsys):
+    answer = call(capsys, "init", "--cluster", "dgx-h100", "--workload", "gpt2", "--nodes", 4, "--steps", 16)
+    assert answer.code == 0
+    assert answer.err == "wrote scenario.yaml\n"
+    assert answer.out.splitlines()[-1] == "next: simdist compare scenario.yaml"
+    written = scenario.load(bare / "scenario.yaml")
+    assert (written.cluster.nodes, written.cluster.gpus_per_node, written.workload.name) == (4, 8, "GPT-2")
+    assert [each.name for each in written.schedules] == ["sync", "local-8", "hsgd-2-8,8-world"]
+    compared = call(capsys, "compare", "scenario.yaml", "--seeds", 2)
+    assert compared.code == 0
+    assert "warning" not in compared.err
+
+
+@pytest.mark.parametrize("cluster", presets.names("clusters"))
+@pytest.mark.parametrize("workload", presets.names("workloads"))
+def test_each_pair_of_presets_loads_or_asks_for_the_measured_time(bare, capsys, cluster, workload):
+    answer = call(capsys, "init", "--cluster", cluster, "--workload", workload, "--nodes", 2)
+    if answer.code:
+        assert "write --forward with its measured time" in answer.err
+        answer = call(capsys, "init", "--cluster", cluster, "--workload", workload, "--nodes", 2, "--forward", "20 ms")
+    assert answer.code == 0
+    scenario.load("scenario.yaml")
+
+
+def test_gpus_and_nodes_are_found_and_named(bare, capsys, monkeypatch):
+    pretend(bare, listing(*["NVIDIA H100 80GB HBM3"] * 8))
+    monkeypatch.setenv("SLURM_NNODES", "3")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    found = settings(call(capsys, "init", "--json"))
+    assert found["cluster"] == ("dgx-h100", "nvidia-smi: 8 x NVIDIA H100 80GB HBM3")
+    assert found["nodes"] == ("3", "SLURM_NNODES")
+    assert found["GPUs per node"] == ("8", "SLURM_GPUS_ON_NODE")
+    assert found["workload"] == ("gpt2", "guess")
+    text = (bare / "scenario.yaml").read_text(encoding="utf-8")
+    assert "  nodes: 3  # SLURM_NNODES\n" in text
+    assert "  preset: dgx-h100  # nvidia-smi: 8 x NVIDIA H100 80GB HBM3; " in text
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "dgx-a100"),
+        ("NVIDIA A100-SXM4-40GB", "aws-p4d"),
+        ("NVIDIA H200", "dgx-h200"),
+        ("NVIDIA B200", "dgx-b200"),
+        ("Tesla V100-SXM2-16GB", "v100x8-25gbit"),
+        ("Tesla T4", "gcp-t4x4-32gbit"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+        ("NVIDIA GB200", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("", None),
+    ],
+)
+def test_presets_of_gpus(name, preset):
+    assert surroundings.preset_of(name) == preset
+    assert preset is None or preset in presets.names("clusters")
+
+
+def test_an_unknown_gpu_is_a_guess_that_names_it(bare, capsys):
+    pretend(bare, listing("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"))
+    found = settings(call(capsys, "init", "--json"))
+    why = "no preset has the GPU of this machine, NVIDIA GeForce RTX 4090"
+    assert found["cluster"] == ("v100x8-25gbit", f"guess: {why}")
+    assert found["GPUs per node"] == ("2", "nvidia-smi")
+
+
+def test_gpus_of_two_kinds_are_both_named(bare, capsys):
+    pretend(bare, listing("NVIDIA H200", "Tesla T4", "NVIDIA H200"))
+    assert settings(call(capsys, "init", "--json"))["cluster"] == (
+        "dgx-h200",
+        "nvidia-smi: 2 x NVIDIA H200, 1 x Tesla T4",
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo 'No devices were found'; exit 6", "nvidia-smi failed: No devices were found"),
+        ("exit 9", "nvidia-smi failed"),
+        ("true", "nvidia-smi lists no GPU"),
+        ("sleep 60 & sleep 60", "nvidia-smi did not answer within 0.2 s"),
+        ("printf '\\377\\376'; exit 1", "nvidia-smi failed: \N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_nvidia_smi_that_fails_or_hangs_is_the_reason_of_a_guess(bare, capsys, monkeypatch, script, why):
+    monkeypatch.setattr(surroundings, "_TIMEOUT_S", 0.2 if "sleep" in script else 10.0)
+    pretend(bare, script)
+    assert settings(call(capsys, "init", "--json"))["cluster"] == ("v100x8-25gbit", f"guess: {why}")
+
+
+def test_without_nvidia_smi(bare, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(bare))
+    assert settings(call(capsys, "init", "--json"))["cluster"][1] == "guess: there is no nvidia-smi here"
+
+
+def test_nvidia_smi_that_is_no_program(bare, capsys):
+    (bare / "bin" / "nvidia-smi").write_bytes(b"\x00\x01")
+    source = settings(call(capsys, "init", "--json"))["cluster"][1]
+    assert source == "guess: nvidia-smi cannot be run: Exec format error"
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes", "per_node"),
+    [
+        ({"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}, (2, "WORLD_SIZE / LOCAL_WORLD_SIZE"), (4, "LOCAL_WORLD_SIZE")),
+        ({"WORLD_SIZE": "8"}, None, None),
+        ({"SLURM_JOB_NUM_NODES": "4"}, (4, "SLURM_JOB_NUM_NODES"), None),
+        ({"SLURM_NNODES": "2", "SLURM_GPUS_PER_NODE": "a100:4"}, (2, "SLURM_NNODES"), (4, "SLURM_GPUS_PER_NODE")),
+        ({"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "8(x2)"}, (2, "SLURM_NNODES"), (8, "SLURM_TASKS_PER_NODE")),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "6", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            (3, "OMPI_COMM_WORLD_SIZE / OMPI_COMM_WORLD_LOCAL_SIZE"),
+            (2, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ),
+        ({}, None, None),
+    ],
+)
+def test_launchers(environ, nodes, per_node):
+    assert surroundings.launched(environ) == surroundings.Launched(nodes, per_node)
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"),
+    [
+        (
+            {"WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "4"},
+            "WORLD_SIZE 6 is no multiple of LOCAL_WORLD_SIZE 4: nodes differ",
+        ),
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', no number of nodes, ranks or GPUs"),
+        ({"SLURM_NNODES": "-1"}, "SLURM_NNODES is '-1', no number of nodes, ranks or GPUs"),
+        ({"SLURM_NNODES": "0"}, "SLURM_NNODES is '0', no number of nodes, ranks or GPUs"),
+        (
+            {"SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "4,2"},
+            "SLURM_TASKS_PER_NODE is '4,2', no number of nodes, ranks or GPUs",
+        ),
+    ],
+)
+def test_variables_that_cannot_be_used_are_named(capsys, monkeypatch, environ, why):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    answer = call(capsys, "init")
+    assert answer.code == 0
+    assert f"warning: ignored: {why}\n" in answer.err
+
+
+def test_a_list_of_visible_gpus_counts_before_nvidia_smi(bare, capsys, monkeypatch):
+    pretend(bare, listing(*["Tesla T4"] * 4))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    assert settings(call(capsys, "init", "--json"))["GPUs per node"] == ("2", "CUDA_VISIBLE_DEVICES")
+
+
+def test_an_existing_file_stays_without_force(bare, capsys):
+    (bare / "scenario.yaml").write_text("mine", encoding="utf-8")
+    answer = call(capsys, "init")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == (
+        "error: scenario.yaml: exists already: choose another file with -o, or replace it with --force\n"
+    )
+    assert (bare / "scenario.yaml").read_text(encoding="utf-8") == "mine"
+    assert call(capsys, "init", "--force").code == 0
+    scenario.load(bare / "scenario.yaml")
+
+
+@pytest.mark.parametrize("output", [".", "missing/s.yaml", "-"])
+def test_places_that_take_no_file(bare, capsys, output):
+    answer = call(capsys, "init", "-o", output)
+    assert answer.code == 2
+    assert answer.err.startswith(f"error: {output}: ")
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--cluster", "dgx"], "there is no such file, nor a preset of that name"),
+        (["--workload", "gpt5"], "there is no such file, nor a preset of that name"),
+        (["--straggler-rate", "200%"], "--straggler-rate"),
+        (["--straggler-delay", "soon"], "--straggler-delay"),
+        (["--straggler-delay", "0 s"], "--straggler-delay"),
+        (["--forward", "20"], "--forward"),
+        (["--schedule", "nonsense"], "there is no schedule"),
+        (["--nodes", "2000000"], "at most"),
+        (["--workload", "gpt2-medium", "--cluster", "v100x8-25gbit"], "write --forward"),
+    ],
+)
+def test_a_wrong_option_is_refused_and_nothing_is_written(bare, capsys, options, why):
+    answer = call(capsys, "init", *options)
+    assert answer.code == 2
+    assert why in answer.err
+    assert not (bare / "scenario.yaml").exists()
+
+
+def test_files_are_named_from_the_folder_of_the_scenario(bare, capsys):
+    (bare / "our cluster.yaml").write_text(
+        scenario.presets.path("clusters", "ideal").read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    (bare / "jobs").mkdir()
+    answer = call(capsys, "init", "--cluster", "our cluster.yaml", "-o", "jobs/job.yaml", "--straggler-rate", "0")
+    assert answer.code == 0
+    text = (bare / "jobs" / "job.yaml").read_text(encoding="utf-8")
+    assert '  file: "../our cluster.yaml"' in text
+    assert scenario.load(bare / "jobs" / "job.yaml").disturbances == ()
+
+
+def test_one_node_or_one_gpu_needs_no_hierarchical_schedule(bare, capsys):
+    for number, options in enumerate((["--nodes", 1], ["--gpus-per-node", 1], ["--nodes", 1, "--gpus-per-node", 1])):
+        assert call(capsys, "init", "-o", f"{number}.yaml", *options).code == 0
+        assert [each.name for each in scenario.load(f"{number}.yaml").schedules] == ["sync", "local-8"]
+
+
+class Terminal(io.StringIO):
+    """Answers, as someone types them."""
+
+    def isatty(self) -> bool:
+        """Return that it is a terminal."""
+        return True
+
+
+def ask(capsys, monkeypatch, *answers: str, options: tuple[object, ...] = ()) -> Answer:
+    monkeypatch.setattr(sys, "stdin", Terminal("".join(f"{each}\n" for each in answers)))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    return call(capsys, "init", *options)
+
+
+def test_a_terminal_is_asked_and_a_wrong_answer_asked_again(bare, capsys, monkeypatch):
+    answers = ("dgx", "ideal", "no", "2", "", "mlp", "", "5%", "100 ms")
+    answer = ask(capsys, monkeypatch, *answers, options=("--json",))
+    found = settings(answer)
+    assert found["cluster"] == ("ideal", "answer")
+    assert found["nodes"] == ("2", "answer")
+    assert found["GPUs per node"] == ("4", "answer")
+    assert found["straggler rate"] == ("5%", "answer")
+    assert "there is no such file, nor a preset of that name" in answer.err
+    assert "'no' is no number above 0: write e.g. 4" in answer.err
+    written = scenario.load("scenario.yaml")
+    assert (written.cluster.world_size, written.workload.name) == (8, "Multilayer perceptron")
+
+
+def test_options_are_not_asked_for_and_yes_asks_nothing(bare, capsys, monkeypatch):
+    answer = ask(capsys, monkeypatch, options=("--yes",))
+    assert answer.code == 0
+    options = ("--force", "--cluster", "ideal", "--nodes", 2, "--workload", "mlp", "--forward", "1 ms")
+    answer = ask(capsys, monkeypatch, "4", "", "0", options=options)
+    assert answer.code == 0, answer.err
+    assert scenario.load("scenario.yaml").disturbances == ()
+
+
+def test_an_interrupted_interview_writes_nothing(bare, capsys, monkeypatch):
+    answer = ask(capsys, monkeypatch, "ideal")
+    assert answer.code == 130
+    assert answer.err.endswith("interrupted; nothing was saved\n")
+    assert not (bare / "scenario.yaml").exists()
