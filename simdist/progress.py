@@ -62,6 +62,8 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Take the bar away."""
+        if error is None:
+            self._state = ("", 0.0, None)
         with self._lock:
             self._closed = True
         if self._timer:
@@ -82,6 +84,12 @@ class ProgressBar:
             self._printed_s = now_s
             with suppress(OSError):  # the run goes on
                 print(_line(what, done, total, *self._began), file=self._stream, flush=True)
+
+    @property
+    def reached(self) -> str:
+        """What was done when it was interrupted, and how far it was, such as `sync, 45%`; empty once it is done."""
+        what, done, total = self._state
+        return f"{what}, {min(done / total, 1.0):.0%}" if total else what
 
     def _appear(self) -> None:
         bar = _new_bar(self._stream)

@@ -90,9 +90,9 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         code = cli.main(args, prog_name="simdist", standalone_mode=False, obj=session)
     except click.Abort as error:
-        if isinstance(error.__cause__, EOFError):  # click takes it for a prompt without an answer; there are none
+        if isinstance(error.__cause__, EOFError):  # click takes it for a prompt without an answer; `init` raises none
             raise error.__cause__ from None
-        session.say(f"interrupted; {'saved: ' + ', '.join(session.saved) if session.saved else 'nothing was saved'}")
+        session.say(session.interrupted())
         return 130
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None

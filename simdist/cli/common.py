@@ -62,11 +62,13 @@ class Session:
         as_json: The result is wanted as JSON.
         debug: The traceback of an error is wanted.
         saved: Results that are safe on disk, for the message after an interruption.
+        last_bar: Of the work in progress, for the same message.
     """
 
     as_json: bool = False
     debug: bool = False
     saved: list[str] = field(default_factory=list)
+    last_bar: ProgressBar | None = None
 
     def say(self, message: str) -> None:
         """Tell the person; never part of the result."""
@@ -82,7 +84,14 @@ class Session:
 
     def bar(self, *, line_every_s: float | None = None) -> ProgressBar:
         """Return a bar on stderr; see `ProgressBar`."""
-        return ProgressBar(sys.stderr, line_every_s=line_every_s)
+        self.last_bar = ProgressBar(sys.stderr, line_every_s=line_every_s)
+        return self.last_bar
+
+    def interrupted(self) -> str:
+        """Say what an interruption stopped, and which results are safe; all others are lost."""
+        reached = self.last_bar.reached if self.last_bar else ""
+        kept = f"saved: {', '.join(self.saved)}" if self.saved else "nothing was saved"
+        return f"interrupted{f' at {reached}' if reached else ''}; {kept}"
 
     def wrote(self, path: object) -> None:
         """Remember and tell that a file or directory was written."""

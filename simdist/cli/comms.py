@@ -61,7 +61,10 @@ def command(session: common.Session, name: str, *, schedule: str | None) -> None
     with session.bar() as bar:
         bar.update("read the traces", 0, None)
         runs = inputs.usable(session, name, inputs.read_runs(name, schedule), _no_trace)
-        done = [(run, list(_collectives(run))) for run in runs]
+        done = []
+        for number, run in enumerate(runs):
+            bar.update(f"collectives of {run.plan.name}", number, len(runs))
+            done.append((run, list(_collectives(run))))
     document = {"run": name, "rows": [_document(run, traces) for run, traces in done]}
     session.result(document, "\n\n\n".join(_text(run, traces) for run, traces in done))
 

@@ -109,7 +109,9 @@ def command(
     )
     profiles = _profiles(session, traces, workers)
     try:
-        imported = import_job(profiles, name=output.stem, options=options)
+        with session.bar() as bar:
+            bar.update("analyse the traces, and simulate what they show", 0, None)
+            imported = import_job(profiles, name=output.stem, options=options)
     except (TraceError, UnknownLayoutError) as error:
         raise _without_scenario(session, profiles, options, error) from None
     for note in imported.notes:

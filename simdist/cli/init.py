@@ -96,10 +96,19 @@ class _Interview:
         value = default if given is None else given
         source = source if given is None else f"option {option}"
         if given is None and self.asks:
-            value = click.prompt(f"{name} ({source})", default=default, value_proc=_asked_again(check), err=True)
+            value = _ask(f"{name} ({source})", default, check)
             source = source if value == default and not source.startswith(_GUESS) else "answer"
         self.settings.append(Setting(name, str(value), source))
         return value
+
+
+def _ask(question: str, default: _ValueT, check: Callable[[str], _ValueT]) -> _ValueT:
+    try:
+        answer: _ValueT = click.prompt(question, default=default, value_proc=_asked_again(check), err=True)
+    except click.Abort:
+        click.echo(err=True)  # the question has no end of line
+        raise
+    return answer
 
 
 def _asked_again(check: Callable[[str], _ValueT]) -> Callable[[object], _ValueT]:
@@ -232,7 +241,9 @@ def _find_cluster(
     job = surroundings.launched(os.environ)
     for problem in job.ignored:
         session.say(f"warning: ignored: {problem}")
-    gpus = surroundings.gpus()
+    with session.bar() as bar:
+        bar.update("ask nvidia-smi for the GPUs of this machine", 0, None)
+        gpus = surroundings.gpus()
     default = surroundings.preset_of(gpus.kind)
     source = f"nvidia-smi: {gpus}"
     if default is None:

@@ -1,5 +1,7 @@
 """`simdist limits`."""
 
+from functools import partial
+
 import click
 
 from simdist.cli import common, inputs
@@ -58,18 +60,22 @@ def command(
         labels = ", ".join(each.name for each in scenario.schedules)
         raise ScenarioError(f"{name}: no schedule is called {schedule!r}; there are: {labels}")
     found: list[Tolerance] = []
-    with session.bar() as bar:
-        for number, each in enumerate(chosen):
-            label = each.name
+    try:
+        with session.bar() as bar:
+            for number, each in enumerate(chosen):
+                label = each.name
 
-            def progress(share: float, number: int = number, label: str = label) -> None:
-                bar.update(label, number + share, len(chosen))
+                def progress(share: float, number: int = number, label: str = label) -> None:
+                    bar.update(label, number + share, len(chosen))
 
-            progress(0.0)
-            with naming(f"{name}: {label}"):
-                found.append(
-                    tolerance(scenario, each, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds, progress=progress)
-                )
+                progress(0.0)
+                one = partial(tolerance, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds, progress=progress)
+                with naming(f"{name}: {label}"):
+                    found.append(one(scenario, each))
+    except BaseException:  # what is done is told, whatever ends the rest
+        for done in found:
+            session.say(f"{done.schedule}: tolerable {_rate(done.probability)}")
+        raise
     world_size = scenario.cluster.world_size
     rows = [_row(each, world_size) for each in found]
     counts = f"{world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} {plural(n_seeds, 'seed')}"

@@ -69,6 +69,7 @@ def command(
                 done = _simulate(planned, engine, bar)
             file = path / run_directory.SIMULATED if path else None
             if file and done.trace:
+                bar.update(f"write the trace of {label}", 0, None)
                 run_directory.save_trace(done.trace, file)
                 session.wrote(file)
             times = times_of(label, done.engine, Simulated(planned.plan, (done.where,)), facets.FACETS)

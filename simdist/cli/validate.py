@@ -168,8 +168,14 @@ def _validate(
         run = run_directory.as_measured(run, real)
         if left_out := run is not planned:
             session.say(f"warning: {path}: was measured without its disturbed links, so it is simulated without them")
-        bar.update(f"simulate {run.plan.name}", number, len(runs))
-        simulated = simulate_run(run, calibrated, real=real)
+        n_steps = run.plan.n_steps
+
+        def progress(step: int, number: int = number, label: str = run.plan.name, n_steps: int = n_steps) -> None:
+            bar.update(f"simulate {label}", number + step / n_steps, len(runs))
+
+        progress(0)
+        simulated = simulate_run(run, calibrated, real=real, progress=progress)
+        bar.update(f"compare {run.plan.name}", 0, None)
         kept = run.path / run_directory.SIMULATED
         if not (calibrated or left_out or kept.exists()):
             run_directory.save_trace(simulated, kept)

@@ -1,5 +1,6 @@
 """Simulates run directories on their own machines, or on calibrated ones from a cluster file."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,13 @@ class Calibrated:
         return cls(file, load_cluster(file))
 
 
-def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace | None) -> Trace:
+def simulate_run(
+    run: RunDirectory,
+    machines: Calibrated | None,
+    *,
+    real: Trace | None,
+    progress: Callable[[int], None] | None = None,
+) -> Trace:
     """Simulate the plan and the delays of a run directory.
 
     Args:
@@ -44,6 +51,7 @@ def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace 
         machines: Machines to use instead of those of the scenario, of the same number; those of the scenario if None.
         real: Its measurement, if there is one. An emulated computation took the time in the scenario, however fast the
             calibrated device is.
+        progress: Called with the steps that are done.
 
     Raises:
         ScenarioError: The number of machines differs from the scenario.
@@ -53,7 +61,8 @@ def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace 
     where = f"{run.path} with {machines.file}" if machines else str(run.path)
     try:
         costs = price_run(run, machines, real=real)
-        return simulate(run.plan, costs, run.delays, traffic=traffic(run.scenario, costs, run.scenario.seed))
+        links = traffic(run.scenario, costs, run.scenario.seed)
+        return simulate(run.plan, costs, run.delays, traffic=links, progress=progress)
     except (PlanError, ScenarioError, UnsupportedError) as error:
         raise type(error)(f"{where}: {error}") from None
 

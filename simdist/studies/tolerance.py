@@ -83,7 +83,8 @@ def tolerance(
     low_s = step_s(low)
     if low_s > most_s:
         return Tolerance(schedule.name, without_s, 0.0, without_s)
-    whole = math.log(high / low)
+    n_halvings = math.ceil(math.log2(math.log(high / low) / math.log(_PRECISION)))
+    n_done = 0
     while high / low > _PRECISION:
         middle = math.sqrt(low * high)
         middle_s = step_s(middle)
@@ -92,6 +93,7 @@ def tolerance(
             low_s = middle_s
         else:
             high = middle
+        n_done += 1
         if progress:
-            progress(1 - math.log(high / low) / whole)
+            progress(min(n_done / n_halvings, 1.0))
     return Tolerance(schedule.name, without_s, low, low_s)

@@ -494,7 +494,7 @@ def test_interruption_of_a_process_ends_it_without_a_traceback(tmp_path):
         _, err = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Traceback" not in err
-    assert err.strip().splitlines()[-1] == "interrupted; nothing was saved"
+    assert re.fullmatch(r"interrupted( at sync, \d+%)?; nothing was saved", err.strip().splitlines()[-1])
 
 
 def interrupt(*_, **__):
@@ -520,7 +520,7 @@ def test_interruption_without_output_says_that_nothing_was_saved(small, capsys, 
     monkeypatch.setattr(comparison, "measure_with_additions", interrupt)
     answer = call(capsys, "compare", small)
     assert (answer.code, answer.out) == (130, "")
-    assert answer.err.strip() == "interrupted; nothing was saved"
+    assert answer.err.strip() == "interrupted at sync, 0%; nothing was saved"
 
 
 def test_interrupted_simulation_names_the_directories_and_traces_it_wrote(small, tmp_path, capsys, monkeypatch):
@@ -534,7 +534,7 @@ def test_interrupted_simulation_names_the_directories_and_traces_it_wrote(small,
     answer = call(capsys, "simulate", small, "--engine", "des", "-o", tmp_path / "runs")
     assert answer.code == 130
     sync, local = tmp_path / "runs" / "sync", tmp_path / "runs" / "local-4"
-    assert answer.err.strip().endswith(f"interrupted; saved: {sync}, {sync / SIMULATED}, {local}")
+    assert answer.err.strip().endswith(f"interrupted at local-4, 0%; saved: {sync}, {sync / SIMULATED}, {local}")
     assert (local / PLAN).exists()
 
 
@@ -542,7 +542,7 @@ def test_interrupted_simulation_of_a_run_names_the_copy_it_wrote(small, tmp_path
     document(capsys, "plan", small, "--schedule", "sync", "-o", tmp_path / "run")
     monkeypatch.setattr(des, "simulate", interrupt)
     answer = call(capsys, "simulate", tmp_path / "run", "--engine", "des", "-o", tmp_path / "copy")
-    assert (answer.code, answer.err.strip()) == (130, f"interrupted; saved: {tmp_path / 'copy'}")
+    assert (answer.code, answer.err.strip()) == (130, f"interrupted at sync, 0%; saved: {tmp_path / 'copy'}")
 
 
 # trace

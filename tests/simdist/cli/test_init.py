@@ -298,5 +298,5 @@ def test_options_are_not_asked_for_and_yes_asks_nothing(bare, capsys, monkeypatc
 def test_an_interrupted_interview_writes_nothing(bare, capsys, monkeypatch):
     answer = ask(capsys, monkeypatch, "ideal")
     assert answer.code == 130
-    assert answer.err.endswith("interrupted; nothing was saved\n")
+    assert answer.err.endswith("]: \ninterrupted; nothing was saved\n")
     assert not (bare / "scenario.yaml").exists()

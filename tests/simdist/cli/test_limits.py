@@ -1,9 +1,15 @@
 """`simdist limits`: the largest tolerable rate of stragglers, against closed forms."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 from commandline import Answer, call, write
+
+from simdist.cli import limits
+from simdist.scenario import load
+from simdist.studies.tolerance import tolerance
 
 SCENARIO = """\
 cluster: {nodes: 4, gpus_per_node: 1, fabric: ideal, network: ideal}
@@ -75,3 +81,24 @@ def test_a_scenario_without_stragglers_needs_a_delay(tmp_path, capsys):
     path = write(tmp_path / "s.yaml", SCENARIO.replace("disturbances:", "# "))
     assert "has no transient stragglers: write --delay" in call(capsys, "limits", path).err
     assert json.loads(call(capsys, "limits", path, "--delay", "100ms", "--json").out)["delay_s"] == 0.1
+
+
+def test_progress_is_even_and_ends_at_all(path):
+    scenario = load(path)
+    told: list[float] = []
+    tolerance(scenario, scenario.schedules[0], delay_s=0.1, most_loss=0.05, n_seeds=1, progress=told.append)
+    assert told[-1] == 1
+    assert np.diff(told) == pytest.approx([1 / len(told)] * (len(told) - 1))
+
+
+def test_what_is_found_is_told_when_the_rest_is_interrupted(path, capsys, monkeypatch):
+    def first_only(scenario, schedule, **given):
+        if schedule.name != "sync":
+            raise KeyboardInterrupt
+        return tolerance(scenario, schedule, **given)
+
+    monkeypatch.setattr(limits, "tolerance", first_only)
+    answer = call(capsys, "limits", path, "--seeds", "1")
+    assert answer.code == 130
+    assert re.search(r"^sync: tolerable [\d.]+ %$", answer.err, re.MULTILINE)
+    assert answer.err.endswith("interrupted at local-10, 50%; nothing was saved\n")
