@@ -185,7 +185,7 @@ def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, 
             with naming(f"{name}: {schedule.name}"):
                 found.append(timed(scenario, schedule, task, n_seeds=n_seeds))
     with asked.trainer(session) as trainer:
-        learned = learn(found, task, trainer)
+        learned = learn(found, task, trainer, target=target)
     base = learned[scenario.schedules.index(reference)]
     rows = [learned_row(each, base, target) for each in learned]
     said = list(sentences(learned, base, target))

@@ -9,30 +9,8 @@ from simdist.cli.tables import table_text
 from simdist.errors import ScenarioError, naming
 from simdist.scenario import Scenario
 from simdist.scenario.disturbances import Transient
-from simdist.settings.base import plural
-from simdist.settings.units import format_seconds, format_share, parse_fraction, parse_seconds
-from simdist.studies.columns import SCHEDULE, Column, seconds
-from simdist.studies.tolerance import Tolerance, tolerance
-
-
-def _rate(probability: float) -> str:
-    if probability == 1:
-        return "always"
-    return f"{100 * probability:.2g} %" if probability else "none"
-
-
-def _steps(n_steps: float) -> str:
-    return f"{n_steps:,.3g} steps"
-
-
-_COLUMNS = (
-    SCHEDULE,
-    Column("step time", "step_s", form=seconds),
-    Column("tolerable", "probability", form=_rate),
-    Column("one of all ranks every", "steps_between", form=_steps),
-    Column("step time then", "tolerated_step_s", form=seconds),
-    Column("lost", "loss", form=format_share),
-)
+from simdist.settings.units import parse_fraction, parse_seconds
+from simdist.studies.tolerance import COLUMNS, Tolerance, probability_text, tolerance, tolerances_title
 
 
 @click.command("limits")
@@ -74,13 +52,11 @@ def command(
                     found.append(one(scenario, each))
     except BaseException:  # what is done is told, whatever ends the rest
         for done in found:
-            session.say(f"{done.schedule}: tolerable {_rate(done.probability)}")
+            session.say(f"{done.schedule}: tolerable {probability_text(done.probability)}")
         raise
-    world_size = scenario.cluster.world_size
-    rows = [_row(each, world_size) for each in found]
-    counts = f"{world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} {plural(n_seeds, 'seed')}"
-    which = f"stragglers of {format_seconds(delay_s)} that cost at most {format_share(most_loss)} of the time"
-    text = table_text(f"{scenario.name}: {counts}; {which}", _COLUMNS, rows)
+    rows = [each.record() for each in found]
+    title = tolerances_title(scenario, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds)
+    text = table_text(title, COLUMNS, rows)
     session.result(_document(scenario, delay_s, most_loss, rows), text)
 
 
@@ -107,20 +83,3 @@ def _delay_s(scenario: Scenario, delay: str | None) -> float:
     if not known:
         raise ScenarioError(f"{scenario.name}: has no transient stragglers: write --delay, e.g. --delay 100ms")
     return known[0]
-
-
-def _row(found: Tolerance, world_size: int) -> dict[str, object]:
-    """Return the tolerance of a schedule as JSON.
-
-    Columns:
-        schedule (str): Label.
-        step_s (float): Seconds per step without stragglers.
-        probability (float): Largest tolerable probability that a rank is late in a step. 0 if the first straggler costs
-            too much, 1 if all ranks may always be late.
-        steps_between (float or null): Steps between two stragglers of the whole job. `null` if none is tolerable.
-        tolerated_step_s (float): Seconds per step at that probability.
-        loss (float): Share of the time that is lost then.
-    """
-    between = 1 / (found.probability * world_size) if found.probability else None
-    own = ("schedule", "step_s", "probability", "tolerated_step_s", "loss")
-    return common.picked(found, *own) | {"steps_between": between}

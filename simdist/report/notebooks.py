@@ -10,34 +10,92 @@ from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 import numpy as np
 
 from simdist.errors import ScenarioError
+from simdist.learning.curves import TRAINING_LOSS
+from simdist.learning.summary import LearnedSchedules, curves_record
+from simdist.plan import LEVELS
+from simdist.report.bars import bars_figure
 from simdist.report.figures import literal_text, panels, shortened
+from simdist.report.learning import learning_figure
 from simdist.report.page.html import Html, join, tag
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, time_unit
 from simdist.report.speedup import STATE_STYLES, speedup_figure
 from simdist.report.timeline import timeline_figure
 from simdist.scenario.scenario import Scenario, dump
+from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import plural
-from simdist.settings.units import format_Bps, format_seconds
+from simdist.settings.units import format_Bps, format_seconds, format_share
 from simdist.studies import facets
-from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, Column, combined, without_repeated
+from simdist.studies.columns import (
+    ENGINE,
+    PLAIN_STEP_TIME,
+    SCHEDULE,
+    SPEEDUP,
+    STATES,
+    STEP_TIME,
+    Column,
+    combined,
+    factor,
+    seconds,
+    shown_epochs,
+    without_repeated,
+)
 from simdist.studies.comparison import Comparison
+from simdist.studies.data_knobs import KnobEffects
 from simdist.studies.epochs import Epochs
+from simdist.studies.tolerance import COLUMNS as TOLERABLE
+from simdist.studies.tolerance import Tolerances
+from simdist.sweep.definition import Sweep
 from simdist.sweep.table import ResultRow, Table, shown_text
 from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting
 from simdist.tune.tuning import Tuned
+from simdist.whatif.gains import Gains
+from simdist.whatif.slowdown import Slowdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: A result with a picture.
-Pictured: TypeAlias = Comparison | Tuned | Table | Trace | Breakdown | Waiting | Epochs
+Pictured: TypeAlias = (
+    Comparison
+    | Tuned
+    | Table
+    | Trace
+    | Breakdown
+    | Waiting
+    | Epochs
+    | KnobEffects
+    | Tolerances
+    | Slowdown
+    | Gains
+    | LearnedSchedules
+)
 #: A result with a table.
-Shown: TypeAlias = Scenario | Comparison | Tuned | Table | Trace | Breakdown
+Shown: TypeAlias = Pictured | Scenario | Sweep
 
 _COMPARED = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
+_KNOBS = (
+    Column("knob"),
+    Column("time", "seconds", form=seconds),
+    Column("staging", "staging_s", form=seconds),
+    Column("stalls", "stall_s", form=seconds),
+    Column("removed", form=format_share),
+)
+_WAITED = (
+    Column("rank", form=str),
+    Column("others waited", "caused_s", form=seconds),
+    Column("it waited", "suffered_s", form=seconds),
+)
+_SLOWED = (Column("rank", form=str), Column("slowdown", form=factor), Column("lost per step", "lost_s", form=seconds))
+_EPOCHS = (
+    Column("epoch", form=str),
+    Column("time", "seconds", form=seconds),
+    Column("stalled", "stall_share", form=format_share),
+)
+_LEARNED = (SCHEDULE, STEP_TIME, SPEEDUP, Column("at the end", "final", form="{:.4g}".format))
+_VARIED = (Column("field"), Column("values"), Column("number", form="{:,}".format))
 _COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, GREY)
 _MOST_ROWS = 30
 _MOST_PANELS = 6
@@ -53,7 +111,8 @@ def plot(result: Pictured) -> "Figure":
         result: A comparison, or the finalists of a search: speed-ups and states. Results of a sweep: speed-ups over the
             first number that is varied, with their intervals, a panel for each combination of the other fields. A
             trace: a timeline. A breakdown: the states of each rank. Waiting: seconds that others waited for each rank.
-            Epochs: their seconds, and stalls.
+            Epochs: their seconds, and stalls. Knobs: the same with each. Tolerances: the tolerable probability of each
+            schedule. A slowdown: what each rank adds to a step. Gains: speed-ups. Schedules that learned: curves.
 
     Raises:
         ScenarioError: There is nothing to draw, or too much for one picture.
@@ -73,6 +132,10 @@ def plot(result: Pictured) -> "Figure":
             return _waiting_figure(result)
         case Epochs():
             return _epochs_figure(result)
+        case LearnedSchedules():
+            return learning_figure(curves_record(result, result.target, title="learning"))
+        case KnobEffects() | Tolerances() | Slowdown() | Gains():
+            return bars_figure(result)
         case unknown:
             assert_never(unknown)
 
@@ -93,10 +156,42 @@ def html_of(result: Shown) -> str:
             return _table("finalists, with fresh seeds", (SCHEDULE, STEP_TIME, SPEEDUP, *STATES), rows)
         case Table():
             return _sweep_html(result)
+        case Sweep():
+            return _definition_html(result)
+        case Trace() | Breakdown() | Waiting() | Epochs():
+            return _trace_html(result)
+        case KnobEffects() | Tolerances() | Slowdown() | Gains() | LearnedSchedules():
+            return _answer_html(result)
+        case unknown:
+            assert_never(unknown)
+
+
+def _trace_html(result: Trace | Breakdown | Waiting | Epochs) -> Html:
+    match result:
         case Trace():
             return _states_html(f"{result.plan.name}, {result.source}", break_down(result))
         case Breakdown():
             return _states_html("breakdown", result)
+        case Waiting():
+            return _waiting_html(result)
+        case Epochs():
+            return _epochs_html(result)
+        case unknown:
+            assert_never(unknown)
+
+
+def _answer_html(result: KnobEffects | Tolerances | Slowdown | Gains | LearnedSchedules) -> Html:
+    match result:
+        case KnobEffects():
+            return _table("one change at a time", _KNOBS, result.records())
+        case Tolerances():
+            return _table(result.title, TOLERABLE, [each.record() for each in result])
+        case Slowdown():
+            return _slowdown_html(result)
+        case Gains():
+            return _table(f"speed-up over {result.baseline}", (SCHEDULE, PLAIN_STEP_TIME, SPEEDUP), result.records())
+        case LearnedSchedules():
+            return _table((result.target or TRAINING_LOSS).what, _LEARNED, result.records())
         case unknown:
             assert_never(unknown)
 
@@ -136,6 +231,45 @@ def _states_html(title: str, found: Breakdown) -> Html:
     counts = f"{n_ranks} {plural(n_ranks, 'rank')}, {found.n_steps} {plural(found.n_steps, 'step')}"
     columns = (Column("step time", "step_s", form=format_seconds), *STATES)
     return _table(f"{title}: {counts}; seconds per step, average over ranks", columns, [record])
+
+
+def _waiting_html(found: Waiting) -> Html:
+    """Return the ranks that others waited for most."""
+    both = zip(found.caused_by_rank_s.tolist(), found.suffered_by_rank_s.tolist(), strict=True)
+    records = [{"rank": rank, "caused_s": caused, "suffered_s": its} for rank, (caused, its) in enumerate(both)]
+    ranks = f"{len(records):,} {plural(len(records), 'rank')}"
+    most = sorted(records, key=lambda each: each["caused_s"], reverse=True)[:_MOST_ROWS]
+    return _table(f"waiting of {ranks} in the whole run, those that others waited for most first", _WAITED, most)
+
+
+def _slowdown_html(found: Slowdown) -> Html:
+    """Return the ranks that cost most."""
+    title = f"slowdown {found.slowdown:.2f} of {found.world_size:,} ranks; if only this rank is as traced"
+    costs = zip(found.rank_slowdowns.tolist(), ((found.rank_slowdowns - 1) * found.ideal_s).tolist(), strict=True)
+    records = [{"rank": rank, "slowdown": slowdown, "lost_s": lost_s} for rank, (slowdown, lost_s) in enumerate(costs)]
+    return _table(title, _SLOWED, sorted(records, key=lambda each: each["lost_s"], reverse=True)[:_MOST_ROWS])
+
+
+def _epochs_html(found: Epochs) -> Html:
+    columns = (*_EPOCHS, *(Column(level, form="{:,}".format) for level in LEVELS))
+    records = [
+        {"epoch": each.number, "seconds": each.seconds, "stall_share": each.stall_share}
+        | dict(zip(LEVELS, each.n_samples, strict=True))
+        for each in shown_epochs(found.epochs)
+        if each
+    ]
+    return _table(f"{found.schedule}, {found.source}: epochs; samples by level", columns, records)
+
+
+def _definition_html(found: Sweep) -> Html:
+    """Return the varied fields of a sweep."""
+    records = []
+    for axis in found.axes:
+        texts = [shown_text(choice) for choice in axis.choices] or [f"{axis.distribution}"]
+        records.append({"field": path_text(axis.field.path), "values": ", ".join(texts), "number": len(axis.choices)})
+    counts = f"{found.n_points:,} {plural(found.n_points, 'point')}"
+    seeds = f"{found.n_seeds} {plural(found.n_seeds, 'seed')}"
+    return _table(f"{found.name}: {counts}, {seeds} each; a sweep of {found.scenario.name}", _VARIED, records)
 
 
 def _sweep_html(results: Table) -> Html:

@@ -4,7 +4,7 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
-from simdist.errors import ScenarioError, UnsupportedError, naming, require
+from simdist.errors import ScenarioError, UnsupportedError, naming
 from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, told
+from simdist.studies.frames import frame_of_records
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
@@ -291,24 +292,8 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     The ends of an interval such as `step_s_ci95` are two columns, `step_s_low` and `step_s_high`. Facets that say
     something add theirs.
     """
-    require("pandas", extra="tables", what="a frame of results")
-    import pandas as pd
-
     facets = told(rows)
-    return pd.DataFrame([_flat(each.cells(facets)) for each in rows])
-
-
-def _flat(cells: Mapping[str, Any]) -> dict[str, object]:
-    """Return cells with each interval in two cells."""
-    flat: dict[str, object] = {}
-    for key, cell in cells.items():
-        if key.endswith(_INTERVAL):
-            low, high = cell or (None, None)
-            flat[key.replace(_INTERVAL, "_low")] = low
-            flat[key.replace(_INTERVAL, "_high")] = high
-        else:
-            flat[key] = cell
-    return flat
+    return frame_of_records(each.cells(facets) for each in rows)
 
 
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:

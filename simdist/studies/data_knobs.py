@@ -8,6 +8,7 @@ the sum, if either suffices, or more, if each needs the other.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from simdist import engines
 from simdist.engines import Delays
@@ -19,6 +20,13 @@ from simdist.schedules import Schedule
 from simdist.schedules.job import POLICIES, uses_disk, uses_memory
 from simdist.settings.base import unchecked_copy
 from simdist.studies.epochs import Epochs, find_epochs
+from simdist.studies.frames import frame_of_records
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_AS_IT_IS = "as it is"
 
 #: Called with what is simulated, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
@@ -76,6 +84,38 @@ class KnobEffects:
     baseline: Epochs
     effects: tuple[KnobEffect, ...]
     missing: dict[str, str]
+
+    def records(self) -> list[dict[str, object]]:
+        """Return the schedule as it is, and with each knob.
+
+        Columns:
+            knob (str): Its name; `as it is` in the first row.
+            seconds (float64): Staging and epochs.
+            staging_s (float64): Staging.
+            stall_s (float64): Stalls of all epochs.
+            removed (float64): Share of the waiting that the knob removes, below 0 if it adds waiting; NaN without
+                waiting.
+        """
+        base = self.baseline
+        as_it_is = (_AS_IT_IS, base.seconds, base.staging_s, base.waiting_s - base.staging_s, 0.0)
+        changed = [(one.knob, one.seconds, one.staging_s, math.fsum(one.stall_s), one.removed) for one in self.effects]
+        names = ("knob", "seconds", "staging_s", "stall_s", "removed")
+        return [dict(zip(names, each, strict=True)) for each in (as_it_is, *changed)]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return one row per knob, the schedule as it is first; see `records`."""
+        return frame_of_records(self.records())
+
+    def plot(self) -> "Figure":
+        """Draw the seconds with each knob, and how many of them are stalls."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
 
 
 def knobs(scenario: Scenario, schedule: Schedule) -> tuple[Knob, ...]:

@@ -119,6 +119,11 @@ class Epochs:
 
         return plot(self)
 
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
+
     def frame(self) -> "pd.DataFrame":
         """Return one row per epoch.
 

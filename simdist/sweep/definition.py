@@ -139,6 +139,11 @@ class Sweep:
     engine: Engine
     time_limit_s: float
 
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
+
     @cached_property
     def fields(self) -> tuple[ScenarioField, ...]:
         """The fields that differ between points: fields of cases, then varied fields."""

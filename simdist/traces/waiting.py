@@ -151,6 +151,11 @@ class Waiting:
 
         return plot(self)
 
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
+
 
 def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
     """Attribute all waiting in collectives to the last ranks, or to the links that delayed them.

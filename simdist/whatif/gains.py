@@ -17,7 +17,7 @@ Source:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from simdist.errors import ScenarioError
 from simdist.runs.building import build
@@ -25,8 +25,13 @@ from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.comparison import ScheduleTimes, measure
 from simdist.studies.facets import GRADIENTS
+from simdist.studies.frames import frame_of_records
 from simdist.studies.resampling import ResampledRecording, Runs, longest_period, runs_of
 from simdist.studies.statistics import resampled_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
 #: Called with a schedule's label, the rank-steps done and the total rank-steps.
@@ -94,6 +99,45 @@ class Gains:
     recording: ResampledRecording | None
     remark: str | None
     problem: str | None = None
+
+    def records(self) -> list[dict[str, object]]:
+        """Return the baseline and the other schedules.
+
+        Columns:
+            schedule (str): Label.
+            step_s (float64): Seconds per step, averaged over runs.
+            speedup (float64): Over the baseline.
+            speedup_low, speedup_high (float64): Ends of its interval; NaN without one.
+            engine (str): `fast` or `des`; empty for the baseline.
+            gradients_used (float64): Share of the batches that contribute to updates.
+        """
+        base = Gain(self.baseline, self.baseline_step_s, 1.0, None, "")
+        return [
+            {
+                "schedule": each.schedule,
+                "step_s": each.step_s,
+                "speedup": each.speedup,
+                "speedup_ci95": each.interval,
+                "engine": each.engine,
+                "gradients_used": each.gradients_used,
+            }
+            for each in (base, *self.rows)
+        ]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return one row per schedule, the baseline first; see `records`."""
+        return frame_of_records(self.records())
+
+    def plot(self) -> "Figure":
+        """Draw the speed-up of each schedule with its interval."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
 
     @property
     def fastest(self) -> Gain | None:

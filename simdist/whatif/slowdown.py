@@ -21,13 +21,14 @@ Source:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.engines.replay import Timing, step_end_s, timing
 from simdist.errors import TraceError
+from simdist.studies.frames import frame_of_records
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 from simdist.traces.waiting import step_end_s as traced_end_s
@@ -43,6 +44,10 @@ from simdist.whatif.ideal import (
     shuffled,
     simultaneous,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 Floats: TypeAlias = NDArray[np.float64]
 #: Called with the work done and the total work.
@@ -145,6 +150,33 @@ class Slowdown:
     def step_slowdowns(self) -> Floats:
         """Slowdown of each step, `[n_steps]`; NaN if the ideal step takes no time."""
         return _ratio(self.step_s, self.ideal_step_s)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return one row per rank.
+
+        Columns:
+            rank (int64): Rank.
+            node (int64): Its node.
+            slowdown (float64): Slowdown if only this rank is as traced and all others are ideal.
+            lost_s (float64): What it alone adds to an ideal step.
+        """
+        return frame_of_records(
+            {"rank": rank, "node": rank // self.ranks_per_node, "slowdown": slowdown, "lost_s": lost_s}
+            for rank, (slowdown, lost_s) in enumerate(
+                zip(self.rank_slowdowns.tolist(), ((self.rank_slowdowns - 1) * self.ideal_s).tolist(), strict=True)
+            )
+        )
+
+    def plot(self) -> "Figure":
+        """Draw what each rank alone adds to an ideal step."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
 
     @property
     def rank_step_slowdowns(self) -> Floats:

@@ -34,14 +34,17 @@ from simdist.cli import main
 from simdist.learning import training
 from simdist.plan.group import Group
 from simdist.runs import run_directory
-from simdist.scenario import Range, dump_cluster, load
+from simdist.runs.building import delays
+from simdist.scenario import Range, dump_cluster, load, loads
 from simdist.studies.comparison import Row, compare, frame
+from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
 from simdist.studies.validation import validate
 from simdist.traces import waiting
 from simdist.traces.breakdown import break_down
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
+from simdist.whatif import find_gains, find_slowdown
 
 dictionary = load_script(ROOT / "tools" / "dictionary.py")
 PAGE = dictionary.PAGE
@@ -82,6 +85,7 @@ workload: {tensors: [{name: weight, count: 100000}], batch_size: 4, forward: 2 m
 steps: 20
 schedules: [{kind: sync}]
 """
+RANDOM = "disturbances: [{kind: transient, probability: 10%, delay: 50 ms}]\n"
 SAVING = (
     CALM.replace("nodes: 2,", "nodes: 2, disk: {read: 1 GB/s, write: 1 GB/s},")
     + """\
@@ -432,12 +436,18 @@ def of_chakra(_: Study, folder: Path) -> dict[str, Found]:
 
 def of_frames(study: Study, _: Path) -> dict[str, Found]:
     trace = study.trace
+    scenario = load(study.scenario)
+    late = loads(CALM.replace("{kind: sync}", "{kind: sync}, {kind: local_sgd, period: 2}") + RANDOM)
+    sync, local = late.schedules
     return {
         "Breakdown.frame": columns(break_down(trace).frame()),
         "Trace.frame": columns(trace.frame()),
         "simdist.traces.waiting.rank_table": columns(waiting.rank_table(trace)),
         "Waiting.frame": columns(waiting.attribute_waiting(trace).frame()),
         "Epochs.frame": columns(find_epochs(trace).frame()),
+        "Gains.frame": columns(find_gains(late, [local], baseline=sync, n_runs=40).frame()),
+        "Slowdown.frame": columns(find_slowdown(trace, ranks_per_node=2).frame()),
+        "KnobEffects.frame": columns(knob_effects(scenario, scenario.schedules[0], delays(scenario)).frame()),
     }
 
 

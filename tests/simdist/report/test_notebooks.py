@@ -3,19 +3,27 @@
 from pathlib import Path
 
 import matplotlib.figure
+import numpy as np
 import pytest
 
 import simdist
 from simdist.errors import RunError, ScenarioError, UnsupportedError
+from simdist.learning.curves import Curve, parse_target
+from simdist.learning.summary import Learned, LearnedSchedules
+from simdist.learning.timing import TimedSchedule
+from simdist.runs.building import delays
 from simdist.scenario import load
 from simdist.studies.comparison import ScheduleTimes
+from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
+from simdist.studies.tolerance import Tolerances, tolerances
 from simdist.sweep import InProcess, read_results, run
 from simdist.sweep import load as load_sweep
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.waiting import attribute_waiting
 from simdist.tune import Constraints, TuneOptions
 from simdist.tune.tuning import tune
+from simdist.whatif import find_gains, find_slowdown
 
 ROOT = Path(__file__).parents[3]
 JOB = load(ROOT / "docs" / "examples" / "first.yaml").changed(steps=8, schedules=["sync", "local-4"])
@@ -74,6 +82,104 @@ def test_every_result_draws_itself(rows, results) -> None:
         assert isinstance(simdist.plot(each), matplotlib.figure.Figure)
         assert len(each.frame())
     assert list(tuned.frame().columns) == list(rows.frame().columns)
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Return an answer of each kind: tolerances, a slowdown, gains, knobs, and schedules that learned."""
+    trace = simdist.simulate(JOB)
+    sync, local = JOB.schedules
+    stalls = STALLS.changed(schedules=["sync"])
+    return {
+        "tolerances": tolerances(JOB.changed(steps=100), delay_s=0.02, n_seeds=2),
+        "slowdown": find_slowdown(trace, ranks_per_node=4),
+        "gains": find_gains(JOB, [local], baseline=sync, n_runs=40),
+        "knobs": knob_effects(stalls, stalls.schedules[0], delays(stalls)),
+        "learned": learned(),
+    }
+
+
+def learned() -> LearnedSchedules:
+    """Return two schedules with two seeds, of which the second learns in half of the time."""
+    curve = Curve(
+        [0, 4, 8],
+        [float("nan"), 2.0, 1.0],
+        {},
+        {"accuracy": [0.1, 0.5, 0.9]},
+        [0.0] * 3,
+        [None] * 3,
+        [None] * 3,
+        {},
+        None,
+    )
+    rows = []
+    for schedule, step_s in zip(JOB.schedules, (0.2, 0.1), strict=True):
+        built = simdist.build(JOB, schedule)
+        ends_s = np.cumsum(np.full((2, 8), step_s), axis=1)
+        rows.append(Learned(TimedSchedule(JOB, schedule, ends_s, built.plan, (None, None)), (curve, curve)))
+    return LearnedSchedules(rows, target=parse_target("accuracy >= 0.5"))
+
+
+def test_every_answer_has_a_frame_of_single_cells_a_picture_and_a_table(answers) -> None:
+    for name, each in answers.items():
+        table = each.frame()
+        assert len(table), name
+        assert not table.map(lambda cell: isinstance(cell, tuple | list | dict)).any(axis=None), name
+        assert isinstance(each.plot(), matplotlib.figure.Figure), name
+        assert each._repr_html_() == simdist.html_of(each), name
+        assert "<td>" in each._repr_html_(), name
+
+
+def test_frames_of_answers_have_the_columns_of_comparisons(rows, answers) -> None:
+    known = set(rows.frame().columns)
+    assert {"schedule", "step_s", "speedup", "speedup_low", "speedup_high"} <= known
+    assert {"schedule", "step_s", "speedup", "speedup_low", "speedup_high"} <= set(answers["gains"].frame().columns)
+    assert {"schedule", "step_s", "speedup", "speedup_low", "speedup_high"} <= set(answers["learned"].frame().columns)
+    assert {"schedule", "step_s"} <= set(answers["tolerances"].frame().columns)
+
+
+def test_answers_say_what_they_say(answers) -> None:
+    gains = answers["gains"].frame()
+    assert gains.schedule.tolist() == ["sync", "local-4"]
+    assert gains.speedup[1] == answers["gains"].rows[0].speedup
+    assert gains.speedup_low.isna().tolist() == [True, False]
+    slowed = answers["slowdown"].frame()
+    assert slowed["node"].tolist() == [rank // 4 for rank in range(16)]
+    assert slowed.slowdown.tolist() == answers["slowdown"].rank_slowdowns.tolist()
+    turned = answers["knobs"].frame()
+    assert turned.knob[0] == "as it is"
+    assert turned.seconds[0] == pytest.approx(answers["knobs"].baseline.seconds)
+    tolerated = answers["tolerances"].frame()
+    assert tolerated.probability[1] > tolerated.probability[0] > 0
+    learnt = answers["learned"].frame()
+    assert learnt.target_s.tolist() == pytest.approx([0.8, 0.4])
+    assert learnt.speedup.tolist() == pytest.approx([1.0, 2.0])
+
+
+def test_nothing_to_draw_is_an_error() -> None:
+    with pytest.raises(ScenarioError, match="no schedules"):
+        Tolerances([], title="none").plot()
+    sync, _ = JOB.schedules
+    with pytest.raises(ScenarioError, match="no schedule is compared with sync"):
+        find_gains(JOB, [], baseline=sync, n_runs=1).plot()
+    with pytest.raises(ScenarioError, match="write a delay above 0 s"):
+        tolerances(JOB, delay_s=-1.0)
+
+
+def test_definition_of_a_sweep_lists_its_fields() -> None:
+    sweep = load_sweep(
+        {"scenario": JOB, "vary": {"cluster.nodes": [2, 4], "cluster.network.bandwidth": ["10 Gbit/s", "25 Gbit/s"]}}
+    )
+    html = sweep._repr_html_()
+    assert "4 points, 20 seeds each; a sweep of first" in html
+    assert "<td>10 Gbit/s, 25 Gbit/s</td>" in html
+
+
+def test_waiting_and_epochs_are_tables_in_notebooks() -> None:
+    waiting = attribute_waiting(simdist.simulate(JOB))
+    assert "<th>others waited</th>" in waiting._repr_html_()
+    epochs = find_epochs(simdist.simulate(STALLS))
+    assert "<th>stalled</th>" in epochs._repr_html_()
 
 
 def test_picture_of_a_sweep_has_a_panel_for_each_size_and_a_line_for_each_schedule(results) -> None:
