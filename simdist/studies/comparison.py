@@ -19,7 +19,6 @@ from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, told
-from simdist.studies.frames import frame_of_records
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
@@ -292,6 +291,8 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     The ends of an interval such as `step_s_ci95` are two columns, `step_s_low` and `step_s_high`. Facets that say
     something add theirs.
     """
+    from simdist.studies.frames import frame_of_records
+
     facets = told(rows)
     return frame_of_records(each.cells(facets) for each in rows)
 
