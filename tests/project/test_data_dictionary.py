@@ -34,7 +34,7 @@ from simdist.cli import main
 from simdist.learning import training
 from simdist.plan.group import Group
 from simdist.runs import run_directory
-from simdist.runs.building import delays
+from simdist.runs.building import delays as delays_of
 from simdist.scenario import Range, dump_cluster, load, loads
 from simdist.studies.comparison import Row, compare, frame
 from simdist.studies.data_knobs import knob_effects
@@ -447,7 +447,7 @@ def of_frames(study: Study, _: Path) -> dict[str, Found]:
         "Epochs.frame": columns(find_epochs(trace).frame()),
         "Gains.frame": columns(find_gains(late, [local], baseline=sync, n_runs=40).frame()),
         "Slowdown.frame": columns(find_slowdown(trace, ranks_per_node=2).frame()),
-        "KnobEffects.frame": columns(knob_effects(scenario, scenario.schedules[0], delays(scenario)).frame()),
+        "KnobEffects.frame": columns(knob_effects(scenario, scenario.schedules[0], delays_of(scenario)).frame()),
     }
 
 
