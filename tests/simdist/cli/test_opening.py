@@ -1,6 +1,7 @@
 """`--open`: a page in the browser, and a timeline that is served to Perfetto once."""
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -41,7 +42,7 @@ def test_address_is_told_where_there_is_no_browser(run, monkeypatch, tmp_path, c
 
 def test_trace_is_served_to_perfetto_once_and_nothing_else_is(run, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(opening, "_PORT", 0)
-    chrome = tmp_path / "a trace.json"
+    chrome = tmp_path / "a #&%? trace.json"
     answers: list[tuple[str | None, bytes]] = []
     fetching: list[threading.Thread] = []
     servers: list[opening._OneFile] = []
@@ -53,13 +54,19 @@ def test_trace_is_served_to_perfetto_once_and_nothing_else_is(run, monkeypatch, 
 
     def fetch() -> None:
         base = f"http://127.0.0.1:{servers[0].server_port}"
+        silent = socket.create_connection(("127.0.0.1", servers[0].server_port))  # as browsers open some in advance
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{base}/../s.yaml", timeout=20)
-        with urllib.request.urlopen(f"{base}/a%20trace.json", timeout=20) as answer:
+        asked = urllib.request.Request(f"{base}/a-trace.json", method="OPTIONS")
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            assert answer.headers["Access-Control-Allow-Private-Network"] == "true"
+        with urllib.request.urlopen(f"{base}/a-trace.json", timeout=20) as answer:
+            assert answer.headers["Cache-Control"] == "no-store"
             answers.append((answer.headers["Access-Control-Allow-Origin"], answer.read()))
+        silent.close()
 
     def browse(address: str) -> bool:
-        assert address == "https://ui.perfetto.dev/#!/?url=http://127.0.0.1:0/a%20trace.json"
+        assert address == "https://ui.perfetto.dev/#!/?url=http://127.0.0.1:0/a-trace.json"
         fetching.append(threading.Thread(target=fetch))
         fetching[0].start()
         return True
