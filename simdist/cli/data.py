@@ -19,7 +19,7 @@ from simdist.runs import run_directory
 from simdist.runs.building import price_of
 from simdist.scenario.cluster import Storage
 from simdist.settings.base import plural
-from simdist.settings.units import format_Bps, format_error, format_nbytes, format_share
+from simdist.settings.units import format_Bps, format_error, format_like, format_nbytes, format_share
 from simdist.studies.columns import Column, seconds, shown_epochs
 from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, Loading, compare_loading, find_epochs
@@ -94,6 +94,7 @@ def command(session: common.Session, name: str, *, knobs: bool, schedule: str | 
     texts: list[str] = []
     with session.bar(line_every_s=_LINE_S) as bar:
         bar.update("read", 0, None)
+        written = inputs.written(name, "cluster", "storage", "bandwidth")
         sources = inputs.usable(session, name, list(inputs.planned(session, name, schedule)), _no_data)
         for number, source in enumerate(sources):
             progress = _part(bar, number, len(sources))
@@ -104,7 +105,7 @@ def command(session: common.Session, name: str, *, knobs: bool, schedule: str | 
                     turned = knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
             least = epoch_limits(source.plan, source.costs, relieved=_relieved(source))
             rows.append(_document(source, loading, least, turned))
-            texts.append(_text(source, loading, least, turned))
+            texts.append(_text(source, loading, least, turned, bandwidth=written))
     session.result({"scenario": name, "rows": rows}, "\n\n\n".join(texts))
 
 
@@ -254,8 +255,14 @@ def _limits_record(each: EpochLimits) -> _Record:
 
 
 def _text(
-    source: inputs.PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None
+    source: inputs.PlannedSchedule,
+    loading: Loading,
+    least: Sequence[EpochLimits],
+    turned: KnobEffects | None,
+    *,
+    bandwidth: object,
 ) -> str:
+    """Return what was found of a schedule; `bandwidth` is that of the storage as the file has it."""
     plan = source.plan
     simulated = loading.simulated
     measured = loading.measured
@@ -263,7 +270,7 @@ def _text(
     per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
     sources = simulated.source + (f"; measured: {measured.source}" if measured else "")
     about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps, {per_epoch:,} an epoch; {sources}"
-    below = [_limits_text(least, simulated, source.scenario.cluster.storage)]
+    below = [_limits_text(least, simulated, source.scenario.cluster.storage, bandwidth)]
     below += [_knobs_text(turned)] if turned else []
     return "\n".join([about, loading_text(loading), *(f"\n{text}" for text in below)])
 
@@ -306,7 +313,7 @@ def _numbers(epochs: Sequence[int]) -> str:
     return f"{plural(len(epochs), 'epoch')} {listed(epochs)}"
 
 
-def _limits_text(least: Sequence[EpochLimits], simulated: Epochs, storage: Storage | None) -> str:
+def _limits_text(least: Sequence[EpochLimits], simulated: Epochs, storage: Storage | None, bandwidth: object) -> str:
     """Return what epochs take at least, by what limits them, beside what they take; and what storage has to do."""
     names = [name for name in LIMITS if any(each.seconds[name] for each in least)]
     simulated_s: dict[int | None, float] = {each.number: each.seconds for each in simulated.epochs}
@@ -321,10 +328,10 @@ def _limits_text(least: Sequence[EpochLimits], simulated: Epochs, storage: Stora
     ]
     title = "limits: what an epoch would take if all but one were free"
     columns = [*_LIMIT_COLUMNS, *(Column(name, form=seconds) for name in names)]
-    return "\n".join([table_text(title, columns, records), *_needs(least, storage)])
+    return "\n".join([table_text(title, columns, records), *_needs(least, storage, bandwidth)])
 
 
-def _needs(least: Sequence[EpochLimits], storage: Storage | None) -> Iterator[str]:
+def _needs(least: Sequence[EpochLimits], storage: Storage | None, bandwidth: object) -> Iterator[str]:
     """Yield what storage has to deliver in the epoch that asks most of it, and what limits that epoch then."""
     needs = [(each.needed_Bps, each) for each in least if each.epoch is not None and each.needed_Bps]
     if not needs or storage is None:
@@ -335,8 +342,8 @@ def _needs(least: Sequence[EpochLimits], storage: Storage | None) -> Iterator[st
     until = f"for {then} to hide it in epoch {found.epoch}"
     if then not in _HIDING:
         until = f"for {then} ({seconds(found.relieved_s[then])}) to limit epoch {found.epoch} first"
-    sentence = f"storage {would} to deliver {format_Bps(needed_Bps)} {until}"
-    yield f"{sentence}; its bandwidth is {format_Bps(storage.bandwidth_Bps)}"
+    needed, now = (format_like(bandwidth, each, format_Bps) for each in (needed_Bps, storage.bandwidth_Bps))
+    yield f"storage {would} to deliver {needed} {until}; its bandwidth is {now}"
 
 
 def _knobs_text(found: KnobEffects) -> str:

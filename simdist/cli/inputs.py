@@ -13,6 +13,8 @@ from simdist.plan import Plan
 from simdist.plan.delays import Delays
 from simdist.runs.building import build, delays, lost_share, price_of, traffic
 from simdist.scenario import Cluster, Interference, Scenario, load_cluster, presets
+from simdist.scenario.loading import read_text
+from simdist.scenario.strict_yaml import parse
 from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
@@ -71,6 +73,27 @@ class PlannedSchedule:
     def traffic(self) -> "Traffic | None":
         """Return what links do in the run of the scenario's seed."""
         return traffic(self.scenario, self.costs, self.scenario.seed)
+
+
+def written(name: str, *keys: str) -> object:
+    """Return a value of a scenario as it stands in its file, or in the preset or file of its cluster or workload.
+
+    Args:
+        name: Of a scenario, or a run directory.
+        keys: Lead to the value, such as `cluster`, `network`, `bandwidth`.
+
+    Returns:
+        The value; None if there is none, or in a run directory, which simdist writes.
+    """
+    if Path(name).is_dir():
+        return None
+    path = find_file("scenarios", name)
+    found: object = parse(read_text(path)).root
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+        if key in ("cluster", "workload"):
+            found = presets.expand("cluster" if key == "cluster" else "workload", found, folder=path.parent)
+    return found
 
 
 def read_scenario(session: common.Session, name: str, *, is_compared: bool = False) -> Scenario:

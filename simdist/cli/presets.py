@@ -18,7 +18,7 @@ from simdist.cli.tables import table_text
 from simdist.scenario import load, load_cluster, load_workload, presets
 from simdist.scenario.presets import Kind
 from simdist.scenario.strict_yaml import parse
-from simdist.settings.units import format_Bps, format_nbytes
+from simdist.settings.units import format_Bps, format_like, format_nbytes
 from simdist.studies.columns import Column, count
 
 _SOURCE_LENGTH = 90
@@ -37,7 +37,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("nodes", form=count),
         Column("GPUs/node", "gpus_per_node", form=count),
         Column("device"),
-        Column("network", "network_Bps", form=format_Bps),
+        Column("network", form=str),
         Column("source", words=_source_text),
     ),
     "workloads": (
@@ -76,7 +76,17 @@ def command(session: common.Session, *, kind: Kind | None, name: str | None) -> 
         return
     kinds: tuple[Kind, ...] = get_args(Kind) if kind is None else (kind,)
     facts = {each: [{"name": preset} | _FACTS[each](preset) for preset in presets.names(each)] for each in kinds}
-    session.result(facts, "\n\n".join(_table(each, facts[each]) for each in kinds))
+    shown = {each: [_as_written(fact) if each == "clusters" else fact for fact in facts[each]] for each in kinds}
+    session.result(facts, "\n\n".join(_table(each, shown[each]) for each in kinds))
+
+
+def _as_written(fact: _Facts) -> _Facts:
+    """Return a cluster with the bandwidth of its network in the unit of its file."""
+    root = parse(presets.path("clusters", str(fact["name"])).read_text(encoding="utf-8")).root
+    network = root.get("network") if isinstance(root, dict) else None
+    written = network.get("bandwidth") if isinstance(network, dict) else None
+    bandwidth = fact["network_Bps"]
+    return fact | {"network": format_like(written, bandwidth, format_Bps) if isinstance(bandwidth, float) else None}
 
 
 def _cluster(name: str) -> _Facts:

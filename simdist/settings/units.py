@@ -48,6 +48,7 @@ class _Dimension:
         return f"a {self.noun}"
 
 
+_MOST_READABLE = 10_000  # of a unit
 _LEAST_S = 1e-13  # less is what rounding leaves of a difference
 _MOST_WHOLE = 10**9  # of the ends of a range
 _ROUNDING_SHARE = 0.0005  # prints as 0.0 %
@@ -190,6 +191,24 @@ def unit_of(value: object) -> Unit:
         return SI
     known = {"%": Decimal("0.01")} | {unit: size for each in _DIMENSIONS for unit, size in each.units.items()}
     return Unit(parts[0][parts.end(1) :], known[parts[2]]) if parts[2] in known else SI
+
+
+def format_like(written: object, number: float, form: Callable[[float], str]) -> str:
+    """Print a number in the unit of a value in a file, if that is readable; else in bits if that is, or as `form` does.
+
+    >>> format_like("2 Gbit/s", 486e6, format_Bps), format_like("250 MB/s", 486e6, format_Bps)
+    ('3.89 Gbit/s', '486 MB/s')
+    >>> format_like(None, 486e6, format_Bps), format_like("2 Gbit/s", 4e6, format_Bps)
+    ('486 MB/s', '32 Mbit/s')
+    """
+    unit = unit_of(written)
+    if not unit.text or not math.isfinite(number):
+        return form(number)
+    count = float(f"{unit.count(number):.3g}")
+    if 1 <= count < _MOST_READABLE:
+        return f"{count:,g}{unit.text}"
+    bits = {"Tbit/s": 1e12, "Gbit/s": 1e9, "Mbit/s": 1e6, "kbit/s": 1e3, "bit/s": 1.0}
+    return _format(8 * number, "bit/s", bits, 3) if unit.text.endswith("bit/s") else form(number)
 
 
 def format_seconds(seconds: float, digits: int = 3) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from commandline import Answer, call, edited, write
 from data_sets import DATA_SCENARIO
 
@@ -478,3 +479,27 @@ def test_spans_of_loads_tell_what_they_read(runs, tmp_path, capsys):
 def test_spans_of_some_steps_tell_of_their_own_loads(runs, tmp_path, capsys):
     call(capsys, "trace", runs / "sync", "--chrome", tmp_path / "t.json", "--steps", "5:6")
     assert [span["args"]["samples"] for span in loads_of(tmp_path / "t.json")] == [{"storage": 4}] * 4
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "said"),
+    [
+        ("800 Mbit/s", "deliver 4,270 Mbit/s for computing to hide it in epoch 0; its bandwidth is 800 Mbit/s"),
+        ("100MB/s", "deliver 533MB/s for computing to hide it in epoch 0; its bandwidth is 100MB/s"),
+        ("0.0001 TB/s", "deliver 533 MB/s for computing to hide it in epoch 0; its bandwidth is 100 MB/s"),
+    ],
+)
+def test_bandwidth_is_told_in_the_unit_of_the_file(tmp_path, capsys, bandwidth, said):
+    path = write(tmp_path / "s.yaml", edited(("100 MB/s", bandwidth), text=DATA))
+    assert limits_lines(call(capsys, "data", path, "--schedule", "sync"))[-1].endswith(said)
+
+
+def test_unit_is_that_of_the_cluster_file_and_a_run_has_none(tmp_path, capsys):
+    whole = write(tmp_path / "s.yaml", edited(("100 MB/s", "800 Mbit/s"), text=DATA))
+    tree = yaml.safe_load(whole.read_text(encoding="utf-8"))
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(tree["cluster"]), encoding="utf-8")
+    apart = write(tmp_path / "apart.yaml", yaml.safe_dump(tree | {"cluster": {"file": "cluster.yaml"}}))
+    last = limits_lines(call(capsys, "data", apart, "--schedule", "sync"))[-1]
+    assert last.endswith("its bandwidth is 800 Mbit/s")
+    assert call(capsys, "simulate", whole, "--schedule", "sync", "-o", tmp_path / "run").code == 0
+    assert limits_lines(call(capsys, "data", tmp_path / "run"))[-1].endswith("its bandwidth is 100 MB/s")
