@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_RANKS = 64
 _LEAST_SHOWN = 1e-6  # probability from which an axis begins
 
 
@@ -97,12 +96,10 @@ def _knobs_figure(found: KnobEffects) -> "Figure":
 
 def _slowdown_figure(found: Slowdown) -> "Figure":
     """Draw what each rank alone adds to an ideal step."""
-    if found.world_size > _MOST_RANKS:
-        raise ScenarioError(f"{found.world_size} ranks are too many bars: draw the largest of frame()")
     lost_s = (found.rank_slowdowns - 1) * found.ideal_s
     unit, scale = time_unit(float(lost_s.max()))
     figure, (axes,) = panels(1)
-    axes.bar(range(found.world_size), lost_s * scale, color=VERMILLION)
+    axes.stairs(lost_s * scale, np.arange(found.world_size + 1) - 0.5, fill=True, color=VERMILLION)
     axes.set_xlabel("rank")
     axes.set_ylabel(f"{unit} that it alone adds to a step")
     return figure

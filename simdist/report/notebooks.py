@@ -45,7 +45,7 @@ from simdist.studies.epochs import Epochs
 from simdist.studies.tolerance import COLUMNS as TOLERABLE
 from simdist.studies.tolerance import Tolerances
 from simdist.sweep.definition import Sweep
-from simdist.sweep.table import ResultRow, Table, shown_text
+from simdist.sweep.table import ResultRow, Table, shown_text, uses_kinds
 from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting
@@ -328,33 +328,31 @@ def _is_number(result: ResultRow, name: str) -> bool:
 
 
 def _draw_lines(axes: "Axes", rows: Sequence[ResultRow], x: str) -> None:
-    labels = list(dict.fromkeys(each.schedule for each in rows))
-    for number, label in enumerate(labels):
+    by_kind = uses_kinds(rows)
+    lines = list(dict.fromkeys(each.kind if by_kind else each.schedule for each in rows))
+    for number, line in enumerate(lines):
         color = _COLORS[number % len(_COLORS)]
         points = sorted(
             (float(str(each.choices[x].number)), each.row.speedup, each.row.speedup_ci95 or (each.row.speedup,) * 2)
             for each in rows
-            if each.schedule == label and each.row
+            if line == (each.kind if by_kind else each.schedule) and each.row
         )
         places = [at for at, _, _ in points]
-        axes.plot(
-            places, [speedup for _, speedup, _ in points], "o-", color=color, label=shortened(label), markersize=4
-        )
+        axes.plot(places, [speedup for _, speedup, _ in points], "o-", color=color, label=shortened(line), markersize=4)
         lows = [interval[0] for _, _, interval in points]
         highs = [interval[1] for _, _, interval in points]
         axes.fill_between(places, lows, highs, color=color, alpha=0.2, linewidth=0)
-        if places[0] > 0 and places[-1] / places[0] >= _LOGARITHMIC:
-            axes.set_xscale("log")
-            axes.minorticks_off()
-        if len(places) <= _MOST_TICKS:
-            axes.set_xticks(places, [f"{place:.4g}" for place in places])
+    everywhere = sorted({float(str(each.choices[x].number)) for each in rows})
+    if everywhere[0] > 0 and everywhere[-1] / everywhere[0] >= _LOGARITHMIC:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    if len(everywhere) <= _MOST_TICKS:
+        axes.set_xticks(everywhere, [f"{place:.4g}" for place in everywhere])
 
 
 def _states_figure(found: Breakdown) -> "Figure":
-    """Draw the seconds per step of each rank in each state, averaged over seeds, as stacked bars."""
+    """Draw the seconds per step of each rank in each state, averaged over seeds, as stacked bars, of many ranks without gaps."""
     n_ranks = len(found.compute_s)
-    if n_ranks > _MOST_RANKS:
-        raise ScenarioError(f"{n_ranks} ranks are too many bars: draw from frame(), or its mean over ranks")
     per_step_s = found.rank_states_s()
     longest_s = float(found.step_s.mean())
     unit, scale = time_unit(longest_s)
@@ -363,9 +361,12 @@ def _states_figure(found: Breakdown) -> "Figure":
     for state, style in STATE_STYLES.items():
         heights = per_step_s[state].mean(axis=1) * scale
         look: dict[str, Any] = {"color": style.face, "edgecolor": style.ink, "linewidth": 0, "hatch": style.hatch}
-        if heights.max() > 0:
+        if heights.max() > 0 and n_ranks > _MOST_RANKS:
+            edges = np.arange(n_ranks + 1) - 0.5
+            axes.stairs(below + heights, edges, baseline=below, fill=True, color=style.face, label=style.label)
+        elif heights.max() > 0:
             axes.bar(range(n_ranks), heights, bottom=below, width=0.8, label=style.label, **look)
-        below += heights
+        below = below + heights
     axes.set_xlim(-0.6, n_ranks - 0.4)
     axes.set_ylim(0, 1.02 * longest_s * scale)
     axes.set_xlabel("rank")

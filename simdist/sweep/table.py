@@ -130,6 +130,14 @@ class Table:
         return html_of(self)
 
 
+def uses_kinds(results: Sequence[ResultRow]) -> bool:
+    """Tell whether a kind says which schedule is meant where labels change from point to point, such as local-2."""
+    labels = {(each.schedule, each.kind) for each in results}
+    if len({kind for _, kind in labels}) == len(labels):
+        return False
+    return len({(each.point, each.kind) for each in results}) == len(results)
+
+
 def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
     """Return which of the columns that only some tables have rows need."""
     found = {

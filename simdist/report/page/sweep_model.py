@@ -16,7 +16,7 @@ from simdist.settings.units import SI, Unit, format_Bps, format_nbytes, format_s
 from simdist.sweep.computed import read_sweep
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import Fastest, fastest, short_names
-from simdist.sweep.table import ResultRow, Table, shown_text, written_text
+from simdist.sweep.table import ResultRow, Table, shown_text, uses_kinds, written_text
 
 #: Rows that a page holds: some 20 MB.
 MOST_ROWS = 200_000
@@ -236,10 +236,7 @@ class SweepReport:
     @cached_property
     def _uses_kinds(self) -> bool:
         """Whether a kind says which schedule is meant where labels change from point to point."""
-        labels = {(each.schedule, each.kind) for each in self.table.results}
-        if len({kind for _, kind in labels}) == len(labels):
-            return False
-        return len({(each.point, each.kind) for each in self.table.results}) == len(self.table.results)
+        return uses_kinds(self.table.results)
 
     def line_of(self, result: ResultRow) -> str:
         """Return what a row belongs to in charts: its schedule, by kind where settings of schedules are varied."""

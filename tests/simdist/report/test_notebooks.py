@@ -1,5 +1,6 @@
 """Every result has a frame, a picture and a table for notebooks."""
 
+import re
 from pathlib import Path
 
 import matplotlib.figure
@@ -272,3 +273,37 @@ def test_actor_that_fails_ends_the_comparison() -> None:
 def test_sweep_from_a_mapping_names_the_path_of_what_is_wrong() -> None:
     with pytest.raises(ScenarioError, match=r"^sweep: vary\.cluster\.nods: there is no key 'nods' in cluster"):
         load_sweep({"scenario": JOB, "vary": {"cluster.nods": [1, 2]}})
+
+
+def test_a_varied_period_is_one_line_of_its_kind_with_a_tick_at_each_value(tmp_path: Path) -> None:
+    job = JOB.changed(schedules=["sync", {"kind": "local_sgd", "period": 2}])
+    sweep = load_sweep({"scenario": job, "vary": {"schedules[1].period": [2, 4, 8]}, "seeds": 1})
+    run(sweep, tmp_path, workers=InProcess())
+    (axes,) = read_results([tmp_path]).plot().axes
+    assert [line.get_label() for line in axes.get_lines()] == ["sync", "local_sgd"]
+    assert axes.get_lines()[1].get_xdata().tolist() == [2, 4, 8]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "4", "8"]
+
+
+def test_states_of_many_ranks_are_drawn_without_gaps() -> None:
+    trace = simdist.simulate(JOB.changed({"cluster.nodes": 32, "steps": 4}), label="sync")
+    (axes,) = break_down(trace).plot().axes
+    assert axes.get_xlim() == pytest.approx((-0.6, 127.6))
+    stairs = [each for each in axes.patches if hasattr(each, "get_data")]
+    assert len(stairs) >= 2
+    assert len(stairs[0].get_data().values) == 128
+    assert len(find_slowdown(trace, ranks_per_node=4).plot().axes) == 1
+
+
+def test_each_study_of_the_page_is_shorter_than_40_lines() -> None:
+    text = (ROOT / "docs" / "how-to" / "work-in-notebooks.md").read_text(encoding="utf-8")
+    studies = text.split("\n## ")[2:6]
+    assert [each.splitlines()[0] for each in studies] == [
+        "Speed-up over straggler rate",
+        "A heat map of period and rate",
+        "A study of stalls",
+        "The breakdown of a step",
+    ]
+    for each in studies:
+        for block in re.findall(r"```python\n(.*?)```", each, re.DOTALL):
+            assert len(block.splitlines()) < 40
