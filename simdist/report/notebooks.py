@@ -351,7 +351,7 @@ def _draw_lines(axes: "Axes", rows: Sequence[ResultRow], x: str) -> None:
 
 
 def _states_figure(found: Breakdown) -> "Figure":
-    """Draw the seconds per step of each rank in each state, averaged over seeds, as stacked bars, of many ranks without gaps."""
+    """Draw the seconds per step of each rank in each state, as stacked bars; of many ranks without gaps."""
     n_ranks = len(found.compute_s)
     per_step_s = found.rank_states_s()
     longest_s = float(found.step_s.mean())
