@@ -264,31 +264,36 @@ class AlikeTransfers(Sequence[Transfer]):
     def __len__(self) -> int:
         return len(self._base)
 
-    def used(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the groups of a base, `[n]`, and the resources of one of its stages in each, `[n, n_used]`."""
+    def used(self) -> Iterator[tuple[NDArray[np.int64], int, Stage, NDArray[np.int64]]]:
+        """See `used_by`."""
         for number, base in enumerate(self._bases):
             groups = np.flatnonzero(self._base == number)
             n_ranks, n_nodes = self._moves[groups].T[..., np.newaxis]
-            for stage in base.stages:
-                yield groups, self._resources.moved(stage.resources[np.newaxis], n_ranks, n_nodes)
+            for at, stage in enumerate(base.stages):
+                yield groups, at, stage, self._resources.moved(stage.resources[np.newaxis], n_ranks, n_nodes)
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the duration of each if it shares its resources with no other, `[n_groups]`."""
-        if all((capacity_Bps[used] == capacity_Bps[used[:1]]).all() for _, used in self.used()):
+        if all((capacity_Bps[used] == capacity_Bps[used[:1]]).all() for *_, used in self.used()):
             firsts = [int(np.argmax(self._base == number)) for number in range(len(self._bases))]
             of_bases = np.array([self[first].alone_s(capacity_Bps) for first in firsts])
             return np.asarray(of_bases[self._base])
         return np.array([transfer.alone_s(capacity_Bps) for transfer in self])
 
 
-def used_by(transfers: Sequence[Transfer]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield some groups, `[n]`, and the resources of a stage in each of them, `[n, n_used]`, until all were there."""
+def used_by(transfers: Sequence[Transfer]) -> Iterator[tuple[NDArray[np.int64], int, Stage, NDArray[np.int64]]]:
+    """Yield some groups and a stage that they have in common but for its resources, until all were there.
+
+    Yields:
+        Numbers of the groups, `[n]`; the place of the stage in their transfers; the stage of one of them; the resources
+        of all of them, `[n, n_used]`.
+    """
     if isinstance(transfers, AlikeTransfers):
         yield from transfers.used()
         return
     for number, transfer in enumerate(transfers):
-        for stage in transfer.stages:
-            yield np.array([number]), stage.resources[np.newaxis]
+        for at, stage in enumerate(transfer.stages):
+            yield np.array([number]), at, stage, stage.resources[np.newaxis]
 
 
 @dataclass(frozen=True, slots=True)

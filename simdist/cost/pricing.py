@@ -443,7 +443,7 @@ class _Uses:
         owner = _owner(cost, topology)
         n_users = np.zeros(topology.n_resources, dtype=np.int64)
         is_foreign = np.zeros(topology.n_resources, dtype=bool)
-        for groups, resources in used_by(cost.transfers):
+        for groups, _, _, resources in used_by(cost.transfers):
             n_users += np.bincount(resources.ravel(), minlength=topology.n_resources)
             is_foreign[resources[owner[resources] != groups[:, np.newaxis]]] = True
         return cls(n_users, is_foreign)

@@ -13,14 +13,14 @@ overlap on a resource. Everything else is refused with `UnsupportedError`; the d
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
-from itertools import chain
+from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist import plan as plans
-from simdist.cost.costs import Costs, Local, Shared, Varying
+from simdist.cost.costs import Costs, Local, Shared, Varying, used_by
 from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times, one_for_all
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
@@ -208,7 +208,7 @@ def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]
                 )
             case Shared() if op in contention.uses:
                 seconds = contention.seconds(op)
-                check = partial(contention.check, op)
+                check = _Check(contention, op)
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
             case Shared():
                 alone_s = _alone_s(op, costs)
@@ -258,30 +258,57 @@ class _Contention:
         """Return the seconds of an operation's transfers when they start together, `[n_groups]` or with seeds."""
         return self.uses[op].seconds
 
-    def check(self, op: Op, start_s: Times, end_s: Times, step: int) -> None:
-        """Take the resources of an operation's transfers.
-
-        Args:
-            op: The operation.
-            start_s: Start of each transfer, `[n_groups, n_seeds]`.
-            end_s: End of each, if the transfers share as assumed.
-            step: Step, for the message.
-
-        Raises:
-            UnsupportedError: They do not start together, or another operation is on a resource.
-        """
-        use = self.uses[op]
-        if (start_s != start_s[use.leader]).any():
+    def check_common_start(self, op: Op, start_s: Times, step: int) -> None:
+        """Refuse groups, `[n_groups, n_seeds]`, that share a resource and do not start together."""
+        if (start_s != start_s[self.uses[op].leader]).any():
             raise UnsupportedError(
                 f"{plans.op_text(op)} at step {step}: groups share a link and start at different times; the fast "
                 f"engine is exact only for a common start: use --engine des (or auto)"
             )
-        if (start_s[use.groups] < self._busy_s[use.resources]).any():
+
+    def take(self, op: Op, resources: NDArray[np.int64], start_s: Times, end_s: Times, step: int) -> None:
+        """Take resources from starts to ends, `[n_resources or 1, n_seeds]`, or refuse if they may still be taken."""
+        if (start_s < self._busy_s[resources]).any():
             raise UnsupportedError(
                 f"{plans.op_text(op)} at step {step}: another operation may still use a link that it needs; the fast "
                 f"engine cannot share a link between operations: use --engine des (or auto)"
             )
-        np.maximum.at(self._busy_s, use.resources, end_s[use.groups])
+        np.maximum.at(self._busy_s, resources, end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Takes the resources of an operation's groups, if they share them as assumed."""
+
+    contention: _Contention
+    op: Op
+
+    def __call__(self, start_s: Times, end_s: Times, step: int) -> None:
+        """Take those of groups that start and end at some times, `[n_groups, n_seeds]`."""
+        use = self.contention.uses[self.op]
+        self.contention.check_common_start(self.op, start_s, step)
+        self.contention.take(self.op, use.resources, start_s[use.groups], end_s[use.groups], step)
+
+    def of_one_rank(self) -> "_CheckOfOne":
+        """Return the check that takes the times of one group for those of all."""
+        return _CheckOfOne(self.contention, self.op, np.unique(self.contention.uses[self.op].resources))
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckOfOne:
+    """Takes the resources of an operation whose groups all start and end together."""
+
+    contention: _Contention
+    op: Op
+    resources: NDArray[np.int64]
+
+    def __call__(self, start_s: Times, end_s: Times, step: int) -> None:
+        """Take them from the start to the end, `[1, n_seeds]`."""
+        self.contention.take(self.op, self.resources, start_s, end_s, step)
+
+    def of_one_rank(self) -> "_CheckOfOne":
+        """Return this check."""
+        return self
 
 
 class _Use:
@@ -290,14 +317,12 @@ class _Use:
     def __init__(self, op: Op, costs: Sequence[Costs]) -> None:
         of_op = [each.of[op] for each in costs]
         transfers = [cost.transfers for cost in of_op if isinstance(cost, Shared)]
-        stages = [chain.from_iterable(each.stages for each in of_group) for of_group in zip(*transfers, strict=True)]
-        pairs = [
-            np.unique(np.concatenate([stage.resources for stage in of_group] or [np.empty(0, dtype=np.int64)]))
-            for of_group in map(list, stages)
-        ]
-        self.groups = np.repeat(np.arange(len(pairs)), [len(resources) for resources in pairs])
-        self.resources = np.concatenate(pairs)
-        self.leader = self._leaders(len(pairs), len(costs[0].capacity_Bps))
+        n_resources = len(costs[0].capacity_Bps)
+        keys = [np.empty(0, dtype=np.int64)]
+        for of_list in transfers:
+            keys += [(groups[:, np.newaxis] * n_resources + used).ravel() for groups, _, _, used in used_by(of_list)]
+        self.groups, self.resources = np.divmod(np.unique(np.concatenate(keys)), n_resources)
+        self.leader = self._leaders(len(transfers[0]), n_resources)
         """Per group, the first group of its component: the groups that share, directly or through others."""
         from simdist.engines.network.fluid import common_start_s
 

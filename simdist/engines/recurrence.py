@@ -31,11 +31,22 @@ from simdist.traces.breakdown import Observer
 
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
-Check: TypeAlias = Callable[[Times, Times, int], None]
 Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
 _BY_TIME = Enter(awaits="")  # for any buffer it may await
 _FEW_COLUMNS = 2  # up to this many columns, numpy finds the last of a group faster by `reduceat`
+
+
+class Check(Protocol):
+    """Learns when each group of an operation starts and ends, and refuses what the recurrence cannot compute."""
+
+    def __call__(self, start_s: Times, end_s: Times, step: int) -> None:
+        """Take starts and ends, `[n_groups, n]`, and the step."""
+        ...
+
+    def of_one_rank(self) -> "Check":
+        """Return the check that takes the times of one group, `[1, n]`, for those of all."""
+        ...
 
 
 class Durations(Protocol):
@@ -104,7 +115,7 @@ class GroupMeeting:
             if row is None:
                 return None
             seconds = np.asarray(row).reshape(1, 1, 1, -1)
-        check = None if self.check is None else _of_all_groups(self.check, n_blocks * stride)
+        check = None if self.check is None else self.check.of_one_rank()
         return GroupMeeting((1, 1, 1, n), seconds, check, None)
 
     def last_of_groups(self, ready: Times) -> Times:
@@ -332,16 +343,6 @@ def one_for_all(seconds: float | Times) -> float | Times | None:
         return seconds
     rows = seconds.reshape(len(seconds), -1)
     return rows[:1] if (rows == rows[:1]).all() else None
-
-
-def _of_all_groups(check: Check, n_groups: int) -> Check:
-    """Return a check that takes the times of one group for those of all."""
-
-    def check_all(start_s: Times, end_s: Times, step: int) -> None:
-        shape = (n_groups, start_s.shape[-1])
-        check(np.broadcast_to(start_s, shape), np.broadcast_to(end_s, shape), step)
-
-    return check_all
 
 
 def _given(durations: Durations, index: int, template: Template, ready: Times) -> tuple[Times, Times | None]:

@@ -25,7 +25,7 @@ import simpy
 from numpy.typing import NDArray
 from simpy.events import NORMAL, EventPriority
 
-from simdist.cost.costs import Stage, Transfer
+from simdist.cost.costs import Stage, Transfer, used_by
 from simdist.engines.network.flows import Flow, Flows, nothing
 
 LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
@@ -214,6 +214,9 @@ class FluidNetwork:
 
 def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how long each transfer takes if all start together and no other is in flight, `[n_transfers]`."""
+    together_s = _together_s(transfers, capacity_Bps)
+    if together_s is not None:
+        return np.full(len(transfers), together_s)
     timeline = Timeline()
     network = FluidNetwork(timeline, capacity_Bps)
     end_s = np.zeros(len(transfers))
@@ -225,3 +228,33 @@ def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float
         network.fly(transfer, partial(record, index))
     timeline.run()
     return end_s
+
+
+def _together_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> float | None:
+    """Return how long transfers take that end every stage together; None if they do not.
+
+    Suppose that all have the same bytes on their busiest resource, and that the resource that takes longest for the
+    bytes of all takes equally long for every transfer. Then equal rates are max-min fair: each transfer has a full
+    resource on which none has a larger rate.
+    """
+    stages = list(used_by(transfers))
+    together_s = 0.0
+    for at in range(1 + max((each[1] for each in stages), default=-1)):
+        of_stage = [(groups, stage, used) for groups, place, stage, used in stages if place == at]
+        if sum(len(groups) for groups, _, _ in of_stage) != len(transfers):
+            return None
+        load = np.zeros(len(capacity_Bps))
+        for _, stage, used in of_stage:
+            np.add.at(load, used, np.broadcast_to(stage.nbytes, used.shape))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            flow_s = load / capacity_Bps
+        ends_s: set[float] = set()
+        most: set[float] = set()
+        for _, stage, used in of_stage:
+            most.add(float(stage.nbytes.max(initial=0.0)))
+            ends_s.update((stage.latency_s + flow_s[used].max(axis=1, initial=0.0)).tolist())
+        end_s = ends_s.pop()
+        if ends_s or len(most) > 1 or not math.isfinite(end_s) or len({each.latency_s for _, each, _ in of_stage}) > 1:
+            return None
+        together_s += end_s
+    return together_s

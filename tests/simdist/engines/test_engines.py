@@ -16,7 +16,9 @@ from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, shar
 
 import simdist
 from simdist.cost import price
+from simdist.cost.costs import Shared, Stage, Transfer
 from simdist.engines import DrawnDelays, des, fast, recurrence, simulate
+from simdist.engines.network import fluid
 from simdist.errors import PlanError, UnsupportedError
 from simdist.plan import (
     COLLECTIVES,
@@ -111,6 +113,32 @@ def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
     measured = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=1)
     for name in ("makespan_s", *STATES):
         np.testing.assert_array_equal(getattr(measured, name), getattr(expected, name))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_transfers_that_end_together_take_what_the_network_gives_them(data):
+    """The formula for equal transfers, beside the simulated network."""
+    plan = data.draw(st.one_of(plans.legal_plans(op_kinds=WITHOUT_STORAGE), plans.schedule_plans()))
+    costs = price(plan, data.draw(clusters(plan.world_size)), data.draw(workloads()))
+    transfers = [cost.transfers for cost in costs.of.values() if isinstance(cost, Shared)]
+    assume(transfers)
+    found = [fluid.common_start_s(each, costs.capacity_Bps) for each in transfers]
+    event(f"together: {any(fluid._together_s(each, costs.capacity_Bps) is not None for each in transfers)}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fluid, "_together_s", lambda *_: None)
+        expected = [fluid.common_start_s(each, costs.capacity_Bps) for each in transfers]
+    for each, by_network in zip(found, expected, strict=True):
+        np.testing.assert_allclose(each, by_network, rtol=1e-12, atol=1e-18)
+
+
+def test_transfers_of_different_sizes_do_not_end_together():
+    one, two = (Transfer((Stage(0.0, np.array([0]), np.array([nbytes])),)) for nbytes in (1.0, 2.0))
+    assert fluid.common_start_s([one, two], np.array([1.0])).tolist() == [2.0, 3.0]
+    apart = Transfer((Stage(0.0, np.array([1]), np.array([2.0])),))
+    assert fluid.common_start_s([one, apart], np.array([1.0, 2.0])).tolist() == [1.0, 1.0]
+    late = Transfer((Stage(1.0, np.array([0]), np.array([1.0])),))
+    assert fluid.common_start_s([one, late], np.array([1.0])).tolist() == [1.0, 2.0]
 
 
 WITHOUT_DELAYS = tuple(kind for kind in plans.OP_KINDS if kind is not Delay)
