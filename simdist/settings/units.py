@@ -229,6 +229,16 @@ def format_Bps(Bps: float, digits: int = 3) -> str:
     return "unlimited" if Bps == math.inf else f"{format_nbytes(Bps, digits)}/s"
 
 
+def format_flops(flops: float, digits: int = 3) -> str:
+    """Print an amount of arithmetic for people.
+
+    >>> format_flops(8_178_000_000), format_flops(0)
+    ('8.18 GFLOP', '0 FLOP')
+    """
+    scales = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "kFLOP": 1e3, "FLOP": 1.0}
+    return _format(flops, "FLOP", scales, digits)
+
+
 def format_share(share: float, *, signed: bool = False) -> str:
     """Print a share, or an error, which is signed.
 

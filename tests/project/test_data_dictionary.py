@@ -267,6 +267,13 @@ def of_limits(study: Study, _: Path) -> dict[str, Found]:
     return {"simdist limits": keys(found), "Tolerable stragglers": keys(each(found, "rows"))}
 
 
+def of_workloads(_: Study, __: Path) -> dict[str, Found]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tests" / "user_modules"))
+        found = [result("workload", f"counted_models:{name}") for name in ("tied", "convolution")]
+    return {"simdist workload": keys(found), "Tensors of a model": keys(each(found, "tensors"))}
+
+
 def of_data(study: Study, _: Path) -> dict[str, Found]:
     rows = result("data", study.runs, "--knobs")["rows"] + result("data", study.scenario)["rows"]
     knobs = [row["knobs"] for row in rows if row["knobs"]]
@@ -475,6 +482,7 @@ EVERYTHING = (
     of_collectives,
     of_data,
     of_limits,
+    of_workloads,
     of_imports,
     of_whatifs,
     of_tuning,
