@@ -83,7 +83,7 @@ class _Counting(TorchDispatchMode):
     """
 
     def __init__(self, trained: Mapping[str, nn.Parameter]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops: dict[str, int] = {}
         self._trained = trained
         self._names: dict[int, list[str]] = {}
@@ -120,11 +120,11 @@ class _Counting(TorchDispatchMode):
 
 def _storage(tensor: Tensor) -> int:
     """Identify the memory of a tensor, which its views share, also where it has no address."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
 
 
 _FORMULAS: Mapping[Any, Callable[..., int]] = {
