@@ -120,11 +120,11 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
         return disturbance
     if cluster:
         refuse("Disturbance", disturbance.range_faults(cluster.world_size, cluster.gpus_per_node))
-    if cluster and n_steps and isinstance(disturbance, Recorded):
-        refuse("Recorded", disturbance.shape_faults(n_steps, cluster.world_size))
+    if n_steps and isinstance(disturbance, Recorded):
+        refuse("Recorded", disturbance.shape_faults(n_steps))
     workload = info.data.get("workload")
-    if cluster and n_steps and workload and isinstance(disturbance, UnevenWork):
-        refuse("UnevenWork", disturbance.shape_faults(n_steps * workload.micro_batches, cluster.world_size))
+    if n_steps and workload and isinstance(disturbance, UnevenWork):
+        refuse("UnevenWork", disturbance.shape_faults(n_steps * workload.micro_batches))
     return disturbance
 
 
@@ -282,7 +282,8 @@ class Scenario(Settings):
     @property
     def is_random(self) -> bool:
         """Whether seeds make a difference to what is disturbed."""
-        return any(each.is_random for each in (*self.disturbances, *self.background))
+        is_drawn = any(each.is_random for each in (*self.disturbances, *self.background))
+        return is_drawn or any(each and each.ranks_remark(self.cluster.world_size) for each in self.delays)
 
     @property
     def has_ranges(self) -> bool:

@@ -26,7 +26,15 @@ _UNSTATED_FACTORS = (
 
 def warnings_of(scenario: Scenario) -> tuple[str, ...]:
     """Return the doubts of a scenario, and the settings that have no effect in it, a sentence each."""
-    return (*scenario.doubts, *_unused_settings(scenario))
+    return (*scenario.doubts, *_other_ranks(scenario), *_unused_settings(scenario))
+
+
+def _other_ranks(scenario: Scenario) -> Iterator[str]:
+    """Yield a sentence for each recording of another number of ranks."""
+    for i, disturbance in enumerate(scenario.delays):
+        sentence = disturbance.ranks_remark(scenario.cluster.world_size) if disturbance else None
+        if sentence:
+            yield f"disturbances[{i}]: {sentence}"
 
 
 def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
