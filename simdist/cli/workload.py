@@ -53,7 +53,7 @@ class _Timing:
 
 @click.command("workload")
 @click.argument("model", metavar="MODULE:FUNCTION")
-@click.option("-o", "--output", type=common.path, metavar="WORKLOAD", help="The .yaml file to write.")
+@click.option("-o", "--output", type=common.path, metavar="FILE", help="The .yaml file to write.")
 @click.option("--input", "shape", metavar="SHAPE", help="Shape of a sample, e.g. 3x224x224, if none is returned.")
 @click.option("--batch-size", type=common.positive, help="Samples per GPU and pass.  [default: of the returned batch]")
 @click.option("--utilization", metavar="SHARE", help="Share of the GPU's peak that the passes reach.")

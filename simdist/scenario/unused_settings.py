@@ -60,7 +60,8 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
     yield from _unused_data_settings(scenario)
     saves_to = scenario.checkpoint.to if scenario.checkpoint else None
-    if scenario.checkpoint and scenario.checkpoint.every > scenario.steps:
+    every = scenario.checkpoint.every if scenario.checkpoint else 0
+    if isinstance(every, int) and every > scenario.steps:
         yield f"checkpoint has no effect: none is due within {scenario.steps} steps"
     if source != "storage" and saves_to != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError, UnsupportedError, naming, require
-from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
+from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
@@ -256,9 +256,10 @@ def compare(
         if progress:
             progress(schedule.name, 0, 1)
         with naming(schedule.name):
-            built = replace(build(scenario, schedule), actors=tuple(actors))
+            its = in_steps(scenario, schedule)
+            built = replace(build(its, schedule), actors=tuple(actors))
             times = measure_with_additions(
-                scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
+                its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
             )
         measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]
