@@ -65,6 +65,9 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield f"checkpoint has no effect: none is due within {scenario.steps} steps"
     if source != "storage" and saves_to != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
+    if cluster.storage and cluster.storage.servers > cluster.nodes:
+        counts = f"{cluster.storage.servers} for {cluster.nodes} nodes"
+        yield f"cluster.storage.servers: {counts}: each uses one, others idle"
     ahead = scenario.host.run_ahead_steps
     if ahead is not None and ahead >= scenario.steps:
         yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"
