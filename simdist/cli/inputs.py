@@ -13,11 +13,11 @@ from simdist.plan import Plan
 from simdist.plan.delays import Delays
 from simdist.runs.building import build, delays, in_steps, lost_share, price_of, traffic
 from simdist.scenario import Cluster, Interference, Scenario, load_cluster, presets
-from simdist.scenario.checkpoint import Elapsed
+from simdist.scenario.steps_or_time import Elapsed
 from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
-from simdist.settings.units import format_seconds, format_share
+from simdist.settings.units import format_duration, format_share
 from simdist.studies.comparison import find_label
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:
         steps = its.every if its and isinstance(its.every, int) else 0
         missing = f", none within {scenario.steps:,} steps" if steps > scenario.steps else ""
         found.append(f"{steps:,} steps of {schedule.name}{missing}")
-    return f"checkpoint: every {format_seconds(every.seconds)} is every {'; '.join(found)}"
+    return f"checkpoint: every {format_duration(every.seconds)} is every {'; '.join(found)}"
 
 
 def choose(scenario: Scenario, label: str | None, *, where: str) -> tuple[Schedule, ...]:

@@ -15,7 +15,7 @@ from simdist import engines
 from simdist.cost import price
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario
-from simdist.scenario.checkpoint import Elapsed
+from simdist.scenario.steps_or_time import Elapsed
 from simdist.schedules import Job, Schedule
 from simdist.settings.base import unchecked_copy
 

@@ -1,50 +1,20 @@
 """Checkpoints that training writes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import Field, model_validator
 
 from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Destination
 from simdist.plan.plan import MAX_NBYTES
 from simdist.scenario.cluster import Cluster
+from simdist.scenario.steps_or_time import Elapsed, StepsOrTime
 from simdist.schedules.job import Checkpoint
 from simdist.settings.base import Fault, Settings, refuse, shown
-from simdist.settings.units import Nbytes, parse_seconds, parse_whole
+from simdist.settings.units import Nbytes
 
 Mode: TypeAlias = Literal["blocking", "async"]
-
-
-@dataclass(frozen=True, slots=True)
-class Elapsed:
-    """Training time from one checkpoint to the next.
-
-    Args:
-        seconds: Above 0.
-    """
-
-    seconds: float
-
-
-def _read_every(value: object) -> int | Elapsed:
-    """Read a number of steps, or a time."""
-    if isinstance(value, Elapsed):
-        return value
-    if isinstance(value, str):
-        seconds = parse_seconds(value)
-        if not seconds:
-            raise ValueError(f"{shown(value)}: write a time above 0 s, e.g. 30 min, or a number of steps")
-        return Elapsed(seconds)
-    steps = parse_whole(value)
-    if steps < 1:
-        raise ValueError(f"{steps}: write at least 1")
-    return steps
-
-
-def _written_every(value: int | Elapsed) -> int | str:
-    return f"{value.seconds!r} s" if isinstance(value, Elapsed) else value
 
 
 class CheckpointSettings(Settings):
@@ -63,12 +33,7 @@ class CheckpointSettings(Settings):
             memory and goes on, while that copy is written.
     """
 
-    every: Annotated[
-        int | Elapsed,
-        PlainValidator(_read_every),
-        PlainSerializer(_written_every, when_used="json"),
-        Field(examples=[100]),
-    ]
+    every: Annotated[StepsOrTime, Field(examples=[100])]
     what: Literal["parameters", "state"] | None = None
     nbytes: Annotated[Nbytes, Field(ge=1, le=MAX_NBYTES)] | None = Field(default=None, alias="size")
     to: Destination = "storage"

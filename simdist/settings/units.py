@@ -202,6 +202,18 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
     return _format(seconds, "s", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits)
 
 
+def format_duration(seconds: float, digits: int = 3) -> str:
+    """Print a time for people in the unit of clocks and calendars that suits it.
+
+    >>> format_duration(0.5), format_duration(1800), format_duration(43_200), format_duration(900_000)
+    ('500 ms', '30 min', '12 h', '10.4 days')
+    """
+    for name, length_s, least in (("days", 86_400.0, 3.0), ("h", 3600.0, 1.0), ("min", 60.0, 2.0)):
+        if least * length_s <= seconds < math.inf:
+            return f"{seconds / length_s:,.{digits}g} {name}"
+    return format_seconds(seconds, digits)
+
+
 def in_range(center: float, low: float, high: float, *, form: Callable[[float], str] = "{:.2f}".format) -> str:
     """Print a number and, if they differ, the ends of its interval.
 

@@ -152,6 +152,8 @@ class Row:
             late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
             shares (object): Only where something is `uncertain`: its path, or `seeds`, -> the share (float) of the
                 variance of `speedup` that it causes alone. For the baseline, of `step_s`.
+            job_steps (float): Only with `train_for`: steps of the whole job. Of a time, those that fit.
+            job_s (float): Only with `train_for`: time of the whole job, at `step_s`.
             step_s_lo, step_s_hi (float): Only where something is `uncertain`: ends of the 95 % interval from seeds and
                 uncertain values together.
             speedup_lo, speedup_hi (float): The same of `speedup`.

@@ -57,6 +57,7 @@ data: {{samples: 32, file_size: 100 kB}}
 input: {{source: storage}}
 checkpoint: {{every: 2, what: parameters}}
 steps: 2 epochs
+train_for: 90 epochs
 disturbances:
   - {{kind: transient, probability: 30%, delay: 5 ms}}
   - {{kind: transient, on: compute, probability: 30%, delay: 5 ms}}
