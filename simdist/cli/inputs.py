@@ -13,11 +13,10 @@ from simdist.plan import Plan
 from simdist.plan.delays import Delays
 from simdist.runs.building import build, delays, in_steps, lost_share, price_of, traffic
 from simdist.scenario import Cluster, Interference, Scenario, load_cluster, presets
-from simdist.scenario.steps_or_time import Elapsed
 from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
-from simdist.settings.units import format_duration, format_share
+from simdist.settings.units import Elapsed, format_duration, format_share
 from simdist.studies.comparison import find_label
 
 if TYPE_CHECKING:

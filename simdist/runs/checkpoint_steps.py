@@ -15,9 +15,9 @@ from simdist import engines
 from simdist.cost import price
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario
-from simdist.scenario.steps_or_time import Elapsed
 from simdist.schedules import Job, Schedule
 from simdist.settings.base import unchecked_copy
+from simdist.settings.units import Elapsed
 
 _LEAST_STEPS = 20  # of whole periods; as many before them count as warm-up
 _ROUNDING = 1e-9

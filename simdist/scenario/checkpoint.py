@@ -9,10 +9,9 @@ from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Destination
 from simdist.plan.plan import MAX_NBYTES
 from simdist.scenario.cluster import Cluster
-from simdist.scenario.steps_or_time import Elapsed, StepsOrTime
 from simdist.schedules.job import Checkpoint
 from simdist.settings.base import Fault, Settings, refuse, shown
-from simdist.settings.units import Nbytes
+from simdist.settings.units import Elapsed, Nbytes, StepsOrTime
 
 Mode: TypeAlias = Literal["blocking", "async"]
 

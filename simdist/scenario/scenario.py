@@ -26,7 +26,6 @@ from simdist.scenario.disturbances import Disturbance, Recorded, UnevenWork
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
-from simdist.scenario.steps_or_time import StepsOrTime
 from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload
@@ -34,7 +33,7 @@ from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import Schedule, settings_of_name
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
-from simdist.settings.units import Whole, parse_seconds
+from simdist.settings.units import StepsOrTime, Whole, parse_seconds
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
 _SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
 from simdist.settings.base import FromFile, shown
 
@@ -50,6 +50,7 @@ class _Dimension:
 
 _LEAST_S = 1e-13  # less is what rounding leaves of a difference
 _MOST_WHOLE = 10**9  # of the ends of a range
+_MOST_STEPS = 10**15
 _ROUNDING_SHARE = 0.0005  # prints as 0.0 %
 _BIT = Decimal("0.125")
 _SECONDS_PREFIXES = {"": "1", "m": "1e-3", "u": "1e-6", "\N{MICRO SIGN}": "1e-6", "n": "1e-9"}
@@ -148,6 +149,51 @@ def parse_whole_or(*words: str) -> Callable[[object], object]:
         return value if value in words else parse_whole(value)
 
     return parse
+
+
+@dataclass(frozen=True, slots=True)
+class Elapsed:
+    """A time of training.
+
+    Args:
+        seconds: Above 0.
+    """
+
+    seconds: float
+
+
+def _read_steps_or_time(value: object) -> int | Elapsed:
+    """Read a number of steps, or a time."""
+    if isinstance(value, Elapsed):
+        return value
+    words = value.split() if isinstance(value, str) else []
+    if len(words) == 2 and words[1] in ("step", "steps"):
+        return _read_steps(words[0])
+    if isinstance(value, str):
+        seconds = parse_seconds(value)
+        if not seconds:
+            raise ValueError(f"{shown(value)}: write a time above 0 s, e.g. 30 min, or a number of steps")
+        return Elapsed(seconds)
+    return _read_steps(value)
+
+
+def _read_steps(value: object) -> int:
+    steps = int(value) if isinstance(value, str) and value.isdecimal() else parse_whole(value)
+    if steps < 1:
+        raise ValueError(f"{steps}: write at least 1")
+    if steps > _MOST_STEPS:
+        raise ValueError(f"{shown(value)}: write {_MOST_STEPS:,} steps or less")
+    return steps
+
+
+def _written_steps_or_time(value: int | Elapsed) -> int | str:
+    return f"{value.seconds!r} s" if isinstance(value, Elapsed) else value
+
+
+#: A number of steps, or a time.
+StepsOrTime: TypeAlias = Annotated[
+    int | Elapsed, PlainValidator(_read_steps_or_time), PlainSerializer(_written_steps_or_time, when_used="json")
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,8 @@ from numpy.typing import NDArray
 from simdist.plan import LEVELS, Plan
 from simdist.plan.text import ranks_named
 from simdist.scenario.scenario import Scenario
-from simdist.scenario.steps_or_time import Elapsed
 from simdist.settings.base import unchecked_copy
-from simdist.settings.units import format_duration, format_share
+from simdist.settings.units import Elapsed, format_duration, format_share
 from simdist.studies.columns import IN_RANGES, SCHEDULE, Column, factor, seconds, shown_epochs
 from simdist.traces.breakdown import Breakdown, mean_late
 from simdist.traces.links import link_in_words
@@ -427,7 +426,7 @@ class WholeJobFacet(Facet[WholeJob | None]):
             case Elapsed(seconds=seconds):
                 return WholeJob(seconds / of_step_s if of_step_s else math.inf, seconds, is_timed=True)
             case n_steps:
-                return WholeJob(n_steps, n_steps * of_step_s, is_timed=False)
+                return WholeJob(float(n_steps), n_steps * of_step_s, is_timed=False)
 
     def document(self, value: WholeJob | None) -> dict[str, object]:
         """Return both."""

@@ -11,7 +11,7 @@ from simdist.runs import run_directory
 from simdist.runs.building import build, in_steps, simulate
 from simdist.scenario import dump, loads
 from simdist.scenario.checkpoint import CheckpointSettings
-from simdist.scenario.steps_or_time import Elapsed
+from simdist.settings.units import Elapsed
 
 FILE_S = 0.05 + 0.4  # 4 MB over the NIC of rank 0
 

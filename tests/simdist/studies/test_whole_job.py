@@ -7,7 +7,7 @@ from commandline import call, write
 
 from simdist.errors import ScenarioError
 from simdist.scenario import dump, loads
-from simdist.scenario.steps_or_time import Elapsed
+from simdist.settings.units import Elapsed
 from simdist.studies.comparison import compare
 
 SCENARIO = """
