@@ -10,6 +10,7 @@ from simdist.engines import des, fast
 from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays, traffic
 from simdist.scenario import dump, loads
+from simdist.studies.comparison import compare
 from simdist.studies.limits import epoch_limits
 
 LATENCY_S, SERVER_BPS = 0.01, 1e6
@@ -145,3 +146,14 @@ def test_servers_that_no_node_uses_are_named(tmp_path, capsys) -> None:
     text = dump(scenario_of(2, 3, READING))
     answer = call(capsys, "simulate", write(tmp_path / "x.yaml", text))
     assert "cluster.storage.servers: 3 for 2 nodes: each uses one, others idle" in answer.err
+
+
+@pytest.mark.parametrize("more", [READING, SAVING, f"{READING}\n{SAVING}"])
+@pytest.mark.parametrize(("nodes", "servers"), [(3, 2), (5, 2), (4, 2)])
+def test_means_of_both_engines_agree_where_servers_have_unequal_numbers_of_nodes(nodes, servers, more) -> None:
+    scenario = scenario_of(nodes, servers, more).changed(steps=6)
+    means_s = []
+    for engine in ("des", "auto"):
+        [row] = compare(scenario, n_seeds=1, engine=engine)
+        means_s.append(row.step_s)
+    assert means_s[0] == pytest.approx(means_s[1], rel=1e-9)
