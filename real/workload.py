@@ -110,7 +110,9 @@ def _build(request: CountingRequest) -> _Built:
         raise ScenarioError("returns a sample batch already: leave --input out")
     if shape:
         reads_tokens = any(isinstance(each, nn.Embedding) for each in module.modules())
-        batch = torch.zeros(_N_SAMPLES, *shape, dtype=torch.long if reads_tokens else _dtype_of(module))
+        dtype = torch.long if reads_tokens else _dtype_of(module)
+        with _explaining("a sample of this shape", request.device):
+            batch = torch.zeros(_N_SAMPLES, *shape, dtype=dtype, device=request.device)
     return _Built(*(_moved(each, request.device) for each in (module, batch)))
 
 

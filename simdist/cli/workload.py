@@ -1,5 +1,6 @@
 """`simdist workload`."""
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from simdist.errors import ScenarioError
 from simdist.jobs.asking import ask
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario import Tensor, Workload, dump_workload
-from simdist.settings.base import plural
+from simdist.settings.base import plural, shown
 from simdist.settings.precision import Precision, Utilization
 from simdist.settings.units import format_flops, format_nbytes, parse_seconds
 from simdist.studies.columns import Column, count
@@ -23,6 +24,8 @@ from simdist.studies.columns import Column, count
 _COMMAND = (sys.executable, "-m", "real.workload")
 _DTYPES = get_args(Workload.model_fields["dtype"].annotation)
 _TIME_LIMIT_S = 3600.0
+_MOST_ELEMENTS = 10**9  # of a sample
+_MOST_LENGTH = 200  # of a name
 _SHOWN = 10  # tensors
 _SAMPLE = "return (module, sample batch), or write --input, e.g. --input 3x224x224"
 _HOW_LONG = "how long does the forward pass take? Write --utilization, e.g. 40%, or --forward, e.g. 20ms"
@@ -80,6 +83,8 @@ def command(
     The function takes no arguments and returns a module, or (module, sample batch). It runs on the meta device, where
     tensors have shapes but no values, so a model may be larger than memory.
     """
+    if len(model) > _MOST_LENGTH:
+        raise ScenarioError(f"{shown(model)}: has {len(model):,} characters: write module:function")
     timing = _timing(forward, utilization, precision)
     if output and timing is None:
         raise ScenarioError(f"-o {output}: {_HOW_LONG}")
@@ -113,8 +118,10 @@ def _timing(forward: str | None, utilization: str | None, precision: Precision) 
 
 def _shape(text: str) -> list[int]:
     parts = text.replace(",", "x").split("x")
-    if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise ScenarioError(f"--input {text}: write the shape of a sample, e.g. 3x224x224, or 1024 for so many tokens")
+    is_right = all(part.strip().isdecimal() and len(part) < 20 and int(part) for part in parts)
+    if not is_right or math.prod(map(int, parts)) > _MOST_ELEMENTS:
+        hint = "write the shape of a sample, e.g. 3x224x224, or 1024 for so many tokens"
+        raise ScenarioError(f"--input {shown(text)}: {hint}; it has {_MOST_ELEMENTS:,} elements or less")
     return [int(part) for part in parts]
 
 

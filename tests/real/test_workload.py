@@ -171,6 +171,8 @@ def test_model_that_cannot_be_counted_is_refused_in_a_line(capsys, name: str, pr
         ("counted_models.py:tied", "no module 'counted_models.py'"),
         ("counted_models:", "write module:function"),
         (":tied", "write module:function"),
+        ("x" * 100_000 + ":tied", "has 100,005 characters: write module:function"),
+        ("x" * 190 + ":tied", "no module"),
     ],
 )
 def test_model_that_is_not_found_is_refused_in_a_line(capsys, model: str, problem: str) -> None:
@@ -184,7 +186,10 @@ def test_model_that_is_not_found_is_refused_in_a_line(capsys, model: str, proble
         (["--utilization", "40%", "--forward", "1ms"], "--utilization beside --forward: write one of them"),
         (["--utilization", "400%"], "--utilization: '400%' is no share of the peak"),
         (["--forward", "5"], "--forward: '5': a time needs a unit"),
-        (["--input", "3x"], "--input 3x: write the shape of a sample, e.g. 3x224x224"),
+        (["--input", "3x"], "--input '3x': write the shape of a sample, e.g. 3x224x224"),
+        (["--input", "0x3"], "--input '0x3': write the shape of a sample"),
+        (["--input", "9" * 5000], "write the shape of a sample"),
+        (["--input", "1000000x1000000"], "it has 1,000,000,000 elements or less"),
         (["--input", "3", "-o", "w.yaml", "--forward", "1ms"], "--batch-size: how many samples has a GPU in a pass?"),
         (["-o", "w.yaml", "--utilization", "1", "--batch-size", "2"], "--utilization: FLOPs are not known, so no time"),
     ],
