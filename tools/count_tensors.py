@@ -6,15 +6,9 @@ Usage, from the root of the repository, with torch 2.x installed (no weights, no
     python tools/count_tensors.py --check    # compare with the files that are there; exit 1 on any difference
 
 Each model is written from its paper, in `real.models` if it can be run and else here, and built on torch's `meta`
-device, where tensors have shapes but no values. One sample runs forward, and hooks note every parameter in the order in
-which it is first used: a row is `name,count,flops,rows`. The rules, chosen so that a backward pass which walks the rows
-from last to first finishes every gradient at the right moment:
-
-* `flops` is 2 x the multiply-adds of the convolution or matrix product that uses the weight, for one sample.
-* Biases, normalisations, embeddings, activations and pooling count 0: they cost memory traffic, not arithmetic.
-* A product without a weight of its own (attention scores, attention times values, logits of a tied embedding) is
-  booked on the tensor used just before it, because backward does it just before that tensor's gradient.
-* A tied weight is one row, at its first use: its gradient is complete only when backward gets there.
+device, where tensors have shapes but no values. `real.models.counting` notes every parameter in the order in which it
+is first used: a row is `name,count,flops,rows`. A backward pass that walks the rows from last to first finishes every
+gradient at the right moment.
 """
 
 import argparse
@@ -33,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from real.models import create  # noqa: E402
 from real.models.classifiers import classifier, conv_bn  # noqa: E402
-from real.models.gpt import MatrixProduct, ScaledDotProduct  # noqa: E402
+from real.models.counting import count_tensors  # noqa: E402
 
 WORKLOADS = ROOT / "simdist" / "scenario" / "presets" / "workloads"
 
@@ -116,49 +110,8 @@ class InceptionV3(nn.Module):
 
 # --- counting ----------------------------------------------------------------------------------------------------
 
-
-def flops(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> int:
-    """2 x multiply-adds of one call of `module`, 0 if it multiplies no matrices."""
-    match module:
-        case nn.Conv2d():
-            return 2 * output.numel() * module.weight[0].numel()
-        case nn.Linear():
-            return 2 * output.numel() * module.in_features
-        case MatrixProduct():
-            return 2 * output.numel() * inputs[0].shape[-1]
-        case ScaledDotProduct():  # scores, and their product with the values; what a mask hides is counted
-            return 2 * 2 * inputs[0].numel() * inputs[1].shape[-2]
-        case _:
-            return 0
-
-
-def count_tensors(model: nn.Module, sample: Tensor) -> list[Row]:
-    """(name, elements, forward FLOPs per sample, first dimension) of every parameter, in the order of first use."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    counts: dict[str, int] = {}
-    first: dict[str, int] = {}
-    spent: dict[str, int] = {}
-
-    def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        owned = [(names[id(parameter)], parameter) for parameter in module.parameters(recurse=False)]
-        for name, parameter in owned:
-            counts[name], spent[name], first[name] = parameter.numel(), 0, parameter.shape[0]
-        target = owned[0][0] if owned else next(reversed(counts))
-        spent[target] += flops(module, inputs, output)
-
-    for module in model.modules():
-        if not list(module.children()) and (
-            list(module.parameters(recurse=False)) or isinstance(module, MatrixProduct | ScaledDotProduct)
-        ):
-            module.register_forward_hook(record)
-    model.eval()(sample)  # in training mode batch normalisation refuses a single 1x1 sample; the products are the same
-    unused = set(names.values()) - set(counts)
-    if unused:
-        raise RuntimeError(f"the forward pass never uses {sorted(unused)}")
-    return [(name, counts[name], spent[name], first[name]) for name in counts]
-
-
 IMAGE = (3, 224, 224)
+N_SAMPLES = 2  # batch normalisation refuses a single sample of 1x1
 
 # name: model, shape of a sample, expected parameters, published forward multiply-adds (0: none published).
 # Sources: the weights metadata of torchvision 0.28 (convolutional networks); the sizes of the published checkpoints
@@ -184,7 +137,11 @@ def rows_of(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> list[Row]
     with torch.device("meta"):
         model = build()
         reads_tokens = any(isinstance(module, nn.Embedding) for module in model.modules())
-        return count_tensors(model, torch.empty(1, *shape, dtype=torch.long if reads_tokens else torch.float))
+        sample = torch.empty(N_SAMPLES, *shape, dtype=torch.long if reads_tokens else torch.float)
+        found = count_tensors(model, lambda: model(sample))
+    if unused := [each.name for each in found if not each.is_used]:
+        raise RuntimeError(f"the forward pass never uses {unused}")
+    return [(each.name, each.count, each.flops // N_SAMPLES, each.rows) for each in found]
 
 
 def verify(name: str, rows: Iterable[Row], n_parameters: int, multiply_adds: float) -> list[str]:

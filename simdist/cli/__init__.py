@@ -42,6 +42,7 @@ _COMMANDS = {  # the first sentence of each command's help
     "tune": "Find the fastest schedule for a scenario, within limits.",
     "validate": "Compare simulation and measurement.",
     "whatif": "Show what stragglers cost, and what would help.",
+    "workload": "Turn a PyTorch model into a workload.",
 }
 _MODULES = {"import": "importing"}  # where a command cannot name one
 _ENVIRONMENT = {  # of a process that is a command; what the user has set stays

@@ -247,8 +247,8 @@ def _limits_record(each: EpochLimits) -> _Record:
             threads of a rank.
         storage_nbytes (float): Bytes read from storage.
         next_limit (str): Name of the largest limit that remains with unlimited storage bandwidth.
-        needed_Bps (float or null): Bandwidth at which the storage server takes as long as `next_limit`. `null` where
-            nothing is read from it or nothing else takes time.
+        needed_Bps (float or null): Bandwidth at which the busiest storage server takes as long as `next_limit`. `null`
+            where nothing is read from it or nothing else takes time.
     """
     own = ("epoch", "least_s", "storage_nbytes", "needed_Bps")
     return common.picked(each, *own, limit="name", next_limit="next_name", least_s_by_limit="seconds")
@@ -343,7 +343,8 @@ def _needs(least: Sequence[EpochLimits], storage: Storage | None, bandwidth: obj
     if then not in _HIDING:
         until = f"for {then} ({seconds(found.relieved_s[then])}) to limit epoch {found.epoch} first"
     needed, now = (format_like(bandwidth, each, format_Bps) for each in (needed_Bps, storage.bandwidth_Bps))
-    yield f"storage {would} to deliver {needed} {until}; its bandwidth is {now}"
+    who = "storage" if storage.servers == 1 else f"the busiest of {storage.servers} storage servers"
+    yield f"{who} {would} to deliver {needed} {until}; its bandwidth is {now}"
 
 
 def _knobs_text(found: KnobEffects) -> str:

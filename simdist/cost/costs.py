@@ -30,7 +30,7 @@ class Resources:
     Machines are the nodes, followed by parameter servers apart from the ranks. Each machine has a NIC. Such a server
     sends and receives as if it were the first rank of its machine. Resources are numbered: fabric out of each rank,
     fabric into each rank, NIC out of each machine, NIC into each machine, host bridge of each node up, host bridge of
-    each node down, switch, storage server, storage client of each node; then, for data sets, the server's operations,
+    each node down, switch, storage servers, storage client of each node; then, for data sets, the servers' operations,
     each node's disk for reading, for writing, its memory, its cores, and the threads of each rank that read and that
     decode. Resources that are not links count operations, or seconds of work, where links count bytes.
 
@@ -38,11 +38,13 @@ class Resources:
         n_nodes: Nodes.
         ranks_per_node: Ranks of each.
         n_servers: Parameter servers that are machines of their own.
+        n_storage_servers: Storage servers. Node n uses server n modulo their number.
     """
 
     n_nodes: int
     ranks_per_node: int
     n_servers: int
+    n_storage_servers: int
 
     @property
     def world_size(self) -> int:
@@ -91,43 +93,45 @@ class Resources:
         """The switch between the machines."""
         return 2 * (self.world_size + self.n_machines + self.n_nodes)
 
-    @property
-    def storage_server(self) -> int:
-        """The storage server."""
-        return self.switch + 1
+    def storage_server(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of the storage server that a node uses."""
+        return self.switch + 1 + node % self.n_storage_servers
 
     def storage_client(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of a node's storage client."""
-        return self.storage_server + 1 + node
+        return self.switch + 1 + self.n_storage_servers + node
+
+    def storage_operations(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of the work, in operations, of the storage server that a node uses."""
+        return self.switch + 1 + self.n_storage_servers + self.n_nodes + node % self.n_storage_servers
 
     @property
-    def storage_operations(self) -> int:
-        """The storage server's work, in operations."""
-        return self.storage_server + 1 + self.n_nodes
+    def _first_disk(self) -> int:
+        return self.switch + 1 + 2 * self.n_storage_servers + self.n_nodes
 
     def disk_read(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of reading from a node's disk."""
-        return self.storage_operations + 1 + node
+        return self._first_disk + node
 
     def disk_write(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of writing to a node's disk."""
-        return self.storage_operations + 1 + self.n_nodes + node
+        return self._first_disk + self.n_nodes + node
 
     def memory(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of copying samples out of a node's memory."""
-        return self.storage_operations + 1 + 2 * self.n_nodes + node
+        return self._first_disk + 2 * self.n_nodes + node
 
     def cores(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of a node's CPU cores, in seconds of work."""
-        return self.storage_operations + 1 + 3 * self.n_nodes + node
+        return self._first_disk + 3 * self.n_nodes + node
 
     def readers(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of a rank's reading threads, in seconds of all threads together."""
-        return self.storage_operations + 1 + 4 * self.n_nodes + rank
+        return self._first_disk + 4 * self.n_nodes + rank
 
     def decoders(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of a rank's decoding threads, in seconds of all threads together."""
-        return self.storage_operations + 1 + 4 * self.n_nodes + self.world_size + rank
+        return self._first_disk + 4 * self.n_nodes + self.world_size + rank
 
     def moved(
         self, resources: NDArray[np.int64], n_ranks: int | NDArray[np.int64], n_nodes: int | NDArray[np.int64]
@@ -146,7 +150,7 @@ class Resources:
     @property
     def n_resources(self) -> int:
         """Number of resources."""
-        return self.storage_operations + 1 + 4 * self.n_nodes + 2 * self.world_size
+        return self._first_disk + 4 * self.n_nodes + 2 * self.world_size
 
     def name(self, index: int) -> str:
         """Return the name of a resource: its function and its rank, machine or node, such as `nic_out[3]`.
@@ -166,6 +170,7 @@ class Resources:
         of_ranks = self.world_size
         of_machines = self.n_machines
         of_nodes = self.n_nodes
+        of_storage = self.n_storage_servers if self.n_storage_servers > 1 else None
         return (
             ("fabric_out", of_ranks),
             ("fabric_in", of_ranks),
@@ -174,9 +179,9 @@ class Resources:
             ("bridge_up", of_nodes),
             ("bridge_down", of_nodes),
             ("switch", None),
-            ("storage_server", None),
+            ("storage_server", of_storage),
             ("storage_client", of_nodes),
-            ("storage_operations", None),
+            ("storage_operations", of_storage),
             ("disk_read", of_nodes),
             ("disk_write", of_nodes),
             ("memory", of_nodes),

@@ -15,7 +15,7 @@ Samples of peers come in requests of up to ceil(n / r), each to one node. A requ
 
     from a peer    2 * network latency + latency + bytes / rate
 
-and decoding `n` samples with `w` threads takes ceil(n / w) * `decode_s`. Files from storage use the server, its
+and decoding `n` samples with `w` threads takes ceil(n / w) * `decode_s`. Files from storage use the node's server, its
 operations, the client of the node, its NIC and the switch, which gradients use too. Samples of peers use both nodes'
 NICs, and are copied out of one memory and into the other. The ranks of a node share its disk, memory and cores. All
 decoding counts on the cores, except the last samples': as many as the rank's share of the cores decodes at once. The
@@ -146,11 +146,10 @@ class LoadCosts:
     def _from_storage(self, nodes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the resources between the server and nodes: server, operations, client, NIC, switch."""
         topology = self._topology
-        one = np.full_like(nodes, topology.storage_server)
         switch = np.full_like(nodes, topology.switch)
         return [
-            one,
-            topology.storage_operations + 0 * one,
+            topology.storage_server(nodes),
+            topology.storage_operations(nodes),
             topology.storage_client(nodes),
             topology.nic_in(nodes),
             switch,

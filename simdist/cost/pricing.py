@@ -92,7 +92,8 @@ def price(
 
 def resources_of(plan: Plan, cluster: Cluster) -> Resources:
     """Return the numbers of the resources of a cluster with the servers that a plan needs."""
-    return Resources(cluster.nodes, cluster.gpus_per_node, _n_servers(plan))
+    n_storage_servers = cluster.storage.servers if cluster.storage else 1
+    return Resources(cluster.nodes, cluster.gpus_per_node, _n_servers(plan), n_storage_servers)
 
 
 def _without_names(op: ops.Collective) -> ops.Collective:
@@ -121,6 +122,7 @@ class _Pricing:
             resources.n_nodes,
             resources.ranks_per_node,
             resources.n_servers,
+            resources.n_storage_servers,
             _fabric_cost(cluster),
             LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
             switched=cluster.oversubscription > 1 or resources.switch in disturbed or resources.switch in shares,
@@ -163,9 +165,9 @@ class _Pricing:
             network_Bps = topology.network.capacity_Bps * topology.n_machines
             capacity_Bps[topology.switch] = network_Bps / self._cluster.oversubscription
         if storage:
-            capacity_Bps[topology.storage_server] = storage.bandwidth_Bps
+            capacity_Bps[topology.storage_server(nodes)] = storage.bandwidth_Bps
             capacity_Bps[topology.storage_client(nodes)] = storage.client_bandwidth_Bps
-            capacity_Bps[topology.storage_operations] = storage.operations_per_s
+            capacity_Bps[topology.storage_operations(nodes)] = storage.operations_per_s
         if disk := self._cluster.disk:
             capacity_Bps[topology.disk_read(nodes)] = disk.read_Bps
             capacity_Bps[topology.disk_write(nodes)] = disk.write_Bps
@@ -356,7 +358,7 @@ class _Pricing:
             )
         nodes = np.arange(topology.world_size) // topology.ranks_per_node
         nics = topology.nic_in(nodes) if inward else topology.nic_out(nodes)
-        paths = np.stack([nics, np.full_like(nics, topology.storage_server), topology.storage_client(nodes)], axis=1)
+        paths = np.stack([nics, topology.storage_server(nodes), topology.storage_client(nodes)], axis=1)
         return storage.latency_s, paths
 
     def _shared(self, latency_s: float, paths: NDArray[np.int64], nbytes: int, *, by: Group = _EVERY_RANK) -> Shared:
@@ -401,11 +403,11 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
     """Return the operations that may ever share a resource or find it disturbed. This is decided before the run.
 
     A resource belongs to ranks. A fabric port and the threads that read belong to one rank. The NIC, the host bridge,
-    the disk, the memory and the cores of a node belong to the ranks of the node. The switch, the NIC of a parameter
-    server and the storage server belong to all. A resource is *exclusive* if only one lane uses it, and if every
-    transfer over it has all its owners as members or only one group ever uses it: lanes run in order, so one transfer
-    ends before the next begins. An operation that uses only exclusive resources takes its time alone, whatever happens
-    elsewhere. Both engines rely on this, so they agree to the last bit on such plans.
+    the disk, the memory and the cores of a node belong to the ranks of the node. The switch and the NIC of a
+    parameter server belong to all, a storage server to the ranks of its nodes. A resource is *exclusive* if only one
+    lane uses it, and if every transfer over it has all its owners as members or only one group ever uses it: lanes run
+    in order, so one transfer ends before the next begins. An operation that uses only exclusive resources takes its
+    time alone, whatever happens elsewhere. Both engines rely on this, so they agree to the last bit on such plans.
     """
     n_resources = topology.n_resources
     uses: dict[int, _Uses] = {}  # by identity: many operations have one price
@@ -460,5 +462,10 @@ def _owner(cost: Shared, topology: Topology) -> NDArray[np.int64]:
     of_node = np.where((by_node == by_node[:, :1]).all(axis=1), by_node[:, 0], _SEVERAL)
     of_world = np.array([0 if size == world_size else _SEVERAL])
     of_machine = np.concatenate([of_node, np.repeat(of_world, topology.n_servers)])
-    links = [of_rank, of_rank, of_machine, of_machine, of_node, of_node, of_world, of_world, of_node]
-    return np.concatenate([*links, of_world, *[of_node] * 4, of_rank, of_rank])
+    on_servers = np.arange(topology.n_nodes) % topology.n_storage_servers
+    of_storage = np.full(topology.n_storage_servers, _SEVERAL)
+    for server in np.unique(on_servers):
+        groups = of_node[on_servers == server]
+        of_storage[server] = groups[0] if (groups == groups[0]).all() else _SEVERAL
+    links = [of_rank, of_rank, of_machine, of_machine, of_node, of_node, of_world, of_storage, of_node]
+    return np.concatenate([*links, of_storage, *[of_node] * 4, of_rank, of_rank])

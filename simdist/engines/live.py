@@ -298,7 +298,9 @@ class LiveCluster:
 
     def _storage(self, nic: str, node: int) -> list[LiveLink]:
         _checked("node", node, self._costs.resources.n_nodes)
-        links = self._limited(f"storage_client[{node}]", "storage_server")
+        resources = self._costs.resources
+        server = resources.name(int(resources.storage_server(np.array(node))))
+        links = self._limited(f"storage_client[{node}]", server)
         if not links:
             raise ValueError("this cluster has no storage that limits anything")
         return [*self._limited(f"{nic}[{node}]"), *links]

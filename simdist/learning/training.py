@@ -7,7 +7,6 @@ settings. Other files that a task imports are not part of the hash.
 import hashlib
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from simdist import __version__
 from simdist.errors import RunError, ScenarioError
 from simdist.files import read_content, read_jsonl
 from simdist.jobs import Workers, finished
+from simdist.jobs.asking import ask, parse_lines
 from simdist.jobs.store import DESIGN, ROWS, Store
 from simdist.learning.curves import Curve
 from simdist.plan import Plan
@@ -129,7 +129,7 @@ def describe(name: str, evaluate_every: int, *, seed: int = 0, time_limit_s: flo
     digest = hashlib.sha256(read_content(path)).hexdigest() if path.is_file() else name
     full = str(path.resolve()) if path.is_file() else name
     request = {"describe": True, "task": full, "seed": seed}
-    *_, found = _asked(request, what=f"--task {name}", time_limit_s=time_limit_s)
+    *_, found = _asked(request, what=f"--task {name}", time_limit_s=time_limit_s, shows_output=True)
     tensors = tuple((name, tuple(shape), dtype) for name, shape, dtype in found["tensors"])
     its = {name: found[name] for name in ("process_nbytes", "rank_nbytes")} | {"metrics": tuple(found["metrics"])}
     return TaskSetting(full, tensors, digest, evaluate_every, time_limit_s=time_limit_s, **its)
@@ -181,38 +181,19 @@ def _floats(values: Iterable[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
-def _asked(request: Mapping[str, Any], *, what: str, time_limit_s: float) -> list[dict[str, Any]]:
-    """Return the lines that the program writes in answer to a request."""
-    # Import the same packages as this process, not files of the current folder.
-    paths = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    env = os.environ | paths | {"OMP_NUM_THREADS": "1"}
+def _asked(
+    request: Mapping[str, Any], *, what: str, time_limit_s: float, shows_output: bool = False
+) -> list[dict[str, Any]]:
+    """Return the lines that the training program writes in answer to a request."""
     try:
-        ended = subprocess.run(
-            _COMMAND, input=json.dumps(request).encode(), capture_output=True, timeout=time_limit_s, env=env
-        )
+        return ask(_COMMAND, request, what=what, time_limit_s=time_limit_s, shows_output=shows_output)
     except subprocess.TimeoutExpired as late:
-        steps = [each["step"] for each in _lines(late.stdout or b"") if "step" in each]
+        steps = [each["step"] for each in parse_lines(late.stdout or b"") if "step" in each]
         reached = f"it hangs after step {steps[-1]}, or is slow" if steps else "it was not evaluated once"
         raise RunError(
             f"{what}: not done after {format_seconds(time_limit_s)}; {reached}: give a longer --time-limit, or fewer "
             f"--steps"
         ) from None
-    lines = _lines(ended.stdout)
-    if "describe" in request:  # output of the task, and warnings of torch
-        sys.stderr.write(ended.stderr.decode(errors="replace"))
-    if lines and (ended.returncode == 0 or "diverged" in lines[-1]):
-        return lines
-    told = ended.stderr.decode(errors="replace").splitlines()
-    said = [str(each["error"]) for each in lines if "error" in each] or told
-    code = ended.returncode
-    how = f"it ended with code {code}" if code >= 0 else f"it was killed by signal {-code}, for want of memory perhaps"
-    why = next((line for line in reversed(said) if line.strip()), how)
-    raise (ScenarioError if ended.returncode == 2 else RunError)(f"{what}: {why}")
-
-
-def _lines(text: bytes) -> list[dict[str, Any]]:
-    """Return the parsed lines, without an incomplete last line and without output of the task."""
-    return [json.loads(line) for line in text.split(b"\n")[:-1] if line.startswith(b"{")]
 
 
 @final

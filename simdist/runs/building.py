@@ -100,6 +100,20 @@ def dataset(scenario: Scenario) -> Dataset | None:
     )
 
 
+def in_steps(scenario: Scenario, schedule: Schedule) -> Scenario:
+    """Return a scenario whose checkpoints come every so many steps of a schedule, also if it states a time.
+
+    Raises:
+        PlanError: The schedule does not fit the cluster.
+        ScenarioError: Steps take no time.
+    """
+    if scenario.checkpoint is None or isinstance(scenario.checkpoint.every, int):
+        return scenario
+    from simdist.runs.checkpoint_steps import with_checkpoint_steps
+
+    return with_checkpoint_steps(scenario, schedule, job(scenario))
+
+
 def build(scenario: Scenario, schedule: Schedule) -> Built:
     """Write the plan of a schedule, check it, prove that it computes what the schedule declares, and price it.
 
@@ -107,7 +121,7 @@ def build(scenario: Scenario, schedule: Schedule) -> Built:
         PlanError: The plan is invalid, or computes something else.
         ScenarioError: Compute times are neither given nor derivable.
     """
-    described = job(scenario)
+    described = job(in_steps(scenario, schedule))
     plan = schedule.plan(described)
     check(plan)
     n_proved_ranks = prove(plan, lambda step: schedule.result(step, described))

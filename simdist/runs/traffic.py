@@ -74,7 +74,7 @@ def _resources(link: LinkKind, node: int, resources: Resources) -> list[int]:
     ranks = node * resources.ranks_per_node + np.arange(resources.ranks_per_node)
     named: dict[str, NDArray[np.int64]] = {
         "switch": np.array([resources.switch]),
-        "storage": np.array([resources.storage_server]),
+        "storage": np.unique(resources.storage_server(np.arange(resources.n_nodes))),
         "nic_out": resources.nic_out(number),
         "nic_in": resources.nic_in(number),
         "fabric_out": resources.fabric_out(ranks),
@@ -93,8 +93,10 @@ def _stage(flows: Flows, scenario: Scenario, resources: Resources) -> Stage:
         used += [resource for link, node in nodes for resource in _resources(link, node, resources)]
         used += [resources.switch] if _is_switched(scenario) else []
     if cluster.storage and len(nodes) == 1:
-        client = int(resources.storage_client(np.array([nodes[0][1]]))[0])
-        used += [resources.storage_server] if math.isfinite(cluster.storage.bandwidth_Bps) else []
+        node = np.array([nodes[0][1]])
+        client = int(resources.storage_client(node)[0])
+        server = int(resources.storage_server(node)[0])
+        used += [server] if math.isfinite(cluster.storage.bandwidth_Bps) else []
         used += [client] if math.isfinite(cluster.storage.client_bandwidth_Bps) else []
     return Stage(0.0, np.array(used, dtype=np.int64), np.ones(len(used)))
 

@@ -11,7 +11,7 @@ from simdist.plan.plan import MAX_NBYTES
 from simdist.scenario.cluster import Cluster
 from simdist.schedules.job import Checkpoint
 from simdist.settings.base import Fault, Settings, refuse, shown
-from simdist.settings.units import Nbytes, Whole
+from simdist.settings.units import Elapsed, Nbytes, StepsOrTime
 
 Mode: TypeAlias = Literal["blocking", "async"]
 
@@ -20,7 +20,8 @@ class CheckpointSettings(Settings):
     """A file that ranks write again and again, so that training can go on from there.
 
     Args:
-        every: Steps from one to the next; the first is written after so many.
+        every: Steps from one to the next; the first is written after so many. Or a time such as `30 min`, which
+            `simdist.runs.checkpoint_steps` turns into steps of each schedule.
         what: `parameters`, or `state`: also one momentum of the optimizer for each of them.
         nbytes: Bytes of a rank's file, in place of `what`: a shard, or the state of another optimizer. The key is
             `size`.
@@ -31,7 +32,7 @@ class CheckpointSettings(Settings):
             memory and goes on, while that copy is written.
     """
 
-    every: Annotated[Whole, Field(ge=1, examples=[100])]
+    every: Annotated[StepsOrTime, Field(examples=[100])]
     what: Literal["parameters", "state"] | None = None
     nbytes: Annotated[Nbytes, Field(ge=1, le=MAX_NBYTES)] | None = Field(default=None, alias="size")
     to: Destination = "storage"
@@ -54,7 +55,9 @@ class CheckpointSettings(Settings):
         if self.to == "disk" and cluster.disk is None:
             yield ("to",), "'disk': the cluster has none, write cluster.disk, e.g. {read: 2 GB/s, write: 1 GB/s}"
 
-    def of_job(self, world_size: int) -> Checkpoint:
-        """Return the checkpoint of a job of so many ranks."""
+    def of_job(self, world_size: int) -> Checkpoint | None:
+        """Return the checkpoint of a job of so many ranks; None if it comes by time, which says no steps yet."""
+        if isinstance(self.every, Elapsed):
+            return None
         by = ALONE if self.ranks == "all" else Group(world_size)
         return Checkpoint(self.every, self.what or self.nbytes or 0, self.to, by, is_async=self.mode == "async")

@@ -16,6 +16,8 @@ from simdist.settings.units import BytesPerSecond, Factor, Nbytes, PerSecond, Se
 
 Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 
+_MAX_STORAGE_SERVERS = 1_000_000
+
 Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
 
@@ -89,23 +91,25 @@ class DeviceOverride(Selection):
 
 
 class Storage(Settings):
-    """A file server that all nodes read from, such as NFS.
+    """File servers that nodes read from, such as NFS. Each has all files.
 
     Reading a file takes `open_s`, and then `latency_s` for each request of up to `request_nbytes`; of the server's
     operations it takes one more than it has requests.
 
     Args:
         latency_s: Seconds per request.
-        bandwidth_Bps: Bytes per second of the server, shared by all nodes.
+        bandwidth_Bps: Bytes per second of a server, shared by its nodes.
+        servers: Number of equal servers. Node n uses server n modulo this number.
         client_bandwidth_Bps: Bytes per second that one node can take; unlimited if absent.
         open_s: Seconds per file besides its requests: to find, open and close it.
-        operations_per_s: Operations per second of the server, shared by all nodes; unlimited if absent.
+        operations_per_s: Operations per second of a server, shared by its nodes; unlimited if absent.
         request_nbytes: Bytes of a file that one request brings (`rsize` of a mount).
         source: Where the numbers are from.
     """
 
     latency_s: Seconds
     bandwidth_Bps: BytesPerSecond
+    servers: Annotated[Whole, Field(ge=1, le=_MAX_STORAGE_SERVERS, exclude_if=lambda servers: servers == 1)] = 1
     client_bandwidth_Bps: BytesPerSecond = math.inf
     open_s: Seconds = 0.0
     operations_per_s: PerSecond = math.inf

@@ -59,6 +59,10 @@ class _Disturbance(Selection):
         """Whether seeds make a difference."""
         return True
 
+    def ranks_remark(self, world_size: int) -> str | None:
+        """Say that it was recorded with another number of ranks, if so: the seed then draws which ranks are played."""
+        return None
+
     def kind_in_files(self) -> str:
         """Return the `kind` by which a scenario finds the class again: `module:Class` for one of a user."""
         return written_kind(type(self), DISTURBANCES)
@@ -284,17 +288,21 @@ class UnevenWork(_Disturbance):
         """Whether seeds make a difference."""
         return self.order == "drawn" and (self.lengths is None or self.lengths[0] < self.lengths[1])
 
-    def shape_faults(self, n_rows: int, world_size: int) -> list[Fault]:
+    def shape_faults(self, n_rows: int) -> list[Fault]:
         """Return a fault if recorded lengths do not cover the micro-batches of a run."""
         if self.file is None or self.order == "drawn":
             return []
-        rows, columns = read_lengths(self.file).shape
-        if rows >= n_rows and columns == world_size:
+        n_recorded = len(read_lengths(self.file))
+        if n_recorded >= n_rows:
             return []
-        found = f"[{rows} micro-batches, {columns} ranks]"
-        needed = f"[{n_rows} micro-batches, {world_size} ranks]"
-        remedy = "as many ranks, no fewer micro-batches; or write order: drawn"
-        return [(("file",), f"{self.file.name} holds {found}, the run needs {needed}: {remedy}")]
+        needed = f"the run has {n_rows}: record as many, or write order: drawn"
+        return [(("file",), f"{self.file.name} holds {n_recorded} micro-batches, {needed}")]
+
+    def ranks_remark(self, world_size: int) -> str | None:
+        """Say that lengths were recorded with another number of ranks, if so."""
+        if self.file is None or self.order == "drawn":
+            return None
+        return _ranks_remark(self.file, read_lengths(self.file), world_size)
 
 
 def _listed(value: object) -> object:
@@ -393,6 +401,8 @@ class Recorded(_Disturbance):
     recordings of a scenario draw the same blocks. So seeds tell how much a result depends on which steps were recorded,
     and a run may be longer than the recording.
 
+    A recording of another number of ranks is played as `simdist.scenario.other_ranks` says.
+
     Source:
         Politis & Romano, A Circular Block-Resampling Procedure for Stationary Data, 1992.
     """
@@ -411,26 +421,21 @@ class Recorded(_Disturbance):
         """Whether seeds make a difference."""
         return self.resample_steps is not None
 
-    def shape_faults(self, n_steps: int, world_size: int) -> list[Fault]:
+    def shape_faults(self, n_steps: int) -> list[Fault]:
         """Return a fault if the recording does not cover the run."""
-        rows, columns = read_recorded(self).shape
-        if self.resample_steps is not None:
-            return self._resampling_faults(rows, columns, world_size)
-        if rows >= n_steps and columns == world_size:
-            return []
-        found = f"[{rows} steps, {columns} ranks]"
-        needed = f"[{n_steps} steps, {world_size} ranks]"
-        return [(("file",), f"{self.file.name} holds {found}, the run needs {needed}: as many ranks, no fewer steps")]
-
-    def _resampling_faults(self, rows: int, columns: int, world_size: int) -> list[Fault]:
-        if columns != world_size:
-            return [
-                (("file",), f"{self.file.name} holds {columns} ranks, the cluster has {world_size}: record as many")
-            ]
-        if self.resample_steps and self.resample_steps > rows:
-            fault = f"blocks of {self.resample_steps} steps; {self.file.name} holds {rows}: write {rows} or less"
+        n_recorded = len(read_recorded(self))
+        holds = f"{self.file.name} holds {n_recorded} steps"
+        if self.resample_steps is None and n_recorded < n_steps:
+            hint = f"record as many, or write resample_steps, e.g. {max(1, n_recorded // 5)}"
+            return [(("file",), f"{holds}, the run has {n_steps}: {hint}")]
+        if self.resample_steps is not None and self.resample_steps > n_recorded:
+            fault = f"blocks of {self.resample_steps} steps; {holds.removesuffix(' steps')}: write {n_recorded} or less"
             return [(("resample_steps",), fault)]
         return []
+
+    def ranks_remark(self, world_size: int) -> str | None:
+        """Say that it was recorded with another number of ranks, if so."""
+        return _ranks_remark(self.file, read_recorded(self), world_size)
 
 
 Continuous: TypeAlias = Jitter | Exponential | HeavyTail
@@ -494,6 +499,15 @@ def read_recorded(recorded: Recorded) -> NDArray[np.float64]:
         ValidationError: The file cannot be read, or holds something else than delays.
     """
     return read_table(recorded.file, replace(_FORM, array=recorded.on))
+
+
+def _ranks_remark(file: Path, table: NDArray[np.float64], world_size: int) -> str | None:
+    """Say that a recording has another number of ranks, if so."""
+    if table.shape[1] == world_size:
+        return None
+    from simdist.scenario.other_ranks import remark
+
+    return remark(file.name, table.shape[1], world_size)
 
 
 def read_lengths(file: Path) -> NDArray[np.float64]:

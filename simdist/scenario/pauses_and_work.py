@@ -4,6 +4,7 @@ As in `simdist.scenario.sampling`, each number follows from its place. The inter
 of that pause, so that a longer run, or one drawn in other chunks, has the same pauses.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.scenario.disturbances import Pauses, UnevenWork, read_lengths
+from simdist.scenario.other_ranks import PlayedRanks, played_by_seed
 
 Floats: TypeAlias = NDArray[np.float64]
 Wholes: TypeAlias = NDArray[np.int64]
@@ -20,6 +22,11 @@ _FIRST, _INTERVAL, _LENGTH, _COVERED = range(4)  # lanes of the numbers of a pau
 
 class Numbers(Protocol):
     """The uniform numbers of one disturbance."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run."""
+        ...
 
     @property
     def ranks(self) -> slice | Wholes:
@@ -78,7 +85,9 @@ class Pausing:
 class Working:
     """The work of the micro-batches of all ranks and seeds."""
 
-    def __init__(self, work: UnevenWork, numbers: Numbers, compute_s: Floats, micro_batches: int) -> None:
+    def __init__(
+        self, work: UnevenWork, numbers: Numbers, compute_s: Floats, micro_batches: int, seeds: Sequence[int]
+    ) -> None:
         """Read the lengths.
 
         Args:
@@ -86,12 +95,16 @@ class Working:
             numbers: Its numbers.
             compute_s: Forward and backward seconds of a step, all of the shortest length, of each selected rank.
             micro_batches: Passes of a step.
+            seeds: Of the runs.
         """
         self._work = work
         self._numbers = numbers
         self._pass_s = compute_s[:, np.newaxis] / micro_batches
         self._micro_batches = micro_batches
         self._table = read_lengths(work.file) if work.file else None
+        self._played: list[PlayedRanks] | None = None
+        if self._table is not None and work.order == "recorded":
+            self._played = played_by_seed(self._table, seeds, numbers.world_size, rows_per_step=micro_batches)
 
     def delays(self, start: int, stop: int) -> Floats:
         """Return what the micro-batches of these steps take longer, seconds `[n_steps, n_ranks, n_seeds]`."""
@@ -118,7 +131,15 @@ class Working:
                     f"{self._work.file} ends before step {stop}: record {self._micro_batches} rows for each step, or "
                     f"write order: drawn"
                 )
-            return self._table[rows][:, self._numbers.ranks, np.newaxis]
+            if self._played is None:
+                return self._table[rows][:, self._numbers.ranks, np.newaxis]
+            n_steps = len(self._table) // self._micro_batches
+            steps = np.arange(start, stop)
+            of_seeds = [
+                self._table[each.rows(steps, n_steps) * self._micro_batches + number, each.recorded]
+                for each in self._played
+            ]
+            return np.stack(of_seeds, axis=2)[:, self._numbers.ranks]
         drawn = self._numbers.closed(start, stop, lane=number)
         if self._table is not None:
             return self._table.ravel()[_whole((0, self._table.size - 1), drawn)]

@@ -1,7 +1,10 @@
 """Files of numbers that stand beside a scenario: recorded delays, and recorded shares of links."""
 
+import hashlib
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,9 +39,36 @@ class TableForm:
 
 
 def _beside_the_scenario(value: Any, info: ValidationInfo) -> Path:
+    if info.context is None and not isinstance(value, str | Path):
+        return _written(value)
     if not isinstance(value, str | Path) or Path(value).suffix not in (".npz", ".csv"):
         raise ValueError(f"{shown(value)} is not a recording: {_NAME}")
     return (folder_of(info) / value).absolute()
+
+
+def _written(value: Any) -> Path:
+    """Write an array from Python, or anything that numpy takes for one, and return the path of its file.
+
+    Equal arrays have the same file, so that equal settings are equal. The files are removed when Python ends.
+    """
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{shown(value)} is not a recording: {_NAME}, or give a two-dimensional array") from None
+    if array.ndim != 2 or not array.size:
+        raise ValueError(f"an array of shape {list(array.shape)} is not a recording: give it two dimensions")
+    content = np.ascontiguousarray(array)
+    digest = hashlib.sha256(f"{content.shape}".encode() + content.tobytes()).hexdigest()[:16]
+    path = Path(_folder().name) / f"array-{digest}.npz"
+    if not path.exists():
+        np.savez(path, recording=content)
+    return path
+
+
+@cache
+def _folder() -> "tempfile.TemporaryDirectory[str]":
+    """Return the folder of arrays of this process, which is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="simdist-arrays-")
 
 
 #: The absolute path of a recording, whose name is relative to the scenario's file.

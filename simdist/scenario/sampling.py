@@ -29,6 +29,7 @@ from simdist.scenario import disturbances as kinds
 from simdist.scenario.disturbances import Disturbance, read_recorded
 
 if TYPE_CHECKING:
+    from simdist.scenario.other_ranks import PlayedRanks
     from simdist.scenario.pauses_and_work import Pausing, Working
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -196,7 +197,8 @@ class _Source:
         self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
-        self._by_kind = _pausing_or_working(disturbance, uniforms, compute_s, micro_batches)
+        self._played = _played_ranks(self._recorded_s, seeds, uniforms.world_size)
+        self._by_kind = _pausing_or_working(disturbance, uniforms, compute_s, micro_batches, seeds)
 
     def delays(self, start: int, stop: int) -> Floats:
         """Return the seconds of steps `start` to `stop`, broadcastable to `[n_steps, n_ranks, n_seeds]`."""
@@ -274,14 +276,28 @@ class _Source:
         n_recorded = len(self._recorded_s)
         if recorded.resample_steps is not None:
             steps = [resampled_steps(seed, n_recorded, recorded.resample_steps, start, stop) for seed in self._seeds]
-            return np.moveaxis(self._recorded_s[:, self.ranks][np.array(steps)], 0, 2)
-        if stop > n_recorded:
+        elif stop > n_recorded:
             raise ScenarioError(f"{recorded.file} ends before step {stop}: record as many steps as the run has")
-        return self._recorded_s[start:stop, self.ranks, np.newaxis]
+        else:
+            steps = [np.arange(start, stop)] * len(self._seeds)
+        if self._played is None:
+            return np.moveaxis(self._recorded_s[:, self.ranks][np.array(steps)], 0, 2)
+        of_seeds = zip(self._played, steps, strict=True)
+        played_s = [self._recorded_s[each.rows(rows, n_recorded), each.recorded] for each, rows in of_seeds]
+        return np.stack(played_s, axis=2)[:, self.ranks]
+
+
+def _played_ranks(table: Floats | None, seeds: Sequence[int], world_size: int) -> "list[PlayedRanks] | None":
+    """Return the recorded ranks that a run of another number of ranks plays with each seed."""
+    if table is None or table.shape[1] == world_size:
+        return None
+    from simdist.scenario.other_ranks import played_by_seed
+
+    return played_by_seed(table, seeds, world_size)
 
 
 def _pausing_or_working(
-    disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats, micro_batches: int
+    disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats, micro_batches: int, seeds: Sequence[int]
 ) -> "Pausing | Working | None":
     """Return what draws pauses or work, which few scenarios have."""
     if not isinstance(disturbance, kinds.Pauses | kinds.UnevenWork):
@@ -290,7 +306,7 @@ def _pausing_or_working(
 
     if isinstance(disturbance, kinds.Pauses):
         return Pausing(disturbance, uniforms)
-    return Working(disturbance, uniforms, compute_s, micro_batches)
+    return Working(disturbance, uniforms, compute_s, micro_batches, seeds)
 
 
 def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> Floats:

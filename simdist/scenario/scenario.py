@@ -33,7 +33,7 @@ from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import Schedule, settings_of_name
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
-from simdist.settings.units import Whole
+from simdist.settings.units import StepsOrTime, Whole, parse_seconds
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
 _SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"
@@ -120,11 +120,11 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
         return disturbance
     if cluster:
         refuse("Disturbance", disturbance.range_faults(cluster.world_size, cluster.gpus_per_node))
-    if cluster and n_steps and isinstance(disturbance, Recorded):
-        refuse("Recorded", disturbance.shape_faults(n_steps, cluster.world_size))
+    if n_steps and isinstance(disturbance, Recorded):
+        refuse("Recorded", disturbance.shape_faults(n_steps))
     workload = info.data.get("workload")
-    if cluster and n_steps and workload and isinstance(disturbance, UnevenWork):
-        refuse("UnevenWork", disturbance.shape_faults(n_steps * workload.micro_batches, cluster.world_size))
+    if n_steps and workload and isinstance(disturbance, UnevenWork):
+        refuse("UnevenWork", disturbance.shape_faults(n_steps * workload.micro_batches))
     return disturbance
 
 
@@ -182,6 +182,34 @@ def _count_epochs(value: object, info: ValidationInfo) -> object:
     return int(words[0]) * _steps_per_epoch(info)
 
 
+def _count_steps(value: object, info: ValidationInfo) -> object:
+    """Read `3 epochs` or `100 steps`; refuse a time, which is another number of steps for each schedule."""
+    value = _count_epochs(value, info)
+    if not isinstance(value, str):
+        return value
+    words = value.split()
+    if len(words) == 2 and words[0].isdecimal() and words[1] in ("step", "steps"):
+        return int(words[0])
+    try:
+        parse_seconds(value)
+    except ValueError:
+        return value
+    raise ValueError(
+        f"{shown(value)}: simulated steps are a number, e.g. 500; train_for states the time of a whole job"
+    )
+
+
+def _count_epochs_between(value: object, info: ValidationInfo) -> object:
+    """Read the distance of checkpoints, if it is a number of epochs, as so many steps."""
+    if not isinstance(value, dict) or "every" not in value:
+        return value
+    try:
+        return value | {"every": _count_epochs(value["every"], info)}
+    except ValueError as error:
+        refuse("Scenario", [(("every",), str(error))])
+        raise AssertionError from None
+
+
 def _steps_per_epoch(info: ValidationInfo) -> int:
     """Return the steps of an epoch, or 1 if one of the settings that tell is wrong: it has an error of its own."""
     data, cluster, workload = (info.data.get(name) for name in ("data", "cluster", "workload"))
@@ -196,7 +224,8 @@ class Scenario(Settings):
         cluster: In a file also the name of a preset, or `preset: NAME` or `file: NAME` with keys that override it.
         workload: Likewise.
         data: Data set read from storage, sample by sample; absent: a batch is one request.
-        steps: Training steps, 1 or more; with a data set also `3 epochs`.
+        steps: Simulated training steps, 1 or more; with a data set also `3 epochs`.
+        train_for: Length of the whole job, which is not simulated: steps, a time, or with a data set epochs.
         seed: Of all random numbers.
         host: How far the CPU runs ahead.
         input: How a batch reaches the GPU.
@@ -213,11 +242,14 @@ class Scenario(Settings):
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
     workload: Annotated[Workload, WrapValidator(_expand_workload)]
     data: DataSettings | None = None
-    steps: Annotated[Whole, BeforeValidator(_count_epochs), Field(ge=1, le=MAX_STEPS, examples=[1000])]
+    steps: Annotated[Whole, BeforeValidator(_count_steps), Field(ge=1, le=MAX_STEPS, examples=[1000])]
+    train_for: Annotated[
+        StepsOrTime | None, BeforeValidator(_count_epochs), Field(exclude_if=lambda length: length is None)
+    ] = None
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     host: Host = Host()
     input: InputSettings = InputSettings()
-    checkpoint: CheckpointSettings | None = None
+    checkpoint: Annotated[CheckpointSettings | None, BeforeValidator(_count_epochs_between)] = None
     disturbances: tuple[
         Annotated[SerializeAsAny[Disturbance | LinkDisturbance], BeforeValidator(_choose_disturbance)], ...
     ] = ()
@@ -282,7 +314,8 @@ class Scenario(Settings):
     @property
     def is_random(self) -> bool:
         """Whether seeds make a difference to what is disturbed."""
-        return any(each.is_random for each in (*self.disturbances, *self.background))
+        is_drawn = any(each.is_random for each in (*self.disturbances, *self.background))
+        return is_drawn or any(each and each.ranks_remark(self.cluster.world_size) for each in self.delays)
 
     @property
     def has_ranges(self) -> bool:

@@ -26,7 +26,15 @@ _UNSTATED_FACTORS = (
 
 def warnings_of(scenario: Scenario) -> tuple[str, ...]:
     """Return the doubts of a scenario, and the settings that have no effect in it, a sentence each."""
-    return (*scenario.doubts, *_unused_settings(scenario))
+    return (*scenario.doubts, *_other_ranks(scenario), *_unused_settings(scenario))
+
+
+def _other_ranks(scenario: Scenario) -> Iterator[str]:
+    """Yield a sentence for each recording of another number of ranks."""
+    for i, disturbance in enumerate(scenario.delays):
+        sentence = disturbance.ranks_remark(scenario.cluster.world_size) if disturbance else None
+        if sentence:
+            yield f"disturbances[{i}]: {sentence}"
 
 
 def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
@@ -52,10 +60,14 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
     yield from _unused_data_settings(scenario)
     saves_to = scenario.checkpoint.to if scenario.checkpoint else None
-    if scenario.checkpoint and scenario.checkpoint.every > scenario.steps:
+    every = scenario.checkpoint.every if scenario.checkpoint else 0
+    if isinstance(every, int) and every > scenario.steps:
         yield f"checkpoint has no effect: none is due within {scenario.steps} steps"
     if source != "storage" and saves_to != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
+    if cluster.storage and cluster.storage.servers > cluster.nodes:
+        counts = f"{cluster.storage.servers} for {cluster.nodes} nodes"
+        yield f"cluster.storage.servers: {counts}: each uses one, others idle"
     ahead = scenario.host.run_ahead_steps
     if ahead is not None and ahead >= scenario.steps:
         yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"

@@ -43,19 +43,27 @@ def is_reference(name: object) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def load_reference(reference: str, folder: Path) -> object:
+def load_reference(
+    reference: str,
+    folder: Path,
+    *,
+    form: str = "module:Class, such as gossip_sgd:GossipSGD",
+    is_wanted: Callable[[object], bool] = inspect.isclass,
+) -> object:
     """Import the object that a name such as `gossip_sgd:GossipSGD` refers to.
 
     Args:
         reference: Module and attribute.
         folder: Folder of the file that names it. Only a hint in the error uses it.
+        form: Correct form, for errors.
+        is_wanted: Tells the objects of a module that errors propose.
 
     Raises:
         ValueError: There is no such module or attribute, or the module cannot be imported.
     """
     module_name, _, attribute = reference.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise ValueError(f"{shown(reference)}: write module:Class, such as gossip_sgd:GossipSGD")
+        raise ValueError(f"{shown(reference)}: write {form}")
     if module_name == "__main__":
         raise ValueError(f"{shown(reference)}: no other process finds a class of a script: put it in a module")
     here = str(Path.cwd())
@@ -71,9 +79,11 @@ def load_reference(reference: str, folder: Path) -> object:
         raise ValueError(f"{shown(reference)}: {_not_found(module_name, folder)}")
     module = _imported(module_name, reference)
     if attribute not in vars(module):
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        own = [name for name in classes if vars(module)[name].__module__ == module_name]
-        raise ValueError(f"{shown(reference)}: {_place(module)} has no {attribute!r}; {nearest(attribute, own)}")
+        wanted = {name: value for name, value in vars(module).items() if is_wanted(value)}
+        own = [name for name, value in wanted.items() if inspect.getmodule(value) is module]
+        raise ValueError(
+            f"{shown(reference)}: {_place(module)} has no {attribute!r}; {nearest(attribute, own or wanted)}"
+        )
     return vars(module)[attribute]
 
 

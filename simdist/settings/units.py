@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
 from simdist.settings.base import FromFile, shown
 
@@ -51,6 +51,7 @@ class _Dimension:
 _MOST_READABLE = 10_000  # of a unit
 _LEAST_S = 1e-13  # less is what rounding leaves of a difference
 _MOST_WHOLE = 10**9  # of the ends of a range
+_MOST_STEPS = 10**15
 _ROUNDING_SHARE = 0.0005  # prints as 0.0 %
 _BIT = Decimal("0.125")
 _SECONDS_PREFIXES = {"": "1", "m": "1e-3", "u": "1e-6", "\N{MICRO SIGN}": "1e-6", "n": "1e-9"}
@@ -152,6 +153,51 @@ def parse_whole_or(*words: str) -> Callable[[object], object]:
 
 
 @dataclass(frozen=True, slots=True)
+class Elapsed:
+    """A time of training.
+
+    Args:
+        seconds: Above 0.
+    """
+
+    seconds: float
+
+
+def _read_steps_or_time(value: object) -> int | Elapsed:
+    """Read a number of steps, or a time."""
+    if isinstance(value, Elapsed):
+        return value
+    words = value.split() if isinstance(value, str) else []
+    if len(words) == 2 and words[1] in ("step", "steps"):
+        return _read_steps(words[0])
+    if isinstance(value, str):
+        seconds = parse_seconds(value)
+        if not seconds:
+            raise ValueError(f"{shown(value)}: write a time above 0 s, e.g. 30 min, or a number of steps")
+        return Elapsed(seconds)
+    return _read_steps(value)
+
+
+def _read_steps(value: object) -> int:
+    steps = int(value) if isinstance(value, str) and value.isdecimal() else parse_whole(value)
+    if steps < 1:
+        raise ValueError(f"{steps}: write at least 1")
+    if steps > _MOST_STEPS:
+        raise ValueError(f"{shown(value)}: write {_MOST_STEPS:,} steps or less")
+    return steps
+
+
+def _written_steps_or_time(value: int | Elapsed) -> int | str:
+    return f"{value.seconds!r} s" if isinstance(value, Elapsed) else value
+
+
+#: A number of steps, or a time.
+StepsOrTime: TypeAlias = Annotated[
+    int | Elapsed, PlainValidator(_read_steps_or_time), PlainSerializer(_written_steps_or_time, when_used="json")
+]
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """A unit as it stands behind a number in a file; none if the file has plain numbers.
 
@@ -221,6 +267,18 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
     return _format(seconds, "s", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits)
 
 
+def format_duration(seconds: float, digits: int = 3) -> str:
+    """Print a time for people in the unit of clocks and calendars that suits it.
+
+    >>> format_duration(0.5), format_duration(1800), format_duration(43_200), format_duration(900_000)
+    ('500 ms', '30 min', '12 h', '10.4 days')
+    """
+    for name, length_s, least in (("days", 86_400.0, 3.0), ("h", 3600.0, 1.0), ("min", 60.0, 2.0)):
+        if least * length_s <= seconds < math.inf:
+            return f"{seconds / length_s:,.{digits}g} {name}"
+    return format_seconds(seconds, digits)
+
+
 def in_range(center: float, low: float, high: float, *, form: Callable[[float], str] = "{:.2f}".format) -> str:
     """Print a number and, if they differ, the ends of its interval.
 
@@ -246,6 +304,16 @@ def format_Bps(Bps: float, digits: int = 3) -> str:
     ('3.12 GB/s', 'unlimited')
     """
     return "unlimited" if Bps == math.inf else f"{format_nbytes(Bps, digits)}/s"
+
+
+def format_flops(flops: float, digits: int = 3) -> str:
+    """Print an amount of arithmetic for people.
+
+    >>> format_flops(8_178_000_000), format_flops(0)
+    ('8.18 GFLOP', '0 FLOP')
+    """
+    scales = {"PFLOP": 1e15, "TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "kFLOP": 1e3, "FLOP": 1.0}
+    return _format(flops, "FLOP", scales, digits)
 
 
 def format_share(share: float, *, signed: bool = False) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError, UnsupportedError, naming
-from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
+from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
@@ -152,6 +152,8 @@ class Row:
             late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
             shares (object): Only where something is `uncertain`: its path, or `seeds`, -> the share (float) of the
                 variance of `speedup` that it causes alone. For the baseline, of `step_s`.
+            job_steps (float): Only with `train_for`: steps of the whole job. Of a time, those that fit.
+            job_s (float): Only with `train_for`: time of the whole job, at `step_s`.
             step_s_lo, step_s_hi (float): Only where something is `uncertain`: ends of the 95 % interval from seeds and
                 uncertain values together.
             speedup_lo, speedup_hi (float): The same of `speedup`.
@@ -256,9 +258,10 @@ def compare(
         if progress:
             progress(schedule.name, 0, 1)
         with naming(schedule.name):
-            built = replace(build(scenario, schedule), actors=tuple(actors))
+            its = in_steps(scenario, schedule)
+            built = replace(build(its, schedule), actors=tuple(actors))
             times = measure_with_additions(
-                scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
+                its, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets
             )
         measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]

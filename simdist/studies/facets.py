@@ -18,6 +18,7 @@ screen. `FACETS` lists the built-in facets in the order of their keys. Pass a fa
 True
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,7 +31,7 @@ from simdist.plan import LEVELS, Plan
 from simdist.plan.text import ranks_named
 from simdist.scenario.scenario import Scenario
 from simdist.settings.base import unchecked_copy
-from simdist.settings.units import format_share
+from simdist.settings.units import Elapsed, format_duration, format_share
 from simdist.studies.columns import IN_RANGES, SCHEDULE, Column, factor, seconds, shown_epochs
 from simdist.traces.breakdown import Breakdown, mean_late
 from simdist.traces.links import link_in_words
@@ -391,6 +392,53 @@ def _without(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
         yield "links", scenario.without_links()
 
 
+@dataclass(frozen=True, slots=True)
+class WholeJob:
+    """The whole job of a scenario, of which some steps are simulated.
+
+    Args:
+        n_steps: Steps that it trains.
+        seconds: Time that it takes.
+        is_timed: Whether the scenario states the time, and not the steps.
+    """
+
+    n_steps: float
+    seconds: float
+    is_timed: bool
+
+
+@final
+class WholeJobFacet(Facet[WholeJob | None]):
+    """What the length of the whole job comes to at the simulated step time: time, or steps if a time is stated."""
+
+    nothing: WholeJob | None = None
+
+    def measure(self, simulated: Simulated) -> WholeJob | None:
+        """Return nothing: the scenario tells."""
+        return None
+
+    def measure_again(self, scenario: Scenario, step_s: StepTimes, again: Again) -> WholeJob | None:
+        """Return steps and time, by the mean step of all seeds."""
+        of_step_s = float(step_s.mean())
+        match scenario.train_for:
+            case None:
+                return None
+            case Elapsed(seconds=seconds):
+                return WholeJob(seconds / of_step_s if of_step_s else math.inf, seconds, is_timed=True)
+            case n_steps:
+                return WholeJob(float(n_steps), n_steps * of_step_s, is_timed=False)
+
+    def document(self, value: WholeJob | None) -> dict[str, object]:
+        """Return both."""
+        return {"job_steps": value.n_steps, "job_s": value.seconds} if value else {}
+
+    def columns(self, values: Sequence[WholeJob | None]) -> Sequence[Column]:
+        """Return the column that the scenario does not state."""
+        if values[0] and values[0].is_timed:
+            return [Column(f"steps in {format_duration(values[0].seconds)}", "job_steps", form="{:,.0f}".format)]
+        return [Column(f"{values[0].n_steps:,.0f} steps", "job_s", form=format_duration)] if values[0] else []
+
+
 def _divided(value: Mapping[str, float], n_parts: int) -> dict[str, float]:
     return {name: of_step_s / n_parts for name, of_step_s in value.items()}
 
@@ -550,6 +598,7 @@ ADDED = AddedFacet()
 LINKS = LinksFacet()
 RANGES = RangesFacet()
 GRADIENTS = GradientsFacet()
+WHOLE_JOB = WholeJobFacet()
 
 #: All facets, in the order of their keys.
-FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS)
+FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS, WHOLE_JOB)

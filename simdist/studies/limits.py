@@ -46,17 +46,19 @@ class EpochLimits:
 
     Args:
         epoch: From 0; None is staging, before the first.
-        seconds: By each of `LIMITS`: `computing` and `communication` of the slowest rank; bandwidth of the storage
-            `server` and its `operations`; storage `clients` of the nodes; the `network`, NICs and switch, where
+        seconds: By each of `LIMITS`: `computing` and `communication` of the slowest rank; bandwidth of the busiest
+            storage `server` and its `operations`; storage `clients` of the nodes; the `network`, NICs and switch, where
             gradients travel too; `disk` and `memory` of the nodes; `decoding` by the workers of a rank and the cores of
             a node; `reading` by the threads of a rank.
         storage_nbytes: Bytes of files that come from storage.
+        server_nbytes: Those of the storage server that delivers most.
         relieved_s: Likewise, if the storage server had unlimited bandwidth, which also makes reading a file shorter.
     """
 
     epoch: int | None
     seconds: dict[str, float]
     storage_nbytes: float
+    server_nbytes: float
     relieved_s: dict[str, float]
 
     @property
@@ -76,12 +78,12 @@ class EpochLimits:
 
     @property
     def needed_Bps(self) -> float | None:
-        """Bandwidth at which the storage server takes as long as the largest limit that more bandwidth leaves.
+        """Bandwidth at which the busiest storage server takes as long as the largest limit that more bandwidth leaves.
 
         None if nothing is read from it, or if nothing else takes time.
         """
         next_s = self.relieved_s[self.next_name]
-        return self.storage_nbytes / next_s if next_s and self.storage_nbytes else None
+        return self.server_nbytes / next_s if next_s and self.server_nbytes else None
 
 
 def epoch_limits(plan: Plan, costs: Costs, *, relieved: Costs | None = None) -> tuple[EpochLimits, ...]:
@@ -235,8 +237,8 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
     seconds = {
         "computing": float(computing_s.max()),
         "communication": max((float(each_s.max()) for each_s in work.exchanges_s.values()), default=0.0),
-        "server": float(busy_s[resources.storage_server]),
-        "operations": float(busy_s[resources.storage_operations]),
+        "server": busiest_s(resources.storage_server(nodes)),
+        "operations": busiest_s(resources.storage_operations(nodes)),
         "clients": busiest_s(resources.storage_client(nodes)),
         "network": max(
             busiest_s(resources.nic_in(machines), resources.nic_out(machines)), float(busy_s[resources.switch])
@@ -246,4 +248,5 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
         "decoding": float(decoding_s.max(where=decodes, initial=0.0)),
         "reading": float((reading_s + busy_s[resources.readers(ranks)]).max()),
     }
-    return EpochLimits(epoch, seconds, float(work.amounts[resources.storage_server]), {})
+    of_servers = work.amounts[np.unique(resources.storage_server(nodes))]
+    return EpochLimits(epoch, seconds, float(of_servers.sum()), float(of_servers.max()), {})

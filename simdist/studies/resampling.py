@@ -38,7 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simdist.errors import ScenarioError
-from simdist.runs.building import dataset, job
+from simdist.runs.building import dataset, in_steps, job
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import Disturbance, read_recorded
 from simdist.scenario.links import LinkDisturbance
@@ -87,7 +87,7 @@ class Runs:
 
     def scenario_for(self, schedule: Schedule, varied: Scenario | None = None) -> Scenario:
         """Return the scenario, or a varied one, in which a schedule runs for whole periods."""
-        scenario = varied or self.scenario
+        scenario = in_steps(varied or self.scenario, schedule)
         if dataset(scenario) is not None:
             return scenario
         cycle = schedule.cycle_with_checkpoints(job(scenario))
@@ -175,10 +175,16 @@ def runs_of(
         scenario = scenario.changed(disturbances=in_blocks(scenario.disturbances, recording.block_steps))
     if dataset(scenario) is not None:
         return Runs(scenario, recording, longest_period, as_imported)
-    between = max(checkpoint_every, scenario.checkpoint.every if scenario.checkpoint else 0)
+    between = max(checkpoint_every, *(_steps_between_files(scenario, each) for each in scenario.schedules))
     least = max(recording.n_steps if recording else scenario.steps, _N_PERIODS * max(longest_period, between))
     steps = math.ceil(least / longest_period) * longest_period
     return Runs(scenario.changed(steps=steps), recording, longest_period, as_imported)
+
+
+def _steps_between_files(scenario: Scenario, schedule: Schedule) -> int:
+    """Return the steps from one checkpoint of a schedule to the next; 0 if there are none."""
+    described = job(in_steps(scenario, schedule))
+    return described.checkpoint.every if described.checkpoint else 0
 
 
 def _is_resampled(scenario: Scenario) -> bool:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from simdist.engines import Engine
 from simdist.errors import RunError, ScenarioError, SimdistError
-from simdist.runs.building import build
+from simdist.runs.building import build, in_steps
 from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
@@ -138,8 +138,10 @@ def _records(task: Task, batch: Batch) -> Iterator[Record]:
 
 def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -> dict[str, object]:
     one, position = (scenario, row.position) if scenario else (alone(task.tree, row, batch.folder), 0)
-    built = build(one, one.schedules[position])
-    return record(measure(one, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS))
+    schedule = one.schedules[position]
+    its = in_steps(one, schedule)
+    built = build(its, schedule)
+    return record(measure(its, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS))
 
 
 def record(measured: ScheduleTimes) -> dict[str, object]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from simdist.errors import ScenarioError
-from simdist.runs.building import Built
+from simdist.runs.building import Built, in_steps
 from simdist.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule, Sync
 from simdist.studies import comparison
@@ -145,6 +145,7 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
         PlanError: The baseline does not fit the cluster.
     """
     base = baseline_of(scenario, wanted.baseline)
+    scenario = in_steps(scenario, base)  # files are as many steps apart under every schedule
     most = max(scenario.steps, _LONGEST_PERIOD)
     within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
     longest = max(within.global_every, longest_period(scenario, [base]))

@@ -60,6 +60,7 @@ data: {{samples: 32, file_size: 100 kB}}
 input: {{source: storage}}
 checkpoint: {{every: 2, what: parameters}}
 steps: 2 epochs
+train_for: 90 epochs
 disturbances:
   - {{kind: transient, probability: 30%, delay: 5 ms}}
   - {{kind: transient, on: compute, probability: 30%, delay: 5 ms}}
@@ -272,6 +273,13 @@ def of_collectives(study: Study, _: Path) -> dict[str, Found]:
 def of_limits(study: Study, _: Path) -> dict[str, Found]:
     found = [result("limits", study.scenario, "--loss", loss, "--seeds", "1") for loss in ("50%", "0.0001%")]
     return {"simdist limits": keys(found), "Tolerable stragglers": keys(each(found, "rows"))}
+
+
+def of_workloads(_: Study, __: Path) -> dict[str, Found]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "tests" / "user_modules"))
+        found = [result("workload", f"counted_models:{name}") for name in ("tied", "convolution")]
+    return {"simdist workload": keys(found), "Tensors of a model": keys(each(found, "tensors"))}
 
 
 def of_data(study: Study, _: Path) -> dict[str, Found]:
@@ -488,6 +496,7 @@ EVERYTHING = (
     of_collectives,
     of_data,
     of_limits,
+    of_workloads,
     of_imports,
     of_whatifs,
     of_tuning,

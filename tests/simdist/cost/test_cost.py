@@ -470,10 +470,10 @@ def test_checkpoint_goes_out_over_the_nic_and_a_batch_comes_in():
         used = getattr(costs.resources, uses)(np.arange(2))
         assert set(np.flatnonzero(nbytes)) == {
             *used,
-            costs.resources.storage_server,
+            costs.resources.storage_server(0),
             *costs.resources.storage_client(np.arange(2)),
         }
-        assert nbytes[costs.resources.storage_server] == 2 * (12_000 if uses == "nic_in" else 4_000)
+        assert nbytes[costs.resources.storage_server(0)] == 2 * (12_000 if uses == "nic_in" else 4_000)
 
 
 @pytest.mark.parametrize(

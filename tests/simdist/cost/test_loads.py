@@ -171,7 +171,7 @@ def test_bytes_that_go_out_to_peers_are_those_that_come_in() -> None:
         assert total[costs.resources.memory(node)].sum() == 32 * (n_of[MEMORY] + 2 * n_of[PEER])
         owners = np.bincount(reads.owner[reads.level == PEER], minlength=4)
         assert total[costs.resources.nic_out(node)].tolist() == (32 * owners).tolist()
-        assert total[costs.resources.storage_server] == 16 * n_of[STORAGE]
+        assert total[costs.resources.storage_server(0)] == 16 * n_of[STORAGE]
 
 
 # ---------------------------------------------------------------- every term

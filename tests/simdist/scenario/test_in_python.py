@@ -9,9 +9,11 @@ from pydantic import ValidationError
 import simdist
 from simdist.errors import ScenarioError
 from simdist.runs.building import delays
-from simdist.scenario import Drawn, Link, Scenario, dump, load, loads, presets
+from simdist.scenario import Device, Drawn, Link, Scenario, Storage, Transient, dump, load, loads, presets
+from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.schedules import HierarchicalSGD, LocalSGD, Sync
 from simdist.settings.base import Settings
+from simdist.settings.precision import Peak
 
 ROOT = Path(__file__).parents[3]
 FIRST = ROOT / "docs" / "examples" / "first.yaml"
@@ -241,3 +243,37 @@ def test_function_without_a_name_cannot_be_read_from_a_file() -> None:
     written = dump(load(JOB).changed(disturbances=[{"kind": "drawn", "quantile": lambda u: u}]))
     with pytest.raises(ScenarioError, match=r"disturbances\[0\].quantile: .*lambda.*write module:"):
         loads(written)
+
+
+@pytest.mark.parametrize(
+    ("made", "attribute", "value"),
+    [
+        (lambda: Link(latency_s=0, bandwidth=10), "bandwidth_Bps", 10.0),
+        (lambda: Link(latency_s=0, bandwidth_Bps=10), "bandwidth_Bps", 10.0),
+        (lambda: Link(latency_s=0, bandwidth="10 Gbit/s"), "bandwidth_Bps", 1.25e9),
+        (lambda: Link(latency=5, bandwidth_Bps=10), "latency_s", 5.0),
+        (lambda: Transient(probability=0.5, delay=2), "delay_s", 2.0),
+        (lambda: Storage(latency=0, bandwidth=3, request_size=4), "request_nbytes", 4),
+        (lambda: Device(peak=125), "peak_flops", Peak(fp32=125.0)),
+        (lambda: CheckpointSettings(every=7, what="state", size=None), "every", 7),
+    ],
+)
+def test_plain_number_in_python_is_si_under_either_name(made, attribute: str, value: object) -> None:
+    assert dict(made())[attribute] == value
+
+
+def test_plain_number_in_a_mapping_is_si_and_in_a_change_it_is_refused() -> None:
+    network = {"latency": 0, "bandwidth": 10}
+    scenario = load(JOB | {"cluster": JOB["cluster"] | {"network": network}})
+    assert scenario.cluster.network.bandwidth_Bps == 10.0
+    with pytest.raises(ScenarioError, match=r"cluster\.network\.bandwidth: 10: of which unit\?"):
+        scenario.changed("cluster.network.bandwidth", 10)
+    with pytest.raises(ScenarioError, match=r"cluster\.network\.bandwidth: 10: a bandwidth needs a unit"):
+        loads("cluster: {nodes: 1, gpus_per_node: 1, fabric: ideal, network: {latency: 0 s, bandwidth: 10}}")
+
+
+@pytest.mark.parametrize("value", [True, None, [10], "10", "10 s", float("nan"), -1])
+def test_what_is_no_bandwidth_is_refused_under_either_name(value: object) -> None:
+    for name in ("bandwidth", "bandwidth_Bps"):
+        with pytest.raises(ValidationError):
+            Link(latency_s=0, **{name: value})

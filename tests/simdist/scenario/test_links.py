@@ -267,6 +267,6 @@ def test_a_recording_of_many_links_is_read_once_for_a_run(tmp_path, monkeypatch)
     scenario = loads(BASE + recorded, name="x.yaml", folder=tmp_path)
     table, n_reads = LinkRecorded.table, []
     monkeypatch.setattr(LinkRecorded, "table", lambda self: n_reads.append(self) or table(self))
-    traffic = link_traffic(scenario, Resources(4, 2, 0), scenario.seed)
+    traffic = link_traffic(scenario, Resources(4, 2, 0, 1), scenario.seed)
     assert [list(each.shares())[1] for each in traffic.shares] == [(1.0, 0.5), (1.0, 0.6), (1.0, 0.7), (1.0, 0.8)]
     assert len(n_reads) == 1

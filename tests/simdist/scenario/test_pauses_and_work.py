@@ -169,12 +169,29 @@ def test_recording_that_is_too_short_for_the_micro_batches_is_refused(tmp_path):
     file = tmp_path / "lengths.csv"
     file.write_text("1,1,1,1\n" * 79)
     text = f"{{kind: uneven_work, file: {file}, order: recorded}}"
-    with pytest.raises(ScenarioError, match=r"holds \[79 micro-batches, 4 ranks\], the run needs \[80 micro-batches"):
+    with pytest.raises(ScenarioError, match="holds 79 micro-batches, the run has 80: record as many"):
         loads(
             JOB.replace("  batch_size: 1", "  batch_size: 1\n  micro_batches: 2").format(
                 disturbance=text, steps=40, host="{}", schedule="{kind: sync}"
             )
         )
+
+
+def test_lengths_of_fewer_ranks_are_played_by_all_from_another_step(tmp_path):
+    """Rows tell step and micro-batch, columns the rank. Ranks 2 and 3 play both rows of another recorded step."""
+    file = tmp_path / "lengths.npz"
+    np.savez(file, 1.0 + 10 * np.arange(20)[:, None] + np.arange(2))
+    late = drawn(UnevenWork(file=file, order="recorded"), n_steps=10, micro_batches=2, compute_s=2.0)
+    lengths = late + 2  # of both micro-batches: the shortest takes a second
+    assert lengths[:, 0] == pytest.approx(2 + 10 * (4 * np.arange(10) + 1))
+    assert lengths[:, 1] - lengths[:, 0] == pytest.approx(2)
+    assert lengths[:, 3] - lengths[:, 2] == pytest.approx(2)
+    shift = round((lengths[0, 2] - lengths[0, 0]) / 40)
+    assert lengths[:, 2] == pytest.approx(np.roll(lengths[:, 0], -shift))
+    remark = UnevenWork(file=file, order="recorded").ranks_remark(4)
+    assert remark is not None
+    assert remark.startswith("lengths.npz holds 2 ranks, the cluster has 4: ranks from 2 on play recorded ranks again")
+    assert UnevenWork(file=file).ranks_remark(4) is None
 
 
 # ---------------------------------------------------------------- slow-downs that set in
