@@ -130,7 +130,7 @@ def costs(plan: Plan, shape: tuple[int, int], case: str) -> Costs:
 
     of = {op: cost(op) for body in plan.bodies for op in body}
     contested = frozenset(op for op in of if isinstance(op, Load | AllReduce) and case != "alone")
-    return Costs(Resources(*shape, 0), reading.capacity_per_s, of, contested)
+    return Costs(Resources(*shape, 0, 1), reading.capacity_per_s, of, contested)
 
 
 def measure(sizes: Sizes) -> list[dict[str, object]]:
