@@ -505,8 +505,6 @@ EVERYTHING = (
     of_data,
     of_limits,
     of_workloads,
-
-
     of_calibration,
     of_imports,
     of_whatifs,
