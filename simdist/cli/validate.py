@@ -180,7 +180,7 @@ def _validate(
             real = with_links(run, real, costs) if costs else real
             validation = validate_traces(real, simulated, run.delays, costs)
             bounds = None
-            if scenario.has_ranges:
+            if scenario.is_of_machines:
                 built = Built(scenario.schedules[0], run.plan, costs or price_of(run.plan, scenario), 0)
                 bounds = range_of_trace(scenario, built, simulated)
         if validation.n_steps < run.plan.n_steps:

@@ -442,13 +442,15 @@ def with_draws(
         draw: As of `measure`.
         doubts: Instead of those of `simdist.studies.doubts.doubts_of`.
     """
-    if not (scenario.has_ranges or doubts):
+    if not (scenario.is_of_machines or doubts):
         return measured
     from simdist.studies import uncertainty
     from simdist.studies.doubts import doubted, doubts_of
 
     doubts = doubts_of(scenario) if doubts is None else doubts
     found = uncertainty.quantities(scenario)
+    if not (found or doubts):
+        return measured
     n_draws = uncertainty.n_draws(len(found) + len(doubts))
     places = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_draws) for each in found}
     of_doubts = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_draws) for each in doubts}

@@ -96,7 +96,8 @@ class Doubt:
 def doubts_of(scenario: Scenario, table: Table | None = None) -> tuple[Doubt, ...]:
     """Return the doubts of the kinds of step that a scenario takes.
 
-    A scenario without ranges takes all its numbers as exact, and a cluster without known GPUs is like no published row.
+    A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
+    like no published row.
 
     Args:
         scenario: The scenario.
@@ -104,7 +105,7 @@ def doubts_of(scenario: Scenario, table: Table | None = None) -> tuple[Doubt, ..
     """
     cluster = scenario.cluster
     hardware = generation(cluster)
-    if not scenario.has_ranges or hardware is None:
+    if hardware is None or not scenario.is_of_machines:
         return ()
     return kinds_of_step(scenario, hardware, of_published_rows() if table is None else table)
 
@@ -114,9 +115,10 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doub
     cluster = scenario.cluster
     of_training = (hardware, precision(scenario.workload))
     found: list[Doubt] = []
-    if cluster.gpus_per_node > 1 and (lost := _lost(scenario)) is not None:
+    lost = _lost(scenario)
+    if cluster.gpus_per_node > 1 and lost is not None and not scenario.imported:
         found.append(replace(training_doubt(table, "machine", *of_training), known=lost))
-    if cluster.nodes > 1:
+    if cluster.nodes > 1 and not scenario.imported:
         found.append(training_doubt(table, "machines", *of_training))
     links: tuple[tuple[Literal["fabric", "network"], Link, int], ...] = (
         ("fabric", cluster.fabric, cluster.gpus_per_node),

@@ -150,3 +150,9 @@ def test_published_distributions_rise_and_say_where_they_are_from():
     for entry in entries:
         assert entry["rows"] >= entry["families"] > 0
         assert all(np.all(np.diff(logs) >= 0) for logs in entry["logs"])
+
+
+def test_interference_needs_no_range_to_count_and_an_imported_job_only_has_doubts_of_collectives():
+    rate = "disturbances: [{kind: interference, machine_rate: 3900}]"
+    assert names(job(more=", uncertain: {}", disturbances=rate)) == ["doubt.machines", "doubt.fabric", "doubt.network"]
+    assert names(job().changed(imported={"step_s": 0.1, "error": 0.0})) == ["doubt.fabric", "doubt.network"]
