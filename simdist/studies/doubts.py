@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from simdist.cost.costs import Costs, Local, OpCost, Shared, Stage, Transfer
 from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Plan, ReduceScatter
 from simdist.plan.ops import Collective, Op
+from simdist.runs.building import lost_share
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 
 Kind: TypeAlias = Literal["machine", "machines", "fabric", "network"]
@@ -136,7 +137,7 @@ def _lost(scenario: Scenario) -> float | None:
     has_range = any(path.endswith(".lost") for path in scenario.uncertain)
     if has_range or any(each.machine_rate_per_s for each in of):
         return None
-    return math.fsum(each.lost or 0.0 for each in of)
+    return math.fsum(lost_share(scenario, each) for each in of)
 
 
 def _is_measured(cluster: Cluster, link: Link) -> bool:

@@ -6,7 +6,8 @@ counter-based random numbers (Latin hypercube): all schedules get the same draws
 
 Schedules are simulated once more for each draw, with the seeds of the stated values in turn. The change of a draw is
 its result minus that of the stated values with the same seed. Speed-ups change far less than step times. The 90 %
-interval contains the middle 90 % of these changes, combined with the variance over seeds, around the stated result.
+interval contains the middle 90 % of these changes, combined with the variance over seeds, around the stated result. If
+nearly all changes have one sign, it contains 90 % from the stated result on.
 
 The doubt of a kind of prediction is drawn like a quantity, see `simdist.studies.doubts`.
 
@@ -124,13 +125,23 @@ def spread(
     results = center + changes
     if half:  # chance multiplies, so that no result is below 0
         results = np.multiply.outer(results, np.exp(half / center * _normal())).ravel()
-    low, high = np.quantile(results, [tail, 1 - tail], method="hazen").tolist()
+    low, high = _ends(results, center, tail)
     parts = _parts(changes, places) if len(places) > 1 else dict.fromkeys(places, float(changes.var()))
     parts |= {CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = math.fsum(parts.values())
     is_known = total <= (_ROUNDING * center) ** 2
     shares = {} if is_known else {name: part / total for name, part in parts.items() if name}
-    return (min(low, center), max(high, center)), shares
+    return (low, high), shares
+
+
+def _ends(results: Samples, center: float, tail: float) -> Interval:
+    """Return the quantiles with a tail below and above; if both are on one side of `center`, as much from there on."""
+    low, high = np.quantile(results, [tail, 1 - tail], method="hazen").tolist()
+    if low > center:
+        return center, float(np.quantile(results, 1 - 2 * tail + (results < center).mean(), method="hazen"))
+    if high < center:
+        return float(np.quantile(results, 2 * tail - (results > center).mean(), method="hazen")), center
+    return low, high
 
 
 @cache

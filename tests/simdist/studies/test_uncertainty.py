@@ -139,6 +139,15 @@ def test_without_a_spread_only_chance_is_left():
     ]
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_interval_of_changes_in_one_direction_begins_at_the_result(sign):
+    where = {"a": places("a", seed=0, n=20)}
+    (low, high), _ = spread(10.0, sign * (1 + where["a"]), None, where)
+    near, far = sorted((low, high), key=lambda end: abs(end - 10.0))
+    assert near == 10.0
+    assert far == pytest.approx(10 + sign * 1.9)
+
+
 def test_shares_are_those_of_a_sum():
     where = {name: places(name, seed=1, n=40) for name in "abc"}
     _, shares = spread(0.0, 3 * where["a"] + where["b"], None, where)
