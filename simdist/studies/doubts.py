@@ -22,9 +22,8 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from simdist.cost.costs import Costs, Local, OpCost, Shared, Stage, Transfer
+from simdist.cost.costs import Costs, Local, OpCost, Shared
 from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Plan, ReduceScatter
 from simdist.plan.ops import Collective, Op
 from simdist.runs.building import lost_share
@@ -218,7 +217,7 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         if isinstance(cost, Local) and isinstance(op, Forward | Backward):
             return Local(cost.seconds * computing)
         if isinstance(cost, Shared) and isinstance(op, COLLECTIVES):
-            return _scaled(cost, factor(op))
+            return cost.scaled(factor(op))
         return cost
 
     return replace(costs, of={op: price(op, cost) for op, cost in costs.of.items()})
@@ -236,16 +235,3 @@ def _nbytes(op: Collective, buffers: Mapping[str, Buffer]) -> int:
             return max(buffers[op.src].nbytes, buffers[op.dst].nbytes)
         case _:
             return buffers[op.buffer].nbytes
-
-
-def _scaled(cost: Shared, factor: float) -> Shared:
-    if factor == 1.0:
-        return cost
-    scaled: dict[int, NDArray[np.float64]] = {}
-
-    def stage(each: Stage) -> Stage:
-        nbytes = scaled.setdefault(id(each.nbytes), each.nbytes * factor)
-        return Stage(each.latency_s * factor, each.resources, nbytes)
-
-    transfers = tuple(Transfer(tuple(map(stage, each.stages))) for each in cost.transfers)
-    return replace(cost, transfers=transfers, alone_s=cost.alone_s * factor)
