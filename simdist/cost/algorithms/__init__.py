@@ -57,7 +57,7 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
 def _transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64]) -> Transfer:
     move = call.topology.transfer
     match call.op.algorithm:
-        case "auto" | "ring" | "double_tree" as algorithm if cluster.library != "gloo":
+        case "auto" | "ring" | "double_tree" | "nvls" as algorithm if cluster.library != "gloo":
             from simdist.cost.algorithms.nccl import nccl_transfer
 
             return nccl_transfer(call, cluster, cluster.library, algorithm, capacity_Bps)
