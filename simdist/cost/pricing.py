@@ -129,6 +129,7 @@ class _Pricing:
             host_Bps=cluster.host_reduction_Bps,
             host=_host_cost(cluster),
             nodes_per_domain=cluster.nodes_per_domain,
+            mesh=cluster.mesh,
         )
         self._undisturbed_Bps = self._capacity_Bps()
         self.capacity_Bps = self._undisturbed_Bps.copy()
@@ -371,7 +372,7 @@ class _Pricing:
 
 def _fabric_cost(cluster: Cluster) -> LinkCost:
     """Return the link inside a node. If CPU cores move bytes, ranks share the cores."""
-    link = LinkCost.of(cluster.fabric)
+    link = LinkCost.of(cluster.fabric, n_parallel=max(1, cluster.gpus_per_node - 1) if cluster.mesh else 1)
     if cluster.host is None or link.table is not None:
         return link
     return replace(link, capacity_Bps=link.capacity_Bps / cluster.ranks_per_core)

@@ -171,6 +171,7 @@ class Topology(Resources):
         host_Bps: Bytes per second that the process of a rank moves, without GPUs. Then all messages use the ports.
         host: CPU work of collectives; None if there is none.
         nodes_per_domain: Nodes that the fabric joins.
+        mesh: Whether the fabric is a link to each other GPU of a node, all of which make up a port.
     """
 
     fabric: LinkCost
@@ -181,6 +182,7 @@ class Topology(Resources):
     host_Bps: float = math.inf
     host: HostCost | None = None
     nodes_per_domain: int = 1
+    mesh: bool = False
 
     def domain(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the domain of a rank, numbered by its first node; of a server, its machine."""
@@ -219,7 +221,15 @@ class Topology(Resources):
 
     def _on_fabric(self, messages: Messages, inside: NDArray[np.bool_]) -> "list[_Use]":
         nbytes = _of_each(messages, self.fabric.flowing(messages.nbytes))[inside]
+        if self.mesh and len(nbytes):
+            nbytes = nbytes * self._share_of_mesh(messages)
         return [(self.fabric_out(messages.src[inside]), nbytes), (self.fabric_in(messages.dst[inside]), nbytes)]
+
+    def _share_of_mesh(self, messages: Messages) -> float:
+        """Return the links of a GPU over those to members of its node. Data is spread over the latter."""
+        taking_part = np.unique(np.concatenate([messages.src, messages.dst]))
+        most = int(np.bincount(self.node(taking_part)).max())
+        return (self.ranks_per_node - 1) / max(most - 1, 1)
 
     def _on_processes(self, messages: Messages) -> "list[_Use]":
         nbytes = _of_each(messages, messages.nbytes)

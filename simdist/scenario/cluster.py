@@ -178,10 +178,13 @@ class Cluster(Settings):
         nodes: Machines, 1 or more.
         gpus_per_node: GPUs, and so ranks, of a machine.
         fabric: Link of one GPU to the others of its node, or of its domain.
+        mesh: Whether `fabric` is the link to each other GPU of the node, as in an MI300X, and not that to a switch.
         nodes_per_domain: Machines whose GPUs the fabric joins: 18 of 4 GPUs in a GB200 NVL72. Consecutive nodes share a
             domain. Fewer nodes than that are one domain.
         network: Link of one NIC to the switch.
         nics_per_node: NICs that the GPUs of a node share evenly.
+        launch_s: Seconds in which the thread of a process that drives all GPUs of a node launches a collective on one
+            of them (`all_reduce_perf -g 8`); 0 with a process for each GPU.
         collective_overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
         host_bridge_Bps: Bytes per second and direction of the PCIe host bridge that a node's GPUs hang below, for what
             they send one another and the NIC; unlimited if absent.
@@ -212,6 +215,7 @@ class Cluster(Settings):
     gpus_per_node: Count
     fabric: Link = Field(examples=["ideal"])
     network: Link = Field(examples=["ideal"])
+    mesh: Annotated[bool, Field(exclude_if=lambda mesh: not mesh)] = False
     nodes_per_domain: Annotated[Count, Field(exclude_if=lambda count: count == 1)] = 1
     nics_per_node: Count = 1
     host_bridge_Bps: BytesPerSecond = math.inf
@@ -224,6 +228,7 @@ class Cluster(Settings):
     ] = None
     chunkwise: bool = False
     collective_overhead_s: Seconds = 0.0
+    launch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     device: Device = Device()
     slow_devices: tuple[DeviceOverride, ...] = ()
     storage: Storage | None = None
@@ -294,6 +299,8 @@ class Cluster(Settings):
                 f"is 18 machines of 4 GPUs in one NVLink domain: write {{preset: gb200-nvl72, nodes: 18}} for a rack, "
                 f"or gpus_per_node: 4, nodes_per_domain: 18",
             )
+        elif self.mesh and self.nodes_per_domain > 1:
+            yield (("mesh",), "a mesh of links joins the GPUs of one node: remove mesh, or nodes_per_domain")
         elif self.nodes > self.nodes_per_domain and self.nodes % self.nodes_per_domain:
             yield (
                 ("nodes",),

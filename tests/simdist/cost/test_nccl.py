@@ -362,3 +362,28 @@ def test_what_nccl_does_not_heed_is_told(cluster, told):
     text = f"name: x\ncluster: {{{cluster}}}\nworkload: resnet18\nschedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
     found = [each for each in warnings_of(scenario.loads(text)) if "switch" in each or "fabric" in each]
     assert [each in sentence for each, sentence in zip(told, found, strict=True)] == [True] * len(told)
+
+
+MESH = {"fabric": Link(latency_s=0.0, bandwidth_Bps=48e9), "network": "ideal", "mesh": True}
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_members_of_a_mesh_use_the_links_among_them(n):
+    cluster = Cluster(nodes=1, gpus_per_node=8, **MESH)
+    expected_s = 2 * (n - 1) / n * GIB / ((n - 1) * 48e9)
+    assert seconds(cluster, GIB, group=Group(n)) == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_a_mesh_of_several_nodes_is_refused():
+    with pytest.raises(ValidationError, match="a mesh of links joins the GPUs of one node"):
+        Cluster(nodes=2, gpus_per_node=4, nodes_per_domain=2, **MESH)
+
+
+@pytest.mark.parametrize(("nbytes", "kind"), [(8, "all_reduce"), (2 * MIB, "all_gather")])
+def test_one_process_launches_a_collective_on_its_gpus_one_after_the_other(nbytes, kind):
+    assert seconds(machines(launch_s=50e-6), nbytes, kind=kind) == pytest.approx(8 * 50e-6, rel=1e-12)
+    assert seconds(machines(2, launch_s=50e-6), 8) == pytest.approx(8 * 50e-6, rel=1e-12)
+
+
+def test_launches_hide_behind_a_large_collective():
+    assert seconds(machines(launch_s=50e-6), GIB) == seconds(machines(), GIB)
