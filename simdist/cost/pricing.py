@@ -268,7 +268,8 @@ class _Pricing:
     def _transfers(self, calls: Sequence[Call], members: NDArray[np.int64]) -> Sequence[Transfer]:
         """Return the transfers of groups; those of groups that look alike are the same on other resources.
 
-        All machines are alike, and so are the GPUs of one, and the domains. What the library chooses depends on neither.
+        All machines are alike, and so are domains, and the GPUs of one machine. What the library chooses depends on
+        none of them.
 
         Args:
             calls: The call of each group.
