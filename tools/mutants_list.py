@@ -440,8 +440,8 @@ _COST = (
         "cost",
         "NCCL takes the slower algorithm",
         _ALGORITHMS + "nccl.py",
-        "key=lambda each: each[0].alone_s(capacity_Bps)",
-        "key=lambda each: -each[0].alone_s(capacity_Bps)",
+        "key=lambda transfer: transfer.alone_s(capacity_Bps)",
+        "key=lambda transfer: -transfer.alone_s(capacity_Bps)",
         _TEST_COLLECTIVES,
     ),
     Mutant(

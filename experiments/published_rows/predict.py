@@ -82,7 +82,7 @@ def ring_s(row: Collective, cluster: Cluster) -> float:
     steps = _STEPS[row.collective]
     links_Bps = [cluster.fabric.bandwidth_Bps]
     hop_s = cluster.fabric.latency_s
-    if cluster.nodes > 1:
+    if cluster.n_domains > 1:
         links_Bps.append(cluster.nics_per_node * cluster.network.bandwidth_Bps)
         hop_s = cluster.network.latency_s
     return steps * (n - 1) * hop_s + steps * (n - 1) / n * row.nbytes / min(links_Bps)

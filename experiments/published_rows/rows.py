@@ -15,11 +15,15 @@ from typing import Any
 import yaml
 
 from simdist.scenario import Scenario, load, presets
+from simdist.studies.doubts import generation
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent
 STEPS = 10
-ONE_PROCESS = "one process"
+LAUNCH = "5 us"
+"""Of one process for all GPUs of a machine: 4 to 7 us are published (docs/reference/scenario.md)."""
+LOST = {"volta": (0.052, 0.114), "ampere": (0.023, 0.05), "hopper": (0.011, 0.015)}
+"""Typical loss of a machine, single and mixed precision (docs/how-to/describe-your-cluster.md); 5 % of older GPUs."""
 PRESETS = {"InceptionV3": "inception-v3", "ResNet-50": "resnet50", "ResNet-101": "resnet101"}
 PRESETS |= {"ResNet-152": "resnet152", "VGG16": "vgg16", "VGG-16": "vgg16"}
 
@@ -70,6 +74,13 @@ class Training:
         """Seconds of a step."""
         return self.n_gpus * self.batch_size * self.micro_batches / self.measured_per_s
 
+    def lost(self, document: Mapping[str, Any]) -> float:
+        """Return the share that a machine is assumed to lose; 0 if its rate is an input."""
+        if self.machine_per_s or self.cluster["gpus_per_node"] == 1:
+            return 0.0
+        hardware = generation(load({**document, "schedules": ["sync"], "steps": 1}).cluster)
+        return LOST.get(hardware or "", (0.05, 0.05))[self.precision == "mixed"]
+
     def scenario(self) -> Scenario:
         """Return the scenario: a third of a GPU's time is forward, and the rate of a machine tells what it loses."""
         gpus_per_node = self.cluster["gpus_per_node"]
@@ -82,6 +93,8 @@ class Training:
         document: dict[str, Any] = {"name": self.family, "cluster": self.cluster, "workload": workload}
         if self.machine_per_s:
             document["disturbances"] = [{"kind": "interference", "machine_rate": self.machine_per_s}]
+        elif lost := self.lost(document):
+            document["disturbances"] = [{"kind": "interference", "lost": lost}]
         return load(document | {"schedules": [self.schedule], "steps": STEPS * self.schedule.get("period", 1)})
 
 
@@ -279,11 +292,11 @@ def collective_rows() -> Iterator[Collective]:
         )
     folder = EXPERIMENTS / "nccl_tables"
     for name, table in _published("nccl_tables")["tables"].items():
-        generation = next((each for key, each in _GENERATIONS.items() if name.startswith(key)), "hopper")
+        hardware = next((each for key, each in _GENERATIONS.items() if name.startswith(key)), "hopper")
         base = {"preset": table["preset"]} if "preset" in table else {"file": str(folder / table["cluster"])}
-        cluster = {**base, "nodes": table["nodes"], "gpus_per_node": 8}
+        launch = {"launch": LAUNCH} if "launched_as" in table else {}
+        cluster = {**base, **launch, "nodes": table["nodes"], "gpus_per_node": 8}
         for nbytes, measured_us in table["rows_bytes_us"]:
             algorithm = table.get("algorithm", "auto")
-            link = ONE_PROCESS if "launched_as" in table else ""
             seconds = 1e-6 * measured_us
-            yield Collective(table["title"], generation, "all_reduce", cluster, algorithm, nbytes, seconds, link)
+            yield Collective(table["title"], hardware, "all_reduce", cluster, algorithm, nbytes, seconds)

@@ -28,6 +28,7 @@ from decisions import Decision, decisions
 from estimate import Residual
 
 from simdist.report import page_command
+from simdist.scenario import Interference
 from simdist.studies.comparison import row, with_draws
 from simdist.studies.doubts import Doubt, collective_doubt, generation, kinds_of_step, link_class, of_published_rows
 from simdist.studies.uncertainty import n_draws, places, spread
@@ -60,6 +61,7 @@ class Line:
         linear_s: Linear scaling; 0 of a collective.
         ring_s: The plain ring.
         torch_s: PyTorch's `comm_analysis`; 0 where it has no answer.
+        lost: Share that a machine is assumed to lose. Doubts are those of a simulation without it.
         low_s: Lower end of the 90 % interval from the doubts of other families.
         high_s: Its upper end.
     """
@@ -75,6 +77,7 @@ class Line:
     linear_s: float
     ring_s: float
     torch_s: float
+    lost: float = 0.0
     low_s: float = 0.0
     high_s: float = 0.0
 
@@ -82,7 +85,7 @@ class Line:
     def residuals(self) -> Iterator[Residual]:
         """What an estimate learns from the row: nothing if several kinds of step lead to it."""
         if "+" not in self.kinds and self.family not in NOT_ALIKE:
-            log = math.log(self.measured_s / self.simulated_s)
+            log = math.log(self.measured_s / self.simulated_s * (1 + self.lost))
             yield Residual(self.family, self.kinds, tuple(self.classes.split("+")), log, max(self.nbytes, 1))
 
     @property
@@ -119,6 +122,7 @@ def of_training(row_: published.Training) -> Line:
         linear_s,
         ring_s,
         0.0,
+        math.fsum(each.lost or 0.0 for each in scenario.disturbances if isinstance(each, Interference)),
     )
 
 
@@ -141,9 +145,7 @@ def of_collective(row_: published.Collective) -> Line:
 
 
 def _link(cluster: Any) -> str:
-    if cluster.nodes > 1:
-        return link_class("network", cluster.network)
-    return link_class("fabric", cluster.fabric)
+    return link_class(cluster, "network" if cluster.n_domains > 1 else "fabric")
 
 
 Predicted = tuple[published.Training | published.Collective, Line]
@@ -195,7 +197,7 @@ def _of_training(row_: published.Training, line: Line, table: dict[str, Any]) ->
 def _of_collective(row_: published.Collective, line: Line, table: dict[str, Any]) -> tuple[float, float]:
     """Return the interval of one collective, with draws of its cluster's ranges."""
     cluster = predict.cluster_of(row_)
-    doubt: Doubt = collective_doubt(table, "network" if cluster.nodes > 1 else "fabric", _link(cluster))
+    doubt: Doubt = collective_doubt(table, "network" if cluster.n_domains > 1 else "fabric", _link(cluster))
     ranged = predict.by_place(row_, cluster)
     n = n_draws(1 + len(ranged))
     at = {name: places(name, seed=0, n=n) for name in (doubt.name, *ranged)}

@@ -24,6 +24,7 @@ from simdist.errors import RunError, SimdistError
 __all__ = ["cli", "main"]
 
 _COMMANDS = {  # the first sentence of each command's help
+    "calibrate": "Calibrate a cluster from tables that were measured.",
     "chakra": "Exchange plans and workloads as Chakra execution traces.",
     "comms": "Show what collectives achieved.",
     "compare": "Show the speed-ups over a baseline.",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _EVERY_RANK = Group(1)
 _SEVERAL = -1
 _NOBODY = -1
-_OF_LIBRARIES = ("auto", "ring", "double_tree")  # they see where members sit, but not their numbers
+_OF_LIBRARIES = ("auto", "ring", "double_tree", "nvls")  # they see where members sit, but not their numbers
 
 
 def price(
@@ -128,6 +128,8 @@ class _Pricing:
             overhead_s=cluster.collective_overhead_s,
             host_Bps=cluster.host_reduction_Bps,
             host=_host_cost(cluster),
+            nodes_per_domain=cluster.nodes_per_domain,
+            mesh=cluster.mesh,
         )
         self._undisturbed_Bps = self._capacity_Bps()
         self.capacity_Bps = self._undisturbed_Bps.copy()
@@ -266,7 +268,8 @@ class _Pricing:
     def _transfers(self, calls: Sequence[Call], members: NDArray[np.int64]) -> Sequence[Transfer]:
         """Return the transfers of groups; those of groups that look alike are the same on other resources.
 
-        All machines are alike, and so are the GPUs of one. What the library chooses depends on neither.
+        All machines are alike, and so are domains, and the GPUs of one machine. What the library chooses depends on
+        none of them.
 
         Args:
             calls: The call of each group.
@@ -274,9 +277,9 @@ class _Pricing:
         """
         if calls[0].op.algorithm not in _OF_LIBRARIES:
             return [self._transfer(call) for call in calls]
-        places = members, self.topology.node(members)
+        places = members, self.topology.node(members), self.topology.domain(members)
         base = np.full(len(calls), _NOBODY)
-        moves = np.zeros((len(calls), len(places)), dtype=np.int64)
+        moves = np.zeros((len(calls), 2), dtype=np.int64)  # by ranks and by nodes
         bases: list[Transfer] = []
         while (base == _NOBODY).any():
             first = int(np.argmax(base == _NOBODY))
@@ -285,7 +288,7 @@ class _Pricing:
             for each in behind:
                 is_alike &= (each == each[:, :1]).all(axis=1)
             base[is_alike] = len(bases)
-            moves[is_alike] = np.stack([each[is_alike, 0] for each in behind], axis=1)
+            moves[is_alike] = np.stack([each[is_alike, 0] for each in behind[:2]], axis=1)
             bases.append(self._transfer(calls[first]))
         return AlikeTransfers(self.topology, bases, base, moves)
 
@@ -370,7 +373,7 @@ class _Pricing:
 
 def _fabric_cost(cluster: Cluster) -> LinkCost:
     """Return the link inside a node. If CPU cores move bytes, ranks share the cores."""
-    link = LinkCost.of(cluster.fabric)
+    link = LinkCost.of(cluster.fabric, n_parallel=max(1, cluster.gpus_per_node - 1) if cluster.mesh else 1)
     if cluster.host is None or link.table is not None:
         return link
     return replace(link, capacity_Bps=link.capacity_Bps / cluster.ranks_per_core)

@@ -3,6 +3,9 @@
 A message inside a node uses the fabric ports of both GPUs. A message between nodes uses the NICs of both nodes, and the
 switch if it is oversubscribed. If the GPUs of a node share one PCIe host bridge, all data that they send crosses it
 upstream and all data that they receive crosses it downstream, also on the way to and from the NIC.
+
+If the fabric joins several nodes (an NVLink domain), messages inside the domain use it. Those between domains use the
+NICs of all nodes that take part, because NCCL's channels begin at all of them.
 """
 
 import math
@@ -33,6 +36,8 @@ class LinkCost:
         n_parallel: Number of links side by side.
         table: Measured `(nbytes, seconds)` of one link.
         send_Bps: If the receiving end is the slower one: bytes per second of one link's sending end.
+        rendezvous_s: Startup besides, of a message of more than `eager_nbytes`.
+        eager_nbytes: Largest message that is sent without asking.
     """
 
     latency_s: float
@@ -40,17 +45,30 @@ class LinkCost:
     n_parallel: int = 1
     table: tuple[tuple[float, float], ...] | None = None
     send_Bps: float | None = None
+    rendezvous_s: float = 0.0
+    eager_nbytes: float = 0.0
 
     @classmethod
     def of(cls, link: Link, *, n_parallel: int = 1) -> "LinkCost":
         """Return the cost of `n_parallel` links of a scenario in parallel."""
         if link.table is None:
-            return cls(link.latency_s, link.bandwidth_Bps * link.efficiency * n_parallel, n_parallel)
+            capacity_Bps = link.bandwidth_Bps * link.efficiency * n_parallel
+            return cls(
+                link.latency_s,
+                capacity_Bps,
+                n_parallel,
+                rendezvous_s=link.rendezvous_s,
+                eager_nbytes=float(link.eager_nbytes),
+            )
         table = tuple((float(point.nbytes), point.time_s) for point in link.table)
         smallest, startup_s = table[0]
         largest, last_s = table[-1]
         average_Bps = (largest - smallest) / (last_s - startup_s) if last_s > startup_s else math.inf
         return cls(startup_s, average_Bps * n_parallel, n_parallel, table, link.send_Bps)
+
+    def startup_s(self, nbytes: float) -> float:
+        """Return the startup of a message of `nbytes`."""
+        return self.latency_s + (self.rendezvous_s if nbytes > self.eager_nbytes else 0.0)
 
     def sent(self, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the bytes that messages put on the sending end of the link, see `flowing`."""
@@ -152,6 +170,8 @@ class Topology(Resources):
         overhead_s: Seconds of a collective in addition to its messages.
         host_Bps: Bytes per second that the process of a rank moves, without GPUs. Then all messages use the ports.
         host: CPU work of collectives; None if there is none.
+        nodes_per_domain: Nodes that the fabric joins.
+        mesh: Whether the fabric is a link to each other GPU of a node, all of which make up a port.
     """
 
     fabric: LinkCost
@@ -161,6 +181,15 @@ class Topology(Resources):
     overhead_s: float = 0.0
     host_Bps: float = math.inf
     host: HostCost | None = None
+    nodes_per_domain: int = 1
+    mesh: bool = False
+
+    def domain(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the domain of a rank, numbered by its first node; of a server, its machine."""
+        machine = self.node(rank)
+        if self.nodes_per_domain == 1:
+            return machine
+        return np.where(machine < self.n_nodes, machine // self.nodes_per_domain * self.nodes_per_domain, machine)
 
     def transfer(self, messages: Iterable[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""
@@ -168,17 +197,18 @@ class Topology(Resources):
 
     def latency_s(self, messages: Messages) -> float:
         """Return the seconds before the first byte of messages, including the overhead."""
-        return self._latency_s(messages, self.node(messages.src) != self.node(messages.dst)) + self.overhead_s
+        return self._latency_s(messages, self.domain(messages.src) != self.domain(messages.dst)) + self.overhead_s
 
     def hops_s(self, src: NDArray[np.int64], dst: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:
         """Return the seconds of messages alone, inside a node or between nodes."""
         inside_s, outside_s = (
-            link.latency_s + float(link.flowing(nbytes) / link.capacity_Bps) for link in (self.fabric, self.network)
+            link.startup_s(nbytes) + float(link.flowing(nbytes) / link.capacity_Bps)
+            for link in (self.fabric, self.network)
         )
-        return np.where(self.node(src) == self.node(dst), inside_s, outside_s)
+        return np.where(self.domain(src) == self.domain(dst), inside_s, outside_s)
 
     def _stage(self, messages: Messages, more_s: float) -> Stage:
-        outside = self.node(messages.src) != self.node(messages.dst)
+        outside = self.domain(messages.src) != self.domain(messages.dst)
         if math.isinf(self.host_Bps):
             used = [*self._on_fabric(messages, ~outside), *self._on_network(messages, outside)]
         else:
@@ -191,7 +221,15 @@ class Topology(Resources):
 
     def _on_fabric(self, messages: Messages, inside: NDArray[np.bool_]) -> "list[_Use]":
         nbytes = _of_each(messages, self.fabric.flowing(messages.nbytes))[inside]
+        if self.mesh and len(nbytes):
+            nbytes = nbytes * self._share_of_mesh(messages)
         return [(self.fabric_out(messages.src[inside]), nbytes), (self.fabric_in(messages.dst[inside]), nbytes)]
+
+    def _share_of_mesh(self, messages: Messages) -> float:
+        """Return the links of a GPU over those to members of its node. Data is spread over the latter."""
+        taking_part = np.unique(np.concatenate([messages.src, messages.dst]))
+        most = int(np.bincount(self.node(taking_part)).max())
+        return (self.ranks_per_node - 1) / max(most - 1, 1)
 
     def _on_processes(self, messages: Messages) -> "list[_Use]":
         nbytes = _of_each(messages, messages.nbytes)
@@ -204,10 +242,22 @@ class Topology(Resources):
     def _on_network(self, messages: Messages, outside: NDArray[np.bool_]) -> "list[_Use]":
         nbytes = _of_each(messages, self.network.flowing(messages.nbytes))[outside]
         sent = _of_each(messages, self.network.sent(messages.nbytes))[outside]
-        src = self.node(messages.src[outside])
-        dst = self.node(messages.dst[outside])
-        nics = [(self.nic_out(src), sent), (self.nic_in(dst), nbytes)]
-        return [*nics, (np.full_like(src, self.switch), nbytes)] if self.switched else nics
+        src, sent = self._over_domain(messages, messages.src[outside], sent)
+        dst, received = self._over_domain(messages, messages.dst[outside], nbytes)
+        nics = [(self.nic_out(src), sent), (self.nic_in(dst), received)]
+        return [*nics, (np.full_like(nbytes, self.switch, dtype=np.int64), nbytes)] if self.switched else nics
+
+    def _over_domain(
+        self, messages: Messages, ranks: NDArray[np.int64], nbytes: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the nodes that carry the bytes of ranks: the nodes of their domains that take part, in equal parts."""
+        if self.nodes_per_domain == 1 or not len(ranks):
+            return self.node(ranks), nbytes
+        nodes, first = np.unique(self.node(np.concatenate([messages.src, messages.dst])), return_index=True)
+        domains = self.domain(np.concatenate([messages.src, messages.dst])[first])
+        n_sharing = np.bincount(domains)
+        totals = np.bincount(self.domain(ranks), weights=nbytes, minlength=len(n_sharing))
+        return nodes, totals[domains] / n_sharing[domains]
 
     def _on_bridges(self, messages: Messages) -> "list[_Use]":
         nbytes = _of_each(messages, messages.nbytes)
@@ -218,7 +268,10 @@ class Topology(Resources):
         return [(self.bridge_up(up), nbytes[from_gpu]), (self.bridge_down(down), nbytes[to_gpu])]
 
     def _latency_s(self, messages: Messages, outside: NDArray[np.bool_]) -> float:
-        hop_s = np.where(outside, self.network.latency_s, self.fabric.latency_s)
+        largest_nbytes = float(np.max(messages.nbytes, initial=0.0))
+        fabric_s = self.fabric.startup_s(largest_nbytes)
+        network_s = self.network.startup_s(largest_nbytes)
+        hop_s = np.where(outside, network_s, fabric_s)
         match messages.latency:
             case "slowest":
                 return float(hop_s.max()) * messages.rounds
@@ -227,7 +280,7 @@ class Topology(Resources):
             case "line":
                 return math.fsum(hop_s)
             case Paths(fabric_hops, network_hops):
-                return float((fabric_hops * self.fabric.latency_s + network_hops * self.network.latency_s).max())
+                return float((fabric_hops * fabric_s + network_hops * network_s).max())
             case _:
                 assert_never(messages.latency)
 
@@ -259,12 +312,12 @@ class Call:
 
     @property
     def n_nodes(self) -> int:
-        """Number of machines that the members are on."""
-        return 1 + int(np.count_nonzero(np.diff(self.topology.node(self.members))))
+        """Number of nodes that the members are on; of domains, if the fabric joins several nodes."""
+        return 1 + int(np.count_nonzero(np.diff(self.topology.domain(self.members))))
 
     def by_node(self) -> list[NDArray[np.int64]]:
-        """Return the members on each of the group's nodes, in order."""
-        borders = np.flatnonzero(np.diff(self.topology.node(self.members))) + 1
+        """Return the members on each of the group's nodes, or domains, in order."""
+        borders = np.flatnonzero(np.diff(self.topology.domain(self.members))) + 1
         return np.split(self.members, borders)
 
 

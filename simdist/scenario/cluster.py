@@ -1,6 +1,7 @@
 """The machines: nodes, GPUs, the links inside and between nodes, and storage."""
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
@@ -15,6 +16,9 @@ from simdist.settings.precision import Peak
 from simdist.settings.units import BytesPerSecond, Factor, Nbytes, PerSecond, Seconds, Whole
 
 Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
+
+_MAX_GPUS_OF_HOST = 16  # DGX-2; 8 from A100 on
+_MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
 
 Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
@@ -173,9 +177,14 @@ class Cluster(Settings):
         source: Where the numbers are from.
         nodes: Machines, 1 or more.
         gpus_per_node: GPUs, and so ranks, of a machine.
-        fabric: Link of one GPU to the others of its node.
+        fabric: Link of one GPU to the others of its node, or of its domain.
+        mesh: Whether `fabric` is the link to each other GPU of the node, as in an MI300X, and not that to a switch.
+        nodes_per_domain: Machines whose GPUs the fabric joins: 18 of 4 GPUs in a GB200 NVL72. Consecutive nodes share a
+            domain. Fewer nodes than that are one domain.
         network: Link of one NIC to the switch.
         nics_per_node: NICs that the GPUs of a node share evenly.
+        launch_s: Seconds in which the thread of a process that drives all GPUs of a node launches a collective on one
+            of them (`all_reduce_perf -g 8`); 0 with a process for each GPU.
         collective_overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
         host_bridge_Bps: Bytes per second and direction of the PCIe host bridge that a node's GPUs hang below, for what
             they send one another and the NIC; unlimited if absent.
@@ -183,6 +192,7 @@ class Cluster(Settings):
             CPU (MPI, gloo): all messages pass it, and buffers are copied at `device.host_bandwidth`; absent for GPUs.
         oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
         in_switch_reduction: Whether the switches of the fabric reduce (NVSwitch from Hopper on), and NCCL lets them.
+        nccl_version: Version of NCCL, such as "2.26", where its tuner makes a difference; the newest if absent.
         chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
             without, they begin with the last and end together.
         library: Whose choice of algorithm `auto` is; `nccl_simple` is NCCL where it has its protocol Simple only.
@@ -205,14 +215,20 @@ class Cluster(Settings):
     gpus_per_node: Count
     fabric: Link = Field(examples=["ideal"])
     network: Link = Field(examples=["ideal"])
+    mesh: Annotated[bool, Field(exclude_if=lambda mesh: not mesh)] = False
+    nodes_per_domain: Annotated[Count, Field(exclude_if=lambda count: count == 1)] = 1
     nics_per_node: Count = 1
     host_bridge_Bps: BytesPerSecond = math.inf
     host_reduction_Bps: BytesPerSecond = math.inf
     oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
     in_switch_reduction: bool = False
     library: Library = "nccl"
+    nccl_version: Annotated[
+        str | None, Field(pattern=r"^2\.\d{1,2}(\.\d{1,2})?$", exclude_if=lambda version: version is None)
+    ] = None
     chunkwise: bool = False
     collective_overhead_s: Seconds = 0.0
+    launch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     device: Device = Device()
     slow_devices: tuple[DeviceOverride, ...] = ()
     storage: Storage | None = None
@@ -235,6 +251,19 @@ class Cluster(Settings):
         return self.nodes * self.gpus_per_node
 
     @property
+    def nccl_release(self) -> tuple[int, int] | None:
+        """Major and minor number of NCCL's version, if it is stated."""
+        if self.nccl_version is None:
+            return None
+        major, minor = self.nccl_version.split(".")[:2]
+        return int(major), int(minor)
+
+    @property
+    def n_domains(self) -> int:
+        """Number of groups of nodes whose GPUs the fabric joins."""
+        return -(-self.nodes // self.nodes_per_domain)
+
+    @property
     def ranks_per_core(self) -> float:
         """How many ranks share a core when all of a machine work, 1 or more."""
         n_ranks = self.world_size if self.shares_cores else self.gpus_per_node
@@ -252,7 +281,34 @@ class Cluster(Settings):
             product = f"{self.nodes} nodes x {self.gpus_per_node} GPUs are {self.world_size} ranks"
             return [(("nodes",), f"{product}: at most {MAX_WORLD_SIZE} are supported")]
         return [
-            (("slow_devices", i, *path), message)
-            for i, override in enumerate(self.slow_devices)
-            for path, message in override.range_faults(self.world_size, self.gpus_per_node)
+            *self._domain_faults(),
+            *(
+                (("slow_devices", i, *path), message)
+                for i, override in enumerate(self.slow_devices)
+                for path, message in override.range_faults(self.world_size, self.gpus_per_node)
+            ),
         ]
+
+    def _domain_faults(self) -> Iterator[Fault]:
+        """Yield what is wrong with the GPUs that the fabric joins."""
+        n_gpus = self.gpus_per_node * min(self.nodes, self.nodes_per_domain)
+        if self.device.compute_capability and self.gpus_per_node > _MAX_GPUS_OF_HOST:
+            yield (
+                ("gpus_per_node",),
+                f"{self.gpus_per_node} GPUs: no machine joins more than {_MAX_GPUS_OF_HOST} by NVLink. A GB200 NVL72 "
+                f"is 18 machines of 4 GPUs in one NVLink domain: write {{preset: gb200-nvl72, nodes: 18}} for a rack, "
+                f"or gpus_per_node: 4, nodes_per_domain: 18",
+            )
+        elif self.mesh and self.nodes_per_domain > 1:
+            yield (("mesh",), "a mesh of links joins the GPUs of one node: remove mesh, or nodes_per_domain")
+        elif self.nodes > self.nodes_per_domain and self.nodes % self.nodes_per_domain:
+            yield (
+                ("nodes",),
+                f"{self.nodes} nodes are no whole number of domains of {self.nodes_per_domain} nodes: write a "
+                f"multiple, or at most {self.nodes_per_domain}",
+            )
+        elif self.device.compute_capability and self.nodes_per_domain > 1 and n_gpus > _MAX_GPUS_OF_DOMAIN:
+            yield (
+                ("nodes_per_domain",),
+                f"{n_gpus} GPUs in a domain: no times of more than {_MAX_GPUS_OF_DOMAIN} are published: write fewer",
+            )

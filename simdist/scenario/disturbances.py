@@ -357,6 +357,8 @@ class Interference(_Disturbance):
 
     Args:
         lost: Share, if it is known.
+        typical: The share is the median of published machines with GPUs of this generation, in the workload's
+            precision.
         machine_rate_per_s: Measured samples per second of one machine, all its GPUs training synchronously; what the
             simulated machine does without this disturbance tells `lost`, see `simdist.runs.building.lost_share`.
         noise: Share of the loss that is the longest of exponential delays; the rest is constant.
@@ -366,12 +368,14 @@ class Interference(_Disturbance):
     on: Channel = "compute"
     lost: Fraction | None = None
     machine_rate_per_s: Annotated[PerSecond, Field(gt=0, allow_inf_nan=False)] | None = None
+    typical: Annotated[bool, Field(exclude_if=lambda typical: not typical)] = False
     noise: Fraction = 0.5
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if (self.lost is None) == (self.machine_rate_per_s is None):
-            hint = "write either lost, e.g. 5%, or machine_rate, samples per second of one machine"
+        n_given = (self.lost is not None) + (self.machine_rate_per_s is not None) + self.typical
+        if n_given != 1:
+            hint = "write either lost, e.g. 5%, or machine_rate, samples per second of one machine, or typical: true"
             refuse("Interference", [(("lost",), hint)])
         return self
 

@@ -30,6 +30,8 @@ class Link(Settings):
         latency_s: Seconds before the first byte.
         bandwidth_Bps: Line rate per direction, bytes per second; `math.inf` only in an ideal link.
         efficiency: Share of the line rate that payload reaches, above 0 and at most 1.
+        rendezvous_s: Seconds that a message longer than `eager_nbytes` takes besides, because its ends first agree.
+        eager_nbytes: Largest message that is sent without asking.
         table: Measured `(nbytes, time_s)`: two points or more, growing sizes, times that do not shrink.
         send_Bps: With a table, of a link whose receiving end takes that time: bytes per second that an end sends.
 
@@ -40,6 +42,8 @@ class Link(Settings):
     latency_s: Seconds = 0.0
     bandwidth_Bps: BytesPerSecond = math.inf
     efficiency: Annotated[Fraction, Field(gt=0)] = 1.0
+    rendezvous_s: Seconds = 0.0
+    eager_nbytes: Nbytes = Field(default=0, alias="eager")
     table: Annotated[tuple[TablePoint, ...], Field(min_length=2)] | None = None
     send_Bps: BytesPerSecond | None = Field(default=None, alias="send")
 
@@ -71,6 +75,7 @@ class Link(Settings):
 
     def _table_faults(self, table: tuple[TablePoint, ...]) -> list[Fault]:
         keys = {"latency_s": "latency", "bandwidth_Bps": "bandwidth", "efficiency": "efficiency"}
+        keys |= {"rendezvous_s": "rendezvous", "eager_nbytes": "eager"}
         faults: list[Fault] = [
             ((key,), f"{key!r} has no meaning beside a table of measured points: remove one of them")
             for name, key in keys.items()
@@ -95,4 +100,6 @@ class Link(Settings):
         if self.table is not None:
             return {"table": keys["table"]} | ({} if self.send_Bps is None else {"send": keys["send"]})
         del keys["table"], keys["send"]
+        if not self.rendezvous_s:
+            del keys["rendezvous"], keys["eager"]
         return "ideal" if self == Link.ideal() else keys

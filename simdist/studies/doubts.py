@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from simdist.cost.costs import Costs, Local, OpCost, Shared
+from simdist.cost.topology import Topology
 from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Plan, ReduceScatter
 from simdist.plan.ops import Collective, Op
 from simdist.runs.building import lost_share
@@ -47,6 +48,7 @@ _MEASURE: dict[Kind, str] = {
     "network": "busbw of an all-reduce between machines, e.g. with real.calibrate",
 }
 _BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
+_BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
 _CALIBRATED = "real.calibrate"
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
 _OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over EFA 9.9 us and more
@@ -118,15 +120,15 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doub
     lost = _lost(scenario)
     if cluster.gpus_per_node > 1 and lost is not None and not scenario.imported:
         found.append(replace(training_doubt(table, "machine", *of_training), known=lost))
-    if cluster.nodes > 1 and not scenario.imported:
+    if cluster.n_domains > 1 and not scenario.imported:
         found.append(training_doubt(table, "machines", *of_training))
     links: tuple[tuple[Literal["fabric", "network"], Link, int], ...] = (
-        ("fabric", cluster.fabric, cluster.gpus_per_node),
-        ("network", cluster.network, cluster.nodes),
+        ("fabric", cluster.fabric, cluster.world_size // cluster.n_domains),
+        ("network", cluster.network, cluster.n_domains),
     )
     for kind, link, n_members in links:
         if n_members > 1 and not _is_measured(cluster, link):
-            found.append(collective_doubt(table, kind, link_class(kind, link)))
+            found.append(collective_doubt(table, kind, link_class(cluster, kind)))
     return tuple(found)
 
 
@@ -160,11 +162,13 @@ def precision(workload: Workload) -> str:
     return "single" if "precision" in workload.model_fields_set else ""
 
 
-def link_class(kind: Kind, link: Link) -> str:
-    """Return the class of a link as rows have it."""
-    if kind == "fabric":
-        return "PCIe" if link.bandwidth_Bps < _OF_PCIE_BPS else "NVLink"
-    return "RDMA" if link.latency_s < _OF_RDMA_S else "EFA or TCP"
+def link_class(cluster: Cluster, kind: Kind) -> str:
+    """Return the class of the links of a kind as rows have it."""
+    if kind == "network":
+        return "RDMA" if cluster.network.latency_s < _OF_RDMA_S else "EFA or TCP"
+    if cluster.mesh:
+        return "xGMI"
+    return "PCIe" if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS else "NVLink"
 
 
 def training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> Doubt:
@@ -225,8 +229,9 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
 
 def _link_of(op: Collective, costs: Costs) -> Kind:
     members = np.array(op.group.members(costs.resources.world_size)[0])
-    nodes = costs.resources.node(members).tolist()
-    return "network" if any(one != other for one, other in pairwise(nodes)) else "fabric"
+    resources = costs.resources
+    places = resources.domain(members) if isinstance(resources, Topology) else resources.node(members)
+    return "network" if any(one != other for one, other in pairwise(places.tolist())) else "fabric"
 
 
 def _nbytes(op: Collective, buffers: Mapping[str, Buffer]) -> int:

@@ -224,7 +224,7 @@ def test_small_messages_over_efa_are_met_within_5_percent():
 
 
 @pytest.mark.parametrize("name", sorted(set(nccl.TABLES) - nccl.SLOW))
-@pytest.mark.parametrize(("sizes", "most"), [(SMALL, 0.11), (MIDDLE, 0.23), (LARGE, 0.07)])
+@pytest.mark.parametrize(("sizes", "most"), [(SMALL, 0.11), (MIDDLE, 0.24), (LARGE, 0.09)])
 def test_medians_are_met_but_where_the_network_is_slow(name, sizes, most):
     found = nccl.errors(name, sizes)
     assert not found or abs(median(found)) < most

@@ -267,6 +267,14 @@ def of_limits(study: Study, _: Path) -> dict[str, Found]:
     return {"simdist limits": keys(found), "Tolerable stragglers": keys(each(found, "rows"))}
 
 
+def of_calibration(_: Study, folder: Path) -> dict[str, Found]:
+    file = folder / "nccl-tests.txt"
+    rows = "8 2 float sum -1 40.0 1 1 0\n1073741824 268435456 float sum -1 1.5 1 1 0\n"
+    file.write_text(f"# all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}")
+    found = [result("calibrate", "--from-nccl-tests", file, "--cluster", "dgx-a100", "--nodes", "2")]
+    return {"simdist calibrate": keys(found), "A size of a table": keys(each(found, "rows"))}
+
+
 def of_data(study: Study, _: Path) -> dict[str, Found]:
     rows = result("data", study.runs, "--knobs")["rows"] + result("data", study.scenario)["rows"]
     knobs = [row["knobs"] for row in rows if row["knobs"]]
@@ -475,6 +483,7 @@ EVERYTHING = (
     of_collectives,
     of_data,
     of_limits,
+    of_calibration,
     of_imports,
     of_whatifs,
     of_tuning,

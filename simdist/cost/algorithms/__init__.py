@@ -46,6 +46,8 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
     if call.n == 1 and call.op.algorithm != "server":
         return Transfer(())
     transfer = _transfer(call, cluster, capacity_Bps)
+    if cluster.launch_s and transfer.stages:
+        return _launched(call, cluster, transfer, capacity_Bps)
     if call.topology.host is None or not transfer.stages:
         return transfer
     from simdist.cost.algorithms.gloo import host_s
@@ -54,10 +56,18 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
     return Transfer((replace(first, latency_s=first.latency_s + host_s(call)), *others))
 
 
+def _launched(call: Call, cluster: "Cluster", transfer: Transfer, capacity_Bps: NDArray[np.float64]) -> Transfer:
+    """Return the transfer of GPUs that one process drives: the next one begins when it is launched on all of them."""
+    n_gpus = int(np.bincount(call.topology.node(call.members)).max())
+    waits_s = max(0.0, n_gpus * cluster.launch_s - transfer.alone_s(capacity_Bps))
+    first, *others = transfer.stages
+    return Transfer((replace(first, latency_s=first.latency_s + waits_s), *others))
+
+
 def _transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64]) -> Transfer:
     move = call.topology.transfer
     match call.op.algorithm:
-        case "auto" | "ring" | "double_tree" as algorithm if cluster.library != "gloo":
+        case "auto" | "ring" | "double_tree" | "nvls" as algorithm if cluster.library != "gloo":
             from simdist.cost.algorithms.nccl import nccl_transfer
 
             return nccl_transfer(call, cluster, cluster.library, algorithm, capacity_Bps)

@@ -65,25 +65,27 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.algorithms.double_tree import double_tree, parents
+from simdist.cost.algorithms.double_tree import double_tree
 from simdist.cost.algorithms.ring import ring
 from simdist.cost.costs import Stage, Transfer
-from simdist.cost.topology import Call, LinkCost, Messages, Paths, Topology
-from simdist.plan import AllReduce
+from simdist.cost.topology import Call, LinkCost, Messages, Topology
+from simdist.errors import PlanError
+from simdist.plan import AllReduce, op_text
 from simdist.scenario.cluster import Cluster
 
 NcclLibrary: TypeAlias = Literal["nccl", "nccl_simple"]
-NcclAlgorithm: TypeAlias = Literal["ring", "double_tree", "auto"]
+NcclAlgorithm: TypeAlias = Literal["ring", "double_tree", "nvls", "auto"]
 
 _TREE_SHARE = 0.9  # tuning.cc: busBw*.9 of every tree
 _SMALLEST_NBYTES = 64  # tuning.cc: the factors belong to powers of two from 64 B to 128 MB
 _CHUNK_S = 256 * 1024 / 12e9  # tuning.cc: "a 256kB chunk, ~ base lat + 256k/12GB/s (+ as much for the network)"
 _RINGS_IN_NODE = 24  # NCCL's log on A100 and H100 behind NVSwitches: "24 coll channels" (nccl-tests#100)
 _RINGS_PER_NIC = 2  # the same number on two p4d with 4 NICs: "8 coll channels" (aws-ofi-nccl#65)
-_CHANNEL_BPS = {  # tuning.cc: perChMaxTreeLL128Bws and perChMaxTreeBws of two nodes, by generation
-    "LL128": {7: 20e9, 8: 20e9, 9: 36.7e9, 10: 73.4e9},
-    "Simple": {7: 18.5e9, 8: 23.6e9, 9: 41.4e9, 10: 82.8e9},
+_CHANNEL_BPS = {  # tuning.cc: perChMaxTreeLL128Bws and perChMaxTreeBws by generation, of two nodes and of more
+    "LL128": {7: (20e9, 20e9), 8: (20e9, 20e9), 9: (36.7e9, 29e9), 10: (31.67e9, 20e9)},
+    "Simple": {7: (18.5e9, 10e9), 8: (23.6e9, 17.8e9), 9: (41.4e9, 36e9), 10: (42.8e9, 24e9)},
 }
+_DOMAIN_CHANNEL_BPS = 40e9  # search.cc, sm100SpeedArrayIntra: the slowest channel of several cards of 400 Gbit/s
 _TREE_CHUNKS = {  # (largest, ((n, least), ...)): halved down to least bytes while a channel has under n chunks per hop
     "LL128": (576e3, ((64, 2**17), (16, 2**15))),
     "Simple": (512 * 1024.0, ((8, 2**17), (4, 2**16), (1, 2**15))),
@@ -98,7 +100,8 @@ _TREE_HOP = 5.0 / 2.7  # tuning.cc: hwLat of LL between nodes, tree over ring; f
 class _Protocol:
     """Constants of a protocol: base seconds, seconds per hop, share of the bandwidth, and factor on bytes for flags.
 
-    `d` is a tree's share of the bandwidth by size, for powers of two from 64 B on.
+    `d` is a tree's share of the bandwidth by size, for powers of two from 64 B on. `far` is its hop between nodes over
+    that of rings.
     """
 
     base_s: float
@@ -107,6 +110,7 @@ class _Protocol:
     share: float = 1.0
     wire: float = 1.0
     d: tuple[float, ...] = ()
+    far: float = _TREE_HOP
 
     def d_at(self, nbytes: float) -> float:
         """Return the share of the bandwidth at a size."""
@@ -125,6 +129,8 @@ _TREES = {  # tuning.cc: baseLat, hwLat, treeCorrectionFactor
         (.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .5, .5, .6, .6, .7, .8, .9)),
 }
 # fmt: on
+#: tuning.cc from 2.23 on. A hop between nodes takes as long as in rings.
+_SIMPLE_TREE = dataclasses.replace(_TREES["Simple"], base_s=8.4e-6, fabric_s=4e-6, network_s=14e-6, far=1.0)
 _RINGS = {
     "LL": _Protocol(6.6e-6, 0.6e-6, 2.7e-6, 1 / 4, 2.0),
     "LL128": _Protocol(14e-6, 1.9e-6, 4.0e-6, 0.92, 1 / 0.92),
@@ -135,6 +141,10 @@ _LL_MAX_BETWEEN_BPS = {2: 39e9}  # on Intel CPUs
 _LL_MAX_FAR_BPS = 20.4e9  # from three nodes on
 _NVLS_SHARES = {9: 0.85, 10: 0.74}
 _NVLS_CHANNELS = {9: 16, 10: 24}
+_NVLS_HEADS = 32  # device.h: NCCL_MAX_NVLS_ARITY
+_NVLS_FROM_HOST = 8  # GPUs of a machine with measured bytes of S (1 + 1/n), nccl-tests#212
+_NVLS_DOMAIN_WIRE = 6 / 5  # tuning.cc up to 2.27: "ratio *= 5.0/6.0" for NVLS
+_FAR_NVLS = (2, 28)  # tuning.cc: up to 2.27, NVLS over more than two nodes has half a card, and loses to trees
 _NVLS_CHUNKS = ((64, 2**16), (8, 2**15), (2, 2**14))  # (n, chunk): at most this chunk for buffers under n rounds
 _NVLS_TREE_CHUNKS = ((4, 2**16), (1, 2**15))
 
@@ -155,39 +165,86 @@ def nccl_transfer(
         PlanError: The collective has no such algorithm.
     """
     found = _candidates(call, cluster, library, algorithm, capacity_Bps)
-    transfer, saved_s = min(found, key=lambda each: each[0].alone_s(capacity_Bps))
-    (stage,) = transfer.stages
-    return Transfer((dataclasses.replace(stage, latency_s=stage.latency_s - saved_s),)) if saved_s else transfer
+    return min(found, key=lambda transfer: transfer.alone_s(capacity_Bps))
 
 
 def _candidates(
     call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
-) -> Iterator[tuple[Transfer, float]]:
-    """Yield transfers as NCCL estimates them, each with the seconds by which it is faster than that (< 0: slower).
-
-    The choice uses the estimate. Of equal estimates the first wins.
-    """
+) -> Iterator[Transfer]:
+    """Yield the transfer by each protocol of each algorithm."""
     capability = cluster.device.compute_capability
     names = ("Simple",) if library == "nccl_simple" else ("LL", "LL128", "Simple")
     has_trees = call.n_nodes > 1 and isinstance(call.op, AllReduce)
-    if algorithm != "double_tree":
+    n_nics = cluster.nics_per_node * min(cluster.nodes, cluster.nodes_per_domain)
+    only_trees = has_trees and _takes_trees_only(call, cluster)
+    if algorithm == "ring" or (algorithm == "auto" and not only_trees):
         plain = _Plain.of(call.topology, ring(call))
         if capability is None:
-            yield Transfer((plain.stage,)), 0.0
+            yield Transfer((plain.stage,))
         else:
             for name in names:
-                n_rings = _RINGS_PER_NIC * cluster.nics_per_node
+                if name == "LL128" and algorithm == "auto" and has_trees and call.n > call.n_nodes:
+                    continue  # the tree has less latency, and wins by NCCL's estimate where rings of LL128 would count
+                n_rings = _n_channels(cluster, _RINGS_PER_NIC * n_nics)
                 yield _by_ring(call, plain, name, int(capability), n_rings, capacity_Bps)
-            has_nvls = isinstance(call.op, AllReduce) and capability >= 9 and min(map(len, call.by_node())) > 2
-            if algorithm == "auto" and cluster.in_switch_reduction and has_nvls:
-                yield _by_switch(call, min(int(capability), 10), capacity_Bps), 0.0
+    if algorithm == "nvls":
+        problem = _lacks_nvls(call, cluster)
+        if problem:
+            raise PlanError(f"{op_text(call.op)}: {problem}; choose auto")
+    if algorithm == "nvls" or (algorithm == "auto" and _takes_nvls(call, cluster)):
+        yield _by_switch(call, min(int(capability or 0), 10), capacity_Bps)
     if algorithm == "double_tree" or (algorithm == "auto" and has_trees):
         plain = _Plain.of(call.topology, double_tree(call))
         for name in names:
             if capability is not None or name != "LL":
                 generation = None if capability is None else min(max(int(capability), 7), 10)
-                n_channels = _RINGS_PER_NIC * min(cluster.nics_per_node, cluster.gpus_per_node)
-                yield _by_tree(call, plain, name, generation, n_channels, capacity_Bps)
+                n_gpus = cluster.gpus_per_node * min(cluster.nodes, cluster.nodes_per_domain)
+                n_channels = _n_channels(cluster, _RINGS_PER_NIC * min(n_nics, n_gpus))
+                protocol = _tree(name, cluster)
+                yield _by_tree(call, plain, name, protocol, generation, n_channels, capacity_Bps)
+
+
+def _tree(name: str, cluster: Cluster) -> _Protocol:
+    """Return a protocol of trees. From 2.23 on, NCCL counts no whole chunk for a hop of Simple, see `_SIMPLE_TREE`.
+
+    The published times over 20 domains of 72 GPUs, with 2.26, still take a whole chunk.
+    """
+    release = cluster.nccl_release
+    is_newer = release is not None and release >= (2, 23)
+    return _SIMPLE_TREE if name == "Simple" and is_newer and cluster.nodes_per_domain == 1 else _TREES[name]
+
+
+def _n_channels(cluster: Cluster, n_channels: int) -> int:
+    """Return the channels between nodes; between domains of several nodes, those that the links of one GPU carry."""
+    if cluster.nodes_per_domain == 1:
+        return n_channels
+    link = cluster.fabric
+    return max(1, min(n_channels, int(link.bandwidth_Bps * link.efficiency / _DOMAIN_CHANNEL_BPS)))
+
+
+def _lacks_nvls(call: Call, cluster: Cluster) -> str:
+    """Say why the switches cannot reduce a collective; an empty text if they can."""
+    if not cluster.in_switch_reduction or (cluster.device.compute_capability or 0) < 9:
+        return "nvls needs cluster.in_switch_reduction, and a device.compute_capability of 9.0 or more"
+    if min(map(len, call.by_node())) <= 2:
+        return "nvls needs three or more GPUs of each node"
+    return ""
+
+
+def _takes_nvls(call: Call, cluster: Cluster) -> bool:
+    """Whether NCCL may choose the switches by itself."""
+    if not isinstance(call.op, AllReduce) or _lacks_nvls(call, cluster):
+        return False
+    return not _takes_trees_only(call, cluster)
+
+
+def _takes_trees_only(call: Call, cluster: Cluster) -> bool:
+    """Whether NCCL's tuner takes trees for any size: over more than two domains of several nodes, up to 2.27.
+
+    It counts the same bandwidth for rings, but ten times the latency.
+    """
+    version = cluster.nccl_release
+    return call.n_nodes > 2 and cluster.nodes_per_domain > 1 and version is not None and version < _FAR_NVLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +266,7 @@ class _Plain:
 
 def _by_ring(
     call: Call, plain: _Plain, name: str, generation: int, n_rings: int, capacity_Bps: NDArray[np.float64]
-) -> tuple[Transfer, float]:
+) -> Transfer:
     protocol = _RINGS[name]
     one_node = call.n_nodes == 1
     at_least_s = 0.0
@@ -232,17 +289,27 @@ def _by_ring(
     elif name == "Simple" and isinstance(call.op, AllReduce) and call.nbytes >= 64 * n_rings * call.n:
         longer = 1.4 if generation >= 8 else 1.9
     one_each = _TREE_HOP if call.n_nodes == call.n else 1.0
-    stage = plain.by(_with_hops(call.topology, protocol, longer, 1.0 if one_node else longer, one_each))
+    message_nbytes = chunks_nbytes * protocol.wire / n_channels
+    base = 1.0 if one_node else longer
+    stage = plain.by(_with_hops(call.topology, protocol, message_nbytes, longer, base, one_each))
     slowed = _slowed(stage, capacity_Bps, protocol.share, protocol.wire, at_least_s)
-    hops_s = stage.latency_s - call.topology.overhead_s - protocol.base_s
-    flow_s = slowed.alone_s(capacity_Bps) - stage.latency_s
-    return Transfer((slowed,)), hops_s + flow_s - max(lines * hops_s, flow_s) if lines else 0.0
+    if lines:
+        hops_s = stage.latency_s - call.topology.overhead_s - protocol.base_s
+        flow_s = slowed.alone_s(capacity_Bps) - stage.latency_s
+        saved_s = hops_s + flow_s - max(lines * hops_s, flow_s)
+        slowed = dataclasses.replace(slowed, latency_s=slowed.latency_s - saved_s)
+    return Transfer((slowed,))
 
 
 def _by_tree(
-    call: Call, plain: _Plain, name: str, generation: int | None, n_channels: int, capacity_Bps: NDArray[np.float64]
-) -> tuple[Transfer, float]:
-    protocol = _TREES[name]
+    call: Call,
+    plain: _Plain,
+    name: str,
+    protocol: _Protocol,
+    generation: int | None,
+    n_channels: int,
+    capacity_Bps: NDArray[np.float64],
+) -> Transfer:
     topology = call.topology
     fill_s = 0.0
     if generation is None:
@@ -250,22 +317,34 @@ def _by_tree(
         fabric_s = topology.fabric.latency_s + chunk_s
         network_s = topology.network.latency_s + 2 * chunk_s
         protocol = dataclasses.replace(protocol, base_s=0.0, fabric_s=fabric_s, network_s=network_s)
-    stage = plain.by(_with_hops(topology, protocol, far=1.0 if generation is None else _TREE_HOP))
+    message_nbytes = call.nbytes / n_channels * (2.0 if name == "LL" else 1.0)
+    far = 1.0 if generation is None else protocol.far
+    stage = plain.by(_with_hops(topology, protocol, message_nbytes, far=far))
     if generation is not None:  # the chains of each channel begin at another GPU
         on_fabric = stage.resources < 2 * topology.world_size
         mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
         stage = dataclasses.replace(stage, nbytes=np.where(on_fabric, mean_nbytes, stage.nbytes))
         fill_s = _fill_s(call, name, generation, n_channels, stage.alone_s(capacity_Bps) - stage.latency_s)
     d = protocol.d_at(call.nbytes)
-    has_limit = name == "LL" and call.n_nodes > 1
-    at_least_s = 2 * call.nbytes / (d * _ll_most_Bps(call, n_channels)) if has_limit else 0.0
-    return Transfer((_slowed(stage, capacity_Bps, protocol.share * d, at_least_s=at_least_s),)), -fill_s
+    at_least_s = 0.0
+    if name == "LL" and call.n_nodes > 1:
+        at_least_s = 2 * call.nbytes / (d * _ll_most_Bps(call, n_channels))
+    elif generation is not None and call.n_nodes > 1:
+        at_least_s = 2 * call.nbytes / (n_channels * _of_nodes(call.n_nodes, _CHANNEL_BPS[name][generation]))
+    slowed = _slowed(stage, capacity_Bps, protocol.share * d, at_least_s=at_least_s)
+    return Transfer((dataclasses.replace(slowed, latency_s=slowed.latency_s + fill_s),))
 
 
 def _ll_most_Bps(call: Call, n_channels: int, n_chunks: int = 1) -> float:
     """Return the bandwidth of LL between nodes. All channels together have it; a small buffer uses few of them."""
-    n_taken = min(max(math.ceil(call.nbytes / (_LINES_NBYTES * n_chunks)), 1), n_channels)
+    n_lines = call.nbytes / (_LINES_NBYTES * n_chunks)
+    n_taken = min(max(n_lines, 1.0), n_channels)  # a channel with less than a line takes as long as a whole one
     return _LL_MAX_BETWEEN_BPS.get(call.n_nodes, _LL_MAX_FAR_BPS) * n_taken / n_channels
+
+
+def _of_nodes(n_nodes: int, rates_Bps: tuple[float, float]) -> float:
+    """Return the rate of two nodes, or of more."""
+    return rates_Bps[0 if n_nodes <= 2 else 1]
 
 
 def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: float) -> float:
@@ -282,52 +361,102 @@ def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: flo
             chunk /= 2
     chunk = min(chunk, call.nbytes / n_channels)
     network_s = flow_s * chunk * n_channels / call.nbytes if call.nbytes else 0.0
-    return 2 * (n - 1) * chunk / _CHANNEL_BPS[name][generation] + 2 * math.ceil(math.log2(m)) * network_s
+    fabric_s = chunk / _of_nodes(m, _CHANNEL_BPS[name][generation])
+    return 2 * (n - 1) * fabric_s + 2 * math.ceil(math.log2(m)) * network_s
 
 
 def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -> Transfer:
     """Price a reduction in the switches and, between nodes, along a double tree."""
+    from simdist.cost.algorithms.nvls import nvls
+
     nodes = call.by_node()
     n = min(map(len, nodes))
     m = len(nodes)
-    nbytes = call.nbytes
-    in_node = np.concatenate(nodes), np.concatenate([np.roll(each, -1) for each in nodes])
-    heads = np.array([each[0] for each in nodes])
-    below = np.concatenate([heads[parent >= 0] for parent in parents(m)])
-    above = np.concatenate([heads[parent[parent >= 0]] for parent in parents(m)])
-    messages = Messages(
-        np.concatenate([in_node[0], below, above]),
-        np.concatenate([in_node[1], above, below]),
-        np.concatenate([np.full(call.n, nbytes * (1 + 1 / n)), np.full(2 * len(below), nbytes / 2)]),
-        latency=Paths(np.array([0]), np.array([2 * math.ceil(math.log2(m))])),
-    )
-    (stage,) = _with_hops(call.topology, _RINGS["Simple"], far=_TREE_HOP).transfer([messages]).stages
-    n_at_once = n * (32 if m > 1 and generation > 9 else _NVLS_CHANNELS[generation])
+    (messages,) = nvls(call, 1 + 1 / n if n <= _NVLS_FROM_HOST else _NVLS_DOMAIN_WIRE)
+    n_heads = min(n, _NVLS_HEADS)
+    message_nbytes = call.nbytes / n_heads
+    (stage,) = _with_hops(call.topology, _RINGS["Simple"], message_nbytes, far=_TREE_HOP).transfer([messages]).stages
+    n_at_once = n_heads * (32 if m > 1 and generation > 9 else _NVLS_CHANNELS[generation])
+    flow_s = stage.alone_s(capacity_Bps) - stage.latency_s
+    fabric_s = _fabric_s(stage, call.topology, capacity_Bps) / _NVLS_SHARES[generation]
+    rounds_s = _rounds_s(call.nbytes, n_at_once, fabric_s, flow_s, m)
+    return Transfer((dataclasses.replace(stage, latency_s=stage.latency_s + rounds_s - flow_s),))
+
+
+def _fabric_s(stage: Stage, topology: Topology, capacity_Bps: NDArray[np.float64]) -> float:
+    """Return the seconds in which the bytes of a stage pass the ports of the GPUs."""
+    on_fabric = stage.resources < 2 * topology.world_size
+    ports = Stage(0.0, stage.resources[on_fabric], stage.nbytes[on_fabric])
+    return ports.alone_s(capacity_Bps) if on_fabric.any() else 0.0
+
+
+def _rounds_s(nbytes: float, n_at_once: int, fabric_s: float, network_s: float, n_nodes: int) -> float:
+    """Return the seconds of all rounds of a reduction in the switches.
+
+    NCCL takes smaller chunks for buffers of few rounds. A buffer just below such a limit has many rounds, each with its
+    latency. Its time is at most that of the limit, so that a larger buffer never takes less.
+
+    Args:
+        nbytes: Size of the buffer.
+        n_at_once: Chunks of a round.
+        fabric_s: Seconds of all bytes in the fabric.
+        network_s: Seconds of all bytes in the network, or in the fabric without NCCL's loss.
+        n_nodes: Number of nodes.
+    """
+    if not nbytes:
+        return 0.0
+    n_steps = 3 if n_nodes == 1 else 5
     chunk = 2**17
-    for n_rounds, smaller in _NVLS_TREE_CHUNKS if m > 1 else _NVLS_CHUNKS:
-        chunk = min(chunk, smaller) if nbytes < n_rounds * n_at_once * chunk else chunk
-    rounds = nbytes / (n_at_once * chunk)
-    n_steps = 3 if m == 1 else 5
-    slowed = _slowed(stage, capacity_Bps, _NVLS_SHARES[generation])
-    round_s = (slowed.alone_s(capacity_Bps) - stage.latency_s) / max(rounds, 1.0)
-    steps_s = (math.ceil(rounds) + n_steps - 1) * _RINGS["Simple"].fabric_s + (n_steps - 1) * round_s
-    return Transfer((dataclasses.replace(slowed, latency_s=slowed.latency_s + steps_s),))
+    at_most_s = math.inf
+    for n_rounds, smaller in _NVLS_TREE_CHUNKS if n_nodes > 1 else _NVLS_CHUNKS:
+        limit = n_rounds * n_at_once * chunk
+        if nbytes < limit and smaller < chunk:
+            longer = limit / nbytes
+            of_limit_s = _pipeline_s(n_rounds, fabric_s * longer, network_s * longer, n_steps)
+            at_most_s = min(at_most_s, of_limit_s)
+            chunk = smaller
+    return min(at_most_s, _pipeline_s(nbytes / (n_at_once * chunk), fabric_s, network_s, n_steps))
+
+
+def _pipeline_s(n_rounds: float, fabric_s: float, network_s: float, n_steps: int) -> float:
+    """Return the seconds of rounds through all steps: the slower of the GPUs, with a hop in every round, and cards."""
+    hop_s = _RINGS["Simple"].fabric_s
+    round_s = max(fabric_s, network_s) / max(n_rounds, 1.0)
+    return (n_steps - 1) * (hop_s + round_s) + max(fabric_s + math.ceil(n_rounds) * hop_s, network_s)
 
 
 def _with_hops(
-    topology: Topology, protocol: _Protocol, longer: float = 1.0, base: float = 1.0, far: float = 1.0
+    topology: Topology,
+    protocol: _Protocol,
+    message_nbytes: float,
+    longer: float = 1.0,
+    base: float = 1.0,
+    far: float = 1.0,
 ) -> Topology:
-    """Return the topology with a protocol's base and hops. Between nodes, slower links keep their own latency."""
+    """Return the topology with a protocol's base and hops. Between nodes, slower links keep their own latency.
+
+    Args:
+        topology: The links.
+        protocol: The protocol.
+        message_nbytes: Bytes that a channel sends at once between nodes.
+        longer: Factor on all hops.
+        base: Factor on the base.
+        far: Factor on the latency of the network.
+    """
+    network = topology.network
+    asks_s = network.startup_s(message_nbytes) - network.latency_s
     return dataclasses.replace(
         topology,
         fabric=_with_latency(topology.fabric, protocol.fabric_s * longer),
-        network=_with_latency(topology.network, max(topology.network.latency_s * far, protocol.network_s) * longer),
+        network=_with_latency(network, max(network.latency_s * far, protocol.network_s) * longer + asks_s),
         overhead_s=topology.overhead_s + protocol.base_s * base,
     )
 
 
 def _with_latency(link: LinkCost, latency_s: float) -> LinkCost:
-    return link if link.table is not None else dataclasses.replace(link, latency_s=latency_s)  # a table is measured
+    if link.table is not None:  # measured
+        return link
+    return dataclasses.replace(link, latency_s=latency_s, rendezvous_s=0.0)
 
 
 def _slowed(

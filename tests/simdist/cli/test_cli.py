@@ -652,3 +652,19 @@ def test_bar_forgets_the_speed_of_other_work(monkeypatch):
         for now_s, done in ((1.0, 90), (100.0, 0), (101.0, 10)):
             bar.update("sync" if now_s < 2 else "torus", done, 100)
     assert "0 min 9 s left" in terminal.getvalue()
+
+
+def test_calibrate_compares_a_table_and_writes_the_cluster(capsys, tmp_path):
+    rows = "".join(f"{n} {n // 4} float sum -1 {us} 1 1 0\n" for n, us in ((8, 40.0), (2**30, 12000.0)))
+    file = tmp_path / "table.txt"
+    file.write_text(f"all_reduce_perf\n# size count type redop root time algbw busbw #wrong\n{rows}")
+    out = tmp_path / "cluster.yaml"
+    args = ("calibrate", "--from-nccl-tests", str(file), "--cluster", "dgx-a100", "--nodes", "2")
+    found = document(capsys, *args, "-o", str(out))
+    assert [each["nbytes"] for each in found["rows"]] == [8, 2**30]
+    assert [abs(each["calibrated_error"]) < 0.01 for each in found["rows"]] == [True, True]
+    assert "Calibrated with all_reduce of nccl-tests, table.txt" in out.read_text()
+    assert "measured (us)" in call(capsys, *args).out
+    refused = call(capsys, *args, "-o", str(out))
+    assert refused.code == 2
+    assert "exists; choose another file, or --force" in refused.err

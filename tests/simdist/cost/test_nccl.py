@@ -4,9 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from simdist import scenario
 from simdist.cost import Shared, price
+from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Plan, ReduceScatter
 from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Device, Link
@@ -78,7 +82,7 @@ def test_a_hop_of_ll_takes_as_long_as_its_lines_or_its_bytes(capability, share, 
     assert seconds(machines(capability=capability), nbytes) == pytest.approx(expected_s, rel=1e-12)
 
 
-@pytest.mark.parametrize("nbytes", [2 * MIB, 3 * MIB])
+@pytest.mark.parametrize("nbytes", [3 * MIB, 3 * MIB + 512 * KIB])
 def test_ll128_takes_a_chunk_of_19200_bytes_at_least(nbytes):
     least = 24 * 8 * 19_200
     expected_s = ring_s(14e-6, 14 * 1.9e-6, 0.92, max(nbytes, least))
@@ -155,7 +159,7 @@ def test_the_fill_of_a_tree_has_no_part_in_what_nccl_chooses():
 
 
 def reduced_s(nbytes, chunk, *, n=8, channels=16, share=0.85, steps=3, hop_s=0.0):
-    """Return base + (rounds + steps - 1) (3.4 us + bytes of a round)."""
+    """Return base + hops between nodes + (rounds + steps - 1) (3.4 us + bytes of a round)."""
     rounds = nbytes / (chunk * n * channels)
     round_s = nbytes * (1 + 1 / n) / (share * FABRIC_BPS) / max(rounds, 1)
     return 8.4e-6 + hop_s + (np.ceil(rounds) + steps - 1) * 3.4e-6 + (max(rounds, 1) + steps - 1) * round_s
@@ -166,9 +170,9 @@ def reduced_s(nbytes, chunk, *, n=8, channels=16, share=0.85, steps=3, hop_s=0.0
 )
 def test_switches_of_hopper_reduce_chunk_by_chunk(nbytes, chunk):
     cluster = machines(capability=9.0, in_switch_reduction=True)
-    assert seconds(cluster, nbytes) == pytest.approx(reduced_s(nbytes, chunk * KIB), rel=1e-12)
-    assert seconds(cluster, nbytes) < seconds(cluster, nbytes, "ring")
-    assert most_nbytes(cluster, nbytes) == pytest.approx(nbytes * 9 / 8)
+    assert seconds(cluster, nbytes, "nvls") == pytest.approx(reduced_s(nbytes, chunk * KIB), rel=1e-12)
+    assert (seconds(cluster, nbytes, "nvls") < seconds(cluster, nbytes, "ring")) == (nbytes > 4 * MIB)
+    assert most_nbytes(cluster, nbytes, algorithm="nvls") == pytest.approx(nbytes * 9 / 8)
 
 
 def test_switches_of_blackwell_have_more_channels_and_a_smaller_share():
@@ -204,13 +208,142 @@ def test_without_a_generation_a_ring_is_a_perfect_pipeline_over_the_links():
         assert seconds(cluster, MIB, algorithm) == pytest.approx(expected_s, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "dgx-b200", "aws-p4d", "aws-p5"])
-@pytest.mark.parametrize("nodes", [1, 2, 4])
-def test_more_bytes_never_take_much_less_time(name, nodes):
-    """Protocols and chunks change with size, as NCCL's: a step back of some per cent is NCCL's, too."""
-    cluster = scenario.load_cluster(scenario.presets.path("clusters", name)).model_copy(update={"nodes": nodes})
-    times = [seconds(cluster, 4 * int(2 ** (exponent / 2))) for exponent in range(2, 64)]
-    assert all(after > 0.8 * before for before, after in itertools.pairwise(times))
+def preset(name, n_domains):
+    cluster = scenario.load_cluster(scenario.presets.path("clusters", name))
+    return cluster.model_copy(update={"nodes": n_domains * cluster.nodes_per_domain})
+
+
+@pytest.mark.parametrize("name", scenario.presets.names("clusters"))
+@pytest.mark.parametrize("n_domains", [1, 2, 3, 20])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast"])
+def test_more_bytes_never_take_less_time(name, n_domains, kind):
+    cluster = preset(name, n_domains)
+    times = [seconds(cluster, 4 * int(2 ** (exponent / 3)), kind=kind) for exponent in range(3, 100)]
+    assert all(after >= before * (1 - 1e-12) for before, after in itertools.pairwise(times))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(scenario.presets.names("clusters")),
+    n_domains=st.integers(1, 12),
+    sizes=st.tuples(st.floats(3, 34), st.floats(3, 34)),
+)
+def test_of_any_two_buffers_the_larger_one_takes_no_less_time(name, n_domains, sizes):
+    cluster = preset(name, n_domains)
+    smaller_s, larger_s = (seconds(cluster, 4 * int(2**exponent / 4)) for exponent in sorted(sizes))
+    assert larger_s >= smaller_s * (1 - 1e-12)
+
+
+def test_just_below_a_larger_chunk_the_switches_take_as_long_as_with_it():
+    cluster = machines(capability=9.0, in_switch_reduction=True)
+    at_limit = 64 * 8 * 16 * 128 * KIB
+    expected_s = reduced_s(at_limit, 128 * KIB)
+    assert seconds(cluster, at_limit - 4 * MIB) == pytest.approx(expected_s, rel=1e-12)
+
+
+RACKS = {"in_switch_reduction": True, "nodes_per_domain": 18, "nics_per_node": 4, "gpus": 4, "capability": 10.0}
+
+
+def rack(n_racks, **more):
+    return machines(18 * n_racks, **RACKS, **more)
+
+
+@pytest.mark.parametrize(("nbytes", "chunk"), [(GIB, 64), (4 * GIB, 64), (8 * GIB, 128)])
+def test_the_switches_of_a_rack_reduce_for_32_heads_with_a_fifth_more_bytes(nbytes, chunk):
+    """In 24 channels of 32 GPUs: 1 + 1/5 of the bytes at 0.74 of the links."""
+    expected_s = reduced_s(nbytes, chunk * KIB, n=32, channels=24, share=0.74 * (1 + 1 / 32) / (6 / 5))
+    assert seconds(rack(1), nbytes) == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_between_two_racks_all_cards_of_all_hosts_carry_the_halves():
+    (transfer,) = priced(rack(2), 8 * GIB).transfers
+    (stage,) = transfer.stages
+    on_nics = stage.nbytes[(stage.resources >= 2 * 144) & (stage.resources < 2 * 144 + 2 * 36)]
+    assert on_nics == pytest.approx(np.full(72, 8 * GIB / 18))
+
+
+@pytest.mark.parametrize("nbytes", [512 * MIB, 16 * GIB])
+def test_between_more_racks_nccl_2_26_takes_trees_of_24_gb_per_second_a_channel(nbytes):
+    """A chain of 71 GPUs and 5 levels, a whole chunk in each hop, and the first chunk of 6 channels of 40 GB/s."""
+    chunk = {512 * MIB: 128 * KIB, 16 * GIB: 512 * KIB}[nbytes]
+    n_channels = int(FABRIC_BPS / 40e9)
+    flow_s = max(2 * 71 / 72 * nbytes / FABRIC_BPS, 2 * nbytes / (72 * NETWORK_BPS))
+    expected_s = 142 * 28e-6 + 2 * 5 * 50e-6 + 2 * nbytes / (n_channels * 24e9)
+    expected_s += 142 * chunk / 24e9 + 2 * 5 * flow_s * chunk * n_channels / nbytes
+    assert seconds(rack(20, nccl_version="2.26"), nbytes) == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_newer_versions_of_nccl_reduce_in_the_switches_of_any_number_of_racks():
+    old, new, newest = (seconds(rack(20, nccl_version=version), GIB) for version in ("2.27", "2.28.3", None))
+    assert new == newest < old
+    assert seconds(rack(2, nccl_version="2.27"), GIB) == seconds(rack(2), GIB)
+
+
+def test_a_group_inside_a_rack_uses_no_card():
+    cluster = rack(2)
+    (transfer, _) = priced(cluster, GIB, group=Group(72)).transfers
+    assert max(int(stage.resources.max()) for stage in transfer.stages) < 2 * cluster.world_size
+    assert seconds(cluster, GIB, group=Group(72)) == pytest.approx(seconds(rack(1), GIB), rel=1e-12)
+
+
+def test_groups_that_straddle_racks_use_cards_and_those_inside_one_do_not():
+    cluster = machines(12, gpus=4, capability=10.0, nodes_per_domain=3)
+    transfers = priced(cluster, GIB, group=Group(8)).transfers
+    uses_cards = [bool((each.stages[0].resources >= 2 * cluster.world_size).any()) for each in transfers]
+    assert uses_cards == [False, True, False] * 2
+
+
+def test_reduction_in_the_switches_by_name():
+    cluster = machines(capability=9.0, in_switch_reduction=True)
+    assert seconds(cluster, GIB, "nvls") == seconds(cluster, GIB)
+    assert seconds(cluster, 32 * KIB, "nvls") > seconds(cluster, 32 * KIB)
+    with pytest.raises(PlanError, match=r"nvls needs cluster.in_switch_reduction, and a device.compute_capability"):
+        seconds(machines(capability=9.0), GIB, "nvls")
+    with pytest.raises(PlanError, match=r"nvls needs three or more GPUs of each node; choose auto"):
+        seconds(machines(gpus=2, capability=9.0, in_switch_reduction=True), GIB, "nvls")
+
+
+ASKING = NETWORK.model_copy(update={"rendezvous_s": 50e-6, "eager_nbytes": 8 * KIB})
+
+
+@pytest.mark.parametrize(("nbytes", "asks"), [(MIB, 0), (MIB + 128, 1)])
+def test_a_message_of_a_channel_beyond_an_eager_one_asks_in_each_hop_between_nodes(nbytes, asks):
+    """16 ranks and 8 channels: a message of 1 MiB has 8 KiB. A ring over two nodes has four hops between them."""
+    without, asking = (
+        seconds(machines(2, library="nccl_simple", nics_per_node=4, network=network), nbytes, "ring")
+        for network in (NETWORK, ASKING)
+    )
+    assert asking - without == pytest.approx(asks * 4 * 50e-6, abs=1e-12)
+
+
+def test_flags_of_ll_make_messages_twice_as_long_and_a_tree_has_two_hops_each_way():
+    without, asking = (
+        [seconds(machines(2, 9.0, nics_per_node=8, network=network), nbytes) for nbytes in (64 * KIB, 65 * KIB)]
+        for network in (NETWORK, ASKING.model_copy(update={"rendezvous_s": 1e-6}))
+    )
+    assert np.subtract(asking, without) == pytest.approx([0, 2e-6], abs=1e-12)
+
+
+def test_from_2_23_on_a_hop_of_a_tree_takes_no_whole_chunk():
+    cluster = machines(2, 9.0, library="nccl_simple", nccl_version="2.23", nics_per_node=8)
+    expected_s = 8.4e-6 + 14 * 4e-6 + 2 * 14e-6
+    assert seconds(cluster, 8, "double_tree") == pytest.approx(expected_s, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"gpus": 72, "nodes": 1}, "no machine joins more than 16 by NVLink. A GB200 NVL72 is 18 machines of 4 GPUs"),
+        ({"gpus": 4, "nodes": 20, "nodes_per_domain": 18}, "20 nodes are no whole number of domains of 18 nodes"),
+        (
+            {"gpus": 8, "nodes": 18, "nodes_per_domain": 18},
+            "144 GPUs in a domain: no times of more than 72 are published",
+        ),
+    ],
+)
+def test_domains_that_do_not_exist_are_refused(more, told):
+    with pytest.raises(ValidationError, match=told):
+        machines(**more)
 
 
 HOPS = "uncertain: {fabric.latency: {from: 3 us, to: 4 us}}"
@@ -229,3 +362,28 @@ def test_what_nccl_does_not_heed_is_told(cluster, told):
     text = f"name: x\ncluster: {{{cluster}}}\nworkload: resnet18\nschedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
     found = [each for each in warnings_of(scenario.loads(text)) if "switch" in each or "fabric" in each]
     assert [each in sentence for each, sentence in zip(told, found, strict=True)] == [True] * len(told)
+
+
+MESH = {"fabric": Link(latency_s=0.0, bandwidth_Bps=48e9), "network": "ideal", "mesh": True}
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_members_of_a_mesh_use_the_links_among_them(n):
+    cluster = Cluster(nodes=1, gpus_per_node=8, **MESH)
+    expected_s = 2 * (n - 1) / n * GIB / ((n - 1) * 48e9)
+    assert seconds(cluster, GIB, group=Group(n)) == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_a_mesh_of_several_nodes_is_refused():
+    with pytest.raises(ValidationError, match="a mesh of links joins the GPUs of one node"):
+        Cluster(nodes=2, gpus_per_node=4, nodes_per_domain=2, **MESH)
+
+
+@pytest.mark.parametrize(("nbytes", "kind"), [(8, "all_reduce"), (2 * MIB, "all_gather")])
+def test_one_process_launches_a_collective_on_its_gpus_one_after_the_other(nbytes, kind):
+    assert seconds(machines(launch_s=50e-6), nbytes, kind=kind) == pytest.approx(8 * 50e-6, rel=1e-12)
+    assert seconds(machines(2, launch_s=50e-6), 8) == pytest.approx(8 * 50e-6, rel=1e-12)
+
+
+def test_launches_hide_behind_a_large_collective():
+    assert seconds(machines(launch_s=50e-6), GIB) == seconds(machines(), GIB)

@@ -63,3 +63,23 @@ def test_what_nobody_measured_may_be_uncertain_beside_the_rate_of_a_machine():
 def test_a_rate_of_one_gpu_in_place_of_a_machine_is_refused():
     with pytest.raises(ScenarioError, match=r"machine_rate 300 samples/s is far less .* rate of all 4 GPUs"):
         compare(scenario(300.0))
+
+
+@pytest.mark.parametrize(
+    ("preset", "precision", "lost"),
+    [("dgx-a100", "tf32", 0.023), ("dgx-a100", "bf16", 0.05), ("dgx-h100", "fp16", 0.015), ("dgx-b200", "tf32", 0.011)],
+)
+def test_a_typical_loss_is_that_of_the_generation_and_precision(preset, precision, lost):
+    text = f"""
+cluster: {{preset: {preset}, nodes: 1}}
+workload: {{preset: resnet50, precision: {precision}, forward: 30 ms, backward: 60 ms}}
+disturbances: [{{kind: interference, typical: true}}]
+schedules: [{{kind: sync}}]
+steps: 1
+"""
+    assert lost_share(loads(text), Interference(typical=True)) == lost
+
+
+def test_a_typical_loss_of_a_gpu_of_no_stated_generation_is_refused():
+    with pytest.raises(ScenarioError, match=r"typical: the loss depends on the generation .* or lost: 5% instead"):
+        lost_share(scenario(1200.0), Interference(typical=True))

@@ -38,7 +38,7 @@ OWN_PARAMETERS = {  # models of our own, for machines without GPUs; from their s
 PARAMETERS = PUBLISHED_PARAMETERS | OWN_PARAMETERS
 CLUSTERS = [
     *("aws-p4d", "aws-p5", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200"),
-    *("gcp-t4x4-32gbit", "ideal", "v100x8-25gbit"),
+    *("gb200-nvl72", "gcp-t4x4-32gbit", "ideal", "mi300x", "v100x8-25gbit"),
 ]
 
 

@@ -54,8 +54,14 @@ def test_classes_follow_from_gpus_precision_and_links():
     assert of == {"machine": "ampere mixed", "machines": "ampere mixed", "fabric": "NVLink", "network": "RDMA"}
     assert [each.hardware for each in doubts_of(job())][:2] == ["ampere", "ampere"]
     efa, tcp = (job(preset=name).cluster for name in ("aws-p5", "v100x8-25gbit"))
-    assert [link_class("network", each.network) for each in (efa, tcp)] == ["EFA or TCP"] * 2
-    assert link_class("fabric", job(preset="gcp-t4x4-32gbit").cluster.fabric) == "PCIe"
+    assert [link_class(each, "network") for each in (efa, tcp)] == ["EFA or TCP"] * 2
+    names_of_fabrics = {"gcp-t4x4-32gbit": "PCIe", "mi300x": "xGMI", "dgx-h100": "NVLink"}
+    assert {name: link_class(job(preset=name).cluster, "fabric") for name in names_of_fabrics} == names_of_fabrics
+
+
+def test_a_rack_is_one_domain_and_only_racks_have_a_network():
+    assert names(job(preset="gb200-nvl72", nodes=18)) == ["doubt.machine", "doubt.fabric"]
+    assert "doubt.network" in names(job(preset="gb200-nvl72", nodes=36))
 
 
 def test_a_share_that_is_stated_to_be_lost_is_not_lost_twice():

@@ -1,0 +1,50 @@
+"""Reduction in the switches of a fabric (NVLink SHARP): NCCL's NVLS and, over several nodes, its NVLSTree.
+
+The switches add up what all GPUs of a node send, and hand the sum to all of them. With n members per node and S bytes,
+every GPU sends and receives S (1 + 1/n) bytes. Over several nodes, the j-th part of the buffer is reduced between the
+j-th GPUs along two trees, as in `double_tree`, so that at most 2 S bytes pass the NICs of a node:
+
+    all_reduce    2 ceil(log2 m) alpha_n + max(S (1 + 1/n) beta_f, 2 S beta_n)
+
+Rounds, chunks and NCCL's efficiency are those of `simdist.cost.algorithms.nccl`.
+
+Source:
+    Klenk et al., An In-Network Architecture for Accelerating Shared-Memory Multiprocessor Collectives, ISCA 2020;
+    nccl-tests#212 for S (1 + 1/n).
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from simdist.cost.algorithms.double_tree import parents
+from simdist.cost.topology import Call, Messages, Paths
+from simdist.plan import AllReduce
+from simdist.plan.algorithms import CollectiveAlgorithm
+
+
+def nvls(call: Call, wire: float | None = None) -> Iterator[Messages]:
+    """Yield the messages, in the limit of a perfect pipeline.
+
+    Args:
+        call: The all-reduce of one group.
+        wire: Bytes on the port of a GPU, over S; 1 + 1/n if None.
+    """
+    nodes = call.by_node()
+    m = len(nodes)
+    factor = 1 + 1 / min(map(len, nodes)) if wire is None else wire
+    members = np.concatenate(nodes)
+    neighbours = np.concatenate([np.roll(each, -1) for each in nodes])
+    heads = np.array([each[0] for each in nodes])
+    below = np.concatenate([heads[parent >= 0] for parent in parents(m)])
+    above = np.concatenate([heads[parent[parent >= 0]] for parent in parents(m)])
+    yield Messages(
+        np.concatenate([members, below, above]),
+        np.concatenate([neighbours, above, below]),
+        np.concatenate([np.full(call.n, call.nbytes * factor), np.full(2 * len(below), call.nbytes / 2)]),
+        latency=Paths(np.array([0]), np.array([2 * math.ceil(math.log2(m))])),
+    )
+
+
+ALGORITHM = CollectiveAlgorithm((AllReduce,), nvls)
