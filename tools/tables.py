@@ -336,7 +336,7 @@ def near(page: Path, _: str) -> list[str]:
     held = [each for every in sums.values() for each in every.in_intervals]
     return [
         *lines,
-        f"* Intervals of 95 % hold {sum(held)} of {len(held)} rows ({sum(held) / len(held):.0%}).",
+        f"* Intervals of 90 or 95 % hold {sum(held)} of {len(held)} rows ({sum(held) / len(held):.0%}).",
         f"* A plain formula has the smaller median error for: {'; '.join(worse) or 'none'}.",
     ]
 

@@ -15,7 +15,6 @@ from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.report import page_command
 from simdist.runs.building import Built, job
 from simdist.scenario import Interference, Scenario, load, load_workload, presets
-from simdist.scenario.uncertain import Range
 from simdist.schedules.sync import Sync
 from simdist.studies.comparison import Row, measure, row, with_draws
 
@@ -23,8 +22,6 @@ HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
 RATES = {int(n_gpus): float(rate) for n_gpus, rate in PUBLISHED["images_per_s"].items()}
 """GPUs -> images per second of all of them."""
-LOST = {"from": "0%", "to": "30%", "source": "experiments/one_machine", "measure": "images/s of one machine"}
-"""What a machine of which no rate is known loses; the scenario has the median."""
 N_SEEDS = 4
 
 
@@ -37,8 +34,7 @@ def computing(base: Scenario, one_gpu: float) -> Scenario:
 
 def from_one_gpu() -> Scenario:
     """Return the scenario of someone who has measured one GPU."""
-    base = computing(load(HERE / "scenario.yaml"), RATES[1])
-    return base.changed(uncertain=base.uncertain | {"disturbances[0].lost": Range.model_validate(LOST)})
+    return computing(load(HERE / "scenario.yaml"), RATES[1])
 
 
 def scenario() -> Scenario:

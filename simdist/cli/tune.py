@@ -305,7 +305,7 @@ def _title(tuned: Tuned) -> str:
     about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more"
     title = f"{about}; {tried}; {again}speed-up over {baseline.schedule.name}"
     if tuned.verdict.best.row.of(RANGES):
-        return f"{title}, in brackets: 95 % intervals"
+        return f"{title}, in brackets: 90 % intervals"
     if n_seeds == 1:
         return title
     recording = tuned.runs.recording

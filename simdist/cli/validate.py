@@ -186,7 +186,7 @@ def _validate(
             real = with_links(run, real, costs) if costs else real
             validation = validate_traces(real, simulated, run.delays, costs)
             bounds = None
-            if scenario.has_ranges:
+            if scenario.is_of_machines:
                 built = Built(scenario.schedules[0], run.plan, costs or price_of(run.plan, scenario), 0)
                 bounds = range_of_trace(scenario, built, simulated)
         if validation.n_steps < run.plan.n_steps:
@@ -208,7 +208,7 @@ def _document(each: _Validated) -> dict[str, object]:
         steps (int): Steps compared: those that every rank finished.
         world_size (int): Ranks.
         simulated_s (float): Simulated makespan.
-        simulated_s_lo, simulated_s_hi (float): Only where something is `uncertain`: ends of its 95 % interval.
+        simulated_s_lo, simulated_s_hi (float): Only where something is `uncertain`: ends of its 90 % interval.
         measured_s (float): Measured makespan.
         error (float): Error of the makespan.
         kinds (list): Kinds of operations: "A kind of operation, simulated and measured".
@@ -300,7 +300,7 @@ def _text(each: _Validated, cluster: Path | None) -> str:
 def _range_text(measured_s: float, low_s: float, high_s: float) -> str:
     where = "below" if measured_s < low_s else "above" if measured_s > high_s else "in"
     interval = f"{format_seconds(low_s)} to {format_seconds(high_s)}"
-    return f"the measured one is {where} the 95 % interval of what is uncertain, {interval}"
+    return f"the measured one is {where} the 90 % interval of what is uncertain, {interval}"
 
 
 def _kinds_text(found: Validation) -> str:

@@ -221,6 +221,11 @@ class Transfer:
         """Return its duration if it shares its resources with no other."""
         return math.fsum(stage.alone_s(capacity_Bps) for stage in self.stages)
 
+    def scaled(self, factor: float) -> "Transfer":
+        """Return traffic that takes `factor` times as long."""
+        stages = (Stage(each.latency_s * factor, each.resources, each.nbytes * factor) for each in self.stages)
+        return Transfer(tuple(stages))
+
 
 @final
 class AlikeTransfers(Sequence[Transfer]):
@@ -268,6 +273,10 @@ class AlikeTransfers(Sequence[Transfer]):
 
     def __len__(self) -> int:
         return len(self._base)
+
+    def scaled(self, factor: float) -> "AlikeTransfers":
+        """Return transfers that take `factor` times as long."""
+        return AlikeTransfers(self._resources, [each.scaled(factor) for each in self._bases], self._base, self._moves)
 
     def used(self) -> Iterator[tuple[NDArray[np.int64], int, Stage, NDArray[np.int64]]]:
         """See `used_by`."""
@@ -368,6 +377,15 @@ class Shared:
             transfers = tuple(transfers)
             seconds = np.array([transfer.alone_s(capacity_Bps) for transfer in transfers])
         return cls(group, transfers, float(seconds[0]) if (seconds == seconds[0]).all() else seconds)
+
+    def scaled(self, factor: float) -> "Shared":
+        """Return transfers that take `factor` times as long."""
+        transfers = self.transfers
+        if isinstance(transfers, AlikeTransfers):
+            transfers = transfers.scaled(factor)
+        else:
+            transfers = tuple(each.scaled(factor) for each in transfers)
+        return replace(self, transfers=transfers, alone_s=self.alone_s * factor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ _TITLE_CHARACTERS = 110  # that fit into the width
 
 
 def speedup_figure(rows: Sequence[Row], *, title: str) -> "Figure":
-    """Draw the speed-up of every schedule with its 95 % interval, and where its step time goes.
+    """Draw the speed-up of every schedule with its interval, and where its step time goes.
 
     Args:
         rows: The lines of the table (see `simdist.studies.comparison`), drawn from top to bottom.
@@ -75,7 +75,7 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row]) -> None:
         _note(axes, place, _speedup_text(row))
     label = _baseline_text(rows)
     if has_whiskers:
-        label += ", 95 % interval" if rows[0].of(RANGES) else ", 95 % interval over seeds"
+        label += ", 90 % interval" if rows[0].of(RANGES) else ", 95 % interval over seeds"
     axes.set_xlabel(label)
 
 

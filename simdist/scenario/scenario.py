@@ -22,7 +22,7 @@ from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
-from simdist.scenario.disturbances import Disturbance, Recorded, UnevenWork
+from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
@@ -321,6 +321,11 @@ class Scenario(Settings):
     def has_ranges(self) -> bool:
         """Whether a number of the scenario or its cluster is known as a range."""
         return bool(self.uncertain or self.cluster.uncertain)
+
+    @property
+    def is_of_machines(self) -> bool:
+        """Whether it is about real machines, whose errors count: something is a range, or is lost to interference."""
+        return self.has_ranges or any(isinstance(each, Interference) for each in self.disturbances)
 
     @property
     def has_links(self) -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simdist.engines.actors import Actor
+    from simdist.studies.doubts import Doubt
     from simdist.studies.epochs import Epochs
 
 
@@ -91,7 +92,7 @@ class Row:
     `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.traces.breakdown` for their meaning. The
     intervals are None with a single seed. `facets` has optional topics, such as epochs: `row.of(EPOCHS)`.
 
-    Only where something is `uncertain` there are ranges, in which the truth lies with 95 %: what the seeds and what the
+    Only where something is `uncertain` there are ranges, in which the truth lies with 90 %: what the seeds and what the
     uncertain quantities leave open together; in JSON their ends are `step_s_lo` and so on.
     """
 
@@ -150,12 +151,12 @@ class Row:
             gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
                 arrive too late lose the rest.
             late (object): Only where ranks are too late for at least 90 % of the updates: rank -> that share (float).
-            shares (object): Only where something is `uncertain`: its path, or `seeds`, -> the share (float) of the
-                variance of `speedup` that it causes alone. For the baseline, of `step_s`.
+            shares (object): Only where something is `uncertain`: its path, `doubt.` and a kind, or `seeds`, -> the
+                share (float) of the variance of `speedup` that it causes alone. For the baseline, of `step_s`.
             job_steps (float): Only with `train_for`: steps of the whole job. Of a time, those that fit.
             job_s (float): Only with `train_for`: time of the whole job, at `step_s`.
-            step_s_lo, step_s_hi (float): Only where something is `uncertain`: ends of the 95 % interval from seeds and
-                uncertain values together.
+            step_s_lo, step_s_hi (float): Only where something is `uncertain`: ends of the 90 % interval from seeds,
+                uncertain values and errors of published rows together.
             speedup_lo, speedup_hi (float): The same of `speedup`.
         """
         return self._usual() | self.facets.document() | self._ranges()
@@ -284,7 +285,7 @@ def _title(scenario: Scenario, baseline: str, n_seeds: int, *, has_ranges: bool)
     counts = f"{scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} {plural(n_seeds, 'seed')}"
     title = f"{scenario.name}: {counts}; speed-up over {baseline}"
     if has_ranges:
-        return f"{title}, in brackets: 95 % intervals"
+        return f"{title}, in brackets: 90 % intervals"
     return f"{title}, 95 % confidence" if n_seeds > 1 else title
 
 
@@ -418,8 +419,9 @@ def with_draws(
     *,
     progress: Progress | None = None,
     draw: Draw | None = None,
+    doubts: "Sequence[Doubt] | None" = None,
 ) -> ScheduleTimes:
-    """Simulate a schedule also under draws of uncertain quantities, if any.
+    """Simulate a schedule also under draws of uncertain quantities and of the errors of published rows, if any.
 
     Args:
         scenario: The schedule's.
@@ -427,18 +429,29 @@ def with_draws(
         measured: Its times as stated.
         progress: See `Progress`.
         draw: As of `measure`.
+        doubts: Instead of those of `simdist.studies.doubts.doubts_of`.
     """
-    if not scenario.has_ranges:
+    if not (scenario.is_of_machines or doubts):
         return measured
     from simdist.studies import uncertainty
+    from simdist.studies.doubts import doubted, doubts_of
 
+    doubts = doubts_of(scenario) if doubts is None else doubts
     found = uncertainty.quantities(scenario)
-    n_draws = uncertainty.n_draws(len(found))
+    if not (found or doubts):
+        return measured
+    n_draws = uncertainty.n_draws(len(found) + len(doubts))
     places = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_draws) for each in found}
+    of_doubts = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_draws) for each in doubts}
     drawn = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_draws)]
     numbers = np.arange(n_draws) % len(measured.step_s)
     seeds = (scenario.seed + numbers).tolist()
     built_again = [_built_again(each, scenario, built) for each in drawn]
+    if doubts:
+        built_again = [
+            replace(each, costs=doubted(each.plan, each.costs, {doubt: at[i] for doubt, at in of_doubts.items()}))
+            for i, each in enumerate(built_again)
+        ]
     engine: Engine = "des" if measured.engine == "des" else "auto"
 
     def together() -> NDArray[np.float64]:
@@ -463,7 +476,8 @@ def with_draws(
 
     step_s = choose_engine(engine, by_fast=together, by_des=one_by_one)
     times_s = {"step": step_s, "stated": measured.step_s[numbers]}
-    return replace(measured, drawn=times_s | {each.name: at for each, at in places.items()})
+    by_name = {each.name: at for each, at in places.items()} | {each.name: at for each, at in of_doubts.items()}
+    return replace(measured, drawn=times_s | by_name)
 
 
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:

@@ -5,11 +5,14 @@ places of n draws are the middles of n equal parts, each once, in an order that 
 counter-based random numbers (Latin hypercube): all schedules get the same draws.
 
 Schedules are simulated once more for each draw, with the seeds of the stated values in turn. The change of a draw is
-its result minus that of the stated values with the same seed. Speed-ups change far less than step times. The 95 %
-interval contains the middle 95 % of these changes, combined with the variance over seeds, around the stated result.
+its result minus that of the stated values with the same seed. Speed-ups change far less than step times. The 90 %
+interval contains the middle 90 % of these changes, combined with the variance over seeds, around the stated result. If
+nearly all changes have one sign, it contains 90 % from the stated result on.
 
-The 20 draws of a single quantity are evenly spaced: the outermost are its quantiles. For several quantities, the ends
-are next to the outermost of 40: a further draw lies between them with 95 %.
+The doubt of a kind of prediction is drawn like a quantity, see `simdist.studies.doubts`.
+
+The 20 draws of a single quantity are evenly spaced, and the ends are its quantiles. For several quantities, a further
+draw lies between the ends of 40 with 90 %.
 
 Source:
     McKay, Beckman & Conover, A Comparison of Three Methods for Selecting Values of Input Variables in the Analysis of
@@ -22,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.random import Philox
@@ -33,11 +37,14 @@ from simdist.scenario.uncertain import Range
 from simdist.settings.base import plural
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, Samples
 
+if TYPE_CHECKING:
+    from simdist.studies.doubts import Doubt
+
 #: Among the causes: what seeds leave open, which more of them would tell.
 CHANCE = "seeds"
 
 #: Probability of a value below an interval, or above it.
-TAIL = 0.025
+TAIL = 0.05
 _ROUNDING = 1e-9  # of a result
 _N_NORMAL = 101  # places of the normal distribution that stand for it
 
@@ -101,7 +108,7 @@ def drawn(scenario: Scenario, at: Mapping[Quantity, float]) -> Scenario:
 def spread(
     center: float, changes: Samples, chance: Interval | None, places: Mapping[str, Samples]
 ) -> tuple[Interval, dict[str, float]]:
-    """Return the interval in which a result lies with 95 %, and the share of its variance that is from each cause.
+    """Return the interval in which a result lies with 90 %, and the share of its variance that is from each cause.
 
     The result as stated is in it, too. What is left of the shares of all quantities, by name, and of `CHANCE`, is from
     several quantities together.
@@ -118,13 +125,23 @@ def spread(
     results = center + changes
     if half:  # chance multiplies, so that no result is below 0
         results = np.multiply.outer(results, np.exp(half / center * _normal())).ravel()
-    low, high = np.quantile(results, [tail, 1 - tail], method="hazen").tolist()
+    low, high = _ends(results, center, tail)
     parts = _parts(changes, places) if len(places) > 1 else dict.fromkeys(places, float(changes.var()))
     parts |= {CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = math.fsum(parts.values())
     is_known = total <= (_ROUNDING * center) ** 2
     shares = {} if is_known else {name: part / total for name, part in parts.items() if name}
-    return (min(low, center), max(high, center)), shares
+    return (low, high), shares
+
+
+def _ends(results: Samples, center: float, tail: float) -> Interval:
+    """Return the quantiles with a tail below and above; if both are on one side of `center`, as much from there on."""
+    low, high = np.quantile(results, [tail, 1 - tail], method="hazen").tolist()
+    if low > center:
+        return center, float(np.quantile(results, 1 - 2 * tail + (results < center).mean(), method="hazen"))
+    if high < center:
+        return float(np.quantile(results, 2 * tail - (results > center).mean(), method="hazen")), center
+    return low, high
 
 
 @cache
@@ -154,13 +171,19 @@ def causes(scenario: Scenario, shares_of: Mapping[str, Mapping[str, float]]) -> 
         if shares:
             cause = max(shares, key=lambda name: shares[name])
             by_cause.setdefault(cause, {})[label] = shares[cause]
-    known = {each.name: each.in_words for each in quantities(scenario)} | {CHANCE: "chance: simulate more --seeds"}
+    known = {each.name: each.in_words for each in _open(scenario)} | {CHANCE: "chance: simulate more --seeds"}
     return [_sentence(known[cause], labels) for cause, labels in by_cause.items()]
 
 
 def main_cause(scenario: Scenario, shares: Mapping[str, float]) -> str:
     """Return the quantity that causes most of a variance, and its measurement, in words."""
-    return max(quantities(scenario), key=lambda each: shares.get(each.name, 0.0)).in_words
+    return max(_open(scenario), key=lambda each: shares.get(each.name, 0.0)).in_words
+
+
+def _open(scenario: Scenario) -> "tuple[Quantity | Doubt, ...]":
+    from simdist.studies.doubts import doubts_of
+
+    return (*quantities(scenario), *doubts_of(scenario))
 
 
 def _sentence(cause: str, share_of: Mapping[str, float]) -> str:

@@ -111,7 +111,7 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         held = find_held(simulated, costs) if costs else None
         found = Execution.of(simulated, origin="simulated", label=label, held=held)
         scenario = simulated_scenario(run, calibrated, real=real)
-        if scenario.has_ranges:
+        if scenario.is_of_machines:
             built = Built(run.scenario.schedules[0], run.plan, costs or price_run(run, calibrated, real=real), 0)
             found = replace(found, times=with_draws(scenario, built, found.times))
         executions["simulated"] = found

@@ -459,7 +459,7 @@ def test_compare_shows_intervals_of_what_is_uncertain_and_what_to_measure(small,
     unsure = write(tmp_path / "unsure.yaml", edited(("steps: ", f"uncertain: {{cluster.{ranges}}}\nsteps: ")))
     out = call(capsys, "compare", unsure, "--plot", tmp_path / "table.svg").out
     title, *_ = out.splitlines()
-    assert title.endswith("speed-up over sync, in brackets: 95 % intervals")
+    assert title.endswith("speed-up over sync, in brackets: 90 % intervals")
     assert max(map(len, out.splitlines())) <= 120
     sentence = " ".join(out.split("\n\n")[-1].split())
     assert "from cluster.network.latency (10 us to 90 ms, guessed): measure a ping." in sentence

@@ -1,0 +1,242 @@
+"""How far predictions of a kind are from what was measured: the errors of published rows.
+
+A kind is a step from what the user measured to what the scenario asks: from one GPU to its machine, from a machine to
+several, and the time of collectives inside machines and between them. The doubt of a kind is the distribution of
+
+    log(measured seconds / simulated seconds)
+
+over published rows of that kind, by hardware. A draw takes a place from 0 to 1 in it and multiplies prices: those of
+forward and backward passes, or of collectives by their size. All schedules get the same draws. So an error of computing
+changes their ratio little, and one of the network changes it as far as the schedules communicate differently.
+
+`doubts.json` has the distributions. `experiments/published_rows` estimates it and tests it on rows that it leaves out.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from simdist.cost.costs import Costs, Local, OpCost, Shared
+from simdist.cost.topology import Topology
+from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Plan, ReduceScatter
+from simdist.plan.ops import Collective, Op
+from simdist.runs.building import lost_share
+from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
+
+Kind: TypeAlias = Literal["machine", "machines", "fabric", "network"]
+
+#: Distributions, as `doubts.json` has them.
+Table: TypeAlias = Mapping[str, Any]
+
+_TITLES: dict[Kind, str] = {
+    "machine": "from one GPU to its machine",
+    "machines": "from one machine to several",
+    "fabric": "collectives inside machines",
+    "network": "collectives between machines",
+}
+_MEASURE: dict[Kind, str] = {
+    "machine": "samples/s of one machine, and write interference: {machine_rate: ...}",
+    "machines": "samples/s of two machines",
+    "fabric": "busbw of an all-reduce inside a machine, e.g. with real.calibrate",
+    "network": "busbw of an all-reduce between machines, e.g. with real.calibrate",
+}
+_BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
+_BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
+_CALIBRATED = "real.calibrate"
+_OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
+_OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over EFA 9.9 us and more
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The doubt of a kind of prediction.
+
+    Args:
+        kind: The kind.
+        hardware: Class of the rows, such as `volta mixed`; empty: all.
+        n_rows: Published rows of that class.
+        n_families: Families of these.
+        logs: log(measured / simulated) at evenly spaced places from 0 to 1, for each of `sizes`.
+        sizes: Bytes of a collective; one entry if size does not matter.
+        known: Share of the time that is stated to be lost, and so already simulated.
+    """
+
+    kind: Kind
+    hardware: str
+    n_rows: int
+    n_families: int
+    logs: tuple[tuple[float, ...], ...]
+    sizes: tuple[int, ...] = (1,)
+    known: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name among the causes of an interval."""
+        return f"doubt.{self.kind}"
+
+    @property
+    def in_words(self) -> str:
+        """What it is, and the measurement that replaces it."""
+        of = f", {self.hardware}" if self.hardware else ""
+        errors = f"errors of {self.n_rows} published rows, {_TITLES[self.kind]}{of}"
+        return f"{self.name} ({errors}): measure {_MEASURE[self.kind]}"
+
+    def factor(self, place: float, nbytes: int = 1) -> float:
+        """Return what multiplies a time at a place from 0 to 1."""
+        at = [float(np.interp(place, np.linspace(0, 1, len(each)), each)) for each in self.logs]
+        between = float(np.interp(math.log(max(nbytes, 1)), np.log(self.sizes), at))
+        return math.exp(between) / (1 + self.known)
+
+
+def doubts_of(scenario: Scenario, table: Table | None = None) -> tuple[Doubt, ...]:
+    """Return the doubts of the kinds of step that a scenario takes.
+
+    A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
+    like no published row.
+
+    Args:
+        scenario: The scenario.
+        table: Distributions instead of those of `doubts.json`.
+    """
+    cluster = scenario.cluster
+    hardware = generation(cluster)
+    if hardware is None or not scenario.is_of_machines:
+        return ()
+    return kinds_of_step(scenario, hardware, of_published_rows() if table is None else table)
+
+
+def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doubt, ...]:
+    """Return the doubts of the kinds of step from what is measured to a scenario, on GPUs of a generation."""
+    cluster = scenario.cluster
+    of_training = (hardware, precision(scenario.workload))
+    found: list[Doubt] = []
+    lost = _lost(scenario)
+    if cluster.gpus_per_node > 1 and lost is not None and not scenario.imported:
+        found.append(replace(training_doubt(table, "machine", *of_training), known=lost))
+    if cluster.n_domains > 1 and not scenario.imported:
+        found.append(training_doubt(table, "machines", *of_training))
+    links: tuple[tuple[Literal["fabric", "network"], Link, int], ...] = (
+        ("fabric", cluster.fabric, cluster.world_size // cluster.n_domains),
+        ("network", cluster.network, cluster.n_domains),
+    )
+    for kind, link, n_members in links:
+        if n_members > 1 and not _is_measured(cluster, link):
+            found.append(collective_doubt(table, kind, link_class(cluster, kind)))
+    return tuple(found)
+
+
+def _lost(scenario: Scenario) -> float | None:
+    """Return the share that a machine is stated to lose; None if its rate or a range of the loss is known."""
+    of = [each for each in scenario.disturbances if isinstance(each, Interference)]
+    has_range = any(path.endswith(".lost") for path in scenario.uncertain)
+    if has_range or any(each.machine_rate_per_s for each in of):
+        return None
+    return math.fsum(lost_share(scenario, each) for each in of)
+
+
+def _is_measured(cluster: Cluster, link: Link) -> bool:
+    """Tell whether published rows say nothing of a link: it is measured or ideal, or the library is not NCCL."""
+    is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
+    return is_calibrated or link.table is not None or link == Link.ideal() or not cluster.library.startswith("nccl")
+
+
+def generation(cluster: Cluster) -> str | None:
+    """Return the generation of the GPUs as rows have it; None if it is not known."""
+    capability = cluster.device.compute_capability
+    if capability is None:
+        return next((each for name, each in _BY_NAME.items() if name in cluster.device.name), None)
+    return "volta" if capability < 8 else "ampere" if capability < 9 else "hopper"
+
+
+def precision(workload: Workload) -> str:
+    """Return `single` or `mixed`, or nothing where the scenario does not say."""
+    if workload.precision in ("fp16", "bf16"):
+        return "mixed"
+    return "single" if "precision" in workload.model_fields_set else ""
+
+
+def link_class(cluster: Cluster, kind: Kind) -> str:
+    """Return the class of the links of a kind as rows have it."""
+    if kind == "network":
+        return "RDMA" if cluster.network.latency_s < _OF_RDMA_S else "EFA or TCP"
+    if cluster.mesh:
+        return "xGMI"
+    return "PCIe" if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS else "NVLink"
+
+
+def training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> Doubt:
+    """Return the doubt of a kind of training by the closest class that has rows."""
+    classes = table["training"][kind]
+    return _doubt(kind, classes, (f"{hardware} {precision}".strip(), hardware, ""), (1,))
+
+
+def collective_doubt(table: Table, kind: Kind, link: str) -> Doubt:
+    """Return the doubt of collectives over a class of link; of all links, if the class has no rows."""
+    of = table["collectives"]
+    return _doubt(kind, of["classes"], (link, ""), tuple(of["sizes"]))
+
+
+def _doubt(kind: Kind, classes: Mapping[str, Any], names: Sequence[str], sizes: tuple[int, ...]) -> Doubt:
+    name = next(each for each in names if each in classes)
+    found = classes[name]
+    logs = tuple(tuple(each) for each in found["logs"])
+    return Doubt(kind, name, found["rows"], found["families"], logs, sizes)
+
+
+@cache
+def of_published_rows() -> dict[str, Any]:
+    """Return the distributions of `doubts.json`."""
+    text = (resources.files("simdist.studies") / "doubts.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
+    """Return prices with the errors of a draw.
+
+    Args:
+        plan: The plan.
+        costs: Its prices.
+        at: Place of each doubt in its distribution, from 0 to 1.
+    """
+    computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in ("machine", "machines"))
+    by_kind = {each.kind: (each, place) for each, place in at.items()}
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    factors: dict[tuple[Kind, int], float] = {}
+
+    def factor(op: Collective) -> float:
+        key = _link_of(op, costs), _nbytes(op, buffers)
+        if key not in factors:
+            doubt, place = by_kind.get(key[0], (None, 0.0))
+            factors[key] = doubt.factor(place, key[1]) if doubt else 1.0
+        return factors[key]
+
+    def price(op: Op, cost: OpCost) -> OpCost:
+        if isinstance(cost, Local) and isinstance(op, Forward | Backward):
+            return Local(cost.seconds * computing)
+        if isinstance(cost, Shared) and isinstance(op, COLLECTIVES):
+            return cost.scaled(factor(op))
+        return cost
+
+    return replace(costs, of={op: price(op, cost) for op, cost in costs.of.items()})
+
+
+def _link_of(op: Collective, costs: Costs) -> Kind:
+    members = np.array(op.group.members(costs.resources.world_size)[0])
+    resources = costs.resources
+    places = resources.domain(members) if isinstance(resources, Topology) else resources.node(members)
+    return "network" if any(one != other for one, other in pairwise(places.tolist())) else "fabric"
+
+
+def _nbytes(op: Collective, buffers: Mapping[str, Buffer]) -> int:
+    match op:
+        case ReduceScatter() | AllGather():
+            return max(buffers[op.src].nbytes, buffers[op.dst].nbytes)
+        case _:
+            return buffers[op.buffer].nbytes

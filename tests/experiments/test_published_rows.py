@@ -1,0 +1,61 @@
+"""Published rows: the page, the doubts and the rows that were written are those of the code."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from scripts import ROOT, load_script
+
+from simdist.report import insert_tables
+
+HERE = ROOT / "experiments" / "published_rows"
+sys.path.insert(0, str(HERE))
+run = load_script(HERE / "run.py")
+AGAIN = "predictions have changed: python experiments/published_rows/run.py --write"
+
+
+def test_page_shows_the_tables_of_the_code():
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    assert insert_tables(page, run.tables()) == page
+
+
+def test_doubts_are_those_of_the_rows():
+    written = json.loads(run.DOUBTS.read_text(encoding="utf-8"))
+    again = json.loads(run.dumped(run.doubts_document(run.saved())))
+    assert again.keys() == written.keys()
+    for kind, classes in written["training"].items():
+        for name, entry in classes.items():
+            assert np.allclose(entry["logs"], again["training"][kind][name]["logs"], atol=2e-4)
+
+
+@pytest.mark.parametrize("every", [41])
+def test_rows_are_predicted_as_they_were_written(every):
+    written = {(line.family, line.name, line.measured_s): line for line in run.saved()}
+    training = [run.of_training(each) for each in list(run.published.training_rows())[::every]]
+    collectives = [run.of_collective(each) for each in list(run.published.collective_rows())[::every]]
+    for line in (*training, *collectives):
+        found = [each for each in run.saved() if (each.family, each.name) == (line.family, line.name)]
+        assert found, AGAIN
+        assert any(math.isclose(each.simulated_s, line.simulated_s, rel_tol=1e-4) for each in found), AGAIN
+    assert written
+
+
+def test_intervals_of_families_that_are_left_out_hold_nine_rows_in_ten_of_training():
+    training = [line for line in run.saved() if not line.nbytes]
+    assert 0.85 <= sum(line.is_inside for line in training) / len(training) <= 0.95
+
+
+def test_clear_verdicts_are_right():
+    clear = [each for each in run.saved_decisions() if each.is_clear]
+    assert len(clear) / len(run.saved_decisions()) >= 0.6
+    assert sum(each.is_right for each in clear) / len(clear) > 0.94
+
+
+def test_a_class_with_one_family_resembles_the_kind():
+    residual = run.Residual
+    rows = [residual("a", "machine", ("new",), 0.0), residual("b", "machine", ("old",), 1.0)] * 5
+    assert run.estimate.distribution(rows, "new").mean() == pytest.approx(0.5)
+    rows += [residual("c", "machine", ("new",), 0.0)]
+    assert run.estimate.distribution(rows, "new").mean() < 0.45
