@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from simdist.cost.costs import Costs, Local, OpCost, Shared
+from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared
 from simdist.cost.topology import Topology
 from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Plan, ReduceScatter
+from simdist.plan.group import Group
 from simdist.plan.ops import Collective, Op
 from simdist.runs.building import lost_share
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
@@ -208,10 +208,14 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
     computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in ("machine", "machines"))
     by_kind = {each.kind: (each, place) for each, place in at.items()}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
+    kinds: dict[Group, Kind] = {}
     factors: dict[tuple[Kind, int], float] = {}
+    scaled: dict[tuple[int, float], Shared] = {}  # by identity: many operations have one price
 
     def factor(op: Collective) -> float:
-        key = _link_of(op, costs), _nbytes(op, buffers)
+        if op.group not in kinds:
+            kinds[op.group] = _link_of(op.group, costs.resources)
+        key = kinds[op.group], _nbytes(op, buffers)
         if key not in factors:
             doubt, place = by_kind.get(key[0], (None, 0.0))
             factors[key] = doubt.factor(place, key[1]) if doubt else 1.0
@@ -221,17 +225,19 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         if isinstance(cost, Local) and isinstance(op, Forward | Backward):
             return Local(cost.seconds * computing)
         if isinstance(cost, Shared) and isinstance(op, COLLECTIVES):
-            return cost.scaled(factor(op))
+            key = id(cost), factor(op)
+            if key not in scaled:
+                scaled[key] = cost.scaled(key[1])
+            return scaled[key]
         return cost
 
     return replace(costs, of={op: price(op, cost) for op, cost in costs.of.items()})
 
 
-def _link_of(op: Collective, costs: Costs) -> Kind:
-    members = np.array(op.group.members(costs.resources.world_size)[0])
-    resources = costs.resources
+def _link_of(group: Group, resources: Resources) -> Kind:
+    members = np.arange(group.size) * group.stride  # of the first group
     places = resources.domain(members) if isinstance(resources, Topology) else resources.node(members)
-    return "network" if any(one != other for one, other in pairwise(places.tolist())) else "fabric"
+    return "network" if (places != places[0]).any() else "fabric"
 
 
 def _nbytes(op: Collective, buffers: Mapping[str, Buffer]) -> int:
