@@ -328,6 +328,10 @@ class Segments:
     segment_s: NDArray[np.float64]
     n_of_phases: tuple[int, ...]
 
+    def scaled(self, factor: float) -> "Segments":
+        """Return segments that take `factor` times as long."""
+        return replace(self, overhead_s=self.overhead_s * factor, segment_s=self.segment_s * factor)
+
     def end_s(self, come_s: NDArray[np.float64], segment_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the end of each member.
 
@@ -385,7 +389,11 @@ class Shared:
             transfers = transfers.scaled(factor)
         else:
             transfers = tuple(each.scaled(factor) for each in transfers)
-        return replace(self, transfers=transfers, alone_s=self.alone_s * factor)
+        first_come = self.first_come and replace(self.first_come, late_s=self.first_come.late_s * factor)
+        segments = self.segments and self.segments.scaled(factor)
+        return replace(
+            self, transfers=transfers, alone_s=self.alone_s * factor, segments=segments, first_come=first_come
+        )
 
 
 @dataclass(frozen=True, slots=True)

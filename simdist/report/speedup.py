@@ -75,7 +75,7 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row]) -> None:
         _note(axes, place, _speedup_text(row))
     label = _baseline_text(rows)
     if has_whiskers:
-        label += ", 90 % interval" if rows[0].of(RANGES) else ", 95 % interval over seeds"
+        label += ", 90 % interval" if any(row.of(RANGES) for row in rows) else ", 95 % interval over seeds"
     axes.set_xlabel(label)
 
 

@@ -267,7 +267,7 @@ def compare(
         measured.append(replace(times, scenario=scenario))
     base = measured[scenario.schedules.index(reference)]
     rows = [row(each, base) for each in measured]
-    has_ranges = bool(rows[0].of(RANGES))
+    has_ranges = any(each.of(RANGES) or each.step_s_range for each in rows)
     return Comparison(rows, title=_title(scenario, reference.name, n_seeds, has_ranges=has_ranges))
 
 

@@ -156,10 +156,8 @@ def generation(cluster: Cluster) -> str | None:
 
 
 def precision(workload: Workload) -> str:
-    """Return `single` or `mixed`, or nothing where the scenario does not say."""
-    if workload.precision in ("fp16", "bf16"):
-        return "mixed"
-    return "single" if "precision" in workload.model_fields_set else ""
+    """Return `single` or `mixed`."""
+    return "mixed" if workload.precision in ("fp16", "bf16") else "single"
 
 
 def link_class(cluster: Cluster, kind: Kind) -> str:

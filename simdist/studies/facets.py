@@ -510,15 +510,16 @@ class RangesFacet(Facet[Mapping[str, float]]):
 
     def columns(self, values: Sequence[Mapping[str, float]]) -> Sequence[Column]:
         """Return the columns that show ranges in place of confidence intervals."""
-        return IN_RANGES if values[0] else ()
+        return IN_RANGES if any(values) else ()
 
     def doubts(self, scenario: Scenario, lines: Sequence[Line[Mapping[str, float]]]) -> list[str]:
         """Name the measurement that would narrow the ranges most."""
-        if not lines[0].value:
+        known = {each.schedule: each.value for each in lines if each.value}
+        if not known:
             return []
         from simdist.studies.uncertainty import causes
 
-        return causes(scenario, {each.schedule: each.value for each in lines})
+        return causes(scenario, known)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
         return Transfer(())
     transfer = _transfer(call, cluster, capacity_Bps)
     if cluster.launch_s and transfer.stages:
-        return _launched(call, cluster, transfer, capacity_Bps)
+        transfer = _launched(call, cluster, transfer, capacity_Bps)
     if call.topology.host is None or not transfer.stages:
         return transfer
     from simdist.cost.algorithms.gloo import host_s
@@ -76,5 +76,7 @@ def _transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64])
 
             transfer = move(gloo.gloo(call))
             return gloo.two_at_a_time(call, transfer, capacity_Bps) if call.topology.host else transfer
+        case "nvls":
+            raise PlanError(f"{op_text(call.op)}: nvls is an algorithm of NCCL; cluster.library is {cluster.library}")
         case name:
             return move(cast("Iterable[Messages]", algorithms.find(name).messages(call)))

@@ -52,7 +52,9 @@ def test_what_is_exact_or_measured_has_no_doubt():
 def test_classes_follow_from_gpus_precision_and_links():
     of = {each.kind: each.hardware for each in doubts_of(job(precision="precision: bf16, "))}
     assert of == {"machine": "ampere mixed", "machines": "ampere mixed", "fabric": "NVLink", "network": "RDMA"}
-    assert [each.hardware for each in doubts_of(job())][:2] == ["ampere", "ampere"]
+    assert [each.hardware for each in doubts_of(job())][:2] == ["ampere single", "ampere single"]
+    again = scenario.loads(scenario.dump(job()))
+    assert doubts_of(again) == doubts_of(job()), "a scenario that is written and read has other doubts"
     efa, tcp = (job(preset=name).cluster for name in ("aws-p5", "v100x8-25gbit"))
     assert [link_class(each, "network") for each in (efa, tcp)] == ["EFA or TCP"] * 2
     names_of_fabrics = {"gcp-t4x4-32gbit": "PCIe", "mi300x": "xGMI", "dgx-h100": "NVLink"}
@@ -138,7 +140,7 @@ def test_the_largest_cause_is_named_with_its_measurement():
 
     sentence = causes(job(nodes=1), {"sync": {"doubt.machine": 0.8, "seeds": 0.1}})[0]
     assert "doubt.machine (errors of " in sentence
-    assert "published rows, from one GPU to its machine, ampere): measure samples/s of one machine" in sentence
+    assert "published rows, from one GPU to its machine, ampere single): measure samples/s of one machine" in sentence
 
 
 def test_compare_shows_the_doubts_among_the_shares():
@@ -162,3 +164,15 @@ def test_interference_needs_no_range_to_count_and_an_imported_job_only_has_doubt
     rate = "disturbances: [{kind: interference, machine_rate: 3900}]"
     assert names(job(more=", uncertain: {}", disturbances=rate)) == ["doubt.machines", "doubt.fabric", "doubt.network"]
     assert names(job().changed(imported={"step_s": 0.1, "error": 0.0})) == ["doubt.fabric", "doubt.network"]
+
+
+def test_intervals_are_shown_if_the_first_row_alone_has_none():
+    """The first row equals the baseline under another name: its speed-up has no variance."""
+    text = TEXT.replace("[{{kind: sync}}", "[{{kind: sync, label: same}}, {{kind: sync}}")
+    loaded = scenario.loads(text.format(preset="dgx-a100", nodes=2, more="", precision="", disturbances=""))
+    compared = compare(loaded, n_seeds=2, baseline="sync")
+    first, base, local = compared
+    assert not first.of(RANGES)
+    assert local.of(RANGES)
+    assert base.step_s_range is not None
+    assert "90 % intervals" in compared.title
