@@ -441,12 +441,17 @@ def with_draws(
     if not (found or doubts):
         return measured
     n_draws = uncertainty.n_draws(len(found) + len(doubts))
-    places = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_draws) for each in found}
     of_doubts = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_draws) for each in doubts}
-    drawn = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_draws)]
+    n_priced = n_draws
+    if doubts:  # a doubt multiplies prices, so each price list serves several draws
+        n_priced = n_draws // 2 if found else 1
+    places = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_priced) for each in found}
+    priced = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_priced)]
+    drawn = priced * (n_draws // n_priced)
+    places = {each: np.tile(at, n_draws // n_priced) for each, at in places.items()}
     numbers = np.arange(n_draws) % len(measured.step_s)
     seeds = (scenario.seed + numbers).tolist()
-    built_again = [_built_again(each, scenario, built) for each in drawn]
+    built_again = [_built_again(each, scenario, built) for each in priced] * (n_draws // n_priced)
     if doubts:
         built_again = [
             replace(each, costs=doubted(each.plan, each.costs, {doubt: at[i] for doubt, at in of_doubts.items()}))
