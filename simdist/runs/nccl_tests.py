@@ -7,9 +7,12 @@ Source:
     NVIDIA/nccl-tests, src/common.cu and doc/PERFORMANCE.md.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from pydantic import ValidationError
 
 from simdist.cost import Shared, price
 from simdist.errors import ScenarioError
@@ -18,9 +21,12 @@ from simdist.plan.group import Group
 from simdist.plan.ops import Collective
 from simdist.scenario import Cluster, Link, TablePoint, Tensor, Workload
 from simdist.scenario.uncertain import Range
-from simdist.settings.units import format_nbytes
+from simdist.settings.units import format_nbytes, format_seconds
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv")
+
+#: Sources of ranges of numbers that tables told begin with it.
+CALIBRATED = "simdist calibrate"
 
 _ITEM_NBYTES = 4
 _IDLE = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
@@ -29,6 +35,11 @@ _RANK = re.compile(r"Rank\s+(\d+)\s.*?Pid\s+(\d+) on\s+(\S+)\s+device")
 _PROGRAM = re.compile(rf"\b({'|'.join(OPS)})_perf")
 _MOST_LATENCY_S = 1e-3
 _N_HALVINGS = 50
+_NEAR = 4  # sizes that the range of a number is told by, as a factor on the size that tells the number
+_LEAST_OFF = 0.01  # least distance of the ends of a range from the value, as a share
+_MOST_OFF = 0.5
+_USUAL_OVERHEAD_S = 2.5e-6  # of a collective, as in the presets: kernels back to back
+_MEASURE = "several tables of nccl-tests, each with more iterations (-n)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +119,25 @@ def placed(table: NcclTable, cluster: Cluster, *, nodes: int | None, gpus_per_no
         gpus_per_node: Likewise.
 
     Raises:
-        ScenarioError: One rank alone has no collective.
+        ScenarioError: One rank alone has no collective. Or the cluster cannot have so many.
     """
     n_nodes = nodes or table.nodes or cluster.nodes
     n_gpus = gpus_per_node or table.gpus_per_node or cluster.gpus_per_node
     if n_nodes * n_gpus < 2:
         raise ScenarioError("nccl-tests: one rank communicates with nobody: measure two or more")
-    return cluster.model_copy(update={"nodes": n_nodes, "gpus_per_node": n_gpus})
+    try:
+        return cluster.model_copy(update={"nodes": n_nodes, "gpus_per_node": n_gpus})
+    except ValidationError as error:
+        raise ScenarioError(
+            f"{cluster.name or 'cluster'} with {n_nodes} nodes of {n_gpus} GPUs: {_first(error)}"
+        ) from None
 
 
 def simulated_s(cluster: Cluster, op: str, nbytes: int) -> float:
     """Return the seconds of a collective over all GPUs, or of a message between two of them."""
     world_size = cluster.world_size
     if op == "sendrecv":
-        group = Group(2, stride=cluster.gpus_per_node if cluster.nodes > 1 else 1)
-        group = Group(2) if world_size % (2 * group.stride) else group
+        group = _pair(cluster)
     else:
         group = Group(world_size)
     count = -(-max(nbytes // _ITEM_NBYTES, 1) // group.size) * group.size
@@ -145,65 +160,117 @@ def simulated_s(cluster: Cluster, op: str, nbytes: int) -> float:
     return float(cost.alone_s)
 
 
+def _pair(cluster: Cluster) -> Group:
+    """Return pairs of GPUs with the network between them, or the fabric in one domain."""
+    stride = cluster.gpus_per_node * cluster.nodes_per_domain if cluster.n_domains > 1 else 1
+    if cluster.world_size % (2 * stride):
+        of = "domains of GPUs" if cluster.n_domains > 1 else "GPUs"
+        raise ScenarioError(
+            f"sendrecv: {cluster.world_size // stride} {of} form no pairs: measure an even number of them"
+        )
+    return Group(2, stride=stride)
+
+
 def fitted(table: NcclTable, cluster: Cluster) -> tuple[Cluster, list[str]]:
     """Return the cluster that a table tells, and notes on what it does not tell.
 
-    The largest buffer tells the efficiency of the slower link: of the network, or of the fabric of one node. The
-    smallest one tells the latency of the network, or the overhead of a collective in one node. A table of `sendrecv`
-    becomes the link's table.
+    The largest buffer tells the efficiency of the slower link: of the network, or of the fabric of one domain. The
+    smallest one tells the latency of the network, or the overhead of a collective in one domain. A number that is told
+    has a range of what the table leaves open. A table of `sendrecv` becomes the link's table.
     """
-    where = "network" if cluster.nodes > 1 else "fabric"
+    where = "network" if cluster.n_domains > 1 else "fabric"
     if table.op == "sendrecv":
-        return _with_table(table, cluster, where), []
+        notes = ["the times of messages include launches of one process for all GPUs"] if table.one_process else []
+        return _with_table(table, cluster, where), notes
     link: Link = getattr(cluster, where)
     if link.table is not None or link == Link.ideal():
         raise ScenarioError(
             f"cluster.{where}: a table or an ideal link has no efficiency: choose a cluster with a line"
         )
-    notes: list[str] = []
-    told = {f"{where}.efficiency", "network.latency" if where == "network" else "collective_overhead"}
-    cluster = cluster.model_copy(update={"uncertain": _without(cluster, told)})
+    notes = []
+    told = _told(table, cluster, f"{where}.efficiency", row=-1, fast=1.0, slow=0.01)
+    if told is None:
+        size = format_nbytes(table.rows[-1][0])
+        notes.append(f"{where}.efficiency stays {link.efficiency:g}: {size} does not depend on it alone")
+    best = told or cluster
+    path = "network.latency" if where == "network" else "collective_overhead"
+    if table.one_process:
+        notes.append(f"{path} stays: the smallest size tells the launches of one process")
+        notes.append("launch is of one process for all GPUs: set it to 0 s for a process per GPU")
+        return best, notes
+    told = _told(table, best, path, row=0, fast=0.0, slow=_MOST_LATENCY_S)
+    if told is None:
+        size = format_nbytes(table.rows[0][0])
+        notes.append(f"{path} stays: no value from 0 to 1 ms gives the time of {size}")
+    return told or best, notes
 
-    def with_efficiency(efficiency: float) -> Cluster:
-        return cluster.model_copy(update={where: link.model_copy(update={"efficiency": efficiency})})
 
-    nbytes, measured_s = table.rows[-1]
-    found = _bisected(with_efficiency, table.op, nbytes, measured_s, 1.0, 0.01)
+def _told(table: NcclTable, cluster: Cluster, path: str, *, row: int, fast: float, slow: float) -> Cluster | None:
+    """Return the cluster with the number that a row tells, and its range; None if no value gives the row's time."""
+    nbytes, measured_s = table.rows[row]
+    replaced = {path, path.replace(".efficiency", ".bandwidth")}
+    ranges = {name: each for name, each in cluster.uncertain.items() if name not in replaced}
+    free = cluster.model_copy(update={"uncertain": ranges})
+    found = _bisected(lambda value: _with_number(free, path, value), table.op, nbytes, measured_s, fast, slow)
     if found is None:
-        notes.append(
-            f"{where}.efficiency stays {link.efficiency:g}: {format_nbytes(nbytes)} does not depend on it alone"
-        )
-    best = cluster if found is None else with_efficiency(float(f"{found:.3g}"))
+        return None
+    value = float(f"{found:.3g}")
+    best = _with_number(free, path, value)
+    near = [each for each in table.rows if nbytes / _NEAR <= each[0] <= nbytes * _NEAR]
+    misses = [simulated_s(best, table.op, size) / seconds - 1 for size, seconds in near]
+    missed = math.sqrt(math.fsum(miss * miss for miss in misses) / len(misses))
+    return best.model_copy(update={"uncertain": ranges | _range(path, value, missed)})
 
-    def with_latency(seconds: float) -> Cluster:
-        if where == "fabric":
-            return best.model_copy(update={"collective_overhead_s": seconds})
-        return best.model_copy(update={"network": best.network.model_copy(update={"latency_s": seconds})})
 
-    nbytes, measured_s = table.rows[0]
-    found = _bisected(with_latency, table.op, nbytes, measured_s, 0.0, _MOST_LATENCY_S)
-    name = "collective_overhead" if where == "fabric" else "network.latency"
-    if found is None:
-        notes.append(f"{name} stays: no value from 0 to 1 ms gives the time of {format_nbytes(nbytes)}")
+def _range(path: str, value: float, missed: float) -> dict[str, Range]:
+    """Return the range of a number by path: none, if it is 0."""
+    off = min(_MOST_OFF, max(_LEAST_OFF, 2 * missed))
+    if path.endswith(".efficiency"):
+        ends = [f"{100 * min(1.0, end):.4g}%" for end in (value * (1 - off), value * (1 + off))]
     else:
-        best = with_latency(float(f"{found:.3g}"))
-    return best, notes
+        ends = [format_seconds(end, 4) for end in (value * (1 - off), value * (1 + off))]
+    if ends[0] == ends[1]:
+        return {}
+    source = f"{CALIBRATED}: twice the root mean square of what sizes near by miss, {100 * missed:.2g} %, at least 1 %"
+    return {path: Range.model_validate({"from": ends[0], "to": ends[1], "source": source, "measure": _MEASURE})}
 
 
-def _without(cluster: Cluster, told: set[str]) -> dict[str, Range]:
-    """Return the ranges of a cluster without those of numbers that a table tells."""
-    return {path: each for path, each in cluster.uncertain.items() if path not in told}
+def _with_number(cluster: Cluster, path: str, value: float) -> Cluster:
+    if path == "collective_overhead":
+        return cluster.model_copy(update={"collective_overhead_s": value})
+    where, _, key = path.partition(".")
+    link: Link = getattr(cluster, where)
+    attribute = {"efficiency": "efficiency", "latency": "latency_s"}[key]
+    return cluster.model_copy(update={where: link.model_copy(update={attribute: value})})
 
 
 def _with_table(table: NcclTable, cluster: Cluster, where: str) -> Cluster:
-    """Return the cluster with the table of a link, whose times do not shrink."""
+    """Return the cluster with the table of a link, whose times do not shrink.
+
+    A table has no ranges. If the cluster loses its last one, the overhead of a collective gets one, because messages do
+    not tell it: a cluster without ranges would be taken as exact.
+    """
     points: list[TablePoint] = []
     longest_s = 0.0
     for nbytes, seconds in table.rows:
         longest_s = max(longest_s, seconds)
         points.append(TablePoint(nbytes=nbytes, time_s=longest_s))
-    uncertain = _without(cluster, {path for path in cluster.uncertain if path.startswith(f"{where}.")})
-    return cluster.model_copy(update={where: Link(table=tuple(points)), "uncertain": uncertain})
+    ranges = {path: each for path, each in cluster.uncertain.items() if not path.startswith(f"{where}.")}
+    if cluster.uncertain and not ranges:
+        ends = {"from": "0 s", "to": format_seconds(2 * max(cluster.collective_overhead_s, _USUAL_OVERHEAD_S), 4)}
+        source = f"{CALIBRATED}: messages do not tell it: from none to twice the given or the usual one"
+        measure = "all_reduce_perf of nccl-tests"
+        ranges["collective_overhead"] = Range.model_validate({**ends, "source": source, "measure": measure})
+    try:
+        return cluster.model_copy(update={where: Link(table=tuple(points)), "uncertain": ranges})
+    except ValidationError as error:
+        raise ScenarioError(
+            f"sendrecv as the table of the {where}, {len(points)} sizes with a time: {_first(error)}; measure two"
+        ) from None
+
+
+def _first(error: ValidationError) -> str:
+    return error.errors()[0]["msg"]
 
 
 def _bisected(
@@ -222,8 +289,11 @@ def _bisected(
 
 
 def with_launches(table: NcclTable, cluster: Cluster) -> Cluster:
-    """Return the cluster with the launches of one process, told by the smallest buffer, if it drives all GPUs."""
-    if not table.one_process:
+    """Return the cluster with the launches of one process, told by the smallest buffer, if it drives all GPUs.
+
+    Messages become a table of the link that includes the launches.
+    """
+    if not table.one_process or table.op == "sendrecv":
         return cluster
     n_gpus = table.gpus_per_node or cluster.gpus_per_node
     return cluster.model_copy(update={"launch_s": float(f"{table.rows[0][1] / n_gpus:.3g}")})

@@ -28,6 +28,7 @@ from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Plan
 from simdist.plan.group import Group
 from simdist.plan.ops import Collective, Op
 from simdist.runs.building import lost_share
+from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 
 Kind: TypeAlias = Literal["machine", "machines", "fabric", "network"]
@@ -41,15 +42,16 @@ _TITLES: dict[Kind, str] = {
     "fabric": "collectives inside machines",
     "network": "collectives between machines",
 }
+_TOOLS = "e.g. with real.calibrate or simdist calibrate --from-nccl-tests"
 _MEASURE: dict[Kind, str] = {
     "machine": "samples/s of one machine, and write interference: {machine_rate: ...}",
     "machines": "samples/s of two machines",
-    "fabric": "busbw of an all-reduce inside a machine, e.g. with real.calibrate",
-    "network": "busbw of an all-reduce between machines, e.g. with real.calibrate",
+    "fabric": f"busbw of an all-reduce inside a machine, {_TOOLS}",
+    "network": f"busbw of an all-reduce between machines, {_TOOLS}",
 }
 _BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
 _BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
-_CALIBRATED = "real.calibrate"
+_CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
 _OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over EFA 9.9 us and more
 
@@ -122,12 +124,12 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doub
         found.append(replace(training_doubt(table, "machine", *of_training), known=lost))
     if cluster.n_domains > 1 and not scenario.imported:
         found.append(training_doubt(table, "machines", *of_training))
-    links: tuple[tuple[Literal["fabric", "network"], Link, int], ...] = (
-        ("fabric", cluster.fabric, cluster.world_size // cluster.n_domains),
-        ("network", cluster.network, cluster.n_domains),
+    links: tuple[tuple[Literal["fabric", "network"], int], ...] = (
+        ("fabric", cluster.world_size // cluster.n_domains),
+        ("network", cluster.n_domains),
     )
-    for kind, link, n_members in links:
-        if n_members > 1 and not _is_measured(cluster, link):
+    for kind, n_members in links:
+        if n_members > 1 and not _is_measured(cluster, kind):
             found.append(collective_doubt(table, kind, link_class(cluster, kind)))
     return tuple(found)
 
@@ -141,10 +143,14 @@ def _lost(scenario: Scenario) -> float | None:
     return math.fsum(lost_share(scenario, each) for each in of)
 
 
-def _is_measured(cluster: Cluster, link: Link) -> bool:
+def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
     """Tell whether published rows say nothing of a link: it is measured or ideal, or the library is not NCCL."""
+    link = cluster.fabric if kind == "fabric" else cluster.network
+    efficiency = cluster.uncertain.get(f"{kind}.efficiency")
     is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
-    return is_calibrated or link.table is not None or link == Link.ideal() or not cluster.library.startswith("nccl")
+    is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
+    is_measured = is_calibrated or is_told or link.table is not None
+    return is_measured or link == Link.ideal() or not cluster.library.startswith("nccl")
 
 
 def generation(cluster: Cluster) -> str | None:

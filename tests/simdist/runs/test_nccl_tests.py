@@ -4,7 +4,8 @@ import pytest
 
 from simdist.errors import ScenarioError
 from simdist.runs.nccl_tests import fitted, placed, read_table, simulated_s, with_launches
-from simdist.scenario import load_cluster, presets
+from simdist.scenario import dump_cluster, load, load_cluster, presets
+from simdist.studies.doubts import doubts_of
 
 HEAD = """# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20
 # Collective test starting: {op}_perf
@@ -76,7 +77,9 @@ def test_a_table_of_a_cluster_gives_its_efficiency_and_latency_back(op):
     assert notes == []
     assert found.network.efficiency == pytest.approx(0.7, rel=2e-3)
     assert found.network.latency_s == pytest.approx(9e-6, rel=5e-3)
-    assert not {"network.efficiency"} & found.uncertain.keys()
+    told = {path: (each.from_, each.to) for path, each in found.uncertain.items() if path.startswith("network.")}
+    assert told["network.efficiency"] == ("69.3%", "70.7%")
+    assert told.keys() == {"network.efficiency", "network.latency"}
 
 
 def test_in_one_node_a_table_gives_the_fabric_and_the_overhead():
@@ -94,6 +97,7 @@ def test_what_no_value_gives_is_noted_and_stays():
     start = placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None)
     found, notes = fitted(table, start)
     assert found.network == start.network
+    assert found.uncertain == start.uncertain
     assert [each.split(" ")[0] for each in notes] == ["network.efficiency", "network.latency"]
 
 
@@ -108,3 +112,125 @@ def test_messages_become_the_table_of_the_link_whose_times_do_not_shrink():
     table = read_table(output(rows, op="sendrecv", gpus=1), name="t.txt")
     found, _ = fitted(table, placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None))
     assert [point.time_s for point in found.network.table] == pytest.approx([12e-6, 12e-6, 60e-6])
+
+
+def measured(cluster, op, *sizes, **update):
+    """Return the table that a program prints on a cluster with other settings."""
+    truth = cluster.model_copy(update={"uncertain": {}, **update})
+    rows = [(nbytes, simulated_s(truth, op, nbytes)) for nbytes in sizes]
+    return read_table(output(rows, op=op, nodes=cluster.nodes, gpus=cluster.gpus_per_node), name="t.txt")
+
+
+def doubts(cluster):
+    """Return the kinds of doubts of a job on a cluster."""
+    job = load(
+        {"cluster": "dgx-a100", "workload": {"preset": "resnet18", "batch_size": 32}, "steps": 5, "schedules": ["sync"]}
+    )
+    return [each.kind for each in doubts_of(job.changed(cluster=cluster))]
+
+
+def test_a_rack_is_one_domain_whose_fabric_is_told_and_whose_pairs_use_it():
+    rack = preset("gb200-nvl72", nodes=4)
+    fabric = rack.fabric.model_copy(update={"efficiency": 0.6})
+    found, _ = fitted(measured(rack, "all_reduce", 8, 2**33, fabric=fabric), rack)
+    assert found.fabric.efficiency == pytest.approx(0.6, rel=2e-3)
+    assert found.network == rack.network
+    nbytes = 2**30
+    assert simulated_s(rack, "sendrecv", nbytes) == simulated_s(preset("gb200-nvl72", nodes=1), "sendrecv", nbytes)
+    messages, _ = fitted(measured(rack, "sendrecv", 8, nbytes), rack)
+    assert messages.fabric.table is not None
+    assert messages.network.table is None
+
+
+def test_pairs_of_several_racks_cross_the_network():
+    racks = preset("gb200-nvl72", nodes=36)
+    slow = racks.network.model_copy(update={"efficiency": 0.48})
+    racks = racks.model_copy(update={"uncertain": {}})
+    times = [simulated_s(each, "sendrecv", 2**30) for each in (racks, racks.model_copy(update={"network": slow}))]
+    assert times[1] == pytest.approx(2 * times[0], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("update", "told"), [({"nodes": 3}, "3 domains"), ({"nodes": 1, "gpus_per_node": 3}, "3 GPUs")]
+)
+def test_messages_of_what_forms_no_pairs_are_refused(update, told):
+    with pytest.raises(ScenarioError, match=f"^sendrecv: {told}.* form no pairs: measure an even number of them$"):
+        simulated_s(preset("dgx-a100", **update), "sendrecv", 8)
+
+
+def test_a_link_that_is_told_has_no_doubt_and_all_others_stay(tmp_path):
+    start = preset("dgx-a100", nodes=2)
+    both = ["machine", "machines"]
+    assert doubts(start) == [*both, "fabric", "network"]
+    slower = start.network.model_copy(update={"efficiency": 0.7})
+    one_card = start.model_copy(update={"nics_per_node": 1})
+    found, notes = fitted(measured(one_card, "all_reduce", 8, 2**33, network=slower), one_card)
+    assert notes == []
+    assert doubts(found) == [*both, "fabric"]
+    path = tmp_path / "cluster.yaml"
+    path.write_text(dump_cluster(found))
+    assert load_cluster(path) == found
+    messages, _ = fitted(measured(start, "sendrecv", 8, 2**30), start)
+    assert doubts(messages) == [*both, "fabric"]
+    only_latency, _ = fitted(read_table(output([(8, 200e-6), (2**30, 1e-6)]), name="t.txt"), start)
+    assert only_latency.network.latency_s != start.network.latency_s
+    assert doubts(only_latency) == [*both, "fabric", "network"]
+    node = start.model_copy(update={"nodes": 1})
+    fabric = node.fabric.model_copy(update={"efficiency": 0.5})
+    in_node, _ = fitted(measured(node, "all_reduce", 8, 2**33, fabric=fabric), node)
+    assert doubts(in_node.model_copy(update={"nodes": 2})) == [*both, "network"]
+
+
+def test_a_range_is_twice_what_sizes_near_by_miss():
+    start = preset("dgx-a100", nodes=2, nics_per_node=1)
+    [(_, small_s), (_, large_s)] = measured(start, "all_reduce", 2**32, 2**33).rows
+    rows = [(8, 60e-6), (2**32, small_s * 1.1), (2**33, large_s * 1.2)]
+    table = read_table(output(rows), name="t.txt")
+    found, _ = fitted(table, start)
+    miss = simulated_s(found, "all_reduce", 2**32) / rows[1][1] - 1
+    assert miss == pytest.approx(1.2 / 1.1 - 1, rel=0.05)
+    each = found.uncertain["network.efficiency"]
+    off = 2 * miss / 2**0.5
+    ends = [float(end.removesuffix("%")) / 100 / found.network.efficiency for end in (each.from_, each.to)]
+    assert ends == pytest.approx([1 - off, min(1 + off, 1 / found.network.efficiency)], rel=5e-3)
+    assert each.source.startswith("simdist calibrate: twice")
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "gpus", "told"),
+    [
+        ("gb200-nvl72", 20, None, "gb200-nvl72 with 20 nodes of 4 GPUs: .*20 nodes are no whole number of domains"),
+        ("dgx-a100", 1, 32, "dgx-a100 with 1 nodes of 32 GPUs: .*no machine joins more than"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused_in_a_sentence(name, nodes, gpus, told):
+    table = read_table("# size count type time algbw busbw\n 8 2 float 12.5 0 0\n", name="t.txt", op="all_reduce")
+    with pytest.raises(ScenarioError, match=told):
+        placed(table, preset(name), nodes=nodes, gpus_per_node=gpus)
+
+
+def test_messages_of_one_size_are_no_table():
+    table = read_table(output([(8, 12e-6)], op="sendrecv", gpus=1), name="t.txt")
+    with pytest.raises(ScenarioError, match=r"^sendrecv as the table of the network, 1 sizes .*; measure two$"):
+        fitted(table, preset("dgx-a100", nodes=2, gpus_per_node=1))
+
+
+def test_the_smallest_size_of_one_process_tells_launches_and_no_overhead():
+    start = preset("dgx-a100", nodes=1)
+    table = read_table(output([(8, 40e-6), (2**30, 9e-3)], nodes=1, one_process=True), name="t.txt")
+    found, notes = fitted(table, with_launches(table, start))
+    assert found.launch_s == pytest.approx(5e-6)
+    assert found.collective_overhead_s == start.collective_overhead_s
+    assert notes[-2:] == [
+        "collective_overhead stays: the smallest size tells the launches of one process",
+        "launch is of one process for all GPUs: set it to 0 s for a process per GPU",
+    ]
+
+
+def test_messages_of_one_process_include_its_launches():
+    rows = [(8, 12e-6), (2**20, 60e-6)]
+    table = read_table(output(rows, op="sendrecv", nodes=1, gpus=2, one_process=True), name="t.txt")
+    start = preset("dgx-a100", nodes=1, gpus_per_node=2)
+    found, notes = fitted(table, with_launches(table, start))
+    assert found.launch_s == start.launch_s == 0
+    assert notes == ["the times of messages include launches of one process for all GPUs"]
