@@ -250,6 +250,8 @@ def _with_table(table: NcclTable, cluster: Cluster, where: str) -> Cluster:
     A table has no ranges. If the cluster loses its last one, the overhead of a collective gets one, because messages do
     not tell it: a cluster without ranges would be taken as exact.
     """
+    if len(table.rows) < 2:
+        raise ScenarioError(f"sendrecv: a table of the {where} needs two sizes with a time: measure more sizes")
     points: list[TablePoint] = []
     longest_s = 0.0
     for nbytes, seconds in table.rows:
@@ -261,12 +263,7 @@ def _with_table(table: NcclTable, cluster: Cluster, where: str) -> Cluster:
         source = f"{CALIBRATED}: messages do not tell it: from none to twice the given or the usual one"
         measure = "all_reduce_perf of nccl-tests"
         ranges["collective_overhead"] = Range.model_validate({**ends, "source": source, "measure": measure})
-    try:
-        return cluster.model_copy(update={where: Link(table=tuple(points)), "uncertain": ranges})
-    except ValidationError as error:
-        raise ScenarioError(
-            f"sendrecv as the table of the {where}, {len(points)} sizes with a time: {_first(error)}; measure two"
-        ) from None
+    return cluster.model_copy(update={where: Link(table=tuple(points)), "uncertain": ranges})
 
 
 def _first(error: ValidationError) -> str:

@@ -211,7 +211,7 @@ def test_a_cluster_that_cannot_be_is_refused_in_a_sentence(name, nodes, gpus, to
 
 def test_messages_of_one_size_are_no_table():
     table = read_table(output([(8, 12e-6)], op="sendrecv", gpus=1), name="t.txt")
-    with pytest.raises(ScenarioError, match=r"^sendrecv as the table of the network, 1 sizes .*; measure two$"):
+    with pytest.raises(ScenarioError, match=r"^sendrecv: a table of the network needs two sizes with a time: measure"):
         fitted(table, preset("dgx-a100", nodes=2, gpus_per_node=1))
 
 
