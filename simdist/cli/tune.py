@@ -362,7 +362,7 @@ def _record(finalist: Finalist, tuned: Tuned) -> _Record:
         micro_batches (int): Micro-batches of a step, with `--micro-batches`. All times are then per micro-batch.
         checkpoint (object): Only of a scenario with checkpoints: the simulated checkpoint, as in the scenario.
         global_every_steps (float or null): Longest time, in steps, between exchanges of all ranks. `null`: never.
-        sent_nbytes (float): Bytes that the busiest node sends per step, on average. On one node, the busiest GPU.
+        sent_nbytes (float): Bytes that the busiest node sends per step, on average; in one domain, the busiest GPU.
         device_nbytes (int): Buffers of a rank on its device.
         host_nbytes (int): Buffers of a rank in host memory.
         on_front (bool): No finalist that exchanges as often over all ranks is faster.

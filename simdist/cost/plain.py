@@ -17,12 +17,17 @@ def plain_ring_s(workload: Workload, cluster: Cluster) -> float:
     """Return the seconds of a step of synchronous SGD: compute + max(0, 2 (n - 1) / n * S / B - backward).
 
     One ring of all n ranks carries S bytes of gradients, at B bytes per second of the slowest link on its way: of the
-    fabric or, between nodes, of all NICs of a node. The ring overlaps with the last backward pass.
+    fabric or, between its domains, of all NICs of a domain. A mesh counts as all links of a GPU. The ring overlaps with
+    the last backward pass.
     """
     n = cluster.world_size
     speed = float(cluster.device_speed().min())
-    links_Bps = [LinkCost.of(cluster.fabric).capacity_Bps] if cluster.gpus_per_node > 1 else []
-    if cluster.nodes > 1:
-        links_Bps.append(LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node).capacity_Bps)
+    links_Bps = []
+    if n > cluster.n_domains:
+        n_links = cluster.gpus_per_node - 1 if cluster.mesh else 1
+        links_Bps.append(LinkCost.of(cluster.fabric, n_parallel=n_links).capacity_Bps)
+    if cluster.n_domains > 1:
+        n_nics = cluster.nics_per_node * cluster.nodes_per_domain
+        links_Bps.append(LinkCost.of(cluster.network, n_parallel=n_nics).capacity_Bps)
     ring_s = 2 * (n - 1) / n * workload.nbytes / min(links_Bps, default=math.inf)
     return linear_s(workload, cluster) + max(0.0, ring_s - ComputeCost(workload, cluster).backward_s / speed)

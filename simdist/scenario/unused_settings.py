@@ -41,7 +41,7 @@ def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
     """Say what is taken to be as fast as can be because nobody has stated it: a link between nodes, Gram-Schmidt."""
     network = cluster.network
     is_stated = "efficiency" in network.model_fields_set or math.isinf(network.bandwidth_Bps)
-    found = [] if is_stated or cluster.nodes == 1 else [_UNSTATED]
+    found = [] if is_stated or cluster.n_domains == 1 else [_UNSTATED]
     if cluster.device.orthonormalize_s is None and any(each.orthonormalizes for each in schedules):
         found.append(_UNSTATED_FACTORS)
     return found
@@ -81,10 +81,10 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
             yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"
     if workload.optimizer == "sgd" and workload.trust_ratios_s is not None:
         yield "workload.trust_ratios has no effect: with workload.optimizer sgd there are none"
-    if cluster.nodes == 1 and cluster.nics_per_node != 1:
-        yield "cluster.nics_per_node has no effect: one node sends nothing over its NICs"
-    if cluster.nodes == 1 and cluster.oversubscription != 1:
-        yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
+    if cluster.nics_per_node != 1 and not _uses_nics(scenario):
+        yield f"cluster.nics_per_node has no effect: {_one_domain(cluster)} sends nothing over its NICs"
+    if cluster.oversubscription != 1 and not _uses_nics(scenario):
+        yield f"cluster.oversubscription has no effect: {_one_domain(cluster)} sends nothing through a switch"
     if cluster.in_switch_reduction and (cluster.library == "gloo" or (cluster.device.compute_capability or 0) < 9):
         yield "cluster.in_switch_reduction has no effect: it is NCCL's with device.compute_capability 9.0 or more"
     ranges = {*cluster.uncertain, *(path.removeprefix("cluster.") for path in scenario.uncertain)}
@@ -127,12 +127,25 @@ def _hides_pauses(host: Host) -> bool:
 def _unused_link(number: int, disturbance: LinkDisturbance, scenario: Scenario) -> Iterator[str]:
     if never_slows(disturbance):
         yield f"disturbances[{number}] has no effect: it leaves its links as they are"
-    is_saved = scenario.checkpoint is not None and scenario.checkpoint.to == "storage"
-    uses_storage = scenario.input.source == "storage" or is_saved
-    if disturbance.link == "storage" and not uses_storage:
+    if disturbance.link == "storage" and not _uses_storage(scenario):
         yield f"disturbances[{number}] has no effect: with input.source {scenario.input.source} nothing is read"
-    if disturbance.link.startswith("nic") and scenario.cluster.nodes == 1 and not uses_storage:
-        yield f"disturbances[{number}] has no effect: one node sends nothing over its NICs"
+    if disturbance.link.startswith("nic") and not _uses_nics(scenario):
+        yield f"disturbances[{number}] has no effect: {_one_domain(scenario.cluster)} sends nothing over its NICs"
+
+
+def _uses_storage(scenario: Scenario) -> bool:
+    is_saved = scenario.checkpoint is not None and scenario.checkpoint.to == "storage"
+    return scenario.input.source == "storage" or is_saved
+
+
+def _uses_nics(scenario: Scenario) -> bool:
+    """Tell whether something may leave a node other than by the fabric."""
+    servers_apart = any(each.model_dump().get("apart") for each in scenario.schedules)
+    return scenario.cluster.n_domains > 1 or servers_apart or _uses_storage(scenario)
+
+
+def _one_domain(cluster: Cluster) -> str:
+    return "one node" if cluster.nodes == 1 else f"one domain of {cluster.nodes} nodes"
 
 
 def _unused_data_settings(scenario: Scenario) -> Iterator[str]:

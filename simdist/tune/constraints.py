@@ -132,8 +132,8 @@ def longest_gap(fires: NDArray[np.bool_]) -> float:
 def sent_nbytes(scenario: Scenario, built: Built) -> float:
     """Return the bytes that collectives send out of the busiest node per step, averaged over steps.
 
-    A parameter server on a machine of its own counts as a node. On a single node, the result is the bytes that the
-    busiest GPU sends over the fabric.
+    A parameter server on a machine of its own counts as a node. If the fabric joins all nodes, the result is the bytes
+    that the busiest GPU sends over the fabric.
     """
     costs = _counting_costs(scenario, built)
     total = np.zeros(costs.resources.n_resources)
@@ -145,14 +145,19 @@ def sent_nbytes(scenario: Scenario, built: Built) -> float:
     resources = costs.resources
     machines = np.arange(resources.n_machines)
     ranks = np.arange(resources.world_size)
-    ports = resources.nic_out(machines) if resources.n_machines > 1 else resources.fabric_out(ranks)
+    ports = resources.nic_out(machines) if _uses_nics(scenario, built) else resources.fabric_out(ranks)
     return float(total[ports].max()) / built.plan.n_steps
+
+
+def _uses_nics(scenario: Scenario, built: Built) -> bool:
+    """Tell whether collectives leave the fabric: for another domain, or for a parameter server apart."""
+    return scenario.cluster.n_domains > 1 or built.costs.resources.n_servers > 0
 
 
 def _counting_costs(scenario: Scenario, built: Built) -> Costs:
     """Return costs in bytes. Costs of a link with a table contain its time, and an unlimited link costs nothing."""
     cluster = scenario.cluster
-    which = "network" if cluster.nodes > 1 else "fabric"
+    which = "network" if _uses_nics(scenario, built) else "fabric"
     link = cluster.network if which == "network" else cluster.fabric
     if link.table is None and math.isfinite(link.bandwidth_Bps):
         return built.costs

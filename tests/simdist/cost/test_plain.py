@@ -34,6 +34,21 @@ def test_plain_ring_of_one_machine_or_one_gpu_hides_all():
     assert plain_ring_s(workload(backward_s=0.0), alone) == pytest.approx(0.01)
 
 
+def test_plain_ring_leaves_the_fabric_only_between_domains():
+    ring_s = 2 * 15 / 16 * 100e6 / 100e9
+    one = cluster(4, nodes_per_domain=4, nics_per_node=2)
+    assert plain_ring_s(workload(backward_s=0.0), one) == pytest.approx(0.01 + ring_s)
+    two = cluster(4, nodes_per_domain=2, nics_per_node=2)  # 4 NICs carry what leaves a domain
+    assert plain_ring_s(workload(backward_s=0.0), two) == pytest.approx(0.01 + ring_s * 100 / (4 * 0.5))
+    alone = cluster(4, nodes_per_domain=4).model_copy(update={"gpus_per_node": 1})
+    assert plain_ring_s(workload(backward_s=0.0), alone) == pytest.approx(0.01 + 2 * 3 / 4 * 100e6 / 100e9)
+
+
+def test_plain_ring_of_a_mesh_has_all_links_of_a_gpu():
+    ring_s = 2 * 3 / 4 * 100e6 / 300e9
+    assert plain_ring_s(workload(backward_s=0.0), cluster(1, mesh=True)) == pytest.approx(0.01 + ring_s)
+
+
 def test_plain_ring_takes_the_average_rate_of_a_table():
     table = Link(table=[(0, 0.0), (10**9, 1.0)])
     two = cluster(1).model_copy(update={"fabric": table, "gpus_per_node": 2})

@@ -418,6 +418,28 @@ def test_setting_without_effect_warns(old, new, warning):
     assert found.startswith(warning)
 
 
+@pytest.mark.parametrize(
+    ("more", "warnings"),
+    [
+        ("nics_per_node: 2", ["cluster.nics_per_node has no effect: one domain of 2 nodes sends nothing over its NICs"]),
+        ("oversubscription: 2", ["cluster.oversubscription has no effect: one domain of 2 nodes sends nothing through"]),
+    ],
+)
+def test_one_domain_sends_nothing_between_nodes(more, warnings):
+    together = edited(("nodes: 2", f"nodes: 2\n  nodes_per_domain: 2\n  {more}"))
+    found = warnings_of(loads(together))
+    assert [each.startswith(start) for each, start in zip(found, warnings, strict=True)] == [True]
+    assert warnings_of(loads(together.replace("nodes_per_domain: 2", "nodes_per_domain: 1"))) == ()
+    apart = loads(together).changed(schedules=[{"kind": "parameter_server", "servers": 1, "apart": True}])
+    assert warnings_of(apart) == ()
+
+
+def test_network_that_one_domain_does_not_use_need_not_be_stated():
+    scenario = loads(edited(("nodes: 2", "nodes: 2\n  nodes_per_domain: 2")))
+    assert unstated(scenario.cluster, scenario.schedules) == []
+    assert len(unstated(loads(edited()).cluster, scenario.schedules)) == 1
+
+
 @pytest.mark.parametrize("level", ["storage: {latency: 0 s, bandwidth: 1 GB/s}", "disk: {read: 1 GB/s, write: 1 GB/s}"])
 def test_what_checkpoints_are_written_to_does_not_warn(level):
     saved = f"steps: 100\ncheckpoint: {{every: 100, what: state, to: {level.split(':')[0]}}}"

@@ -181,6 +181,13 @@ def test_on_one_node_it_is_what_a_gpu_sends():
     assert known(one_node, kind="sync").sent_nbytes == pytest.approx(2 * 3 / 4 * NBYTES)
 
 
+def test_in_one_domain_of_two_nodes_it_is_what_a_gpu_sends():
+    one_domain = small(("nodes: 2", "nodes: 2\n  nodes_per_domain: 2"))
+    assert known(one_domain, kind="sync").sent_nbytes == pytest.approx(2 * 7 / 8 * NBYTES)
+    apart = known(one_domain, kind="parameter_server", servers=2, apart=True)
+    assert apart.sent_nbytes == pytest.approx(4 * NBYTES)  # 4 ranks of a node push the whole, 2 servers answer 8 ranks
+
+
 def test_memory_is_that_of_the_buffers():
     found = known(small(), kind="sync")
     assert found.device_nbytes == 2 * NBYTES + 8  # parameters, gradients; loss and activations have one element each
