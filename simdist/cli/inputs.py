@@ -114,7 +114,10 @@ def read_scenario(session: common.Session, name: str, *, is_compared: bool = Fal
     if is_compared:
         from simdist.studies.resampling import longest_period, runs_of
 
-        run = runs_of(scenario, longest_period(scenario, scenario.schedules)).scenario
+        runs = runs_of(scenario, longest_period(scenario, scenario.schedules))
+        run = runs.scenario
+        if runs.length_remark:
+            session.say(f"{name}: {runs.length_remark}")
     for warning in warnings_of(run):
         session.say(f"warning: {name}: {warning}")
     if run.checkpoint and isinstance(run.checkpoint.every, Elapsed):

@@ -17,7 +17,7 @@ from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.checkpoint import CheckpointSettings, Mode
 from simdist.schedules import Schedule
-from simdist.settings.base import plural, shown
+from simdist.settings.base import plural, shown, unchecked_copy
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
 from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, combined, count, factor_with_interval
 from simdist.studies.facets import RANGES
@@ -167,7 +167,7 @@ def command(
     if tuned.runs.remark:
         session.say(f"warning: {name}: {tuned.runs.remark}")
     rows = [_record(each, tuned) for each in tuned.finalists]
-    session.result(_document(tuned, wanted, rows), _text(tuned, rows))
+    session.result(_document(tuned, wanted, rows), _text(tuned, rows, scenario))
 
 
 def _counts(option: str, what: str, text: str | None) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ def _to_target(
         "scenario": scenario.name,
         "baseline": base.label,
         "verdict": raced.sentence,
-        "entries": its and _winner(its, scenario),
+        "entries": its and _winner(its, base.timed.scenario.checkpoint, scenario),
         "n_exhaustive_steps": n_all,
         **common.picked(raced, "outcome", "n_entrants", "n_fell", "n_steps"),
     }
@@ -231,9 +231,10 @@ def _to_target(
     learn.show(session, title, task, target, about, raced.finalists, rows, said, asked.output)
 
 
-def _winner(its: TimedSchedule, scenario: Scenario) -> str:
+def _winner(its: TimedSchedule, own: CheckpointSettings | None, scenario: Scenario) -> str:
     """Return the lines that a scenario takes, and a comment where the learning rate is another one."""
-    lines = _entries(its.schedule, its.scenario.workload.micro_batches, its.scenario.checkpoint, scenario)
+    saved = _every_as_written(its.scenario.checkpoint, own, scenario)
+    lines = _entries(its.schedule, its.scenario.workload.micro_batches, saved, scenario)
     if its.lr_factor == 1:
         return lines
     return f"{lines}\n# with {its.lr_factor:g} times the learning rate of the task"
@@ -269,7 +270,7 @@ def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> N
         session.say("recorded disturbances: every seed draws its own blocks of the recorded steps")
 
 
-def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
+def _text(tuned: Tuned, rows: Sequence[_Record], scenario: Scenario) -> str:
     """Return the finalists, the verdict, and the winner as a scenario has it."""
     verdict = tuned.verdict
     usual = _COLUMNS if tuned.per == "step" else _OF_PASSES
@@ -277,11 +278,27 @@ def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
     table = table_text(_title(tuned), columns, rows)
     lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
     if winner := verdict.winner:
-        lines += ["", _entries(winner.schedule, winner.micro_batches, winner.checkpoint, tuned.runs.scenario)]
+        saved = _every_as_written(winner.checkpoint, tuned.runs.scenario.checkpoint, scenario)
+        lines += ["", _entries(winner.schedule, winner.micro_batches, saved, scenario)]
     more = [] if tuned.per == "step" else ["More micro-batches a step also make the batch of an update larger."]
     if len({each.checkpoint.every for each in tuned.finalists if each.checkpoint}) > 1:
         more.append("The further apart checkpoints are, the more work a failure costs.")
     return "\n".join([*lines, "", " ".join([_NOT_KNOWN, *more])])
+
+
+def _every_as_written(
+    saved: CheckpointSettings | None, own: CheckpointSettings | None, scenario: Scenario
+) -> CheckpointSettings | None:
+    """Return a checkpoint that comes by time, if those of the scenario do and the search has not varied that.
+
+    Args:
+        saved: The simulated checkpoint of a candidate, every so many steps.
+        own: The scenario's, as it was simulated.
+        scenario: As the user wrote it.
+    """
+    if saved is None or own is None or scenario.checkpoint is None or saved.every != own.every:
+        return saved
+    return unchecked_copy(saved, every=scenario.checkpoint.every)
 
 
 def _entries(schedule: Schedule, n_passes: int, saved: CheckpointSettings | None, scenario: Scenario) -> str:
@@ -290,7 +307,8 @@ def _entries(schedule: Schedule, n_passes: int, saved: CheckpointSettings | None
     if n_passes != scenario.workload.micro_batches:
         lines.append(f"workload: {{micro_batches: {n_passes}}}  # and its other keys")
     if saved and saved != scenario.checkpoint:
-        lines.append(f"checkpoint: {{every: {saved.every}, mode: {saved.mode}}}  # and its other keys")
+        every = saved.model_dump(mode="json")["every"]
+        lines.append(f"checkpoint: {{every: {every}, mode: {saved.mode}}}  # and its other keys")
     return "\n".join(lines)
 
 

@@ -49,6 +49,7 @@ from simdist.studies.statistics import NORMAL_QUANTILE, Interval, student_quanti
 #: Speed-up below which a change is not proposed: models are not better than that, and changes cost work.
 WORTHWHILE = 1.02
 
+_FAR_LONGER = 10
 _N_PERIODS = 10  # of the longest schedule in a run
 _MOST_BLOCK_SHARE = 5  # of a recording, one in so many
 _LEAST_BLOCKS = 2  # in a recording: one block has no spread
@@ -78,12 +79,14 @@ class Runs:
         recording: The recording to resample, if there is one.
         longest_period: Of the schedules that are compared, in steps.
         as_imported: The scenario of an imported job with its recorded steps in their order, if these are resampled.
+        steps_without_files: Steps of a run if there were no checkpoints; None if they do not matter.
     """
 
     scenario: Scenario
     recording: ResampledRecording | None
     longest_period: int
     as_imported: Scenario | None = None
+    steps_without_files: int | None = None
 
     def scenario_for(self, schedule: Schedule, varied: Scenario | None = None) -> Scenario:
         """Return the scenario, or a varied one, in which a schedule runs for whole periods."""
@@ -138,6 +141,16 @@ class Runs:
         return low * max(0.0, 1 - error), high * (1 + error)
 
     @property
+    def length_remark(self) -> str | None:
+        """Sentence about runs that checkpoints make far longer."""
+        if self.steps_without_files is None or self.scenario.steps < _FAR_LONGER * self.steps_without_files:
+            return None
+        return (
+            f"runs have {self.scenario.steps:,} steps in place of {self.steps_without_files:,}, for {_N_PERIODS} "
+            f"checkpoints or more: a smaller checkpoint.every makes them shorter"
+        )
+
+    @property
     def remark(self) -> str | None:
         """Warning about blocks that are stated, but shorter than the periods of schedules."""
         recording = self.recording
@@ -176,9 +189,9 @@ def runs_of(
     if dataset(scenario) is not None:
         return Runs(scenario, recording, longest_period, as_imported)
     between = max(checkpoint_every, *(_steps_between_files(scenario, each) for each in scenario.schedules))
-    least = max(recording.n_steps if recording else scenario.steps, _N_PERIODS * max(longest_period, between))
-    steps = math.ceil(least / longest_period) * longest_period
-    return Runs(scenario.changed(steps=steps), recording, longest_period, as_imported)
+    own = max(recording.n_steps if recording else scenario.steps, _N_PERIODS * longest_period)
+    steps = math.ceil(max(own, _N_PERIODS * between) / longest_period) * longest_period
+    return Runs(scenario.changed(steps=steps), recording, longest_period, as_imported, own)
 
 
 def _steps_between_files(scenario: Scenario, schedule: Schedule) -> int:

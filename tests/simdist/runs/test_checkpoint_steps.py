@@ -1,10 +1,12 @@
 """Checkpoints that come by time: how many steps of each schedule they are apart, against closed forms."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from commandline import call, write
 
+from simdist.cli.tune import _winner
 from simdist.errors import ScenarioError
 from simdist.plan.ops import Save
 from simdist.runs import run_directory
@@ -99,6 +101,45 @@ def test_tune_takes_the_steps_of_its_baseline(tmp_path, capsys) -> None:
     assert answer.code == 0, answer.err
     found = json.loads(answer.out)
     assert {row["checkpoint"]["every"] for row in found["rows"]} == {4}
+
+
+def test_tune_prints_the_time_as_it_was_written(tmp_path, capsys) -> None:
+    path = write(tmp_path / "x.yaml", SCENARIO.replace("EVERY", "2 s"))
+    same = call(capsys, "tune", path, "--only", "local_sgd").out
+    assert "local-8 is " in same
+    assert "checkpoint: {" not in same
+    assert "The further apart" not in same
+    other = call(capsys, "tune", path, "--only", "local_sgd", "--checkpoint-mode", "async").out
+    assert "checkpoint: {every: 2.0 s, mode: async}" in other
+    more = call(capsys, "tune", path, "--only", "local_sgd", "--checkpoint-every", "9").out
+    assert "checkpoint: {every: 9, mode: blocking}" in more
+    assert "The further apart" in more
+
+
+def test_tune_still_names_persistent_stragglers(tmp_path, capsys) -> None:
+    late = SCENARIO.replace("delay: 1 s}", "delay: 1 s, ranks: [1]}")
+    path = write(tmp_path / "x.yaml", late.replace("EVERY", "2 s").replace("steps: 40", "steps: 80"))
+    assert "a persistent straggler, rank 1: 100% of the waiting" in call(capsys, "tune", path, "--only", "local_sgd").out
+
+
+def test_winner_of_a_race_has_the_time_as_it_was_written() -> None:
+    scenario = scenario_of("2 s")
+    local = scenario.schedules[0]
+    simulated = in_steps(scenario, scenario.schedules[1])
+    raced = SimpleNamespace(schedule=local, scenario=simulated, lr_factor=1.0)
+    assert _winner(raced, simulated.checkpoint, scenario) == "schedules:\n  - {kind: local_sgd, period: 4}"
+    raced.scenario = simulated.changed("checkpoint.mode", "async")
+    assert "checkpoint: {every: 2.0 s, mode: async}" in _winner(raced, simulated.checkpoint, scenario)
+
+
+def test_runs_that_files_make_far_longer_are_named(tmp_path, capsys) -> None:
+    sentence = (
+        "runs have 3,000 steps in place of 40, for 10 checkpoints or more: a smaller checkpoint.every makes them shorter"
+    )
+    path = write(tmp_path / "x.yaml", SCENARIO.replace("EVERY", "1 min"))
+    assert sentence in call(capsys, "tune", path, "--only", "local_sgd", "--global-every", "2").err
+    path = write(tmp_path / "x.yaml", SCENARIO.replace("EVERY", "6 s"))  # 10 times 32 steps of local SGD
+    assert "in place of" not in call(capsys, "tune", path, "--only", "local_sgd", "--global-every", "2").err
 
 
 def test_sweep_varies_the_time(tmp_path, capsys) -> None:
