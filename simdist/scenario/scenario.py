@@ -33,7 +33,7 @@ from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import Schedule, settings_of_name
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
-from simdist.settings.units import StepsOrTime, Whole, parse_seconds
+from simdist.settings.units import EpochSteps, StepsOrTime, Whole, parse_seconds
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
 _SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"
@@ -169,7 +169,9 @@ def _policy_fault(policy: Policy, cluster: Cluster) -> str | None:
 
 
 def _count_epochs(value: object, info: ValidationInfo) -> object:
-    """Read `3 epochs` as so many steps of the data set."""
+    """Read `3 epochs` as so many steps of the data set; count those of a scenario that is changed again."""
+    if isinstance(value, EpochSteps):
+        return EpochSteps.of(value.n_epochs, steps_per_epoch=_steps_per_epoch(info)) if info.data.get("data") else value
     words = value.split() if isinstance(value, str) else []
     if len(words) != 2 or words[1] not in ("epoch", "epochs"):
         return value
@@ -179,7 +181,7 @@ def _count_epochs(value: object, info: ValidationInfo) -> object:
         raise ValueError(f"{shown(value)}: how many samples are there? Write data: {{samples: ..., file_size: ...}}")
     if not int(words[0]):
         raise ValueError(f"{shown(value)}: write 1 epoch or more")
-    return int(words[0]) * _steps_per_epoch(info)
+    return EpochSteps.of(int(words[0]), steps_per_epoch=_steps_per_epoch(info))
 
 
 def _count_steps(value: object, info: ValidationInfo) -> object:
@@ -199,8 +201,17 @@ def _count_steps(value: object, info: ValidationInfo) -> object:
     )
 
 
+def _keep_epochs(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> int:
+    """Check a number of steps, which a plain `int` would make of epochs."""
+    counted = _count_steps(value, info)
+    checked: int = handler(counted)
+    return counted if isinstance(counted, EpochSteps) else checked
+
+
 def _count_epochs_between(value: object, info: ValidationInfo) -> object:
     """Read the distance of checkpoints, if it is a number of epochs, as so many steps."""
+    if isinstance(value, CheckpointSettings):
+        return unchecked_copy(value, every=_count_epochs(value.every, info))
     if not isinstance(value, dict) or "every" not in value:
         return value
     try:
@@ -242,7 +253,7 @@ class Scenario(Settings):
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
     workload: Annotated[Workload, WrapValidator(_expand_workload)]
     data: DataSettings | None = None
-    steps: Annotated[Whole, BeforeValidator(_count_steps), Field(ge=1, le=MAX_STEPS, examples=[1000])]
+    steps: Annotated[Whole, WrapValidator(_keep_epochs), Field(ge=1, le=MAX_STEPS, examples=[1000])]
     train_for: Annotated[
         StepsOrTime | None, BeforeValidator(_count_epochs), Field(exclude_if=lambda length: length is None)
     ] = None

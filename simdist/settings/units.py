@@ -163,6 +163,23 @@ class Elapsed:
     seconds: float
 
 
+class EpochSteps(int):
+    """Steps of so many epochs of a data set. They are counted again if other settings of the scenario change.
+
+    Args:
+        n_epochs: Epochs, 1 or more.
+    """
+
+    n_epochs: int
+
+    @classmethod
+    def of(cls, n_epochs: int, *, steps_per_epoch: int) -> "EpochSteps":
+        """Return the steps of some epochs."""
+        steps = cls(n_epochs * steps_per_epoch)
+        steps.n_epochs = n_epochs
+        return steps
+
+
 def _read_steps_or_time(value: object) -> int | Elapsed:
     """Read a number of steps, or a time."""
     if isinstance(value, Elapsed):
@@ -188,7 +205,7 @@ def _read_steps(value: object) -> int:
 
 
 def _written_steps_or_time(value: int | Elapsed) -> int | str:
-    return f"{value.seconds!r} s" if isinstance(value, Elapsed) else value
+    return f"{value.seconds!r} s" if isinstance(value, Elapsed) else int(value)
 
 
 #: A number of steps, or a time.

@@ -421,8 +421,14 @@ def test_setting_without_effect_warns(old, new, warning):
 @pytest.mark.parametrize(
     ("more", "warnings"),
     [
-        ("nics_per_node: 2", ["cluster.nics_per_node has no effect: one domain of 2 nodes sends nothing over its NICs"]),
-        ("oversubscription: 2", ["cluster.oversubscription has no effect: one domain of 2 nodes sends nothing through"]),
+        (
+            "nics_per_node: 2",
+            ["cluster.nics_per_node has no effect: one domain of 2 nodes sends nothing over its NICs"],
+        ),
+        (
+            "oversubscription: 2",
+            ["cluster.oversubscription has no effect: one domain of 2 nodes sends nothing through"],
+        ),
     ],
 )
 def test_one_domain_sends_nothing_between_nodes(more, warnings):

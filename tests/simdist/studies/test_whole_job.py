@@ -1,6 +1,7 @@
 """`train_for`: what a whole job comes to, against closed forms."""
 
 import json
+import pickle
 
 import pytest
 from commandline import call, write
@@ -107,3 +108,28 @@ def test_checkpoints_may_come_by_epochs(every: str, steps: int) -> None:
     assert loads(stored).checkpoint.every == steps
     with pytest.raises(ScenarioError, match=r"checkpoint\.every: '1\.5 epochs' is not a whole number of epochs"):
         loads(stored.replace(every, "1.5 epochs"))
+
+
+def test_epochs_are_counted_again_if_the_cluster_or_the_data_set_changes() -> None:
+    text = SCENARIO.replace("LENGTH", "90 epochs\ncheckpoint: {every: 2 epochs, what: parameters}")
+    text = text.replace("steps: 40", "steps: 1 epoch")
+    scenario = loads(text.replace("cluster: {", "cluster: {storage: {latency: 0 s, bandwidth: 1 GB/s}, "))
+
+    def lengths(of) -> tuple[int, int, int]:
+        return of.steps, of.train_for, of.checkpoint.every
+
+    assert lengths(scenario) == (100, 9000, 200)
+    assert lengths(scenario.changed("cluster.nodes", 4)) == (50, 4500, 100)
+    assert lengths(scenario.changed("cluster.nodes", 4).changed("data.samples", 1600)) == (100, 9000, 200)
+    assert lengths(scenario.changed({"workload.micro_batches": 2, "steps": 7})) == (7, 4500, 100)
+    assert lengths(scenario.changed("checkpoint.mode", "async").changed("cluster.nodes", 4)) == (50, 4500, 100)
+    assert lengths(scenario.changed(steps=10, train_for="1 epoch")) == (10, 100, 200)
+    assert lengths(pickle.loads(pickle.dumps(scenario)).changed("cluster.nodes", 4)) == (50, 4500, 100)
+    assert lengths(scenario.changed(data=None).changed("cluster.nodes", 4)) == (100, 9000, 200)
+    assert lengths(loads(dump(scenario))) == (100, 9000, 200)
+    assert type(scenario.model_dump(mode="json")["steps"]) is int
+
+
+def test_job_of_epochs_takes_half_the_steps_on_twice_the_ranks() -> None:
+    twice = scenario_of("90 epochs").changed("cluster.nodes", 4)
+    assert [row.document()["job_steps"] for row in compare(twice, n_seeds=1)] == [4500] * 2
