@@ -274,6 +274,9 @@ class AlikeTransfers(Sequence[Transfer]):
     def __len__(self) -> int:
         return len(self._base)
 
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
     def scaled(self, factor: float) -> "AlikeTransfers":
         """Return transfers that take `factor` times as long."""
         return AlikeTransfers(self._resources, [each.scaled(factor) for each in self._bases], self._base, self._moves)

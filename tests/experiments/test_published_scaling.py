@@ -140,8 +140,8 @@ def test_plans_that_are_not_proved_for_every_row_can_be(of):
 def test_rates_on_aws_are_met_from_those_of_one_gpu_and_one_machine(n_gpus, tolerance):
     found = aws.rows()[n_gpus]
     assert found.simulated == pytest.approx(aws.RATES[n_gpus], rel=tolerance)
-    assert found.is_inside == (n_gpus != 16)
-    assert (found.interval[1] - found.interval[0]) / found.simulated < 0.35
+    assert found.is_inside
+    assert (found.interval[1] - found.interval[0]) / found.simulated < 0.4
 
 
 def test_one_machine_on_aws_runs_at_its_rate_and_noise_makes_more_machines_slower():

@@ -452,8 +452,8 @@ def test_keys_do_not_depend_on_what_is_remembered_of_the_scenario(sweep_of):
         ("cases: [{name: [a], steps: 2}]", "s.yaml:2: cases[0].name: ['a']: write a name, such as 25G"),
         (
             "cases: [{title: a, steps: 2}]",
-            "s.yaml:2: cases[0].title: there is no key 'title' in a scenario: known: name, cluster, workload, data, steps, seed, "
-            "host, input, checkpoint, disturbances, background, schedules, imported, uncertain, doubts",
+            "s.yaml:2: cases[0].title: there is no key 'title' in a scenario: known: name, cluster, workload, data, steps, train_for, "
+            "seed, host, input, checkpoint, disturbances, background, schedules, imported, uncertain, doubts",
         ),
         ("cases: [{steps: 0}]", "s.yaml:2: cases[0].steps: 0: write at least 1"),
         ("steps: 3", "s.yaml:2: steps: unknown key 'steps': did you mean 'seeds'?"),
