@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from rows import Collective, Training
@@ -95,11 +96,16 @@ def of_torch_s(row: Collective) -> float | None:
     names = {"all_reduce": "ALL_REDUCE", "all_gather": "ALL_GATHER", "reduce_scatter": "REDUCE_SCATTER"}
     if analysis is None or row.collective not in names or row.generation not in types:
         return None
-    analysis.get_gpu_type = lambda: analysis.NVIDIA_GPU_TYPE(types[row.generation])
-    analysis.torch.cuda.device_count = lambda: row.cluster["gpus_per_node"]
-    analysis.torch.cuda.is_available = lambda: True
+    gpu = analysis.NVIDIA_GPU_TYPE(types[row.generation])
     kind = getattr(analysis.NCCL_COLL, names[row.collective])
-    return float(analysis.estimate_nccl_collective_runtime_impl(row.nbytes, row.n_gpus, kind)) * 1e-3
+    cuda = analysis.torch.cuda
+    with (
+        mock.patch.object(analysis, "get_gpu_type", lambda: gpu),
+        mock.patch.object(analysis, "_has_nvlink", lambda: True),
+        mock.patch.object(cuda, "device_count", lambda: row.cluster["gpus_per_node"]),
+        mock.patch.object(cuda, "is_available", lambda: True),
+    ):
+        return float(analysis.estimate_nccl_collective_runtime_impl(row.nbytes, row.n_gpus, kind)) * 1e-3
 
 
 @cache
@@ -108,7 +114,6 @@ def _comm_analysis() -> Any:
         from torch._inductor import comm_analysis
     except ImportError:
         return None
-    comm_analysis._has_nvlink = lambda: True
     return comm_analysis
 
 
