@@ -100,10 +100,10 @@ def of_torch_s(row: Collective) -> float | None:
     kind = getattr(analysis.NCCL_COLL, names[row.collective])
     cuda = analysis.torch.cuda
     with (
-        mock.patch.object(analysis, "get_gpu_type", lambda: gpu),
-        mock.patch.object(analysis, "_has_nvlink", lambda: True),
-        mock.patch.object(cuda, "device_count", lambda: row.cluster["gpus_per_node"]),
-        mock.patch.object(cuda, "is_available", lambda: True),
+        mock.patch.object(analysis, "get_gpu_type", return_value=gpu),
+        mock.patch.object(analysis, "_has_nvlink", return_value=True),
+        mock.patch.object(cuda, "device_count", return_value=row.cluster["gpus_per_node"]),
+        mock.patch.object(cuda, "is_available", return_value=True),
     ):
         return float(analysis.estimate_nccl_collective_runtime_impl(row.nbytes, row.n_gpus, kind)) * 1e-3
 
