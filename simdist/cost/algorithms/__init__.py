@@ -76,7 +76,5 @@ def _transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64])
 
             transfer = move(gloo.gloo(call))
             return gloo.two_at_a_time(call, transfer, capacity_Bps) if call.topology.host else transfer
-        case "nvls":
-            raise PlanError(f"{op_text(call.op)}: nvls is an algorithm of NCCL; cluster.library is {cluster.library}")
         case name:
             return move(cast("Iterable[Messages]", algorithms.find(name).messages(call)))

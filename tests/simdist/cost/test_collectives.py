@@ -559,11 +559,6 @@ def test_algorithm_that_a_collective_does_not_have_is_refused(op, message):
         priced(op, cluster_of(6))
 
 
-def test_nvls_is_refused_without_nccl():
-    with pytest.raises(PlanError, match=r"nvls is an algorithm of NCCL; cluster\.library is gloo"):
-        priced(whole("nvls", Group(4)), cluster_of(1, 4, library="gloo"))
-
-
 def test_a_price_times_a_factor_scales_members_that_end_on_their_own_and_late_ones():
     first_come = priced(AllReduce("whole", Group(4), drop=1), cluster_of(4))[2]
     assert first_come.first_come.late_s > 0
