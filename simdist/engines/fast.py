@@ -94,15 +94,20 @@ def measure(
         taken = delays.take(plan.n_steps)
         drawn = ({channel: each[[seed]] for channel, each in taken.items()} for seed in range(n_seeds))
         return side_by_side([break_down(simulate(plan, costs, each, progress=progress)) for each in drawn])
-    n = n_seeds if held or _has_delays(plan) else 1
+    n = n_seeds if held or _has_delays(plan) else 1  # without delays, all seeds are alike
     prices = _prices(plan, [costs], n)
-    of_one = _of_one_rank(plan, prices) if n == 1 and not held else None
-    attribution = Attribution(1 if of_one else plan.world_size, n, held=held)
-    Recurrence(
-        plan, n, of_one or prices, delays=delays, observer=attribution, n_ranks=1 if of_one else plan.world_size
-    ).run(stretches(plan), progress)
+    of_one = None if held else _of_one_rank(plan, prices)
+    n_ranks = plan.world_size
+    if of_one is not None:
+        prices = of_one
+        n_ranks = 1
+    attribution = Attribution(n_ranks, n, held=held)
+    recurrence = Recurrence(plan, n, prices, delays=delays, observer=attribution, n_ranks=n_ranks)
+    recurrence.run(stretches(plan), progress)
     found = attribution.finish(plan.n_steps)
-    return found if n == n_seeds and not of_one else found.spread(plan.world_size, n_seeds)
+    if (n_ranks, n) == (plan.world_size, n_seeds):
+        return found
+    return found.spread(plan.world_size, n_seeds)
 
 
 def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
@@ -121,11 +126,12 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
     ends = _LastEnds()
     n_seeds = len(costs)
     prices = _prices(plan, costs, n_seeds)
+    n_ranks = plan.world_size
     of_one = _of_one_rank(plan, prices)
-    if of_one is None:
-        Recurrence(plan, n_seeds, prices, delays=delays, observer=ends).run(stretches(plan))
-    else:
-        Recurrence(plan, n_seeds, of_one, observer=ends, n_ranks=1).run(stretches(plan))
+    if of_one is not None:
+        prices = of_one
+        n_ranks = 1
+    Recurrence(plan, n_seeds, prices, delays=delays, observer=ends, n_ranks=n_ranks).run(stretches(plan))
     makespan_s: Times = reduce(np.maximum, ends.of.values(), np.zeros((1, n_seeds))).max(axis=0)
     return makespan_s / plan.n_steps
 
