@@ -16,7 +16,7 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.tables import table_text
-from simdist.errors import ScenarioError, naming
+from simdist.errors import ScenarioError, naming_file
 from simdist.scenario import Cluster, dump_cluster
 from simdist.settings.units import format_nbytes
 from simdist.studies.columns import Column
@@ -97,11 +97,8 @@ def command(
 
 
 def _text(file: Path) -> str:
-    with naming(str(file)):
-        try:
-            return file.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            raise ScenarioError("there is no such file: give the output of a program of nccl-tests") from None
+    with naming_file(file, "read", ScenarioError):
+        return file.read_text(encoding="utf-8", errors="replace")
 
 
 def _rows(table: "NcclTable", before: Cluster, after: Cluster) -> "list[dict[str, object]]":
