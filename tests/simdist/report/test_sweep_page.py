@@ -85,7 +85,7 @@ def data_of(page: Page) -> dict:
 
 
 def section_names(page: Page) -> list[str]:
-    *names, last = [each.attributes["id"] for each in page.all("section")]
+    *names, last = [str(each.attributes["id"]) for each in page.all("section")]
     assert last == "making"
     return names
 
