@@ -88,7 +88,7 @@ def _split(plan: Plan, op: Op, pieces: _Pieces, types: Sequence[DType]) -> Body:
         case ops.Optimize() if not op.slices:
             return (replace(op, params=of(*op.params), grads=of(*op.grads)),)
         case ops.Wait():
-            return tuple(ops.Wait(piece) for piece in of(op.buffer))
+            return tuple(replace(op, buffer=piece) for piece in of(op.buffer))
         case ops.AllReduce() if op.servers is None and not op.drop:
             return tuple(replace(op, buffer=piece) for piece in of(op.buffer))
         case ops.Copy() if len(of(op.src)) == len(of(op.dst)):

@@ -129,7 +129,8 @@ class ComputeCost:
     def copy(self, op: Copy, src: Buffer, dst: Buffer) -> float:
         """Return the seconds of a copy: read and write on the device, or once over the host's bus."""
         if src.place == dst.place == "device":
-            return (src.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
+            read_nbytes = src.nbytes * dst.count / src.count  # a copy to slices reads one of them
+            return (read_nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
         return src.nbytes / self._device.host_bandwidth_Bps
 
     def combine(self, srcs: Sequence[Buffer], dst: Buffer) -> float:

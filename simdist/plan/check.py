@@ -53,7 +53,8 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
         if n_times > 1:
             yield f"buffer {name!r} is declared {n_times} times; names are unique"
     for buffer in plan.buffers:
-        yield from (f"buffer {buffer.name!r}: {problem}" for problem in _buffer_problems(buffer))
+        problems = (*_buffer_problems(buffer), *_group_problems(buffer.sharded_over, plan.world_size))
+        yield from (f"buffer {buffer.name!r}: {problem}" for problem in problems)
     if plan.dataset:
         from simdist.plan.check_dataset import dataset_problems
 
@@ -111,8 +112,10 @@ def _lane_problems(op: ops.Op) -> Iterator[str]:
 def _kinds_for(op: ops.Op) -> tuple[Kind, ...]:
     """Return the kinds of lanes that an operation may run on."""
     match op:
-        case ops.Enter() | ops.Wait():
+        case ops.Enter():
             return ("host",)
+        case ops.Wait():
+            return ("host", "compute", "comm")
         case ops.Delay():
             return KINDS
         case ops.Load() | ops.StageIn():
@@ -323,7 +326,8 @@ def _server_problems(op: ops.AllReduce, buffer: Buffer) -> Iterator[str]:
 
 def _same_size(src: Buffer, dst: Buffer) -> Iterator[str]:
     same_type = src.dtype == dst.dtype or (_is_floating(src) and _is_floating(dst))
-    if (src.count, src.sparse) != (dst.count, dst.sparse) or not same_type:
+    n_slices = dst.sharded_over.size if src.sharded_over.size == 1 else 1  # a copy to slices takes one of them
+    if (src.count, src.sparse) != (dst.count * n_slices, dst.sparse) or not same_type:
         yield (
             f"copies {src.count} x {src.dtype} to {dst.count} x {dst.dtype}; sizes must be equal, and types equal or "
             f"both floating-point"
@@ -376,6 +380,8 @@ def _update_problems(op: ops.Optimize | ops.TrustRatios, buffers: dict[str, Buff
         yield "updates buffers that name no tensors; parameters and gradients hold ranges of tensors"
     elif sorted(_covered(params)) != sorted(_covered(grads)):
         yield "the gradients do not cover exactly the tensors of the parameters"
+    elif len({buffers[name].sharded_over for name in (*op.params, *op.grads)}) > 1:
+        yield "updates slices together with other slices, or with whole tensors; shard all of them over one group"
     elif _n_elements(op.params, buffers) != _n_elements(op.grads, buffers):
         yield "the gradients have other numbers of elements than the parameters of the same tensors"
     for name in (*op.params, *op.grads):

@@ -88,7 +88,8 @@ class StageIn:
 class Copy:
     """Copy `src` to `dst`: within the device, or between host and device if the buffers have different places.
 
-    A copy between floating-point buffers of different types converts.
+    A copy between floating-point buffers of different types converts. A copy from whole tensors to a buffer that is
+    sharded takes the rank's own slice.
 
     Args:
         src: Buffer to copy.
@@ -407,9 +408,14 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Block the host until the last writer of `buffer` is done."""
+    """Block the host, or another lane, until the last writer of `buffer` is done.
+
+    On another lane it is an event that the stream waits for. It orders operations that share no buffer, such as a
+    gather that may run no further ahead than the memory for it allows.
+    """
 
     buffer: str
+    lane: Lane = HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +469,7 @@ _OF_CHANNEL: dict[Channel, Lane] = {"host": HOST, "compute": COMPUTE, "backward"
 def lane_of(op: Op) -> Lane:
     """Return the lane that executes `op`."""
     match op:
-        case Enter() | Wait():
+        case Enter():
             return HOST
         case StageIn():
             return IO
@@ -471,7 +477,7 @@ def lane_of(op: Op) -> Lane:
             return COMPUTE
         case Delay():
             return _OF_CHANNEL[op.channel]
-        case Load() | Save() | Copy() | Pack() | Unpack() | Combine() | Tick():
+        case Load() | Save() | Copy() | Pack() | Unpack() | Combine() | Tick() | Wait():
             return op.lane
         case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
             return op.lane

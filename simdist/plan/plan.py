@@ -33,8 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError
+from simdist.plan.group import Group
 from simdist.plan.lanes import Lane, all_lanes
-from simdist.plan.ops import AllReduce, Enter, Load, Op, Save, lane_of
+from simdist.plan.ops import ALONE, AllReduce, Enter, Load, Op, Save, lane_of
 
 DType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "uint8"]
 Body: TypeAlias = tuple[Op, ...]
@@ -60,6 +61,7 @@ _UNWRITTEN: dict[str, object] = {
     "rest": None,
     "seed": None,
     "shared_by": {"size": 1, "stride": 1},
+    "sharded_over": {"size": 1, "stride": 1},
     "optimizer": "inner",
 }
 ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
@@ -84,6 +86,8 @@ class Buffer:
         initialized: It has contents before the first step (parameters, residuals, data in memory).
         padding: Number of elements at the end that belong to no tensor. They fill the buffer up to a multiple of a
             group.
+        sharded_over: Groups whose members hold one slice each: member j holds the j-th of `size` equal slices of the
+            tensors, which are padded to a multiple of it. `count` is that of a slice.
     """
 
     name: str
@@ -94,6 +98,7 @@ class Buffer:
     sparse: bool = False
     initialized: bool = False
     padding: int = 0
+    sharded_over: Group = ALONE
 
     @property
     def nbytes(self) -> int:

@@ -217,6 +217,8 @@ def _buffer_text(buffer: Buffer, width: int) -> str:
         traits.append("in host memory")
     if buffer.initialized:
         traits.append("initialized")
+    if buffer.sharded_over.size > 1:
+        traits.append(f"sharded over {buffer.sharded_over}")
     if buffer.padding:
         traits.append(f"{buffer.padding} of them padding")
     return "  ".join(traits)

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan.lanes import HOST, LANES, Lane
-from simdist.plan.ops import Op, drops, lane_of, reads, writes
+from simdist.plan.ops import Op, Wait, drops, lane_of, reads, writes
 from simdist.plan.plan import Plan, Run
 
 
@@ -186,8 +186,9 @@ class _Walker:
         after, clock = _minimal(self._needed(read, written), predecessor.clock if predecessor else self._start)
         done = _Done(self.index, lane, (*clock[:lane], self.index, *clock[lane + 1 :]))
         self._tails[lane] = done
-        for name in read:
-            self._buffers[name].readers[lane] = done
+        if not isinstance(op, Wait):  # it looks at no contents, so no later writer has to wait for it
+            for name in read:
+                self._buffers[name].readers[lane] = done
         for name in written:
             self._buffers[name] = _History(writer=done)
         previous = self.index - predecessor.index if predecessor else None

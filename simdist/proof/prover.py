@@ -20,7 +20,10 @@ counted twice. A sparse buffer holds symbols of the dense vector that it stands 
 of a low rank hold symbols of the matrices that they approximate, likewise all of them. The proof requires that ranks
 project on the same factor.
 
-Ranks that share an update hold the same parameters at the beginning of a step. They must do so at its end, too.
+Ranks that share an update hold the same parameters at the beginning of a step. They must do so at its end, too. So do
+ranks that hold one slice each of sharded parameters.
+
+A forward pass may be several operations. Together they must use every parameter once.
 
 Trust ratios scale an update and change no weights. The proof requires that they belong to the updated tensors. It also
 requires that the parameters in a checkpoint are those at the end of the step.
@@ -151,13 +154,15 @@ class _Proof:
         self._rated: list[tuple[Value, ...]] = []  # contents that this step's trust ratios belong to
         self._saved: list[tuple[int, str, Value]] = []  # position of a `Save` of this step, buffer and contents
         self._n_passes = self._n_declared = 0  # forward passes of this step so far, and declared
+        self._covered: set[int] = set()  # places that the current forward pass has used
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
-        for group in {op.shared_by for op in updates}:
+        sharers = {op.shared_by for op in updates} | {buffer.sharded_over for buffer in plan.buffers}
+        for group in sharers:
             ranks = np.arange(plan.world_size)
             first = ranks - ranks // group.stride % group.size * group.stride
             self._began = Weights(self._began.numerators[first])
         slicing = {op.group for op in distinct if isinstance(op, ops.ReduceScatter)}
-        self._n_slices = math.prod(group.size for group in slicing | {op.shared_by for op in updates})
+        self._n_slices = math.prod(group.size for group in slicing | sharers)
         bounds = {bound for buffer in plan.buffers if buffer.tensors for bound in buffer.tensors}
         self._atom_of_tensor = {bound: atom for atom, bound in enumerate(sorted(bounds))}
 
@@ -188,6 +193,7 @@ class _Proof:
         self._saved = []
         self._updated.clear()
         self._n_passes = 0
+        self._covered = set()
         self._n_declared = declared.micro_batches
         enter = ops.entering(self._plan.bodies[body])
         self._entered = self._without(enter.absent if enter else ())
@@ -203,6 +209,10 @@ class _Proof:
             if position == last_write:
                 left = {name: state[name] for name in lasting}
                 state |= {name: self._initial(name, age=-1) for name in lasting}
+        if self._covered:
+            forwards = [at for at, op in enumerate(self._plan.bodies[body]) if isinstance(op, ops.Forward)]
+            problem = "the forward pass ends here and has not used all parameters; add operations for the others"
+            fail_at(self._plan, step=step, body=body, position=forwards[-1], problem=problem)
         self._compare(state | left, step, body, declared)
         self._compare_saved(state, step, body)
         return {name: aged(value, self._oldest) for name, value in state.items()}
@@ -223,9 +233,17 @@ class _Proof:
 
     def _value(self, name: str, weights: dict[Tag, Weights]) -> Value:
         """Return a value in which every atom of a buffer has the same weights."""
+        places = self._places(name)
+        return Value(places, {tag: each.repeated(places.shape[1]) for tag, each in weights.items()})
+
+    def _places(self, name: str) -> NDArray[np.int64]:
+        """Return the places that a buffer declares, `[rank, atom]`: all of its tensors, or the rank's own slice."""
         first, last = self._atoms(name)
         places = np.broadcast_to(np.arange(first, last), (self._plan.world_size, last - first))
-        return Value(places, {tag: each.repeated(last - first) for tag, each in weights.items()})
+        group = self._buffers[name].sharded_over
+        if group == ops.ALONE:
+            return places
+        return self._own_slice(group, places[:, :, None])[:, :, 0]
 
     def _atoms(self, name: str) -> tuple[int, int]:
         tensors = self._buffers[name].tensors
@@ -251,14 +269,17 @@ class _Proof:
                 if not passes:
                     raise _BrokenError("reads nothing that a forward pass wrote; add its activations or loss to srcs")
                 self._demand_own("forward", "activations", op.srcs, state)
-                if any(name in self._params and not self._is_current(state[name]) for name in op.srcs):
+                held = [name for name in op.srcs if state[name].has("param")]
+                if not all(self._is_current(state[name]) for name in held):
                     raise _BrokenError("reads parameters that have changed since the step began")
+                if not {*range(*self._atoms(op.dst))} <= self._held_places(held, state):
+                    raise _BrokenError(f"does not read the parameters of the tensors of {op.dst}; add them to srcs")
                 oldest = max(passes, key=lambda tag: (tag.age, -tag.micro_batch))
                 gradient = self._value(op.dst, {replace(oldest, kind="gradient"): self._entered})
                 state[op.dst] = self._sum(op.dst, state[op.dst], gradient) if op.adds else gradient
             case ops.Copy():
                 self._demand_used(op.dst, state)
-                state[op.dst] = state[op.src]
+                state[op.dst] = self._copied(op, state[op.src])
                 self._use_batch(op.src, state)
             case ops.Optimize() if op.slices:
                 for param, grad, updated in zip(op.params, op.grads, op.slices, strict=True):
@@ -428,17 +449,40 @@ class _Proof:
         if used and (used != {Tag("used")} or not 0 < self._n_passes < self._n_declared):  # passes share their input
             raise _BrokenError("trains on a batch that was used before; load another one first")
         self._demand_own("batch", "batch", op.srcs, state)
-        if self._loads and not used and not any(state[name].has("batch") for name in op.srcs):
+        begins = not self._covered
+        if begins and self._loads and not used and not any(state[name].has("batch") for name in op.srcs):
             raise _BrokenError("reads no batch, though the plan loads some; add the input to srcs")
-        wanted = {place for name in self._params for place in range(*self._atoms(name))}
-        current = (name for name in op.srcs if self._is_current(state[name]))
-        if wanted - {place for name in current for place in range(*self._atoms(name))}:
+        held = [name for name in op.srcs if state[name].has("param")]
+        places = self._held_places([name for name in held if self._is_current(state[name])], state)
+        if not places or not all(self._is_current(state[name]) for name in held):
             raise _BrokenError("does not read all parameters as they are when the step begins; add them to srcs")
+        if places & self._covered:
+            raise _BrokenError("reads parameters that an earlier part of this forward pass has used")
         for name in op.srcs:
             self._use_batch(name, state)
         for name in op.dsts:
             state[name] = self._value(name, {Tag("forward", micro_batch=self._n_passes): self._own})
-        self._n_passes += 1
+        self._covered |= places
+        if self._covered >= {place for name in self._params for place in range(*self._atoms(name))}:
+            self._covered = set()
+            self._n_passes += 1
+
+    def _held_places(self, names: Sequence[str], state: State) -> set[int]:
+        """Return the places of parameters that every rank holds in some buffers, in order."""
+        found: set[int] = set()
+        for name in names:
+            self._demand_places(name, state[name])
+            if self._buffers[name].sharded_over != ops.ALONE:
+                raise _BrokenError(f"reads slices of parameters in {name}; gather them first")
+            found.update(range(*self._atoms(name)))
+        return found
+
+    def _copied(self, op: ops.Copy, value: Value) -> Value:
+        """Return what a copy holds: all of the source, or of whole tensors the rank's own slice."""
+        group = self._buffers[op.dst].sharded_over
+        if group == ops.ALONE or self._buffers[op.src].sharded_over != ops.ALONE:
+            return value
+        return self._own_slices(group, value)
 
     def _is_current(self, value: Value) -> bool:
         """Tell whether a buffer holds its rank's own parameters as they were when the step began."""
@@ -474,8 +518,10 @@ class _Proof:
 
         Weights of outer gradients are subtracted, because these point from the parameters back to the anchors.
         """
-        first, last = self._atoms(param)
         sign = Fraction(-1 if op.optimizer == "outer" else 1)
+        if self._buffers[param].sharded_over != ops.ALONE:
+            return self._optimized_slice(param, op, state, sign)
+        first, last = self._atoms(param)
         pieces: defaultdict[Tag, list[tuple[slice, Weights]]] = defaultdict(list)
         for grad in op.grads:
             grad_first, grad_last = self._atoms(grad)
@@ -488,33 +534,46 @@ class _Proof:
         additions = {tag: assembled(parts, last - first) for tag, parts in pieces.items()}
         return Value(state[param].places, summed((state[param].weights, Fraction(1)), (additions, sign)))
 
+    def _optimized_slice(self, param: str, op: ops.Optimize, state: State, sign: Fraction) -> Value:
+        """Return slices of parameters after adding the weights of the gradients of the same slices to theirs."""
+        value = state[param]
+        of_same = [name for name in op.grads if self._buffers[name].tensors == self._buffers[param].tensors]
+        for name in of_same:
+            self._demand_places(name, state[name])
+        if len(of_same) != 1:
+            raise _BrokenError(f"has no gradients for the slices of {param}; write one buffer of the same tensors")
+        terms = (value.weights, Fraction(1)), (state[of_same[0]].weights, sign)
+        return Value(value.places, summed(*terms))
+
     def _shared_update(self, op: ops.Optimize, params: Value, grads: Value) -> Value:
         """Return each member's slice of the parameters, after adding the weights of their gradients."""
-        own = self._own_slices(op, params)
-        added = grads if grads.places.shape == own.places.shape else self._own_slices(op, grads)
+        own = self._own_slices(op.shared_by, params)
+        added = grads if grads.places.shape == own.places.shape else self._own_slices(op.shared_by, grads)
         if (added.places != own.places).any():
             raise _BrokenError("the gradients are of other slices than the parameters that they update")
         tags = own.weights | added.weights
         return Value(own.places, {tag: self._weights(own, tag) + self._weights(added, tag) for tag in tags})
 
-    def _own_slices(self, op: ops.Optimize, value: Value) -> Value:
+    def _own_slices(self, group: Group, value: Value) -> Value:
         """Return on member j the j-th slice of the atoms."""
-        shape = op.shared_by.shape(self._plan.world_size)
-        n_atoms = value.places.shape[1]
-        if n_atoms % op.shared_by.size:
-            raise _BrokenError(f"shares {n_atoms} slices over a {op.shared_by}; a buffer is cut once over a group")
+        weights = {
+            tag: reduced(self._own_slice(group, each.numerators), each.denominator)
+            for tag, each in value.weights.items()
+        }
+        return Value(self._own_slice(group, value.places[:, :, None])[:, :, 0], weights)
 
-        def own(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-            cut = rows.reshape(*shape, op.shared_by.size, -1, rows.shape[-1])  # [block, member, offset, slice, ...]
-            mine = np.stack([cut[:, member, :, member] for member in range(op.shared_by.size)], axis=1)
-            return mine.reshape(len(rows), -1, rows.shape[-1])
-
-        weights = {tag: reduced(own(each.numerators), each.denominator) for tag, each in value.weights.items()}
-        return Value(own(value.places[:, :, None])[:, :, 0], weights)
+    def _own_slice(self, group: Group, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return on member j the j-th slice of rows `[rank, atom, ...]`."""
+        if rows.shape[1] % group.size:
+            raise _BrokenError(f"shares {rows.shape[1]} slices over a {group}; a buffer is cut once over a group")
+        shape = group.shape(self._plan.world_size)
+        cut = rows.reshape(*shape, group.size, -1, rows.shape[-1])  # [block, member, offset, slice, ...]
+        mine = np.stack([cut[:, member, :, member] for member in range(group.size)], axis=1)
+        return mine.reshape(len(rows), -1, rows.shape[-1])
 
     def _demand_places(self, name: str, value: Value) -> None:
-        expected = np.arange(*self._atoms(name))
-        if value.places.shape[1:] != expected.shape or (value.places != expected).any():
+        expected = self._places(name)
+        if value.places.shape != expected.shape or (value.places != expected).any():
             raise _BrokenError(f"{name} holds other tensors, or slices in another order, than it declares")
 
     def _map(self, op: ops.Collective, value: Value, move: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:

@@ -50,6 +50,8 @@ class Workload(Settings):
         source: Where the numbers are from.
         tensors: In forward order. In a file the list, `tensors_file`, a CSV with columns name, count, flops and, if
             known, rows, or `transformer`, the sizes of one.
+        units: Number of tensors in each unit of a sharded model, in forward order: what is gathered and reduced
+            together, such as a layer. By default the names tell: a unit for each numbered block.
         dtype: Of parameters and gradients, as they are stored and sent.
         precision: Of the arithmetic of forward and backward pass. Mixed precision is fp16 with dtype float32.
         batch_size: Samples per GPU and pass: with several passes a step, of a micro-batch.
@@ -75,6 +77,9 @@ class Workload(Settings):
     name: str = ""
     source: str = ""
     tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, examples=["[{name: weight, count: 1000}]"])]
+    units: Annotated[
+        tuple[Annotated[Whole, Field(ge=1)], ...], Field(exclude_if=lambda units: not units, examples=["[1, 12, 12]"])
+    ] = ()
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     precision: Precision = "fp32"
     batch_size: Annotated[Whole, Field(ge=1)]
@@ -92,6 +97,11 @@ class Workload(Settings):
     def tensor_counts(self) -> tuple[int, ...]:
         """Elements of each tensor, in forward order."""
         return tuple(tensor.count for tensor in self.tensors)
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Name of each tensor, in forward order."""
+        return tuple(tensor.name for tensor in self.tensors)
 
     @property
     def tensor_rows(self) -> tuple[int, ...]:
@@ -157,6 +167,9 @@ class Workload(Settings):
         return self
 
     def _faults(self) -> list[Fault]:
+        if self.units and sum(self.units) != len(self.tensors):
+            hint = "write how many tensors each unit has, in forward order"
+            return [(("units",), f"{sum(self.units)} tensors in all units; the model has {len(self.tensors)}: {hint}")]
         timed = [tensor.backward_s is not None for tensor in self.tensors]
         if any(timed) and not all(timed):
             missing = timed.index(False)

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field, ValidationInfo, field_validator
 
 from simdist.errors import PlanError
-from simdist.plan import Body, Buffer, Plan, Result, algorithms, ops
+from simdist.plan import Body, Buffer, Group, Plan, Result, algorithms, ops
 from simdist.plan.ops import Algorithm
 from simdist.schedules.job import Checkpoint, InputPath, Job, Policy
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
@@ -214,7 +214,10 @@ def _with_checkpoints(plan: Plan, checkpoint: Checkpoint) -> Plan:
     copy(param -> checkpoint.param)     on the device: once the last checkpoint is written
     save(checkpoint.param)
     wait(checkpoint.written)            unless it is written in the background
+
+    If ranks hold slices of parameters, those of the first copy of the model write, unless all do.
     """
+    checkpoint = replace(checkpoint, by=_writers(plan, checkpoint))
     sources = _sources(plan, checkpoint)
     copies = [replace(each, name=f"{_COPY}.{each.name}", place="host", initialized=False) for each in sources]
     written = None if checkpoint.is_async else _WRITTEN.name
@@ -232,6 +235,15 @@ def _with_checkpoints(plan: Plan, checkpoint: Checkpoint) -> Plan:
     return Plan.from_steps(
         plan.name, world_size=plan.world_size, buffers=(*plan.buffers, *added), steps=steps, dataset=plan.dataset
     )
+
+
+def _writers(plan: Plan, checkpoint: Checkpoint) -> Group:
+    """Return the groups whose first member writes a checkpoint."""
+    sharded_over = {buffer.sharded_over for buffer in plan.buffers if buffer.initialized} - {ops.ALONE}
+    if checkpoint.by.size == 1 or not sharded_over:
+        return checkpoint.by
+    (group,) = sharded_over
+    return Group(plan.world_size // group.size, stride=group.size)
 
 
 def _sources(plan: Plan, checkpoint: Checkpoint) -> list[Buffer]:

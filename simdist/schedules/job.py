@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias, assert_never, get_args
 from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Channel, Destination, Level
 from simdist.plan.plan import Dataset, DType
+from simdist.schedules.units import Unit
 
 #: The levels of storage that the loads of each epoch read, and the samples that nodes keep.
 #:
@@ -119,6 +120,7 @@ class Job:
         checkpoint: The checkpoint that is written; None for none.
         tensor_rows: Rows of every tensor as a matrix; for a vector, its number of elements. Empty if not known.
         speeds: Relative speeds of the ranks' devices; empty if not known.
+        units: What is gathered and reduced together if the model is sharded, in forward order. Empty: the whole model.
     """
 
     world_size: int
@@ -137,3 +139,4 @@ class Job:
     checkpoint: Checkpoint | None = None
     tensor_rows: tuple[int, ...] = ()
     speeds: tuple[float, ...] = ()
+    units: tuple[Unit, ...] = ()

@@ -101,12 +101,17 @@ def training_buffers(
     buffers = buffers or [*param_buffers(job, buckets, sharers)]
     buffers += gradient_buffers(job, buckets, multiple=multiple)
     buffers.append(Buffer("activations", 1, job.dtype))
-    buffers += [Buffer(f"loss.{turn}", 1) for turn in range(_n_losses(job))]
+    buffers += loss_buffers(job)
     if job.optimizer == "lars":
         buffers += _ratio_buffers(job, raters)
     for number, each in enumerate(param_buffers(job, buckets, sharers) if sharers != ALONE else ()):
         buffers.append(Buffer(f"updated.{number}", each.count // sharers.size, job.dtype))
-    return (*buffers, *_input_buffers(job))
+    return (*buffers, *input_buffers(job))
+
+
+def loss_buffers(job: Job) -> tuple[Buffer, ...]:
+    """Return the buffers of losses: one for each step that the host runs ahead, and one more."""
+    return tuple(Buffer(f"loss.{turn}", 1) for turn in range(_n_losses(job)))
 
 
 def _ratio_buffers(job: Job, raters: Group) -> tuple[Buffer, ...]:
@@ -115,7 +120,8 @@ def _ratio_buffers(job: Job, raters: Group) -> tuple[Buffer, ...]:
     return (Buffer(_RATIOS_SHARE, share), whole) if raters.size > 1 else (whole,)
 
 
-def _input_buffers(job: Job) -> tuple[Buffer, ...]:
+def input_buffers(job: Job) -> tuple[Buffer, ...]:
+    """Return the buffers of batches, on the host and on the device."""
     if job.input_path.source == "device":
         return ()
     n_batches = job.input_path.prefetch if job.input_path.source == "storage" else 1
@@ -143,21 +149,38 @@ def begin_step(job: Job, step: int, buckets: Sequence[Bucket], params: Names = (
     Passes before the last only compute, as under `no_sync` of PyTorch's DistributedDataParallel. The host delay comes
     between the last loss and its backward pass, where the published straggler emulation sleeps.
     """
-    loss = f"loss.{step % _n_losses(job)}"
-    srcs = params if job.input_path.source == "device" else (*params, "input")
-    body: list[Op] = [*_input(job, step)]
-    if "compute" in job.delay_channels:
-        body.append(ops.Delay("compute"))
-    forward = ops.Forward(srcs, ("activations", loss))
+    body: list[Op] = [*bring_input(job, step)]
+    forward = ops.Forward((*params, *input_names(job)), ("activations", loss_name(job, step)))
     for earlier in range(job.micro_batches - 1):
         passes = (bucket_backward(number, params, adds=earlier > 0) for number in range(len(buckets)))
         body += [forward, *passes]
-    body.append(forward)
+    return (*body, forward, *before_last_backward(job, step))
+
+
+def loss_name(job: Job, step: int) -> str:
+    """Return the buffer of a step's loss."""
+    return f"loss.{step % _n_losses(job)}"
+
+
+def input_names(job: Job) -> Names:
+    """Return the buffer of the input on the device, if the job has an input."""
+    return () if job.input_path.source == "device" else ("input",)
+
+
+def before_last_backward(job: Job, step: int) -> Body:
+    """Return what the host does between the last forward pass and its backward pass: its wait for a loss, its delay."""
+    body: list[Op] = []
     if job.host_waits_for == "loss" and job.run_ahead_steps is not None and step >= job.run_ahead_steps:
-        body.append(ops.Wait(f"loss.{(step - job.run_ahead_steps) % _n_losses(job)}"))
+        body.append(ops.Wait(loss_name(job, step - job.run_ahead_steps)))
     if "host" in job.delay_channels:
         body.append(ops.Delay("host"))
     return tuple(body)
+
+
+def bring_input(job: Job, step: int) -> Body:
+    """Return how a step begins: its input comes to the device, and the device may be late."""
+    late: Body = (ops.Delay("compute"),) if "compute" in job.delay_channels else ()
+    return (*_input(job, step), *late)
 
 
 def _input(job: Job, step: int) -> Body:
@@ -242,10 +265,11 @@ def optimize(
     grads = tuple(f"grad.{number}" for number in range(len(buckets)))
     ratios = RATIOS if job.optimizer == "lars" else None
     rating = _rate(params, grads, raters, algorithm) if ratios else ()
-    return (*rating, ops.Optimize(params, grads, ratios), *_wait_for_update(job, params))
+    return (*rating, ops.Optimize(params, grads, ratios), *wait_for_update(job, params))
 
 
-def _wait_for_update(job: Job, params: Names) -> Body:
+def wait_for_update(job: Job, params: Names) -> Body:
+    """Return the host's wait for its own update, if it waits for updates."""
     waits = job.host_waits_for == "update" and job.run_ahead_steps == 0
     return tuple(map(ops.Wait, params)) if waits else ()
 
@@ -258,10 +282,10 @@ def optimize_slices(job: Job, grads: Names, params: Names, sharers: Group, algor
         1910.02054 (stage 1).
     """
     slices = tuple(f"updated.{number}" for number in range(len(params)))
-    chosen = algorithm if _carries_slices(algorithm) else "auto"
+    chosen = algorithm if carries_slices(algorithm) else "auto"
     gathers = (ops.AllGather(*each, sharers, algorithm=chosen) for each in zip(slices, params, strict=True))
     update = ops.Optimize(params, grads, slices=slices, shared_by=sharers)
-    return (update, *gathers, *_wait_for_update(job, params))
+    return (update, *gathers, *wait_for_update(job, params))
 
 
 def _rate(params: Names, grads: Names, raters: Group, algorithm: Algorithm) -> Body:
@@ -269,7 +293,7 @@ def _rate(params: Names, grads: Names, raters: Group, algorithm: Algorithm) -> B
         return (ops.TrustRatios(params, grads, RATIOS, raters),)
     return (
         ops.TrustRatios(params, grads, _RATIOS_SHARE, raters),
-        ops.AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if _carries_slices(algorithm) else "auto"),
+        ops.AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if carries_slices(algorithm) else "auto"),
     )
 
 
@@ -323,9 +347,9 @@ def take_parameters(*, late: bool) -> Body:
 
 def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
     """Return `(field, what is wrong)` with the algorithm of a schedule that reduce-scatters or all-gathers."""
-    if algorithm == "server" or _carries_slices(algorithm):
+    if algorithm == "server" or carries_slices(algorithm):
         return []
-    known = filter(_carries_slices, algorithms.names())
+    known = filter(carries_slices, algorithms.names())
     return [("algorithm", f"{algorithm} moves whole buffers, not slices: write {', '.join(known)}")]
 
 
@@ -334,7 +358,8 @@ def server_counts(job: Job) -> list[int]:
     return sorted({1, job.world_size // job.ranks_per_node, job.world_size})
 
 
-def _carries_slices(algorithm: Algorithm) -> bool:
+def carries_slices(algorithm: Algorithm) -> bool:
+    """Tell whether an algorithm reduce-scatters and all-gathers."""
     return algorithms.carries(algorithm, ops.ReduceScatter, ops.AllGather)
 
 

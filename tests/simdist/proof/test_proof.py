@@ -595,13 +595,18 @@ SCHEDULES = [cls(**example) for cls in kinds().values() for example in cls.examp
 OTHER_GROUPS = [Group(1), Group(2), Group(4), Group(8), Group(2, 2), Group(2, 4), Group(4, 2)]
 
 
+def is_repeated(op: ops.Op, before: Body) -> bool:
+    """Tell whether a unit is gathered again, which saves memory: a plan that still holds it computes the same."""
+    gathers = [each.dst for each in before if isinstance(each, ops.Copy | ops.AllGather)]
+    return isinstance(op, ops.Copy | ops.AllGather) and op.dst in gathers
+
+
 def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
     """Yield every mutation of a step that changes what it computes."""
     for at, op in enumerate(body):
         before, after = body[:at], body[at + 1 :]
-        if not isinstance(
-            op, ops.Wait | ops.Delay | ops.Save | ops.Tick | ops.Broadcast
-        ):  # gtopk broadcasts what all hold already
+        changes_nothing = isinstance(op, ops.Wait | ops.Delay | ops.Save | ops.Tick | ops.Broadcast)  # see gtopk
+        if not changes_nothing and not is_repeated(op, before):
             yield f"drop {op_text(op)}", (*before, *after)
         match op:
             case ops.AllReduce():

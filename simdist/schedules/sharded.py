@@ -1,0 +1,509 @@
+"""Base of schedules that shard the model: each rank keeps a slice of every unit and gathers the unit to use it.
+
+The order of operations and what each of them waits for are those of PyTorch's FSDP2 (`fully_shard`), read in torch
+2.13, `torch/distributed/fsdp/_fully_shard`. Streams wait for events there, and lanes wait for buffers here (`Wait`).
+"""
+
+import abc
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal, TypeAlias
+
+from pydantic import Field, field_validator
+
+from simdist.errors import PlanError
+from simdist.plan import Body, Buffer, Group, Lane, Op, Plan, Result, ops
+from simdist.plan.lanes import COMM, COMPUTE
+from simdist.plan.plan import DType
+from simdist.schedules import parts
+from simdist.schedules.base import Schedule
+from simdist.schedules.job import Job
+from simdist.schedules.sync import Sync
+from simdist.schedules.units import Unit
+from simdist.settings.units import Whole, parse_whole
+
+#: Where slices are copied together before they are gathered, beside the gathers on the wire.
+COPY_IN = Lane("copy in", "comm", "copy in")
+#: Reduce-scatters, if they have a communicator of their own.
+REDUCE = Lane("reduce", "comm", "reduce")
+#: Sums and conversions of reduced slices, beside the reduce-scatters on the wire.
+SUM = Lane("sum", "comm", "sum")
+#: Gathers of the backward pass among some of the ranks that share a unit.
+REGATHER = Lane("regather", "comm", "regather")
+#: All-reduces between replicas.
+REPLICATE = Lane("replicate", "comm", "replicate")
+
+Reshard: TypeAlias = bool | int | None
+
+
+class ShardedSchedule(Schedule, abc.ABC):
+    """Shard parameters, gradients and optimizer state; gather each unit for its forward and its backward pass.
+
+    Subclasses say how many ranks share a copy of the model, and what the copies exchange.
+
+    Source:
+        Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023, arXiv 2304.11277;
+        Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054.
+    """
+
+    reshard_after_forward: Reshard = None
+    """`true` frees units after their forward pass and gathers them again (ZeRO-3). `false` keeps them (ZeRO-2). A
+    number keeps a slice for that many ranks, among which they are gathered again (hpZ of ZeRO++). By default all but
+    the root are freed."""
+    wrap: Literal["all", "blocks"] = "all"
+    """`all`: what stands before and after the blocks are units of their own. `blocks`: they form the root, which is
+    gathered first, reduced last and kept."""
+    keep_last_unit: bool = False
+    """Keep the last unit after its forward pass, because its backward pass comes next."""
+    forward_prefetch: Whole = Field(default=1, ge=1)
+    """Units that are gathered ahead in the forward pass, beside the one that is copied out next."""
+    backward_prefetch: Whole = Field(default=1, ge=1)
+    """Units that are gathered ahead in the backward pass."""
+    reduce_buffers: Whole = Field(default=1, ge=1)
+    """Inputs of reduce-scatters that may wait to be sent."""
+    communicators: Literal[1, 2] = 1
+    """With one, gathers and reduce-scatters queue on the wire."""
+    accumulation: Literal["reduce", "local"] = "reduce"
+    """With several micro-batches, `reduce` reduce-scatters gradients in each of them. `local` adds up whole gradients
+    and reduce-scatters them in the last one."""
+    reshard_after_backward: bool = True
+    """Free units after the backward pass of every micro-batch, not of the last one only."""
+    param_dtype: DType | None = None
+    """Type of gathered parameters and of their gradients; that of the workload if absent."""
+    reduce_dtype: DType | None = None
+    """Type in which gradients are reduced; `param_dtype` if absent."""
+
+    @field_validator("reshard_after_forward", mode="before")
+    @classmethod
+    def _is_whole(cls, value: object) -> object:
+        return value if value is None or isinstance(value, bool) else parse_whole(value)
+
+    @property
+    def traits(self) -> str:
+        """Suffix of a default label: the settings that decide when units are gathered."""
+        kept = self.reshard_after_forward
+        chosen = {
+            str(self.param_dtype): self.param_dtype is not None,
+            "keep": kept is False,
+            "reshard": kept is True,
+            f"reshard-{kept}": isinstance(kept, int) and not isinstance(kept, bool),
+            "root": self.wrap == "blocks",
+            "local": self.accumulation == "local",
+            "2-comms": self.communicators == 2,
+        }
+        return "".join(f"-{trait}" for trait, is_chosen in chosen.items() if is_chosen)
+
+    @abc.abstractmethod
+    def sharers(self, world_size: int) -> int:
+        """Return the number of ranks that share a copy of the model."""
+
+    def all_reduces(self, job: Job, micro_batch: int) -> bool:
+        """Tell whether copies of the model average their gradients in a micro-batch of a step."""
+        return True
+
+    def averages(self, step: int) -> bool:
+        """Tell whether copies of the model average their parameters at the end of a step."""
+        return False
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what does not fit: numbers of ranks that do not divide, algorithms that cannot gather."""
+        found = [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
+        n_sharers = self.sharers(world_size)
+        kept = self.reshard_after_forward
+        if isinstance(kept, int) and not isinstance(kept, bool) and n_sharers % max(kept, 1):
+            found.append(("reshard_after_forward", f"{kept} does not divide the {n_sharers} ranks that share a unit"))
+        return found
+
+    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+        """Return what does not fit: trust ratios are norms of whole tensors, and ranks have slices."""
+        if optimizer == "lars":
+            return [("kind", "LARS takes norms of whole tensors, and ranks have slices: write workload.optimizer: sgd")]
+        return []
+
+    def result(self, step: int, job: Job) -> Result:
+        """Declare the group of the gradients that enter the update, and the group that then averages parameters."""
+        n_sharers = self.sharers(job.world_size)
+        everyone = Group(job.world_size)
+        reduces = n_sharers == 1 or self.all_reduces(job, job.micro_batches - 1)
+        gradients = everyone if reduces else Group(n_sharers)
+        return Result(gradients, everyone if self.averages(step) else Group(1), job.micro_batches)
+
+    def write(self, job: Job) -> Plan:
+        """Write the plan. If a unit has one rank, nothing is gathered, and the plan is that of `sync`.
+
+        Raises:
+            PlanError: The job's optimizer needs whole tensors.
+        """
+        n_sharers = self.sharers(job.world_size)
+        if n_sharers == 1:
+            return Sync(label=self.name, algorithm=self.algorithm).write(job)
+        for field_name, problem in self.workload_problems(job.optimizer):
+            raise PlanError(f"plan {self.name}: {field_name}: {problem}")
+        shards = self._shards(job)
+
+        @cache
+        def body(begins_like: int, averages: bool) -> Body:
+            return (*_Step(self, job, shards, begins_like).body(), *(shards.averages() if averages else ()))
+
+        steps = (body(parts.begins_like(job, step), self.averages(step)) for step in range(job.n_steps))
+        buffers = (*shards.buffers(), *parts.loss_buffers(job), *parts.input_buffers(job))
+        return Plan.from_steps(
+            self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
+        )
+
+    def _shards(self, job: Job) -> "_Shards":
+        units = job.units or (Unit(0, len(job.tensor_counts), is_block=False),)
+        has_blocks = any(unit.is_block for unit in units)
+        in_root = self.wrap == "blocks" and has_blocks
+        return _Shards(
+            job,
+            self,
+            units,
+            root=tuple(number for number, unit in enumerate(units) if in_root and not unit.is_block),
+            n_sharers=self.sharers(job.world_size),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """The units of a sharded model, and their buffers.
+
+    Args:
+        job: The job.
+        schedule: The schedule.
+        units: In forward order.
+        root: Numbers of the units that belong to the root.
+        n_sharers: Ranks that share a copy of the model.
+    """
+
+    job: Job
+    schedule: ShardedSchedule
+    units: tuple[Unit, ...]
+    root: tuple[int, ...]
+    n_sharers: int
+
+    @property
+    def group(self) -> Group:
+        """The ranks that share a copy of the model."""
+        return Group(self.n_sharers)
+
+    @property
+    def replicas(self) -> Group:
+        """The ranks that have the same slice of different copies."""
+        return Group(self.job.world_size // self.n_sharers, stride=self.n_sharers)
+
+    @property
+    def kept_over(self) -> Group | None:
+        """The ranks among which units are gathered for the backward pass, if they are fewer; None otherwise."""
+        kept = self.schedule.reshard_after_forward
+        if kept is None or isinstance(kept, bool) or kept in (1, self.n_sharers):
+            return None
+        return Group(kept)
+
+    @property
+    def param_dtype(self) -> DType:
+        return self.schedule.param_dtype or self.job.dtype
+
+    @property
+    def reduce_dtype(self) -> DType:
+        return self.schedule.reduce_dtype or self.param_dtype
+
+    @property
+    def reduces_often(self) -> bool:
+        """Whether gradients are reduce-scattered in several micro-batches of a step."""
+        return self.job.micro_batches > 1 and self.schedule.accumulation == "reduce"
+
+    @property
+    def defers(self) -> bool:
+        """Whether slices of gradients add up over micro-batches before copies of the model average them."""
+        first, last = (self.schedule.all_reduces(self.job, at) for at in (0, self.job.micro_batches - 1))
+        return self.reduces_often and last and not first
+
+    @property
+    def sums_up(self) -> bool:
+        """Whether the gradients of an update are sums of several reductions, or have another type than these."""
+        return (self.reduces_often and not self.defers) or self.reduce_dtype != self.job.dtype
+
+    def is_kept(self, number: int) -> bool:
+        """Tell whether a unit stays gathered from its forward pass to its backward pass."""
+        kept = self.schedule.reshard_after_forward
+        if kept is None:
+            kept = number not in self.root
+        if kept is False or (kept == 1 and not isinstance(kept, bool)):
+            return True
+        return self.schedule.keep_last_unit and number == len(self.units) - 1
+
+    def grad(self, number: int) -> str:
+        """Return the gradients with which the slice of a unit is updated."""
+        return f"mean.{number}" if self.sums_up else f"reduced.{number}"
+
+    def count(self, number: int) -> int:
+        """Return the elements of a unit, each tensor padded by rows to a multiple of the ranks that share it."""
+        unit = self.units[number]
+        total = 0
+        for tensor in range(unit.first, unit.last):
+            elements = self.job.tensor_counts[tensor]
+            n_rows = self.job.tensor_rows[tensor] if self.job.tensor_rows else elements
+            rows = -(-n_rows // self.n_sharers) * self.n_sharers
+            total += rows * (elements // n_rows)
+        return total
+
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Return the buffers of all units."""
+        return tuple(buffer for number in range(len(self.units)) for buffer in self._of_unit(number))
+
+    def averages(self) -> Body:
+        """Return the averages of parameters between copies of the model."""
+        algorithm = self.schedule.algorithm
+        names = [f"shard.{number}" for number in range(len(self.units))]
+        return tuple(ops.AllReduce(name, self.replicas, algorithm=algorithm, lane=REPLICATE) for name in names)
+
+    def _of_unit(self, number: int) -> Iterable[Buffer]:
+        tensors = self.units[number].tensors
+        whole = self.count(number)
+        padding = whole - sum(self.job.tensor_counts[slice(*tensors)])
+        of_slice = whole // self.n_sharers
+        param = self.param_dtype
+        reduced = self.reduce_dtype
+        group = self.group
+        yield Buffer(f"shard.{number}", of_slice, self.job.dtype, tensors, initialized=True, sharded_over=group)
+        yield Buffer(f"sent.{number}", of_slice, param, tensors, sharded_over=group)
+        yield Buffer(f"gathered.{number}", whole, param, tensors, padding=padding)
+        yield Buffer(f"unit.{number}", whole, param, tensors, padding=padding)
+        if self.kept_over and not self.is_kept(number):
+            kept = whole // self.kept_over.size
+            yield Buffer(f"kept.{number}", kept, param, tensors, sharded_over=self.kept_over)
+        yield Buffer(f"activations.{number}", 1, param)
+        yield Buffer(f"grad.{number}", whole, param, tensors, padding=padding)
+        yield Buffer(f"ready.{number}", whole, reduced, tensors, padding=padding)
+        yield Buffer(f"reduced.{number}", of_slice, reduced, tensors, sharded_over=group)
+        if self.sums_up:
+            yield Buffer(f"mean.{number}", of_slice, self.job.dtype, tensors, sharded_over=group)
+        if self.defers:
+            yield Buffer(f"partial.{number}", of_slice, reduced, tensors, sharded_over=group)
+
+
+@dataclass(slots=True)
+class _Step:
+    """Writes the operations of one step.
+
+    Args:
+        schedule: The schedule.
+        job: The job.
+        shards: The units and their buffers.
+        step: The step.
+    """
+
+    schedule: ShardedSchedule
+    job: Job
+    shards: _Shards
+    step: int
+    _ops: list[Op] = field(default_factory=list)
+    _whole: set[int] = field(default_factory=set)  # units that are copied out
+    _copied_out: list[str] = field(default_factory=list)  # units that this pass has copied out, in order
+    _gates: list[str] = field(default_factory=list)  # buffers that the next gather waits for
+    _unsent: deque[int] = field(default_factory=deque)  # units with a reduce-scatter that nothing has waited for yet
+    _reduced: list[int] = field(default_factory=list)  # units that were reduced in this micro-batch, in order
+
+    def body(self) -> Body:
+        """Return the operations of the step."""
+        job = self.job
+        names = tuple(f"shard.{number}" for number in self._numbers)
+        self._ops += parts.bring_input(job, self.step)
+        for micro_batch in range(job.micro_batches):
+            is_last = micro_batch == job.micro_batches - 1
+            self._forward()
+            if is_last:
+                self._ops += parts.before_last_backward(job, self.step)
+            self._backward(micro_batch, is_last=is_last)
+        grads = tuple(self.shards.grad(number) for number in self._numbers)
+        self._ops += [ops.Optimize(names, grads), *parts.wait_for_update(job, names)]
+        return tuple(self._ops)
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.shards.units))
+
+    @property
+    def _reduce_lane(self) -> Lane:
+        return COMM if self.schedule.communicators == 1 else REDUCE
+
+    @property
+    def _algorithm(self) -> str:
+        algorithm = self.schedule.algorithm
+        return algorithm if parts.carries_slices(algorithm) else "auto"
+
+    def _forward(self) -> None:
+        """Gather each unit, copy it out and compute with it.
+
+        The root is gathered and copied out before everything else. A later gather waits until the unit before the last
+        `forward_prefetch` ones has been copied out.
+        """
+        shards = self.shards
+        self._copied_out = []
+        upcoming = deque(number for number in self._numbers if number not in self._whole and number not in shards.root)
+        root = [number for number in shards.root if number not in self._whole]
+        for number in root:
+            self._gather(number)
+        for number in root:
+            self._copy_out(number)
+        ahead = self.schedule.forward_prefetch
+        sources = parts.input_names(self.job)
+        for number in self._numbers:
+            if upcoming and upcoming[0] == number:
+                self._gates += self._copied_out[-1 - ahead :][:1] if len(self._copied_out) > ahead else []
+                self._gather(upcoming.popleft())
+            if number not in self._whole:
+                self._copy_out(number)
+            while ahead > 1 and upcoming and upcoming[0] <= number + ahead:
+                self._gates += self._copied_out[-2:-1]
+                self._gather(upcoming.popleft())
+            self._compute_forward(number, sources)
+            sources = (f"activations.{number}",)
+
+    def _compute_forward(self, number: int, sources: tuple[str, ...]) -> None:
+        shards = self.shards
+        loss = (parts.loss_name(self.job, self.step),) if number == self._numbers[-1] else ()
+        self._ops.append(ops.Forward((f"unit.{number}", *sources), (f"activations.{number}", *loss)))
+        if shards.is_kept(number):
+            return
+        self._whole.discard(number)
+        if shards.kept_over:
+            self._ops.append(ops.Copy(f"unit.{number}", f"kept.{number}"))
+
+    def _gather(self, number: int) -> None:
+        """Gather a unit from the slices of all ranks that share it."""
+        sent = f"sent.{number}"
+        self._wait_for_gates(COPY_IN)
+        self._ops.append(ops.Copy(f"shard.{number}", sent, lane=COPY_IN))
+        self._ops.append(ops.AllGather(sent, f"gathered.{number}", self.shards.group, self._algorithm, lane=COMM))
+
+    def _gather_again(self, number: int) -> None:
+        """Gather a unit for its backward pass. If the forward pass has kept larger slices, gather these."""
+        kept_over = self.shards.kept_over
+        if kept_over is None:
+            self._gather(number)
+            return
+        self._wait_for_gates(REGATHER)
+        gather = ops.AllGather(f"kept.{number}", f"gathered.{number}", kept_over, self._algorithm, lane=REGATHER)
+        self._ops.append(gather)
+
+    def _wait_for_gates(self, lane: Lane) -> None:
+        self._ops += [ops.Wait(name, lane) for name in dict.fromkeys(self._gates)]
+        self._gates.clear()
+
+    def _copy_out(self, number: int) -> None:
+        self._ops.append(ops.Copy(f"gathered.{number}", f"unit.{number}"))
+        self._copied_out.append(f"unit.{number}")
+        self._whole.add(number)
+
+    def _backward(self, micro_batch: int, *, is_last: bool) -> None:
+        """Compute gradients from the last unit to the first, and reduce each unit's.
+
+        The first gather waits for the last one of the forward pass to be copied out, and hides behind the last unit's
+        forward pass. A later one waits until the unit that computes next is copied out.
+        """
+        buckets = [self.shards.units[number].tensors for number in reversed(self._numbers)]
+        upcoming = deque(number for number in reversed(self._numbers) if number not in self._whole)
+        reduces = is_last or self.schedule.accumulation == "reduce"
+        late = self._reduced_late()
+        self._reduced = []
+        self._gates = self._copied_out[-1:]
+        for place, number in enumerate(reversed(self._numbers)):
+            if upcoming and upcoming[0] == number:
+                self._gather_again(upcoming.popleft())
+            if number not in self._whole:
+                self._copy_out(number)
+                self._gates = [f"unit.{number}"]
+            while upcoming and upcoming[0] >= number - self.schedule.backward_prefetch:
+                self._gather_again(upcoming.popleft())
+            if is_last:
+                self._ops += parts.late_backward(self.job, buckets, place, exchanges=True)
+            adds = micro_batch > 0 and self.schedule.accumulation == "local"
+            self._ops.append(ops.Backward((f"unit.{number}", f"activations.{number}"), f"grad.{number}", adds))
+            if reduces and number not in late:
+                self._reduce(number, micro_batch)
+        if reduces:
+            self._reduce_rest(late, micro_batch)
+        if is_last:
+            self._whole.clear()
+        else:
+            self._end_micro_batch(micro_batch)
+
+    def _end_micro_batch(self, micro_batch: int) -> None:
+        """Wait for all reductions, and let the gathers of the next micro-batch wait for them too."""
+        if self.schedule.reshard_after_backward:
+            self._whole = {number for number in self.shards.root if self.shards.is_kept(number)}
+        self._gates = [f"grad.{self._numbers[0]}"]
+        if self._reduced:
+            self._wait_for_all(micro_batch)
+            self._gates = [f"ready.{self._reduced[-1]}", self._result(self._reduced[-1], micro_batch)]
+
+    def _reduced_late(self) -> tuple[int, ...]:
+        """Return the units that are reduced after the backward pass: the root, and a first unit with raw input."""
+        root = self.shards.root
+        return root if 0 in root else (*root, 0)
+
+    def _reduce_rest(self, late: tuple[int, ...], micro_batch: int) -> None:
+        """Reduce the root, wait for all reductions so far, and reduce the first unit."""
+        root = self.shards.root
+        for number in late:
+            if root and number not in root:
+                self._wait_for_all(micro_batch)
+            self._reduce(number, micro_batch)
+        self._finish(micro_batch, n_left=0)
+
+    def _reduce(self, number: int, micro_batch: int) -> None:
+        """Reduce-scatter a unit's gradients, once there is a buffer for them."""
+        while len(self._unsent) >= self.schedule.reduce_buffers:
+            self._ops.append(ops.Wait(f"reduced.{self._unsent[0]}", COMPUTE))
+            self._finish(micro_batch, n_left=len(self._unsent) - 1)
+        ready = f"ready.{number}"
+        reduced = f"reduced.{number}"
+        group = self.shards.group
+        self._ops.append(ops.Copy(f"grad.{number}", ready))
+        self._ops.append(ops.ReduceScatter(ready, reduced, group, algorithm=self._algorithm, lane=self._reduce_lane))
+        self._unsent.append(number)
+        self._reduced.append(number)
+
+    def _wait_for_all(self, micro_batch: int) -> None:
+        """Let computation wait for all reductions so far."""
+        self._finish(micro_batch, n_left=0)
+        self._ops += [ops.Wait(self._result(number, micro_batch), COMPUTE) for number in self._reduced[-1:]]
+
+    def _finish(self, micro_batch: int, *, n_left: int) -> None:
+        """Write what comes after reduce-scatters: sums over micro-batches and the exchange between replicas.
+
+        It stands after the wait for the reduce-scatter alone, because a `Wait` is for the last writer so far.
+        """
+        while len(self._unsent) > n_left:
+            self._finish_unit(self._unsent.popleft(), micro_batch)
+
+    def _finish_unit(self, number: int, micro_batch: int) -> None:
+        reduced = f"reduced.{number}"
+        partial = f"partial.{number}"
+        mean = self.shards.grad(number)
+        lane = SUM
+        is_last = micro_batch == self.job.micro_batches - 1
+        if self.shards.defers:
+            if not is_last:
+                summed = ops.Combine((partial, reduced), (1.0, 1.0), partial, lane=lane)
+                self._ops.append(summed if micro_batch else ops.Copy(reduced, partial, lane=lane))
+                return
+            self._ops.append(ops.Combine((reduced, partial), (1.0, 1.0), reduced, lane=lane))
+        replicas = self.shards.replicas
+        if replicas.size > 1 and self.schedule.all_reduces(self.job, micro_batch):
+            lane = REPLICATE
+            self._ops.append(ops.AllReduce(reduced, replicas, algorithm=self.schedule.algorithm, lane=lane))
+        if mean == reduced:
+            return
+        adds = self.shards.reduces_often and not self.shards.defers and micro_batch > 0
+        summed = ops.Combine((mean, reduced), (1.0, 1.0), mean, lane=lane)
+        self._ops.append(summed if adds else ops.Copy(reduced, mean, lane=lane))
+
+    def _result(self, number: int, micro_batch: int) -> str:
+        """Return the buffer that the last operation of a unit's reduction in a micro-batch writes."""
+        is_last = micro_batch == self.job.micro_batches - 1
+        return f"partial.{number}" if self.shards.defers and not is_last else self.shards.grad(number)

@@ -1,0 +1,181 @@
+"""Sharded schedules: timelines worked by hand, closed forms, and the schedules that they are equal to."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sharded import Seconds, plan_of, priced, step_s, times
+
+from simdist.engines import simulate
+from simdist.plan import AllGather, Wait, lane_of
+from simdist.schedules import Job
+from simdist.schedules.fsdp import FSDP
+from simdist.schedules.hsdp import HSDP
+from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.sync import Sync
+from simdist.schedules.units import Unit, units_of_names, units_of_sizes
+
+NAMES = {
+    "AG": "AllGather gathered",
+    "F": "Forward activations",
+    "B": "Backward grad",
+    "RS": "ReduceScatter reduced",
+    "AR": "AllReduce reduced",
+}
+COMPUTE_BOUND = """
+AG0 0 2    AG1 2 4    AG2 4 6    F0 2 6     F1 6 10    F2 10 14   AG2 10 12  B2 14 22   AG1 14 16
+RS2 22 25  B1 22 30   AG0 25 27  RS1 30 33  B0 30 38   RS0 38 41  OPT 41 42
+"""
+BOUND_BY_GATHERS = """
+AG0 0 5    AG1 5 10   AG2 10 15  F0 5 7     F1 10 12   F2 15 17   AG2 15 20  B2 20 28   AG1 20 25
+RS2 28 31  B1 28 36   AG0 31 36  RS1 36 39  B0 36 44   RS0 44 47  OPT 47 48
+"""
+REPLICATED = """
+AG0 0 1    AG1 1 2    AG2 2 3    F0 1 4     F1 4 7     F2 7 10    AG2 7 8    B2 10 15   AG1 10 11  RS2 15 17
+B1 15 20   AR2 17 24  AG0 17 18  RS1 20 22  B0 20 25   AR1 24 31  RS0 25 27  AR0 31 38  OPT 38 39
+"""
+
+
+def named(text: str) -> set[tuple[str, float, float]]:
+    words = text.split()
+    rows = zip(words[::3], words[1::3], words[2::3], strict=True)
+    return {(_long(name), float(start), float(end)) for name, start, end in rows}
+
+
+def _long(name: str) -> str:
+    if name == "OPT":
+        return "Optimize shard.0"
+    kind = name.rstrip("0123456789")
+    return f"{NAMES[kind]}.{name.removeprefix(kind)}"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seconds", "drawn"),
+    [
+        (FSDP(), Seconds(4, 8, 2, 3), COMPUTE_BOUND),
+        (FSDP(), Seconds(2, 8, 5, 3), BOUND_BY_GATHERS),
+        (HSDP(shard=2), Seconds(3, 5, 1, 2, average=7), REPLICATED),
+    ],
+)
+@pytest.mark.parametrize("engine", ["fast", "des"])
+def test_timelines_worked_by_hand(schedule: ShardedSchedule, seconds: Seconds, drawn: str, engine: str) -> None:
+    plan = plan_of(schedule, 3)
+    rows = times(plan, simulate(plan, priced(plan, seconds), {}, engine=engine))
+    assert set(rows) == named(drawn)
+    assert len(rows) == len(named(drawn))
+
+
+units = st.integers(3, 6)
+whole = st.integers(1, 12)
+
+
+@given(units, whole, whole, whole, whole)
+def test_compute_bound(n: int, f: int, b: int, g: int, r: int) -> None:
+    g = min(g, f)
+    b = max(b, r + g)
+    assert step_s(FSDP(), Seconds(f, b, g, r), n) == g + n * (f + b) + r + 1
+
+
+@given(units, whole, whole, whole, whole)
+def test_forward_pass_bound_by_gathers(n: int, f: int, b: int, g: int, r: int) -> None:
+    g = max(g, f)
+    b = max(b, r + g)
+    assert step_s(FSDP(), Seconds(f, b, g, r), n) == (n + 1) * g + n * b + r + 1
+
+
+@given(units, whole, whole, whole, whole, st.integers(1, 3))
+def test_bound_by_one_communicator(n: int, f: int, b: int, g: int, r: int, cap: int) -> None:
+    g = max(g, f)
+    b = min(b, r + g)
+    expected = (n + 1) * g + max(b, g) + (n - 2) * (g + r) + max(b, r) + r + 1
+    assert step_s(FSDP(reduce_buffers=cap), Seconds(f, b, g, r), n) == expected
+    if b <= min(g, r):
+        assert expected == 2 * n * g + n * r + 1
+
+
+@given(units, whole, whole, whole, whole, whole, st.integers(1, 3))
+def test_replicas(n: int, f: int, b: int, g: int, r: int, a: int, k: int) -> None:
+    g = min(g, f)
+    b = max(b, r + g)
+    seconds = Seconds(f, b, g, r, average=a)
+    last = g + n * f + b + r + n * a if a >= b else g + n * (f + b) + r + a
+    assert step_s(HSDP(shard=2), seconds, n) == last + 1
+    assert step_s(HSDP(shard=2), seconds, n, micro_batches=k) == k * last + 1
+    deferred = HSDP(shard=2, all_reduce="last")
+    assert step_s(deferred, seconds, n, micro_batches=k) == (k - 1) * (g + n * (f + b) + r) + last + 1
+    local = HSDP(shard=2, accumulation="local")
+    assert step_s(local, seconds, n, micro_batches=k) == (k - 1) * (g + n * (f + b)) + last + 1
+
+
+@given(units, whole, whole, whole, whole, st.integers(1, 3))
+def test_bound_by_reduce_scatters(n: int, f: int, b: int, g: int, r: int, cap: int) -> None:
+    g = min(g, f)
+    r = max(r, b)
+    kept = FSDP(reshard_after_forward=False, reduce_buffers=cap)
+    expected = g + n * f + b + n * r + 1
+    assert step_s(kept, Seconds(f, b, g, r), n) == expected
+    if g <= b:
+        assert step_s(FSDP(communicators=2, reduce_buffers=cap), Seconds(f, b, g, r), n) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"reshard_after_forward": True}, 2 * 3),
+        ({"reshard_after_forward": False}, 3),
+        ({"reshard_after_forward": True, "reshard_after_backward": False}, 3 + 1),
+        ({"reshard_after_forward": False, "reshard_after_backward": False}, 1),
+    ],
+)
+def test_gathers_of_three_micro_batches(settings: dict[str, object], expected: int) -> None:
+    plan = plan_of(FSDP(**settings), 4, micro_batches=3)
+    gathered = [op.dst for op in plan.bodies[0] if isinstance(op, AllGather)]
+    assert {name: gathered.count(name) for name in gathered} == dict.fromkeys(
+        [f"gathered.{number}" for number in range(4)], expected
+    )
+
+
+JOB = Job(
+    8, 4, 4, (30, 7, 500, 12), tensor_rows=(10, 7, 25, 4), micro_batches=2, units=(Unit(0, 1), Unit(1, 3), Unit(3, 4))
+)
+
+
+def test_one_rank_a_copy_is_sync_and_one_copy_is_fsdp() -> None:
+    assert HSDP(shard=1).plan(JOB).digest() == Sync().plan(JOB).digest()
+    assert HSDP(shard=8).plan(JOB).digest() == FSDP().plan(JOB).digest()
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_tensors_are_padded_by_rows(n: int) -> None:
+    plan = HSDP(shard=n).plan(JOB)
+    rows = [10, 7, 25, 4]
+    widths = [3, 1, 20, 3]
+    padded = [-(-row // n) * n * width for row, width in zip(rows, widths, strict=True)]
+    expected = [padded[0], padded[1] + padded[2], padded[3]]
+    assert [plan.buffer(f"gathered.{unit}").count for unit in range(3)] == expected
+    assert [plan.buffer(f"shard.{unit}").count * n for unit in range(3)] == expected
+
+
+def test_a_wait_of_a_stream_delays_no_later_writer() -> None:
+    """All-reduces between copies overlap with the backward pass of the unit that waited for their reduce-scatter."""
+    plan = plan_of(HSDP(shard=2), 3)
+    waits = [op for op in plan.bodies[0] if isinstance(op, Wait) and lane_of(op).kind == "compute"]
+    assert [op.buffer for op in waits] == ["reduced.2", "reduced.1"]
+
+
+def test_units_follow_from_names_or_sizes() -> None:
+    names = ["embed.weight", "layers.0.a", "layers.0.b", "layers.1.a", "norm.weight", "output.weight"]
+    units = units_of_names(names)
+    assert [unit.tensors for unit in units] == [(0, 1), (1, 3), (3, 4), (4, 6)]
+    assert [unit.is_block for unit in units] == [False, True, True, False]
+    assert [unit.tensors for unit in units_of_sizes([2, 3])] == [(0, 2), (2, 5)]
+
+
+def test_the_root_is_gathered_first_and_reduced_last() -> None:
+    job = dataclasses.replace(JOB, micro_batches=1, units=(Unit(0, 1, False), Unit(1, 3), Unit(3, 4, False)))
+    plan = FSDP(wrap="blocks").plan(job)
+    gathers = [op.dst for op in plan.bodies[0] if isinstance(op, AllGather)]
+    assert gathers == ["gathered.0", "gathered.2", "gathered.1", "gathered.1"]
+    scattered = [op.dst for op in plan.bodies[0] if type(op).__name__ == "ReduceScatter"]
+    assert scattered == ["reduced.1", "reduced.0", "reduced.2"]
