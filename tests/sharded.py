@@ -13,7 +13,7 @@ from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import Job
 from simdist.schedules.sharded import ShardedSchedule
-from simdist.schedules.units import Unit
+from simdist.schedules.units import ModelUnit
 from simdist.traces.trace import Trace
 
 
@@ -49,7 +49,7 @@ def plan_of(
         (24,) * n_units,
         micro_batches=micro_batches,
         run_ahead_steps=None,
-        units=tuple(Unit(number, number + 1) for number in range(n_units)),
+        units=tuple(ModelUnit(number, number + 1) for number in range(n_units)),
     )
     plan = schedule.plan(job)
     check(plan)

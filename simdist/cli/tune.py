@@ -81,7 +81,7 @@ class _Declared(click.Option):
 )
 @click.option("--group-every", multiple=True, metavar="RANKS:H", help="Maximum steps between exchanges within groups.")
 @click.option("--max-bytes", metavar="SIZE", help="Maximum bytes that a node sends per step, e.g. 20 MB.")
-@click.option("--memory", metavar="SIZE", help="Maximum device memory for the buffers of a rank.")
+@click.option("--memory", metavar="SIZE", help="Maximum memory in use on the device of a rank.")
 @click.option("--host-memory", metavar="SIZE", help="Maximum host memory for the buffers of a rank.")
 @click.option("--min-density", metavar="SHARE", help="Also try sparse gradients of this density or more, e.g. 1%.")
 @click.option("--micro-batches", metavar="K,...", help="Micro-batches per step to try, e.g. 1,2,4.")
@@ -381,7 +381,7 @@ def _record(finalist: Finalist, tuned: Tuned) -> _Record:
         checkpoint (object): Only of a scenario with checkpoints: the simulated checkpoint, as in the scenario.
         global_every_steps (float or null): Longest time, in steps, between exchanges of all ranks. `null`: never.
         sent_nbytes (float): Bytes that the busiest node sends per step, on average; in one domain, the busiest GPU.
-        device_nbytes (int): Buffers of a rank on its device.
+        device_nbytes (int): Bytes in use on a rank's device when most are: buffers, optimizer state, activations.
         host_nbytes (int): Buffers of a rank in host memory.
         on_front (bool): No finalist that exchanges as often over all ranks is faster.
         problem (str or null): Why a recording cannot show how certain its speed-up is.

@@ -13,8 +13,8 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
 from simdist.settings.precision import Precision
 
-#: SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum.
-_OPTIMIZER_PASSES = 5
+#: SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum. Adam has two moments.
+_OPTIMIZER_PASSES = {"sgd": 5, "lars": 5, "adamw": 7}
 
 #: Reads of the vector by the kernels of `real.kernels` on a GPU, at densities of up to 1 %. Writes count as reads.
 #:
@@ -119,10 +119,14 @@ class ComputeCost:
         return float(self._share_before[last] - self._share_before[first])
 
     def optimize(self, op: Optimize, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
-        """Return the seconds of an update: from the workload, or the memory traffic of SGD with momentum."""
+        """Return the seconds of an update: from the workload, or the memory traffic of the optimizer.
+
+        An outer optimizer is SGD with momentum.
+        """
         nbytes = sum(buffer.nbytes for buffer in params)
         if self._workload.optimize_s is None or op.optimizer == "outer":
-            return _OPTIMIZER_PASSES * nbytes / self._device.memory_bandwidth_Bps
+            optimizer = "sgd" if op.optimizer == "outer" else self._workload.optimizer
+            return _OPTIMIZER_PASSES[optimizer] * nbytes / self._device.memory_bandwidth_Bps
         count = sum(buffer.count for buffer in params)
         return self._workload.optimize_s * count / sum(self._workload.tensor_counts) / self._speed
 

@@ -30,6 +30,8 @@ class Device(Settings):
 
     Args:
         name: For people.
+        memory_nbytes: Bytes of its memory that a job can use, for a warning if a schedule needs more; unlimited if
+            absent.
         memory_bandwidth_Bps: Bytes per second that elementwise work moves; unlimited if absent.
         host_bandwidth_Bps: Bytes per second of copies between CPU and GPU memory; unlimited if absent.
         peak_flops: FLOP per second by precision, for workloads that state FLOPs instead of seconds; one value is fp32.
@@ -41,6 +43,7 @@ class Device(Settings):
     """
 
     name: str = ""
+    memory_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     memory_bandwidth_Bps: BytesPerSecond = math.inf
     host_bandwidth_Bps: BytesPerSecond = math.inf
     peak_flops: Peak = Peak()

@@ -57,12 +57,17 @@ class Workload(Settings):
         batch_size: Samples per GPU and pass: with several passes a step, of a micro-batch.
         micro_batches: Passes of a step: forward and backward passes before one update, whose gradients are added up and
             exchanged in the last one.
+        activation_nbytes: Bytes that a forward pass of one sample leaves for the backward pass. If absent, they are not
+            counted.
+        kept_activation_nbytes: With activation checkpointing: those that stay until the backward pass, such as the
+            inputs of the layers. A unit's others are computed again when its turn comes.
         sample_nbytes: Bytes of one input sample, decoded, as it travels from host memory to the GPU; without a data
             set also as it travels from storage.
         forward_s: Seconds of a forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
         backward_s: Seconds of a backward pass; if absent the sum of the tensors' or, where they state none,
             twice the forward pass.
-        optimizer: `sgd`, or `lars`: with trust ratios of all tensors, computed before the update.
+        optimizer: `sgd` with momentum; `adamw`, also Adam, with two moments; or `lars`, with trust ratios of all
+            tensors, computed before the update.
         optimize_s: Seconds of a step's optimizer, without trust ratios; from the memory traffic if absent.
         trust_ratios_s: Seconds of the trust ratios of all tensors, an equal part for each; from the memory traffic if
             absent.
@@ -85,9 +90,11 @@ class Workload(Settings):
     batch_size: Annotated[Whole, Field(ge=1)]
     micro_batches: Annotated[Whole, Field(ge=1, exclude_if=lambda count: count == 1)] = 1
     sample_nbytes: Nbytes = 0
+    activation_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
+    kept_activation_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
-    optimizer: Literal["sgd", "lars"] = "sgd"
+    optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
     optimize_s: Seconds | None = None
     trust_ratios_s: Seconds | None = None
     decode_s: Seconds = 0.0
@@ -170,6 +177,9 @@ class Workload(Settings):
         if self.units and sum(self.units) != len(self.tensors):
             hint = "write how many tensors each unit has, in forward order"
             return [(("units",), f"{sum(self.units)} tensors in all units; the model has {len(self.tensors)}: {hint}")]
+        if self.kept_activation_nbytes is not None and self.kept_activation_nbytes > (self.activation_nbytes or 0):
+            hint = "write activation_size, all that a forward pass leaves, of which this is a part"
+            return [(("kept_activation_size",), f"more than activation_size: {hint}")]
         timed = [tensor.backward_s is not None for tensor in self.tensors]
         if any(timed) and not all(timed):
             missing = timed.index(False)

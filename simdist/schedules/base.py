@@ -48,6 +48,8 @@ class Schedule(Settings, abc.ABC):
     """It sends a part of the gradient, so `tune` tries it only with `--min-density`."""
     takes_levels: ClassVar[bool] = False
     """`tune` tries it with periods and groups (see `settings_of`)."""
+    shards: ClassVar[bool] = False
+    """Its ranks hold slices of the parameters, which they gather to use them."""
     orthonormalizes: ClassVar[bool] = False
     """Its ranks orthonormalize matrices, in the time that the device states for it."""
 

@@ -6,7 +6,20 @@ from pydantic import Field
 
 from simdist.schedules.job import Job
 from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Whole
+
+_PERIODS = (None, 4, 16, 64)  # that `tune` tries
+
+
+def _degrees(job: Job) -> tuple[int, ...]:
+    """Return the numbers of ranks that may share a copy: parts of a node, and numbers of nodes."""
+    per_node = job.ranks_per_node
+    n_nodes = job.world_size // per_node
+    parts = [n for n in range(2, per_node + 1) if per_node % n == 0]
+    several = [per_node * n for n in range(2, n_nodes) if n_nodes % n == 0]
+    found = tuple(n for n in (*parts, *several) if n < job.world_size)
+    return found or (job.world_size,)
 
 
 @final
@@ -35,6 +48,14 @@ class HSDP(ShardedSchedule):
     """With several micro-batches: copies average the gradients of each of them, or their sum in the last one."""
     period: Whole | None = Field(default=None, ge=1)
     """Copies average their parameters every so many steps, instead of gradients in every step."""
+
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return also the ranks that share a copy, what copies exchange, and how often."""
+        found = [*super().axes(job, allowed), cls.axis("shard", _degrees(job)), cls.axis("period", _PERIODS)]
+        if job.micro_batches > 1:
+            found.append(cls.axis("all_reduce", ("each", "last")))
+        return tuple(found)
 
     def default_label(self) -> str:
         """Return the label, such as `hsdp-8` or `hsdp-8-local-4`."""

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias, assert_never, get_args
 from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Channel, Destination, Level
 from simdist.plan.plan import Dataset, DType
-from simdist.schedules.units import Unit
+from simdist.schedules.units import ModelUnit
 
 #: The levels of storage that the loads of each epoch read, and the samples that nodes keep.
 #:
@@ -105,7 +105,7 @@ class Job:
         n_steps: Steps.
         tensor_counts: Elements of every parameter tensor, in forward order.
         dtype: Type of parameters and gradients.
-        optimizer: `lars` scales the learning rate of every tensor by its trust ratio.
+        optimizer: `adamw` keeps two moments; `lars` scales the learning rate of every tensor by its trust ratio.
         micro_batches: Forward and backward passes of a step. Their gradients are added up.
         batch_nbytes: Bytes that one rank reads for a step: its batches of all passes.
         input_path: The path of the batch to the GPU.
@@ -128,7 +128,7 @@ class Job:
     n_steps: int
     tensor_counts: tuple[int, ...]
     dtype: DType = "float32"
-    optimizer: Literal["sgd", "lars"] = "sgd"
+    optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
     micro_batches: int = 1
     batch_nbytes: int = 1
     input_path: InputPath = field(default_factory=InputPath)
@@ -139,4 +139,4 @@ class Job:
     checkpoint: Checkpoint | None = None
     tensor_rows: tuple[int, ...] = ()
     speeds: tuple[float, ...] = ()
-    units: tuple[Unit, ...] = ()
+    units: tuple[ModelUnit, ...] = ()

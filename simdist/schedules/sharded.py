@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
@@ -21,7 +21,8 @@ from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.schedules.sync import Sync
-from simdist.schedules.units import Unit
+from simdist.schedules.tuning import SHARDING, Allowance, Axis, Permit
+from simdist.schedules.units import ModelUnit
 from simdist.settings.units import Whole, parse_whole
 
 #: Where slices are copied together before they are gathered, beside the gathers on the wire.
@@ -47,6 +48,9 @@ class ShardedSchedule(Schedule, abc.ABC):
         Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023, arXiv 2304.11277;
         Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054.
     """
+
+    shards: ClassVar[bool] = True
+    permit: ClassVar[Permit | None] = SHARDING
 
     reshard_after_forward: Reshard = None
     """`true` frees units after their forward pass and gathers them again (ZeRO-3). `false` keeps them (ZeRO-2). A
@@ -74,6 +78,18 @@ class ShardedSchedule(Schedule, abc.ABC):
     """Type of gathered parameters and of their gradients; that of the workload if absent."""
     reduce_dtype: DType | None = None
     """Type in which gradients are reduced; `param_dtype` if absent."""
+
+    @classmethod
+    def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
+        """Return when units are freed and gathered, and when micro-batches reduce their gradients."""
+        axes = [
+            cls.axis("reshard_after_forward", (None, False)),
+            cls.axis("forward_prefetch", (1, 2)),
+            cls.axis("backward_prefetch", (1, 2)),
+        ]
+        if job.micro_batches > 1:
+            axes.append(cls.axis("accumulation", ("reduce", "local")))
+        return tuple(axes)
 
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
@@ -154,7 +170,7 @@ class ShardedSchedule(Schedule, abc.ABC):
         )
 
     def _shards(self, job: Job) -> "_Shards":
-        units = job.units or (Unit(0, len(job.tensor_counts), is_block=False),)
+        units = job.units or (ModelUnit(0, len(job.tensor_counts), is_block=False),)
         has_blocks = any(unit.is_block for unit in units)
         in_root = self.wrap == "blocks" and has_blocks
         return _Shards(
@@ -180,7 +196,7 @@ class _Shards:
 
     job: Job
     schedule: ShardedSchedule
-    units: tuple[Unit, ...]
+    units: tuple[ModelUnit, ...]
     root: tuple[int, ...]
     n_sharers: int
 

@@ -64,6 +64,7 @@ class Allowance:
 
 FP16 = Permit("fp16", "it sends gradients in half precision")
 SHARED_UPDATES = Permit("shared-updates", "it gives each rank a slice of the update and of the optimizer's state")
+SHARDING = Permit("sharding", "it shards the model, for which the training script has to call fully_shard")
 OVERLAP = Permit("overlap", "it takes averages some steps late")
 UNEVEN = Permit("uneven", "it lets slow devices do fewer steps")
 OUTER_OPTIMIZER = Permit("diloco", "it needs an outer optimizer, on which depends what is learnt")

@@ -12,7 +12,7 @@ _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")  # up to the first component that
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ModelUnit:
     """A range of tensors that are gathered and reduced together.
 
     Args:
@@ -31,7 +31,7 @@ class Unit:
         return self.first, self.last
 
 
-def units_of_names(names: Sequence[str]) -> tuple[Unit, ...]:
+def units_of_names(names: Sequence[str]) -> tuple[ModelUnit, ...]:
     """Return the units of a model, one for each numbered block, and one for what stands between blocks.
 
     A block is named by the components of a tensor's name up to the first number. Without numbers, the model is a
@@ -40,21 +40,21 @@ def units_of_names(names: Sequence[str]) -> tuple[Unit, ...]:
     >>> [unit.tensors for unit in units_of_names(["embedding.weight", "h.0.w", "h.0.b", "h.1.w", "h.1.b", "head.w"])]
     [(0, 1), (1, 3), (3, 5), (5, 6)]
     >>> units_of_names(["weight", "bias"])
-    (Unit(first=0, last=2, is_block=False),)
+    (ModelUnit(first=0, last=2, is_block=False),)
     """
-    units: list[Unit] = []
+    units: list[ModelUnit] = []
     for block, some in groupby(enumerate(names), key=lambda each: _block(each[1])):
         tensors = [tensor for tensor, _ in some]
-        units.append(Unit(tensors[0], tensors[-1] + 1, is_block=block is not None))
+        units.append(ModelUnit(tensors[0], tensors[-1] + 1, is_block=block is not None))
     return tuple(units)
 
 
-def units_of_sizes(n_tensors: Sequence[int]) -> tuple[Unit, ...]:
+def units_of_sizes(n_tensors: Sequence[int]) -> tuple[ModelUnit, ...]:
     """Return units of so many tensors each, in forward order."""
     units = []
     first = 0
     for size in n_tensors:
-        units.append(Unit(first, first + size))
+        units.append(ModelUnit(first, first + size))
         first += size
     return tuple(units)
 

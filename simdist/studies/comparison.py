@@ -155,6 +155,10 @@ class Row:
                 share (float) of the variance of `speedup` that it causes alone. For the baseline, of `step_s`.
             job_steps (float): Only with `train_for`: steps of the whole job. Of a time, those that fit.
             job_s (float): Only with `train_for`: time of the whole job, at `step_s`.
+            memory_nbytes (int): Only of a schedule that shards the model, or needs more than the device has: bytes in
+                use on a device when most are, without disturbances.
+            memory_of_nbytes (object): The same bytes by what they are for: `parameters`, `optimizer`, `units` (gathered
+                parameters), `gradients`, `activations`, `communication`, `other`.
             step_s_lo, step_s_hi (float): Only where something is `uncertain`: ends of the 90 % interval from seeds,
                 uncertain values and errors of published rows together.
             speedup_lo, speedup_hi (float): The same of `speedup`.
@@ -407,6 +411,8 @@ def measure_with_additions(
     measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw, facets=facets)
     for facet in facets:
         value = facet.measure_again(scenario, measured.step_s, again)
+        if value is None:
+            value = facet.measure_built(scenario, built)
         if value is not None:
             measured = replace(measured, facets=measured.facets.changed(facet, value))
     return with_draws(scenario, built, measured, progress=progress, draw=draw)

@@ -31,13 +31,15 @@ from simdist.plan import LEVELS, Plan
 from simdist.plan.text import ranks_named
 from simdist.scenario.scenario import Scenario
 from simdist.settings.base import unchecked_copy
-from simdist.settings.units import Elapsed, format_duration, format_share
+from simdist.settings.units import Elapsed, format_duration, format_nbytes, format_share
 from simdist.studies.columns import IN_RANGES, SCHEDULE, Column, factor, seconds, shown_epochs
 from simdist.traces.breakdown import Breakdown, mean_late
 from simdist.traces.links import link_in_words
 
 if TYPE_CHECKING:
+    from simdist.runs.building import Built
     from simdist.studies.epochs import Epochs
+    from simdist.traces.memory import Kind
 
 ValueT = TypeVar("ValueT")
 
@@ -117,6 +119,15 @@ class Facet(ABC, Generic[ValueT]):
             scenario: The scenario that was simulated.
             step_s: Seconds per step of each seed, `[n_seeds]`.
             again: Simulates the schedule in another scenario with the same seeds. Returns its seconds per step.
+        """
+        return None
+
+    def measure_built(self, scenario: Scenario, built: "Built") -> ValueT | None:
+        """Return the value if it needs the scenario and the prices of the plan, else None.
+
+        Args:
+            scenario: The scenario that was simulated.
+            built: The schedule in it.
         """
         return None
 
@@ -594,12 +605,90 @@ class GradientsFacet(Facet[GradientsUsed]):
         return [text for each in lines for text in each.value.sentences(each.schedule)]
 
 
+@dataclass(frozen=True)
+class PeakMemory:
+    """The most memory that a rank's device needs at any time.
+
+    Args:
+        nbytes: Bytes in use at that time.
+        of: The same by what they are for.
+        limit_nbytes: Bytes that the device has; None if not stated.
+    """
+
+    nbytes: int
+    of: "Mapping[Kind, int]"
+    limit_nbytes: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has as many."""
+        return self.limit_nbytes is None or self.nbytes <= self.limit_nbytes
+
+
+@final
+class MemoryFacet(Facet[PeakMemory | None]):
+    """Memory of a device: shown where a schedule shards the model, or one needs more than the device has."""
+
+    nothing: PeakMemory | None = None
+    _title = "memory of a device when most is in use"
+
+    def measure(self, simulated: Simulated) -> PeakMemory | None:
+        """Return nothing: the scenario states sizes that no plan has."""
+        return None
+
+    def measure_built(self, scenario: Scenario, built: "Built") -> PeakMemory | None:
+        """Return the peak, without disturbances."""
+        limit_nbytes = scenario.cluster.device.memory_nbytes
+        shards = any(each.shards for each in scenario.schedules)
+        if not shards and limit_nbytes is None:
+            return None
+        from simdist.runs.memory import memory_of, most_nbytes
+
+        if not shards and most_nbytes(built, scenario.workload) <= (limit_nbytes or 0):
+            return None
+        found = memory_of(scenario, built)
+        peak = PeakMemory(found.peak_nbytes, found.at_peak, limit_nbytes)
+        return peak if shards or not peak.fits else None
+
+    def document(self, value: PeakMemory | None) -> dict[str, object]:
+        """Return the bytes, and what they are for."""
+        return {"memory_nbytes": value.nbytes, "memory_of_nbytes": dict(value.of)} if value else {}
+
+    def columns(self, values: Sequence[PeakMemory | None]) -> Sequence[Column]:
+        """Return a column of peaks."""
+        return [Column("memory", "memory_nbytes", form=format_nbytes)]
+
+    def table(self, lines: Sequence[Line[PeakMemory | None]], base: PeakMemory | None) -> FacetTable | None:
+        """Return the peaks by what the memory is for."""
+        kinds = dict.fromkeys(kind for each in lines if each.value for kind, nbytes in each.value.of.items() if nbytes)
+        records = [{"schedule": each.schedule, **each.value.of} for each in lines if each.value]
+        of_kinds = [Column(kind, kind, form=format_nbytes) for kind in kinds]
+        return FacetTable(self._title, (SCHEDULE, *of_kinds), records) if records else None
+
+    def doubts(self, scenario: Scenario, lines: Sequence[Line[PeakMemory | None]]) -> list[str]:
+        """Name the schedules that do not fit, and say what is not counted."""
+        found = []
+        for each in lines:
+            if each.value and not each.value.fits:
+                has = format_nbytes(each.value.limit_nbytes or 0)
+                found.append(f"{each.schedule} needs {format_nbytes(each.value.nbytes)} on a device that has {has}")
+        fitting = [each.schedule for each in lines if each.value and each.value.fits]
+        if found and fitting:
+            found.append(f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'}")
+        if scenario.workload.activation_nbytes is None and any(each.value for each in lines):
+            found.append(
+                "memory is counted without activations: write workload.activation_size, their bytes per sample"
+            )
+        return found
+
+
 EPOCHS = EpochsFacet()
 ADDED = AddedFacet()
 LINKS = LinksFacet()
 RANGES = RangesFacet()
 GRADIENTS = GradientsFacet()
 WHOLE_JOB = WholeJobFacet()
+MEMORY = MemoryFacet()
 
 #: All facets, in the order of their keys.
-FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS, WHOLE_JOB)
+FACETS: tuple[Facet[Any], ...] = (EPOCHS, ADDED, LINKS, RANGES, GRADIENTS, WHOLE_JOB, MEMORY)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from simdist.cost import Costs, Shared, price
 from simdist.plan import COLLECTIVES, Result, occurrences
 from simdist.runs.building import Built, job
+from simdist.runs.memory import memory_of
 from simdist.scenario import Link, Scenario
 from simdist.settings.base import unchecked_copy
 from simdist.settings.units import format_nbytes
@@ -31,7 +32,7 @@ class Constraints:
         global_every: All ranks exchange at least once in this many steps.
         group_every: Pairs `[ranks, steps]` (int): groups of at least `ranks` exchange at least once in `steps`.
         max_nbytes (int or null): Limit of bytes that the busiest node sends per step. `null`: unlimited.
-        memory_nbytes (int or null): Limit of a rank's buffers on its device. `null`: unlimited.
+        memory_nbytes (int or null): Limit of the bytes in use on a rank's device. `null`: unlimited.
         host_memory_nbytes (int or null): Limit of a rank's buffers in host memory. `null`: unlimited.
     """
 
@@ -63,7 +64,7 @@ class Facts:
         group_sizes: Ranks of the largest group that exchanges in each step, `[n_steps]`, from `late_steps` on.
         world_size: Ranks.
         sent_nbytes: Bytes that the busiest node sends per step; see `sent_nbytes`.
-        device_nbytes: Bytes of a rank's buffers on its device.
+        device_nbytes: Bytes in use on a rank's device when most are: buffers, the optimizer's state, activations.
         host_nbytes: Bytes of a rank's buffers in host memory.
     """
 
@@ -98,8 +99,9 @@ def facts(scenario: Scenario, built: Built) -> Facts:
     _, first_steps, of_step = np.unique(bodies, return_index=True, return_inverse=True)
     results = [built.schedule.result(step, described) for step in first_steps.tolist()]
     group_sizes = exchanged(results)[of_step][late_steps(results) :]
-    device, host = (sum(each.nbytes for each in plan.buffers if each.place == place) for place in ("device", "host"))
-    return Facts(group_sizes, plan.world_size, sent_nbytes(scenario, built), device, host)
+    host_nbytes = sum(each.nbytes for each in plan.buffers if each.place == "host")
+    device_nbytes = memory_of(scenario, built).peak_nbytes
+    return Facts(group_sizes, plan.world_size, sent_nbytes(scenario, built), device_nbytes, host_nbytes)
 
 
 def exchanged(results: Sequence[Result]) -> Ranks:

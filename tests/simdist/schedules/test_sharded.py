@@ -14,7 +14,7 @@ from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
-from simdist.schedules.units import Unit, units_of_names, units_of_sizes
+from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 
 NAMES = {
     "AG": "AllGather gathered",
@@ -137,7 +137,13 @@ def test_gathers_of_three_micro_batches(settings: dict[str, object], expected: i
 
 
 JOB = Job(
-    8, 4, 4, (30, 7, 500, 12), tensor_rows=(10, 7, 25, 4), micro_batches=2, units=(Unit(0, 1), Unit(1, 3), Unit(3, 4))
+    8,
+    4,
+    4,
+    (30, 7, 500, 12),
+    tensor_rows=(10, 7, 25, 4),
+    micro_batches=2,
+    units=(ModelUnit(0, 1), ModelUnit(1, 3), ModelUnit(3, 4)),
 )
 
 
@@ -173,7 +179,9 @@ def test_units_follow_from_names_or_sizes() -> None:
 
 
 def test_the_root_is_gathered_first_and_reduced_last() -> None:
-    job = dataclasses.replace(JOB, micro_batches=1, units=(Unit(0, 1, False), Unit(1, 3), Unit(3, 4, False)))
+    job = dataclasses.replace(
+        JOB, micro_batches=1, units=(ModelUnit(0, 1, False), ModelUnit(1, 3), ModelUnit(3, 4, False))
+    )
     plan = FSDP(wrap="blocks").plan(job)
     gathers = [op.dst for op in plan.bodies[0] if isinstance(op, AllGather)]
     assert gathers == ["gathered.0", "gathered.2", "gathered.1", "gathered.1"]

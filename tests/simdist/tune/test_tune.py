@@ -190,7 +190,7 @@ def test_in_one_domain_of_two_nodes_it_is_what_a_gpu_sends():
 
 def test_memory_is_that_of_the_buffers():
     found = known(small(), kind="sync")
-    assert found.device_nbytes == 2 * NBYTES + 8  # parameters, gradients; loss and activations have one element each
+    assert found.device_nbytes == 3 * NBYTES + 8  # parameters, momenta, gradients; one element of loss and activations
     assert found.host_nbytes == 0
 
 
@@ -200,7 +200,7 @@ def test_memory_is_that_of_the_buffers():
         (Constraints(3), "--global-every 3"),
         (Constraints(4, ((4, 3),)), "--group-every 4:3"),
         (Constraints(4, max_nbytes=170_000), "--max-bytes '170 kB'"),
-        (Constraints(4, memory_nbytes=800_000), "--memory '800 kB'"),
+        (Constraints(4, memory_nbytes=1_200_000), "--memory '1.2 MB'"),
     ],
 )
 def test_what_a_schedule_breaks_is_named_as_it_is_written(constraints, name):

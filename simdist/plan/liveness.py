@@ -1,0 +1,70 @@
+"""Liveness: when the contents of each buffer are in use.
+
+Like dependencies, it follows from what operations read and write, and is never stated. A buffer is taken when an
+operation writes it anew, and given back after the last operation that reads these contents. Buffers with contents
+before the first step are in use throughout. `Wait` looks at no contents.
+
+>>> from simdist.plan import AllGather, Backward, Forward, Group, Plan
+>>> step = (AllGather("shard", "unit", Group(2)), Forward(("unit",), ("loss",)), Backward(("unit", "loss"), "grad"))
+>>> sharded = Buffer("shard", 5, tensors=(0, 1), initialized=True, sharded_over=Group(2))
+>>> buffers = (sharded, Buffer("unit", 10, tensors=(0, 1)), Buffer("grad", 10, tensors=(0, 1)), Buffer("loss", 1))
+>>> plan = Plan.from_steps("tiny", world_size=2, buffers=buffers, steps=[step])
+>>> [(life.buffer.name, life.begin, life.ends) for life in lifetimes(plan)]
+[('unit', 0, (0, 2)), ('loss', 1, (2,)), ('grad', 2, (2,))]
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from simdist.plan.ops import Op, Wait, lane_of, reads, writes
+from simdist.plan.plan import Buffer, Plan
+
+
+@dataclass(slots=True)
+class Lifetime:
+    """One use of a buffer.
+
+    Args:
+        buffer: The buffer.
+        begin: Row in the trace of the operation that writes it.
+        last: By lane, the row of the last operation that uses these contents.
+    """
+
+    buffer: Buffer
+    begin: int
+    last: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Rows of the last operations that use these contents, one for each lane."""
+        return tuple(self.last.values())
+
+
+def lifetimes(plan: Plan) -> Iterator[Lifetime]:
+    """Yield the uses of all buffers that have no contents before the first step, in the order of their beginnings."""
+    buffers = {buffer.name: buffer for buffer in plan.buffers if not buffer.initialized}
+    touched: dict[Op, tuple[tuple[str, bool], ...]] = {}
+    found: list[Lifetime] = []
+    alive: dict[str, Lifetime] = {}
+    row = 0
+    for number in plan.body_of_steps():
+        for op in plan.bodies[number]:
+            if op not in touched:
+                touched[op] = tuple(_touched(op, buffers))
+            for name, is_new in touched[op]:
+                if is_new or name not in alive:
+                    alive[name] = Lifetime(buffers[name], row)
+                    found.append(alive[name])
+                alive[name].last[lane_of(op).name] = row
+            row += 1
+    yield from found
+
+
+def _touched(op: Op, buffers: dict[str, Buffer]) -> Iterator[tuple[str, bool]]:
+    """Yield the buffers that an operation uses, each with whether it writes them anew."""
+    if isinstance(op, Wait):
+        return
+    read = reads(op)
+    for name in dict.fromkeys((*read, *writes(op))):
+        if name in buffers:
+            yield name, name not in read

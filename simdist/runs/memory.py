@@ -1,0 +1,121 @@
+"""Memory of a device under a schedule of a scenario."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from simdist import engines
+from simdist.errors import UnsupportedError
+from simdist.plan import Plan, ops
+from simdist.plan.plan import ITEM_NBYTES
+from simdist.runs.building import Built
+from simdist.scenario.scenario import Scenario
+from simdist.scenario.workload import Workload
+from simdist.traces.memory import Occupancy, occupancy
+
+#: Numbers that an optimizer keeps for each parameter.
+_STATES = {"sgd": 1, "lars": 1, "adamw": 2}
+_MOST_ROWS = 50_000  # of a trace that is simulated for its memory
+_STEPS_AFTER = 2  # simulated after the first step of every kind
+
+
+def memory_of(scenario: Scenario, built: Built) -> Occupancy:
+    """Return the memory of the first rank's device over the first steps, without disturbances.
+
+    The steps are those until every kind of step has been seen, and two more.
+    """
+    plan = _first_steps(built.plan)
+    shape = 1, plan.n_steps, plan.world_size
+    channels = {op.channel for body in plan.bodies for op in body if isinstance(op, ops.Delay)}
+    delays = dict.fromkeys(channels, np.zeros(shape))
+    try:
+        trace = engines.simulate(plan, built.costs, delays, engine="fast")
+    except UnsupportedError:
+        trace = engines.simulate(plan, built.costs, delays, engine="des")
+    workload = scenario.workload
+    return occupancy(
+        trace,
+        state_nbytes=state_nbytes(plan, workload),
+        activation_nbytes=activation_nbytes(plan, workload),
+        recomputed_nbytes=recomputed_nbytes(plan, workload),
+    )
+
+
+def most_nbytes(built: Built, workload: Workload) -> int:
+    """Return bytes that no time can exceed: those of all buffers on the device, whether in use or not."""
+    activations = activation_nbytes(built.plan, workload)
+    on_device = (buffer for buffer in built.plan.buffers if buffer.place == "device")
+    nbytes = sum(activations.get(buffer.name, buffer.nbytes) for buffer in on_device)
+    again = max(recomputed_nbytes(built.plan, workload).values(), default=0)
+    return nbytes + again + state_nbytes(built.plan, workload)
+
+
+def state_nbytes(plan: Plan, workload: Workload) -> int:
+    """Return the bytes of the optimizers' states on one rank."""
+    updates = [op for op in _distinct(plan) if isinstance(op, ops.Optimize)]
+    nbytes = {buffer.name: buffer.count * ITEM_NBYTES[buffer.dtype] for buffer in plan.buffers}
+    of_inner = {name for op in updates if op.optimizer == "inner" for name in op.slices or op.params}
+    of_outer = {name for op in updates if op.optimizer == "outer" for name in op.params}
+    n_states = _STATES[workload.optimizer]
+    return n_states * sum(nbytes[name] for name in of_inner) + sum(nbytes[name] for name in of_outer)
+
+
+def activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
+    """Return the bytes that forward passes leave for backward passes, by buffer. Empty if the workload states none.
+
+    A unit's share is its share of the FLOPs or, where no FLOPs are stated, of the parameters.
+    """
+    if workload.activation_nbytes is None:
+        return {}
+    kept_nbytes = workload.kept_activation_nbytes
+    of_sample = workload.activation_nbytes if kept_nbytes is None else kept_nbytes
+    shares = _Shares(plan, workload)
+    passes = [op for op in _distinct(plan) if isinstance(op, ops.Forward)]
+    return {op.dsts[0]: round(of_sample * workload.batch_size * shares.of(op.srcs)) for op in passes}
+
+
+def recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
+    """Return the bytes of activations that backward passes compute again, by the buffer of their gradients."""
+    if workload.activation_nbytes is None or workload.kept_activation_nbytes is None:
+        return {}
+    of_sample = workload.activation_nbytes - workload.kept_activation_nbytes
+    shares = _Shares(plan, workload)
+    passes = [op for op in _distinct(plan) if isinstance(op, ops.Backward)]
+    return {op.dst: round(of_sample * workload.batch_size * shares.of([op.dst])) for op in passes}
+
+
+class _Shares:
+    """The shares of tensors in the activations."""
+
+    def __init__(self, plan: Plan, workload: Workload) -> None:
+        self._tensors = {buffer.name: buffer.tensors for buffer in plan.buffers}
+        counted = [tensor.flops for tensor in workload.tensors] if workload.flops else workload.tensor_counts
+        self._weights = np.array(counted, dtype=np.float64)
+
+    def of(self, names: Sequence[str]) -> float:
+        """Return the share of the tensors in some buffers."""
+        ranges = [tensors for name in names if (tensors := self._tensors[name])]
+        return sum(float(self._weights[slice(*tensors)].sum()) for tensors in ranges) / float(self._weights.sum())
+
+
+def _distinct(plan: Plan) -> list[ops.Op]:
+    return list(dict.fromkeys(op for body in plan.bodies for op in body))
+
+
+def _first_steps(plan: Plan) -> Plan:
+    """Return the plan's first steps, until every body was there and some more."""
+    missing = set(range(len(plan.bodies)))
+    bodies: list[int] = []
+    n_rows = 0
+    n_after = 0
+    for number in plan.body_of_steps():
+        missing.discard(number)
+        n_rows += len(plan.bodies[number])
+        n_after += not missing
+        if bodies and (n_after > _STEPS_AFTER or n_rows > _MOST_ROWS):
+            break
+        bodies.append(number)
+    steps = [plan.bodies[number] for number in bodies]
+    return Plan.from_steps(
+        plan.name, world_size=plan.world_size, buffers=plan.buffers, steps=steps, dataset=plan.dataset
+    )

@@ -1,0 +1,154 @@
+"""Memory of a rank's device over time: which buffers of a plan are in use when, by what they hold.
+
+A buffer takes memory from the start of the operation that writes it to the end of the last one that reads it
+(`simdist.plan.liveness`). Parameters, and what else lasts from step to step, take memory throughout. A slice that is
+copied in order to be gathered lies in the gathered buffer. PyTorch's allocator reserves a little more: it rounds sizes
+up, and keeps a pool for each stream.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.plan import ops
+from simdist.plan.liveness import lifetimes
+from simdist.plan.plan import Buffer, Plan
+from simdist.plan.walk import occurrences
+from simdist.traces.trace import Trace
+
+#: What memory is for.
+#:
+#: parameters: what the optimizer updates. optimizer: its state, and anchors. units: gathered parameters. gradients: of
+#: the backward pass, reduced or not. activations: what the forward pass leaves for the backward pass.
+#: communication: inputs and outputs of collectives. other: residuals, inputs, checkpoints.
+Kind: TypeAlias = Literal["parameters", "optimizer", "units", "gradients", "activations", "communication", "other"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Bytes in use on the device of one rank.
+
+    Args:
+        at_s: When the bytes change, seconds `[n]`, ascending.
+        nbytes: By kind, the bytes in use from then on, int64 `[n]`.
+    """
+
+    at_s: NDArray[np.float64]
+    nbytes: Mapping[Kind, NDArray[np.int64]]
+
+    @property
+    def total_nbytes(self) -> NDArray[np.int64]:
+        """Bytes of all kinds, `[n]`."""
+        return np.asarray(np.sum([*self.nbytes.values()], axis=0))
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Most bytes in use at any time."""
+        return int(self.total_nbytes.max())
+
+    @property
+    def peak_s(self) -> float:
+        """When that is for the first time."""
+        return float(self.at_s[np.argmax(self.total_nbytes)])
+
+    @property
+    def at_peak(self) -> dict[Kind, int]:
+        """Bytes by kind when most are in use."""
+        at = int(np.argmax(self.total_nbytes))
+        return {kind: int(nbytes[at]) for kind, nbytes in self.nbytes.items()}
+
+
+def kinds_of(plan: Plan) -> dict[str, Kind]:
+    """Return what each buffer on the device is for. Buffers that lie in others are left out."""
+    each_op = list(dict.fromkeys(op for body in plan.bodies for op in body))
+    updates = [op for op in each_op if isinstance(op, ops.Optimize)]
+    passes = [op for op in each_op if isinstance(op, ops.Forward)]
+    inner = {name for op in updates if op.optimizer == "inner" for name in op.params}
+    outer = {name for op in updates if op.optimizer == "outer" for name in op.params}
+    gradients = {op.dst for op in each_op if isinstance(op, ops.Backward)}
+    gradients |= {name for op in updates for name in op.grads}
+    written = {name for op in passes for name in op.dsts}
+    read = {name for op in passes for name in op.srcs}
+    sent = {name for op in each_op if isinstance(op, ops.COLLECTIVES) for name in (*ops.reads(op), *ops.writes(op))}
+
+    def kind(buffer: Buffer) -> Kind:
+        if buffer.initialized and buffer.tensors and buffer.name in inner:
+            return "parameters"
+        if buffer.name in outer:
+            return "optimizer"
+        if buffer.name in gradients:
+            return "gradients"
+        if buffer.name in written:
+            return "activations"
+        if buffer.name in read and buffer.tensors:
+            return "units"
+        return "communication" if buffer.name in sent else "other"
+
+    inside = {op.src for op in each_op if isinstance(op, ops.AllGather)} - inner
+    inside &= {op.dst for op in each_op if isinstance(op, ops.Copy)}
+    inside -= {name for op in each_op if not isinstance(op, ops.Copy) for name in ops.writes(op)}
+    owned = (buffer for buffer in plan.buffers if buffer.place == "device" and buffer.name not in inside)
+    return {buffer.name: kind(buffer) for buffer in owned}
+
+
+def nbytes_of(buffer: Buffer, kind: Kind) -> int:
+    """Return the bytes of a buffer. Whole gradients have no padding before they are copied together."""
+    if kind == "gradients" and buffer.padding:
+        return buffer.nbytes * (buffer.count - buffer.padding) // buffer.count
+    return buffer.nbytes
+
+
+def occupancy(
+    trace: Trace,
+    *,
+    rank: int = 0,
+    state_nbytes: int = 0,
+    activation_nbytes: Mapping[str, int] | None = None,
+    recomputed_nbytes: Mapping[str, int] | None = None,
+) -> Occupancy:
+    """Return the memory of a rank over the time of a trace.
+
+    Args:
+        trace: The trace.
+        rank: The rank.
+        state_nbytes: Bytes of the optimizer's state.
+        activation_nbytes: Bytes of the activations in a buffer, by name; by default those of the buffer.
+        recomputed_nbytes: Bytes of the activations that a `Backward` computes again, by its gradients' buffer.
+    """
+    plan = trace.plan
+    kinds = kinds_of(plan)
+    known = activation_nbytes or {}
+    lasting: defaultdict[Kind, int] = defaultdict(int)
+    for buffer in plan.buffers:
+        if buffer.initialized and buffer.name in kinds:
+            lasting[kinds[buffer.name]] += buffer.nbytes
+    lasting["optimizer"] += state_nbytes
+    start_s = trace.start_s[:, rank]
+    end_s = trace.end_s[:, rank]
+    changes: list[tuple[float, int, Kind]] = [(0.0, 0, kind) for kind in KINDS]
+    for life in lifetimes(plan):
+        if life.buffer.name not in kinds:
+            continue
+        kind = kinds[life.buffer.name]
+        nbytes = known.get(life.buffer.name, nbytes_of(life.buffer, kind))
+        begin_s = float(start_s[life.begin])
+        last_s = float(max(end_s[row] for row in life.ends))
+        if last_s > begin_s:
+            changes += [(begin_s, nbytes, kind), (last_s, -nbytes, kind)]
+    for each in occurrences(plan):
+        again = recomputed_nbytes.get(each.op.dst, 0) if recomputed_nbytes and isinstance(each.op, ops.Backward) else 0
+        for row in each.rows.tolist() if again else ():
+            changes += [(float(start_s[row]), again, "activations"), (float(end_s[row]), -again, "activations")]
+    at_s = np.array([at for at, _, _ in changes])
+    order = np.argsort(at_s, kind="stable")
+    moments, first = np.unique(at_s[order], return_index=True)
+    held: dict[Kind, NDArray[np.int64]] = {}
+    for kind in KINDS:
+        steps = np.array([nbytes if of == kind else 0 for _, nbytes, of in changes], dtype=np.int64)[order]
+        held[kind] = lasting[kind] + np.cumsum(np.add.reduceat(steps, first))
+    return Occupancy(moments, held)
