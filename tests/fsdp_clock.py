@@ -2,144 +2,38 @@
 
     rows = drive(Settings(units=(Unit(forward=4, backward=8, gather=2, reduce_scatter=3),) * 3))
 
-WIP
+`fully_shard` runs on CPU tensors in a fake process group. It takes a device whose streams and events carry a clock for
+`torch.cuda`, so its own waits decide order, starts and ends. Computing passes time on the current stream. A collective
+starts when its stream is free and when its communicator has done what it was given before. Copies and the host cost
+nothing. The rules that follow from it are in `fsdp_rules.py`.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import NamedTuple
 from unittest import mock
 
 import torch
 import torch.distributed as dist
+from fsdp_settings import (
+    ALL_REDUCE,
+    BACKWARD,
+    BACKWARD_GATHER,
+    FORWARD,
+    GATHER,
+    OPTIMIZE,
+    REDUCE_SCATTER,
+    ROOT,
+    MicroBatch,
+    Passes,
+    Root,
+    Row,
+    Settings,
+    Unit,
+)
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-ROOT = -1
-"""The number of the root, if it holds parameters of its own; the units count from 0."""
-
-FORWARD = "forward"
-BACKWARD = "backward"
-GATHER = "gather"
-BACKWARD_GATHER = "backward_gather"
-REDUCE_SCATTER = "reduce_scatter"
-ALL_REDUCE = "all_reduce"
-OPTIMIZE = "optimize"
-
-
-@dataclass(frozen=True)
-class Unit:
-    """The times of a unit, in ms.
-
-    Attributes:
-        forward: Its forward pass.
-        backward: Its backward pass.
-        gather: An all-gather over the ranks that shard it.
-        reduce_scatter: A reduce-scatter over the same ranks.
-        all_reduce: An all-reduce of its shard between the replicas.
-        optimize: The update of its shard.
-        regather: An all-gather over the fewer ranks of an integer `reshard_after_forward`; `gather` by default.
-        reshard_after_forward: Of this unit, instead of that of the settings.
-    """
-
-    forward: int
-    backward: int
-    gather: int
-    reduce_scatter: int
-    all_reduce: int = 0
-    optimize: int = 0
-    regather: int | None = None
-    reshard_after_forward: bool | int | None = None
-
-
-@dataclass(frozen=True)
-class Passes:
-    """What the root computes at one place of the model: ms of its forward and of its backward pass."""
-
-    forward: int
-    backward: int
-
-
-@dataclass(frozen=True)
-class Root:
-    """A root that holds parameters of its own. It uses them before the first unit, after the last one, or at both.
-
-    Times as of `Unit`.
-    """
-
-    gather: int
-    reduce_scatter: int
-    all_reduce: int = 0
-    optimize: int = 0
-    regather: int | None = None
-    before: Passes | None = None
-    after: Passes | None = None
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What is set before the forward pass of a micro-batch.
-
-    Attributes:
-        reduces: `set_requires_gradient_sync`.
-        all_reduces: `set_requires_all_reduce`, where `reduces`.
-        reshards: `set_reshard_after_backward`.
-        is_last: `set_is_last_backward`.
-    """
-
-    reduces: bool = True
-    all_reduces: bool = True
-    reshards: bool = True
-    is_last: bool = True
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A job, all ranks of which are alike.
-
-    Attributes:
-        units: In the order of the forward pass.
-        root: None if the root holds no parameters of its own. It is wrapped either way.
-        reshard_after_forward: Of each call of `fully_shard`, the root's too.
-        shard: Ranks that share a unit.
-        replicas: Copies of these; from 2 on it is HSDP.
-        micro_batches: Of one step.
-        n_steps: Steps, one after the other.
-        forward_prefetch: Units ahead that each unit names to `set_modules_to_forward_prefetch`; 0: it is not called.
-        backward_prefetch: The same for `set_modules_to_backward_prefetch`.
-        separate_group: `set_separate_reduce_scatter_group`.
-        max_input_buffers: `set_reduce_scatter_max_input_buffers`.
-        input_needs_gradient: The input of the model requires a gradient.
-        serial: All streams are one, as on CPUs, where each collective blocks the host.
-    """
-
-    units: tuple[Unit, ...]
-    root: Root | None = None
-    reshard_after_forward: bool | int | None = None
-    shard: int = 2
-    replicas: int = 1
-    micro_batches: tuple[MicroBatch, ...] = (MicroBatch(),)
-    n_steps: int = 1
-    forward_prefetch: int = 0
-    backward_prefetch: int = 0
-    separate_group: bool = False
-    max_input_buffers: int = 1
-    input_needs_gradient: bool = False
-    serial: bool = False
-
-
-class Row(NamedTuple):
-    """One operation on the device or on the wire; `micro_batch` is that in which the host issued it."""
-
-    step: int
-    micro_batch: int
-    kind: str
-    unit: int
-    start: int
-    end: int
 
 
 def drive(settings: Settings) -> list[Row]:
@@ -237,9 +131,7 @@ class _Device:
         is_backward = torch._C._current_graph_task_id() != -1
         self._transfer(BACKWARD_GATHER if is_backward else GATHER, unit, duration, group)
 
-    def reduce_scatter(
-        self, *, output: Tensor, input: Tensor, group: dist.ProcessGroup, op: object, async_op: bool  # noqa: A002
-    ) -> None:
+    def reduce_scatter(self, *, output: Tensor, group: dist.ProcessGroup, async_op: bool, **_: object) -> None:
         assert not async_op
         unit = _unit_of(output.numel())
         self._transfer(REDUCE_SCATTER, unit, self._units[unit].reduce_scatter, group)
@@ -266,7 +158,7 @@ def _patched(device: _Device) -> Iterator[None]:
     with ExitStack() as stack:
         for name in modules:
             place = f"torch.distributed.fsdp._fully_shard.{name}._get_device_handle"
-            stack.enter_context(mock.patch(place, lambda _: device))
+            stack.enter_context(mock.patch(place, return_value=device))
         stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", device.current_stream))
         stack.enter_context(mock.patch.object(dist, "all_gather_single", device.all_gather))
         stack.enter_context(mock.patch.object(dist, "reduce_scatter_single", device.reduce_scatter))
@@ -296,14 +188,14 @@ class _Work(torch.autograd.Function):
     """Work of a unit: its time passes on the current stream in its forward, and in its backward pass."""
 
     @staticmethod
-    def forward(ctx, inputs: Tensor, weight: Tensor, device: _Device, unit: int, passes: Passes) -> Tensor:  # type: ignore[override]
+    def forward(ctx, inputs: Tensor, weight: Tensor, device: _Device, unit: int, passes: Passes) -> Tensor:
         ctx.weight_shape = weight.shape
         ctx.backward_pass = (device, unit, passes.backward)
         device.compute(FORWARD, unit, passes.forward)
         return inputs.clone()
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         device, unit, duration = ctx.backward_pass
         device.compute(BACKWARD, unit, duration)
         return grad, torch.zeros(ctx.weight_shape), None, None, None
@@ -389,5 +281,6 @@ def _optimize(model: FSDPModule, settings: Settings, device: _Device) -> None:
         device.compute(OPTIMIZE, ROOT, settings.root.optimize)
     for number, unit in enumerate(settings.units):
         device.compute(OPTIMIZE, number, unit.optimize)
+    assert isinstance(model, nn.Module)
     for parameter in model.parameters():
         parameter.grad = None
