@@ -87,6 +87,13 @@ def even() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
+def odd() -> nn.Module:
+    """Has parameters whose rows no number of ranks divides."""
+    return nn.Sequential(
+        nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3)
+    )
+
+
 def frozen() -> nn.Module:
     module = mlp()
     module[2].weight.requires_grad_(False)
@@ -107,6 +114,7 @@ def dropout() -> nn.Module:
 MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "even": even,
+    "odd": odd,
     "frozen": frozen,
     "tied": Tied,
     "conv": conv,
@@ -130,14 +138,17 @@ class Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
             module = MODELS[self.model]().to(self.dtype)
+        return module, self.optimizer_of(module)
+
+    def optimizer_of(self, module: nn.Module) -> torch.optim.Optimizer:
         parameters = module.parameters()
         match self.optimizer:
             case "sgd":
-                return module, torch.optim.SGD(parameters, lr=0.1)
+                return torch.optim.SGD(parameters, lr=0.1)
             case "momentum":
-                return module, torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
+                return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
             case "adamw":
-                return module, torch.optim.AdamW(parameters, lr=0.01)
+                return torch.optim.AdamW(parameters, lr=0.01)
             case "groups":
                 groups = [
                     {
@@ -146,15 +157,15 @@ class Training:
                     }
                     for decays, rate in ((True, 0.1), (False, 0.0))
                 ]
-                return module, torch.optim.AdamW(groups, lr=0.01)
+                return torch.optim.AdamW(groups, lr=0.01)
             case "adam":
-                return module, torch.optim.Adam(parameters, lr=0.01)
+                return torch.optim.Adam(parameters, lr=0.01)
             case "adagrad":
-                return module, torch.optim.Adagrad(parameters, lr=0.05, initial_accumulator_value=0.1)
+                return torch.optim.Adagrad(parameters, lr=0.05, initial_accumulator_value=0.1)
             case "lbfgs":
-                return module, torch.optim.LBFGS(parameters)
+                return torch.optim.LBFGS(parameters)
             case "lars":
-                return module, Lars(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3, eta=0.5)
+                return Lars(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3, eta=0.5)
         raise AssertionError(self.optimizer)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
