@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from fsdp_settings import ROOT, Root, Settings
 
 from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared
 from simdist.engines import simulate
@@ -12,6 +13,8 @@ from simdist.plan.check import check
 from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import Job
+from simdist.schedules.fsdp import FSDP
+from simdist.schedules.hsdp import HSDP
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.units import ModelUnit
 from simdist.traces.trace import Trace
@@ -106,3 +109,99 @@ def _seconds(op: ops.Op, seconds: Seconds) -> float:
             return seconds.update
         case _:
             return 0.0
+
+
+def schedule_of(settings: Settings) -> ShardedSchedule | None:
+    """Return the schedule with the settings of a job under `fully_shard`; None if it states other things.
+
+    A root on both sides of the units is one unit for `fully_shard`, and two here. The settings of micro-batches before
+    the last one are alike, and each backward pass waits for its reductions.
+    """
+    root = settings.root
+    earlier = set(settings.micro_batches[:-1])
+    last_unit = settings.units[-1].reshard_after_forward
+    if settings.shard == 1 or settings.input_needs_gradient or len(earlier) > 1:
+        return None
+    if (root and root.before and root.after) or (root and root.after and last_unit is False):
+        return None
+    if any(not each.is_last or (not each.all_reduces and not each.reduces) for each in earlier):
+        return None
+    first = settings.micro_batches[0]
+    common: dict[str, object] = {
+        "reshard_after_forward": settings.reshard_after_forward,
+        "wrap": "blocks" if root else "all",
+        "keep_last_unit": last_unit is False,
+        "forward_prefetch": max(1, settings.forward_prefetch),
+        "backward_prefetch": max(1, settings.backward_prefetch),
+        "reduce_buffers": settings.max_input_buffers,
+        "communicators": 2 if settings.separate_group else 1,
+        "accumulation": "reduce" if first.reduces else "local",
+        "reshard_after_backward": first.reshards or len(settings.micro_batches) == 1,
+    }
+    if settings.replicas == 1:
+        return FSDP.model_validate(common)
+    return HSDP.model_validate(
+        common | {"shard": settings.shard, "all_reduce": "each" if first.all_reduces else "last"}
+    )
+
+
+def rows_of(settings: Settings, schedule: ShardedSchedule) -> list[tuple[object, ...]]:
+    """Return when each operation of a job runs by the simulator, in order."""
+    root = settings.root
+    numbers = [*range(len(settings.units))]
+    if root:
+        numbers = [ROOT, *numbers] if root.before else [*numbers, ROOT]
+    job = Job(
+        settings.shard * settings.replicas,
+        settings.shard * settings.replicas,
+        settings.n_steps,
+        (24,) * len(numbers),
+        micro_batches=len(settings.micro_batches),
+        run_ahead_steps=None,
+        units=tuple(ModelUnit(at, at + 1, is_block=number != ROOT) for at, number in enumerate(numbers)),
+    )
+    plan = schedule.plan(job)
+    check(plan)
+    prove(plan, lambda step: schedule.result(step, job))
+    seconds = {op: _given(op, settings, numbers, schedule) for body in plan.bodies for op in body}
+    trace = simulate(plan, priced(plan, seconds), {}, engine="fast")
+    return sorted(
+        (_KIND[type(each.op)], numbers[_number(each.op)], *_times(trace, each.index))
+        for each in walk(plan)
+        if isinstance(each.op, ops.Forward | ops.Backward | ops.Collective)
+    )
+
+
+_KIND = {
+    ops.Forward: "forward",
+    ops.Backward: "backward",
+    ops.AllGather: "gather",
+    ops.ReduceScatter: "reduce_scatter",
+    ops.AllReduce: "all_reduce",
+}
+
+
+def _number(op: ops.Op) -> int:
+    return int(ops.writes(op)[0].rpartition(".")[2])
+
+
+def _given(op: ops.Op, settings: Settings, numbers: list[int], schedule: ShardedSchedule) -> float:
+    if isinstance(op, ops.Optimize):
+        return sum(each.optimize for each in (*settings.units, *([settings.root] if settings.root else [])))
+    if not isinstance(op, ops.Forward | ops.Backward | ops.Collective):
+        return 0.0
+    number = numbers[_number(op)]
+    times = settings.units[number] if number != ROOT else settings.root
+    assert times is not None
+    match op:
+        case ops.Forward() | ops.Backward():
+            of = times if not isinstance(times, Root) else times.before or times.after
+            assert of is not None
+            return of.forward if isinstance(op, ops.Forward) else of.backward
+        case ops.AllGather():
+            is_again = op.group.size < schedule.sharers(settings.shard * settings.replicas)
+            return times.regather if is_again and times.regather is not None else times.gather
+        case ops.ReduceScatter():
+            return times.reduce_scatter
+        case _:
+            return times.all_reduce

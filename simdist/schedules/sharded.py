@@ -6,7 +6,7 @@ The order of operations and what each of them waits for are those of PyTorch's F
 
 import abc
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar, Literal, TypeAlias
@@ -354,40 +354,48 @@ class _Step:
     def _forward(self) -> None:
         """Gather each unit, copy it out and compute with it.
 
-        The root is gathered and copied out before everything else. A later gather waits until the unit before the last
-        `forward_prefetch` ones has been copied out.
+        The root is gathered and copied out before everything else. A gather waits until the unit before the one that
+        was copied out last has been copied out: gathers run up to two units ahead or, if asked for, more.
         """
-        shards = self.shards
         self._copied_out = []
-        upcoming = deque(number for number in self._numbers if number not in self._whole and number not in shards.root)
-        root = [number for number in shards.root if number not in self._whole]
-        for number in root:
-            self._gather(number)
-        for number in root:
-            self._copy_out(number)
+        self._take_root(self._gather)
         ahead = self.schedule.forward_prefetch
+        upcoming = deque(number for number in self._numbers if number not in self._whole)
         sources = parts.input_names(self.job)
         for number in self._numbers:
             if upcoming and upcoming[0] == number:
-                self._gates += self._copied_out[-1 - ahead :][:1] if len(self._copied_out) > ahead else []
-                self._gather(upcoming.popleft())
-            if number not in self._whole:
-                self._copy_out(number)
+                self._gather_ahead(upcoming.popleft())
+            if number not in self._whole and number not in self.shards.root:
+                self._copy_out([number])
             while ahead > 1 and upcoming and upcoming[0] <= number + ahead:
-                self._gates += self._copied_out[-2:-1]
-                self._gather(upcoming.popleft())
-            self._compute_forward(number, sources)
+                self._gather_ahead(upcoming.popleft())
+            loss = (parts.loss_name(self.job, self.step),) if number == self._numbers[-1] else ()
+            self._ops.append(ops.Forward((f"unit.{number}", *sources), (f"activations.{number}", *loss)))
             sources = (f"activations.{number}",)
+            if number not in self.shards.root:
+                self._leave(number)
+        for number in self.shards.root:
+            self._leave(number)
 
-    def _compute_forward(self, number: int, sources: tuple[str, ...]) -> None:
-        shards = self.shards
-        loss = (parts.loss_name(self.job, self.step),) if number == self._numbers[-1] else ()
-        self._ops.append(ops.Forward((f"unit.{number}", *sources), (f"activations.{number}", *loss)))
-        if shards.is_kept(number):
+    def _gather_ahead(self, number: int) -> None:
+        self._gates += self._copied_out[-2:-1]
+        self._gather(number)
+
+    def _leave(self, number: int) -> None:
+        """Free a unit after its forward pass, if it is not kept."""
+        if self.shards.is_kept(number):
             return
         self._whole.discard(number)
-        if shards.kept_over:
+        if self.shards.kept_over:
             self._ops.append(ops.Copy(f"unit.{number}", f"kept.{number}"))
+
+    def _take_root(self, gather: Callable[[int], None]) -> bool:
+        """Gather and copy out the root, if it has to be; return whether it had to."""
+        root = [number for number in self.shards.root if number not in self._whole]
+        for number in root:
+            gather(number)
+        self._copy_out(root)
+        return bool(root)
 
     def _gather(self, number: int) -> None:
         """Gather a unit from the slices of all ranks that share it."""
@@ -410,10 +418,11 @@ class _Step:
         self._ops += [ops.Wait(name, lane) for name in dict.fromkeys(self._gates)]
         self._gates.clear()
 
-    def _copy_out(self, number: int) -> None:
-        self._ops.append(ops.Copy(f"gathered.{number}", f"unit.{number}"))
-        self._copied_out.append(f"unit.{number}")
-        self._whole.add(number)
+    def _copy_out(self, numbers: Sequence[int]) -> None:
+        """Copy units out of what was gathered, all before the next one."""
+        self._ops += [ops.Copy(f"gathered.{number}", f"unit.{number}") for number in numbers]
+        self._copied_out += [f"unit.{number}" for number in numbers[-1:]]
+        self._whole.update(numbers)
 
     def _backward(self, micro_batch: int, *, is_last: bool) -> None:
         """Compute gradients from the last unit to the first, and reduce each unit's.
@@ -421,20 +430,23 @@ class _Step:
         The first gather waits for the last one of the forward pass to be copied out, and hides behind the last unit's
         forward pass. A later one waits until the unit that computes next is copied out.
         """
+        root = self.shards.root
         buckets = [self.shards.units[number].tensors for number in reversed(self._numbers)]
-        upcoming = deque(number for number in reversed(self._numbers) if number not in self._whole)
+        upcoming = deque(n for n in reversed(self._numbers) if n not in self._whole and n not in root)
         reduces = is_last or self.schedule.accumulation == "reduce"
         late = self._reduced_late()
         self._reduced = []
-        self._gates = self._copied_out[-1:]
+        self._gates += self._copied_out[-1:]
+        root_comes_first = self._numbers[-1] in root
+        if root_comes_first:
+            self._turn_to_root()
         for place, number in enumerate(reversed(self._numbers)):
-            if upcoming and upcoming[0] == number:
+            if number not in root:
+                self._turn_to(number, upcoming)
+            elif place == 0 and upcoming and upcoming[0] == number - 1:
                 self._gather_again(upcoming.popleft())
-            if number not in self._whole:
-                self._copy_out(number)
-                self._gates = [f"unit.{number}"]
-            while upcoming and upcoming[0] >= number - self.schedule.backward_prefetch:
-                self._gather_again(upcoming.popleft())
+            if not root_comes_first and place == 0:
+                self._turn_to_root()
             if is_last:
                 self._ops += parts.late_backward(self.job, buckets, place, exchanges=True)
             adds = micro_batch > 0 and self.schedule.accumulation == "local"
@@ -448,10 +460,24 @@ class _Step:
         else:
             self._end_micro_batch(micro_batch)
 
+    def _turn_to(self, number: int, upcoming: deque[int]) -> None:
+        """Copy out a unit for its backward pass, and gather those that come next."""
+        if upcoming and upcoming[0] == number:
+            self._gather_again(upcoming.popleft())
+        if number not in self._whole:
+            self._copy_out([number])
+            self._gates = [f"unit.{number}"]
+        while upcoming and upcoming[0] >= number - self.schedule.backward_prefetch:
+            self._gather_again(upcoming.popleft())
+
+    def _turn_to_root(self) -> None:
+        if self._take_root(self._gather_again):
+            self._gates = self._copied_out[-1:]
+
     def _end_micro_batch(self, micro_batch: int) -> None:
         """Wait for all reductions, and let the gathers of the next micro-batch wait for them too."""
         if self.schedule.reshard_after_backward:
-            self._whole = {number for number in self.shards.root if self.shards.is_kept(number)}
+            self._whole.clear()
         self._gates = [f"grad.{self._numbers[0]}"]
         if self._reduced:
             self._wait_for_all(micro_batch)

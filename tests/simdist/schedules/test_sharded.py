@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
+from fsdp_rules import rows_by_rules
+from fsdp_settings import random_settings
 from hypothesis import given
 from hypothesis import strategies as st
-from sharded import Seconds, plan_of, priced, step_s, times
+from sharded import Seconds, plan_of, priced, rows_of, schedule_of, step_s, times
 
 from simdist.engines import simulate
 from simdist.plan import AllGather, Wait, lane_of
@@ -134,6 +136,24 @@ def test_gathers_of_three_micro_batches(settings: dict[str, object], expected: i
     assert {name: gathered.count(name) for name in gathered} == dict.fromkeys(
         [f"gathered.{number}" for number in range(4)], expected
     )
+
+
+def test_random_jobs_run_as_under_fully_shard() -> None:
+    """`fsdp_rules` says what torch's own code does on a virtual clock, see tests/real/fsdp."""
+    n_compared = 0
+    for seed in range(1_200):
+        settings = random_settings(seed)
+        schedule = schedule_of(settings)
+        if schedule is None:
+            continue
+        expected = sorted(
+            ("gather" if row.kind == "backward_gather" else row.kind, row.unit, row.start, row.end)
+            for row in rows_by_rules(settings)
+            if row.kind != "optimize"
+        )
+        assert rows_of(settings, schedule) == expected, (seed, schedule)
+        n_compared += 1
+    assert n_compared > 300
 
 
 JOB = Job(
