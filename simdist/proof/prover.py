@@ -67,10 +67,12 @@ from simdist.proof.symbols import (
     fraction,
     fraction_text,
     gather,
+    gathered,
     reduced,
     root_mask,
     same,
     scatter,
+    scattered,
     spread,
     summed,
     tag_text,
@@ -117,7 +119,9 @@ def _updated(op: ops.Optimize | ops.TrustRatios, state: State) -> tuple[Value, .
 
 
 def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
-    pairs = [(each.numerators, other[tag].numerators) for tag, each in one.items() if tag in other]
+    pairs = [
+        np.broadcast_arrays(each.numerators, other[tag].numerators) for tag, each in one.items() if tag in other
+    ]
     return one.keys() == other.keys() and all((a * b.sum() == b * a.sum()).all() for a, b in pairs)
 
 
@@ -133,6 +137,7 @@ class _Proof:
         self._plan = plan
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
+        self._nothing = Weights(np.zeros_like(self._own.numerators))
         self._sources = sources
         self._began = self._own  # parameters at the beginning of a step: a rank's own, or the first sharer's
         distinct = dict.fromkeys(op for body in plan.bodies for op in body)
@@ -225,7 +230,7 @@ class _Proof:
         """Return a value in which every atom of a buffer has the same weights."""
         first, last = self._atoms(name)
         places = np.broadcast_to(np.arange(first, last), (self._plan.world_size, last - first))
-        return Value(places, {tag: each.repeated(last - first) for tag, each in weights.items()})
+        return Value(places, weights)
 
     def _atoms(self, name: str) -> tuple[int, int]:
         tensors = self._buffers[name].tensors
@@ -308,7 +313,7 @@ class _Proof:
         places = state[src].places
         if before.has("kept") and not np.array_equal(before.places, places):
             raise _BrokenError(f"{residual} holds the rest of other tensors, or slices, than those of {src}")
-        return Value(places, {Tag("kept"): self._own.repeated(places.shape[1])})
+        return Value(places, {Tag("kept"): self._own})
 
     def _low_rank(self, op: ops.LowRank, state: State) -> None:
         """Let factors hold symbols of the matrices that they stand for: P as well as Q, which all ranks project on."""
@@ -348,7 +353,7 @@ class _Proof:
         of_atom = of_atom.reshape(value.places.shape)
         for tag, weights in value.weights.items():
             weights.demand_room(max(op.divisor, self._plan.world_size))
-            held = weights.numerators
+            held = weights.of_atoms(value.places.shape[1])
             totals = np.zeros((len(places), held.shape[2]), dtype=np.int64)
             np.add.at(totals, of_atom, held)
             wrong = (held != 0) & (totals[of_atom] != op.divisor * held)
@@ -379,12 +384,13 @@ class _Proof:
         """Concatenate the atoms of buffers."""
         tags = dict.fromkeys(tag for value in values for tag in value.weights)
         places = np.concatenate([value.places for value in values], axis=1)
-        return Value(places, {tag: concatenated([self._weights(value, tag) for value in values]) for tag in tags})
+        n_atoms = [value.places.shape[1] for value in values]
+        packed = {tag: concatenated([self._weights(value, tag) for value in values], n_atoms) for tag in tags}
+        return Value(places, packed)
 
     def _weights(self, value: Value, tag: Tag) -> Weights:
         """Return the weights of a source, zero if the value has none of it."""
-        zero = np.zeros((*value.places.shape, len(self._sources)), dtype=np.int64)
-        return value.weights.get(tag, Weights(zero))
+        return value.weights.get(tag, self._nothing)
 
     def _unpack(self, op: ops.Unpack, state: State) -> None:
         """Split a fusion buffer into the atoms that it was packed from."""
@@ -393,9 +399,7 @@ class _Proof:
         for name in op.dsts:
             begin, end = self._atoms(name)
             last = first + end - begin
-            parts = {
-                tag: Weights(each.numerators[:, first:last], each.denominator) for tag, each in value.weights.items()
-            }
+            parts = {tag: each.cut(first, last) for tag, each in value.weights.items()}
             state[name] = Value(value.places[:, first:last], parts)
             first = last
         if first != value.places.shape[1]:
@@ -483,8 +487,7 @@ class _Proof:
             low = max(first, grad_first)
             high = min(last, grad_last)
             for tag, each in state[grad].weights.items() if low < high else ():
-                piece = Weights(each.numerators[:, low - grad_first : high - grad_first], each.denominator)
-                pieces[tag].append((slice(low - first, high - first), piece))
+                pieces[tag].append((slice(low - first, high - first), each.cut(low - grad_first, high - grad_first)))
         additions = {tag: assembled(parts, last - first) for tag, parts in pieces.items()}
         return Value(state[param].places, summed((state[param].weights, Fraction(1)), (additions, sign)))
 
@@ -509,7 +512,10 @@ class _Proof:
             mine = np.stack([cut[:, member, :, member] for member in range(op.shared_by.size)], axis=1)
             return mine.reshape(len(rows), -1, rows.shape[-1])
 
-        weights = {tag: reduced(own(each.numerators), each.denominator) for tag, each in value.weights.items()}
+        weights = {
+            tag: each if each.numerators.shape[1] == 1 else reduced(own(each.numerators), each.denominator)
+            for tag, each in value.weights.items()
+        }
         return Value(own(value.places[:, :, None])[:, :, 0], weights)
 
     def _demand_places(self, name: str, value: Value) -> None:
@@ -526,10 +532,13 @@ class _Proof:
         mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
         size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
         divisor = size if mean else 1
+        of_weights = {scatter: partial(scattered, n_atoms=n_atoms), gather: partial(gathered, n_atoms=n_atoms)}.get(
+            move, move
+        )
         weights = {}
         for tag, each in value.weights.items():
             each.demand_room(op.group.size * divisor)
-            moved = move(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
+            moved = of_weights(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
             if isinstance(op, ops.Reduce):  # only the root holds a mean; the other members keep their contents
                 moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
             rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
@@ -605,9 +614,8 @@ class _Proof:
         except _BrokenError as error:
             return str(error)
         for tag in sorted({*found.weights, *expected}, key=lambda tag: (tag.kind, tag.age, tag.micro_batch)):
-            zero = Weights(np.zeros_like(self._own.numerators))
-            have = found.weights.get(tag, zero)
-            want = expected.get(tag, zero)
+            have = self._weights(found, tag)
+            want = expected.get(tag, self._nothing)
             differs = have.numerators * want.denominator != want.numerators * have.denominator
             if differs.any():
                 rank, atom, column = (int(index) for index in np.argwhere(differs)[0])
