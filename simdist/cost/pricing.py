@@ -107,14 +107,6 @@ def alike(resources: Resources, group: Group) -> Alike:
     return Alike(resources, np.array(group.members(resources.world_size)))
 
 
-def _without_names(op: ops.Collective) -> ops.Collective:
-    match op:
-        case ops.ReduceScatter() | ops.AllGather():
-            return replace(op, src="", dst="")
-        case _:
-            return replace(op, buffer="")
-
-
 class _Pricing:
     def __init__(
         self,
@@ -259,7 +251,7 @@ class _Pricing:
     def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
         """Return the price of a collective; those that differ in the names of buffers only have one."""
         sparse = isinstance(op, ops.AllGather) and self._buffer(op.dst).sparse
-        like = _without_names(op), nbytes, sparse
+        like = ops.without_names(op), nbytes, sparse
         if like not in self._collectives:
             self._collectives[like] = self._new_collective(op, nbytes, sparse=sparse)
         return self._collectives[like]

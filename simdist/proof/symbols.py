@@ -57,6 +57,12 @@ class Weights:
         self.demand_room(abs(factor.numerator))
         return reduced(self.numerators * factor.numerator, self.denominator * factor.denominator)
 
+    def equals(self, other: "Weights") -> bool:
+        """Tell whether every atom has the same weights."""
+        return self is other or bool(
+            (self.numerators * other.denominator == other.numerators * self.denominator).all()
+        )
+
     def demand_room(self, factor: int) -> None:
         """Raise an error if 64 bits may not hold `factor` times the numerators.
 
@@ -84,10 +90,7 @@ State: TypeAlias = dict[str, Value]
 
 def same(found: dict[Tag, Weights], expected: dict[Tag, Weights]) -> bool:
     """Tell whether every atom has the expected weights."""
-    return found.keys() == expected.keys() and all(
-        (each.numerators * expected[tag].denominator == expected[tag].numerators * each.denominator).all()
-        for tag, each in found.items()
-    )
+    return found.keys() == expected.keys() and all(each.equals(expected[tag]) for tag, each in found.items())
 
 
 def spread(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -106,7 +109,7 @@ def assembled(parts: Sequence[tuple[slice, Weights]], n_atoms: int) -> Weights:
     is_covered = np.zeros(n_atoms, dtype=bool)
     for atoms, _ in parts:
         is_covered[atoms] = True
-    if first.numerators.shape[1] == 1 and is_covered.all() and all(_is_equal(first, part) for _, part in parts[1:]):
+    if first.numerators.shape[1] == 1 and is_covered.all() and all(first.equals(part) for _, part in parts[1:]):
         return first
     common = math.lcm(*(part.denominator for _, part in parts))
     n_ranks, _, n_sources = first.numerators.shape
@@ -115,12 +118,6 @@ def assembled(parts: Sequence[tuple[slice, Weights]], n_atoms: int) -> Weights:
         part.demand_room(common // part.denominator)
         numerators[:, atoms] = part.numerators * (common // part.denominator)
     return reduced(numerators, common)
-
-
-def _is_equal(one: Weights, other: Weights) -> bool:
-    return one is other or (
-        one.denominator == other.denominator and np.array_equal(one.numerators, other.numerators)
-    )
 
 
 def concatenated(parts: Sequence[Weights], n_atoms: Sequence[int]) -> Weights:
