@@ -111,7 +111,7 @@ class Routes:
         n_outside = int(np.count_nonzero(self._is_outside))
         match order:
             case "slowest":
-                return [(0, rounds)] * (n_outside > 0) + [(rounds, 0)] * (n_outside < n)
+                return [(0, rounds) if is_outside else (rounds, 0) for is_outside in self._is_outside.tolist()]
             case "line":
                 return [(n - n_outside, n_outside)]
             case "ring":
@@ -131,7 +131,7 @@ class Routes:
     def _on_fabric(self) -> "list[_Part]":
         resources = self._wiring.resources
         inside = np.flatnonzero(~self._is_outside)
-        use = _Use("fabric", inside, self._share_of_mesh() if self._wiring.mesh and len(inside) else 1.0)
+        use = _Carried("fabric", inside, self._share_of_mesh() if self._wiring.mesh and len(inside) else 1.0)
         src = resources.fabric_out(self._src[inside])
         return [_Part(src, use), _Part(resources.fabric_in(self._dst[inside]), use)]
 
@@ -147,7 +147,7 @@ class Routes:
         received = np.flatnonzero(self._dst < resources.world_size)
         out = resources.fabric_out(self._src[sent])
         into = resources.fabric_in(self._dst[received])
-        return [_Part(out, _Use("plain", sent)), _Part(into, _Use("plain", received))]
+        return [_Part(out, _Carried("plain", sent)), _Part(into, _Carried("plain", received))]
 
     def _on_network(self) -> "list[_Part]":
         resources = self._wiring.resources
@@ -156,19 +156,19 @@ class Routes:
         dst, received = self._over_domain("received", self._dst[outside], outside)
         parts = [_Part(resources.nic_out(src), sent), _Part(resources.nic_in(dst), received)]
         if self._wiring.switched:
-            parts.append(_Part(np.full_like(outside, resources.switch), _Use("received", outside)))
+            parts.append(_Part(np.full_like(outside, resources.switch), _Carried("received", outside)))
         return parts
 
     def _over_domain(
         self, way: Way, ranks: NDArray[np.int64], messages: NDArray[np.int64]
-    ) -> "tuple[NDArray[np.int64], _Use]":
+    ) -> "tuple[NDArray[np.int64], _Carried]":
         """Return the nodes that carry the bytes of ranks: the nodes of their domains that take part, in equal parts."""
         resources = self._wiring.resources
         if resources.nodes_per_domain == 1 or not len(ranks):
-            return resources.node(ranks), _Use(way, messages)
+            return resources.node(ranks), _Carried(way, messages)
         both = np.concatenate([self._src, self._dst])
         nodes, first = np.unique(resources.node(both), return_index=True)
-        return nodes, _Use(way, messages, sharing=(resources.domain(ranks), resources.domain(both)[first]))
+        return nodes, _Carried(way, messages, sharing=(resources.domain(ranks), resources.domain(both)[first]))
 
     def _on_bridges(self) -> "list[_Part]":
         resources = self._wiring.resources
@@ -176,11 +176,11 @@ class Routes:
         to_gpu = np.flatnonzero(self._dst < resources.world_size)
         up = resources.bridge_up(resources.node(self._src[from_gpu]))
         down = resources.bridge_down(resources.node(self._dst[to_gpu]))
-        return [_Part(up, _Use("plain", from_gpu)), _Part(down, _Use("plain", to_gpu))]
+        return [_Part(up, _Carried("plain", from_gpu)), _Part(down, _Carried("plain", to_gpu))]
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class _Carried:
     """Bytes on some resources.
 
     Args:
@@ -213,4 +213,4 @@ class _Part:
     """Resources, which may recur, and the use of each."""
 
     resources: NDArray[np.int64]
-    use: _Use
+    use: _Carried

@@ -220,7 +220,7 @@ def _n_channels(cluster: Cluster, n_channels: int) -> int:
     if cluster.nodes_per_domain == 1:
         return n_channels
     link = cluster.fabric
-    return max(1, min(n_channels, int(link.bandwidth_Bps * link.efficiency / _DOMAIN_CHANNEL_BPS)))
+    return max(1, int(min(n_channels, link.bandwidth_Bps * link.efficiency / _DOMAIN_CHANNEL_BPS)))
 
 
 def _lacks_nvls(call: Call, cluster: Cluster) -> str:
