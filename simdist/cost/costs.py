@@ -308,9 +308,7 @@ class AlikeTransfers(Sequence[Transfer]):
         number = range(len(self))[number]
         if number not in self._made:
             base = self.bases[self._alike.base[number]]
-            stages = (
-                replace(stage, resources=self._alike.moved_by(number, stage.resources)) for stage in base.stages
-            )
+            stages = (replace(stage, resources=self._alike.moved_by(number, stage.resources)) for stage in base.stages)
             self._made[number] = Transfer(tuple(stages))
         return self._made[number]
 

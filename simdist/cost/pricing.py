@@ -454,7 +454,9 @@ def _uses_of_alike(resources: Resources, group: Group, of_bases: tuple[tuple[byt
     Uses do not depend on bytes, latencies and capacities, so prices that differ in these have the same.
     """
     nothing = np.empty(0)
-    bases = [Transfer(tuple(Stage(0.0, np.frombuffer(used, dtype=np.int64), nothing) for used in of)) for of in of_bases]
+    bases = [
+        Transfer(tuple(Stage(0.0, np.frombuffer(used, dtype=np.int64), nothing) for used in of)) for of in of_bases
+    ]
     return _counted(AlikeTransfers(alike(resources, group), bases), group, resources)
 
 

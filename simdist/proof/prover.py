@@ -44,7 +44,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,9 @@ from simdist.proof.symbols import (
     tag_text,
     total,
 )
+
+#: Contents of members before a collective, `[block, member, offset, atom, source]` -> contents after it.
+_Move: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 _FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed; beyond, of an evenly spread sample
 _N_SOURCES = 64  # ranks followed at a time
@@ -119,15 +122,20 @@ def _updated(op: ops.Optimize | ops.TrustRatios, state: State) -> tuple[Value, .
 
 
 def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
-    pairs = [
-        np.broadcast_arrays(each.numerators, other[tag].numerators) for tag, each in one.items() if tag in other
-    ]
+    pairs = [np.broadcast_arrays(each.numerators, other[tag].numerators) for tag, each in one.items() if tag in other]
     return one.keys() == other.keys() and all((a * b.sum() == b * a.sum()).all() for a, b in pairs)
 
 
 def _total_of_first(view: NDArray[np.int64], drop: int) -> NDArray[np.int64]:
     """Return on all members the sum over all but the last `drop` of them."""
     return total(view) if drop == 0 else spread(view[:, :-drop].sum(1, keepdims=True), view)
+
+
+def _of_weights(move: _Move, n_atoms: int) -> _Move:
+    """Return what a collective does to weights, of which one atom may stand for all `n_atoms`."""
+    if move is scatter:
+        return partial(scattered, n_atoms=n_atoms)
+    return partial(gathered, n_atoms=n_atoms) if move is gather else move
 
 
 class _Proof:
@@ -528,7 +536,7 @@ class _Proof:
         if value.places.shape[1:] != expected.shape or (value.places != expected).any():
             raise _BrokenError(f"{name} holds other tensors, or slices in another order, than it declares")
 
-    def _map(self, op: ops.Collective, value: Value, move: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
+    def _map(self, op: ops.Collective, value: Value, move: _Move) -> Value:
         """Apply a collective to the weights, viewed as `[block, member, offset, atom, source]`, and to the places."""
         shape = op.group.shape(self._plan.world_size)
         n_atoms = value.places.shape[1]
@@ -537,9 +545,7 @@ class _Proof:
         mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
         size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
         divisor = size if mean else 1
-        of_weights = {scatter: partial(scattered, n_atoms=n_atoms), gather: partial(gathered, n_atoms=n_atoms)}.get(
-            move, move
-        )
+        of_weights = _of_weights(move, n_atoms)
         weights = {}
         for tag, each in value.weights.items():
             like = ops.without_names(op), move is total, n_atoms, id(each)
@@ -553,9 +559,7 @@ class _Proof:
             weights[tag] = self._moved[like][1]
         return Value(self._move_places(op, value.places.reshape(*shape, n_atoms, 1), move), weights)
 
-    def _move_places(
-        self, op: ops.Collective, places: NDArray[np.int64], move: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-    ) -> NDArray[np.int64]:
+    def _move_places(self, op: ops.Collective, places: NDArray[np.int64], move: _Move) -> NDArray[np.int64]:
         if isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) or move is total:
             if (places != places[:, :1]).any():
                 raise _BrokenError("reduces slices of different places; the members hold other parts of the model")

@@ -59,9 +59,7 @@ class Weights:
 
     def equals(self, other: "Weights") -> bool:
         """Tell whether every atom has the same weights."""
-        return self is other or bool(
-            (self.numerators * other.denominator == other.numerators * self.denominator).all()
-        )
+        return self is other or bool((self.numerators * other.denominator == other.numerators * self.denominator).all())
 
     def demand_room(self, factor: int) -> None:
         """Raise an error if 64 bits may not hold `factor` times the numerators.
