@@ -68,7 +68,7 @@ docs: $(TOOLS)  ## the documentation as a site, build/docs/index.html
 notebooks: $(TOOLS)  ## execute the sources of all notebooks and write them with their figures
 	$(BIN)/python tools/notebooks.py
 
-benchmark: $(TOOLS)  ## speed of engines, sweeps and reports, and of training loops with simdist; takes eight minutes
+benchmark: $(TOOLS)  ## speed of engines, sweeps and reports, and of training loops with simdist; takes fifteen minutes
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/expansion.py
@@ -77,6 +77,7 @@ benchmark: $(TOOLS)  ## speed of engines, sweeps and reports, and of training lo
 	$(BIN)/python benchmarks/loader.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/questions.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/watch.py
 

@@ -1,34 +1,43 @@
 """How long do people wait for an answer about a real model on a real cluster?
 
-    python benchmarks/questions.py                    a table: CPU seconds and memory of each question
-    python benchmarks/questions.py --only bert        questions whose name has this text
+    python benchmarks/questions.py                    tables: cost of each question, and how cost grows
+    python benchmarks/questions.py --only bert        questions whose name has this text, and no growth
     python benchmarks/questions.py --against OTHER    the same of another clone of the project, in turn, and the ratio
-    python benchmarks/questions.py --where            also the share of each package in the time, by cProfile
     python benchmarks/questions.py --quick            so small that the numbers mean nothing; seconds
     python benchmarks/questions.py --json             the numbers for machines
 
 Each question is a command as users type it, in a process of its own. CPU seconds are those of all its processes, with
-the start of Python and the import of packages. Answers of two clones are compared: there is only a ratio if they are
-equal.
+the start of Python and the import of packages. A second process tells where the time goes, by cProfile. Answers of two
+clones are compared: there is only a ratio if they are equal.
+
+Growth is that of a comparison with ranges and stragglers, without the start, over three sizes each of ranks, buckets
+and steps. The exponent is 1 if cost is in proportion to the size.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import platform
 import pstats
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.tables import table  # noqa: E402
+from simdist.scenario import loads  # noqa: E402
+from simdist.studies.comparison import compare  # noqa: E402
 
 TIMEOUT_S = 1800.0
 JOB = """\
@@ -60,21 +69,54 @@ vary:
   cluster.network.latency: {{geometric: [2 us, 50 us, {points}]}}
 seeds: 4
 """
+STUDY = """\
+cluster: {{preset: gcp-t4x4-32gbit, nodes: {nodes}}}
+workload: {{preset: resnet18, forward: 18 ms, backward: 37 ms, optimize: 0 s}}
+disturbances: [{{kind: transient, probability: 1%, delay: 1 s}}]
+schedules:
+  - {{kind: sync}}
+  - {{kind: local_sgd, period: 2}}
+  - {{kind: local_sgd, period: 4}}
+  - {{kind: local_sgd, period: 8}}
+  - {{kind: hierarchical_sgd, levels: {{2: 4, 4: world}}}}
+  - {{kind: hierarchical_sgd, levels: {{2: 8, 8: world}}}}
+  - {{kind: hierarchical_sgd, levels: {{4: 8, 8: world}}}}
+steps: {steps}
+"""
+GROWING = """\
+cluster: {{preset: dgx-h100, nodes: {nodes}}}
+workload:
+  tensors: [{tensors}]
+  batch_size: 1
+  forward: 10 ms
+  backward: 20 ms
+  optimize: 1 ms
+disturbances: [{{kind: transient, probability: 1%, delay: 100 ms}}]
+schedules:
+  - {{kind: sync, first_bucket_size: 1 B, bucket_size: 1 B}}
+  - {{kind: hierarchical_sgd, levels: {{2: 8, 8: world}}}}
+steps: {steps}
+"""
+GPUS_PER_NODE = 8
+_START = "start"
+_MOST_CALLS = 40  # of functions outside simdist, one inside the other
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A command and the file that it is about.
+    """A command and the files that it is about.
 
     Args:
         name: In the table.
         arguments: Of `simdist`.
         files: Name -> content of the files that it needs.
+        before: Arguments of a command that makes other files for it, whose cost does not count.
     """
 
     name: str
     arguments: tuple[str, ...]
     files: dict[str, str]
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +128,7 @@ class Answer:
         cpu_s: Seconds of all processors.
         peak_MiB: Most memory of its largest process.
         digest: Of what was printed.
-        shares: Package -> share of the time; empty unless asked for.
+        shares: Package -> share of the time of functions, the largest first.
     """
 
     question: str
@@ -94,6 +136,23 @@ class Answer:
     peak_MiB: float
     digest: str
     shares: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Three sizes of each kind, and the usual size of the others."""
+
+    ranks: tuple[int, ...] = (128, 512, 2048)
+    buckets: tuple[int, ...] = (64, 256, 1024)
+    steps: tuple[int, ...] = (50, 200, 800)
+    seeds: int = 2
+
+    def of(self, kind: str) -> tuple[int, ...]:
+        """Return the sizes of a kind."""
+        return {"ranks": self.ranks, "buckets": self.buckets, "steps": self.steps}[kind]
+
+
+QUICK = Sizes((16, 32, 64), (2, 4, 8), (2, 4, 8), 1)
 
 
 def gpt(n_layers: int = 24, width: int = 2048, vocabulary: int = 50_257, sequence: int = 2048) -> str:
@@ -123,51 +182,126 @@ def questions(*, quick: bool) -> list[Question]:
     switch = OVERSUBSCRIBED.format(nodes=2 if quick else 64, steps=8 if quick else 24)
     files = {"job.yaml": switch, "gpt.csv": gpt(2, 64) if quick else gpt()}
     found.append(Question("compare, GPT-1.3B, 4:1 switch, one seed", ("compare", "job.yaml", "--seeds", "1"), files))
+    stragglers = str(ROOT / "docs" / "examples" / ("first.yaml" if quick else "stragglers.yaml"))
+    if not quick:
+        found.append(Question("compare, the preset cloud-gradients", ("compare", "cloud-gradients"), {}))
+        found.append(Question("compare, the first example", ("compare", stragglers), {}))
+    study = STUDY.format(nodes=8 if quick else 64, steps=16 if quick else 1000)
+    name = f"compare, 7 schedules, {32 if quick else 256} GPUs, {16 if quick else 1000} steps"
+    found.append(Question(name, ("compare", "job.yaml"), {"job.yaml": study}))
     gpt2 = {"gpt2.yaml": JOB.format(nodes=few, model="gpt2", steps=steps), "sweep.yaml": SWEEP.format(points=points)}
     found.append(Question(f"sweep, {points**2} points", ("sweep", "sweep.yaml", "-o", "out"), gpt2))
     traces = str(ROOT / "docs" / "examples" / "traces")
     found.append(Question("import, 4 traces", ("import", traces, "-o", "job.yaml", "--steps", "81:113"), {}))
-    stragglers = str(ROOT / "docs" / "examples" / ("first.yaml" if quick else "stragglers.yaml"))
-    found.append(Question("tune, 16 ranks", ("tune", stragglers, "--global-every", "8"), {}))
+    least = ("--evaluations", "2", "--seeds", "2", "--search-seeds", "1") if quick else ()
+    found.append(Question("tune, 16 ranks", ("tune", stragglers, "--global-every", "8", *least), {}))
     found.append(Question("whatif, 16 ranks", ("whatif", stragglers), {}))
+    simulated = ("simulate", stragglers, "-o", "run")
+    found.append(Question("report, 16 ranks", ("report", "run", "-o", "page.html"), {}, before=simulated))
     return found
 
 
-def ask(question: Question, tree: Path, *, where: bool) -> Answer:
-    """Ask a question of a clone of the project.
+def ask(question: Question, tree: Path) -> Answer:
+    """Ask a question of a clone of the project, and then where the time goes.
 
     Raises:
-        SystemExit: The command failed; with what it said.
+        SystemExit: A command failed; with what it said.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name, content in question.files.items():
             Path(folder, name).write_text(content, encoding="utf-8")
-        command = [sys.executable, "-m", "simdist", *question.arguments]
-        if where:
-            command[1:1] = ["-m", "cProfile", "-o", "profile"]
-        environ = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=errors)
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            output.seek(0)
-            errors.seek(0)
-            if process.returncode:
-                raise SystemExit(f"{question.name}: exit code {process.returncode}\n{errors.read().decode()}")
-            digest = hashlib.sha256(output.read()).hexdigest()[:12]
-        shares = _shares(Path(folder, "profile"), tree) if where else {}
-    return Answer(question.name, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, digest, shares)
+        if question.before:
+            _run(question, question.before, tree, folder)
+        usage, printed = _run(question, question.arguments, tree, folder)
+    digest = hashlib.sha256(printed).hexdigest()[:12]
+    return Answer(question.name, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, digest, {})
+
+
+def where(question: Question, tree: Path) -> dict[str, float]:
+    """Return the share of each package in the time of a question, the largest first.
+
+    Raises:
+        SystemExit: A command failed; with what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in question.files.items():
+            Path(folder, name).write_text(content, encoding="utf-8")
+        if question.before:
+            _run(question, question.before, tree, folder)
+        _run(question, question.arguments, tree, folder, ("-m", "cProfile", "-o", "profile"))
+        return _shares(Path(folder, "profile"), tree)
+
+
+def _run(
+    question: Question, arguments: Sequence[str], tree: Path, folder: str, before: Sequence[str] = ()
+) -> tuple[resource.struct_rusage, bytes]:
+    """Run a command; return what it took and what it printed."""
+    command = [sys.executable, *before, "-m", "simdist", *arguments]
+    environ = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python keeps the bytecode
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            raise SystemExit(f"{question.name}: exit code {process.returncode}\n{errors.read().decode()}")
+        return usage, output.read()
 
 
 def _shares(profile: Path, tree: Path) -> dict[str, float]:
-    """Return the share of each package of simdist in the time that functions take themselves, the largest first."""
+    """Return the share of each package of simdist in the time, the largest first.
+
+    The time of a function of Python or numpy counts for its callers. The start has imports, and what has no caller.
+    """
+    stats = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
     seconds: Counter[str] = Counter()
-    for (file, _, _), (_, _, own_s, _, _) in pstats.Stats(str(profile)).stats.items():  # type: ignore[attr-defined]
-        inside = Path(file)
-        is_ours = inside.is_relative_to(tree / "simdist")
-        seconds[inside.relative_to(tree / "simdist").parts[0] if is_ours else "others"] += own_s
+    own_s = {function: each_s for function, (_, _, each_s, _, _) in stats.items()}
+    for _ in range(_MOST_CALLS):
+        passed_on: Counter[tuple[str, int, str]] = Counter()
+        for function, each_s in own_s.items():
+            package = _package(Path(function[0]), tree)
+            callers = {caller: of[3] for caller, of in stats[function][4].items() if caller != function}
+            total_s = sum(callers.values())
+            if package or not total_s:
+                seconds[package or _START] += each_s
+                continue
+            for caller, cumulative_s in callers.items():
+                passed_on[caller] += each_s * cumulative_s / total_s
+        own_s = dict(passed_on)
+    seconds[_START] += sum(own_s.values())
     total_s = sum(seconds.values())
     return {name: each_s / total_s for name, each_s in seconds.most_common(5)}
+
+
+def _package(file: Path, tree: Path) -> str:
+    """Return the package of simdist that a file is in, `start` for Python's imports, or nothing."""
+    if file.is_relative_to(tree / "simdist"):
+        return file.relative_to(tree / "simdist").parts[0].removesuffix(".py")
+    return _START if "importlib" in file.name else ""
+
+
+def growth(sizes: Sizes) -> list[dict[str, object]]:
+    """Return how the cost of a comparison grows with each kind of size."""
+    usual = {"ranks": sizes.ranks[0], "buckets": sizes.buckets[0], "steps": sizes.steps[0]}
+    compared_s(usual, sizes.seeds)  # imports
+    found: list[dict[str, object]] = []
+    for kind in usual:
+        seconds = [compared_s(usual | {kind: size}, sizes.seeds) for size in sizes.of(kind)]
+        exponent = np.polyfit(np.log(sizes.of(kind)), np.log(seconds), 1)[0]
+        found.append({"of": kind, "sizes": sizes.of(kind), "cpu_s": seconds, "exponent": float(exponent)})
+    return found
+
+
+def compared_s(size: dict[str, int], n_seeds: int) -> float:
+    """Return the CPU seconds of a comparison of synchronous and hierarchical SGD, without the start."""
+    tensors = ", ".join(f"{{name: t{number}, count: 1000000}}" for number in range(size["buckets"]))
+    nodes = size["ranks"] // GPUS_PER_NODE
+    scenario = loads(GROWING.format(nodes=nodes, tensors=tensors, steps=size["steps"]))
+    began_s = time.process_time()
+    compare(scenario, n_seeds=n_seeds)
+    return time.process_time() - began_s
 
 
 def rows(answers: Sequence[Answer], others: Sequence[Answer]) -> Iterator[dict[str, object]]:
@@ -190,28 +324,52 @@ def rows(answers: Sequence[Answer], others: Sequence[Answer]) -> Iterator[dict[s
         yield row
 
 
-def main() -> int:
-    """Ask all questions."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="questions whose name has this text")
-    parser.add_argument("--against", type=Path, help="another clone of the project")
-    parser.add_argument("--where", action="store_true", help="also the share of each package in the time")
-    parser.add_argument("--quick", action="store_true", help="so small that the numbers mean nothing")
-    parser.add_argument("--json", action="store_true", help="the numbers for machines")
-    options = parser.parse_args()
-    answers = []
-    others = []
+def measured(options: argparse.Namespace) -> dict[str, object]:
+    """Ask all questions that are wanted."""
+    answers: list[Answer] = []
+    others: list[Answer] = []
     for question in questions(quick=options.quick):
         if options.only not in question.name:
             continue
-        print(f"{question.name} ...", file=sys.stderr, flush=True)
-        answers.append(ask(question, ROOT, where=options.where))
+        if sys.stderr.isatty():
+            print(f"{question.name} ...", file=sys.stderr, flush=True)
+        answers.append(replace(ask(question, ROOT), shares=where(question, ROOT)))
         if options.against:
-            others.append(ask(question, options.against.resolve(), where=False))
+            others.append(ask(question, options.against.resolve()))
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "questions": [asdict(each) for each in answers],
+        "other": [asdict(each) for each in others],
+        "growth": [] if options.only else growth(QUICK if options.quick else Sizes()),
+    }
+
+
+def main() -> int:
+    """Ask all questions and print what they cost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="questions whose name has this text, and no growth")
+    parser.add_argument("--against", type=Path, help="another clone of the project")
+    parser.add_argument("--quick", action="store_true", help="so small that the numbers mean nothing")
+    parser.add_argument("--json", action="store_true", help="the numbers for machines")
+    options = parser.parse_args()
+    found = measured(options)
     if options.json:
-        print(json.dumps({"this": [asdict(each) for each in answers], "other": [asdict(each) for each in others]}))
+        print(json.dumps(found, indent=1))
         return 0
+    answers, others = ([Answer(**each) for each in found[key]] for key in ("questions", "other"))  # type: ignore[attr-defined]
     print(table("questions", list(rows(answers, others))))
+    grown = [
+        {
+            "growth with": each["of"],
+            "sizes": " ".join(map(str, each["sizes"])),
+            "CPU s": " ".join(f"{seconds:.2g}" for seconds in each["cpu_s"]),
+            "exponent": f"{each['exponent']:.2f}",
+        }
+        for each in found["growth"]  # type: ignore[attr-defined]
+    ]
+    if grown:
+        print(table("growth", grown))
     return 0
 
 

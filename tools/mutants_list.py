@@ -260,8 +260,8 @@ _ENGINES = (
     Mutant(
         "cost",
         "groups look alike wherever their members sit",
-        "simdist/cost/pricing.py",
-        "places = members, self.topology.node(members)",
+        "simdist/cost/costs.py",
+        "places = members, resources.node(members), resources.domain(members)",
         "places = members, members",
         ("tests/simdist/cost/test_collectives.py", "-k", "alike"),
     ),
@@ -400,10 +400,35 @@ _NETWORK = (
 _ALGORITHMS = "simdist/cost/algorithms/"
 _TOPOLOGY, _COMPUTE, _LOADS = "simdist/cost/topology.py", "simdist/cost/compute.py", "simdist/cost/loads.py"
 _TEST_COST = ("tests/simdist/cost/test_cost.py",)
+_TEST_ROUTES = ("tests/simdist/cost/test_routes.py",)
 _TEST_COLLECTIVES = ("tests/simdist/cost/test_collectives.py",)
 _TEST_LOADS = ("tests/simdist/cost/test_loads.py",)
 
 _COST = (
+    Mutant(
+        "cost",
+        "routes that were kept forget the mesh",
+        _TOPOLOGY,
+        "self.bridged, self.mesh, math.isfinite(self.host_Bps))",
+        "self.bridged, False, math.isfinite(self.host_Bps))",
+        _TEST_ROUTES,
+    ),
+    Mutant(
+        "cost",
+        "routes that were kept forget who receives",
+        "simdist/cost/routes.py",
+        "_kept_routes(wiring, _as_bytes(src), _as_bytes(dst))",
+        "_kept_routes(wiring, _as_bytes(src), _as_bytes(np.roll(src, -1)))",
+        _TEST_ROUTES,
+    ),
+    Mutant(
+        "cost",
+        "the slowest part of a ring is the one with fewest hops between nodes",
+        "simdist/cost/routes.py",
+        "(int(of_rest.min()), int(of_rest.max()))",
+        "(int(of_rest.min()),)",
+        _TEST_ROUTES,
+    ),
     Mutant(
         "cost",
         "a ring takes one round too many",
@@ -512,7 +537,7 @@ _COST = (
         "cost",
         "the overhead of a collective counts for each of its stages",
         _TOPOLOGY,
-        "0.0 if n else self.overhead_s",
+        "(self.overhead_s if number == 0 else 0.0)",
         "self.overhead_s",
         _TEST_COST,
     ),
@@ -839,6 +864,30 @@ _PROOF = (
         _PROVER,
         "weights.denominator * (group.size - drop))",
         "weights.denominator * (self._plan.world_size - drop))",
+        _TEST_PROOF,
+    ),
+    Mutant(
+        "proof",
+        "collectives over other groups share their result",
+        _PROVER,
+        "like = ops.without_names(op), move is total",
+        "like = type(op), move is total",
+        _TEST_PROOF,
+    ),
+    Mutant(
+        "proof",
+        "one atom stands for all whatever the others hold",
+        _SYMBOLS,
+        "all(first.equals(part) for _, part in parts[1:])",
+        "True",
+        _TEST_PROOF,
+    ),
+    Mutant(
+        "proof",
+        "what one member gathers is what all hold",
+        _SYMBOLS,
+        "if weights.shape[3] == 1 and (weights == weights[:, :1]).all():",
+        "if weights.shape[3] == 1:",
         _TEST_PROOF,
     ),
     Mutant(

@@ -611,6 +611,21 @@ def speed(_: Path, __: str) -> list[str]:
     ]
 
 
+def questions(_: Path, __: str) -> list[str]:
+    """Return what answers about real models cost and how cost grows, from the recorded benchmark."""
+    measured = recorded("questions.json")
+    lines = ["| question | CPU seconds | memory | where the time goes |", "|---|---|---|---|"]
+    for row in measured["questions"]:
+        largest = ", ".join(f"{name} {share:.0%}" for name, share in list(row["shares"].items())[:3])
+        lines.append(f"| {row['question']} | {row['cpu_s']:.1f} | {row['peak_MiB']:.0f} MiB | {largest} |")
+    lines += ["", "| growth with | sizes | CPU seconds | exponent |", "|---|---|---|---|"]
+    for row in measured["growth"]:
+        sizes = ", ".join(f"{size:,}" for size in row["sizes"])
+        seconds = ", ".join(f"{each:.2f}" for each in row["cpu_s"])
+        lines.append(f"| {row['of']} | {sizes} | {seconds} | {row['exponent']:.2f} |")
+    return lines
+
+
 def overhead(_: Path, __: str) -> list[str]:
     """Return what a wrapped loop costs, from the recorded benchmark."""
     return [
@@ -662,6 +677,7 @@ TABLES: Mapping[str, Callable[[Path, str], list[str]]] = {
     "trust": trust,
     "near": near,
     "speed": speed,
+    "questions": questions,
     "overhead": overhead,
     "watch": watch,
     "demo": demo,

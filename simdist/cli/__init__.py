@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from types import ModuleType
 
 import click
 
@@ -62,16 +63,24 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         name = f"simdist.cli.{_MODULES.get(cmd_name, cmd_name)}"
-        is_first = name not in sys.modules
-        module = importlib.import_module(name)
-        if is_first:
-            gc.freeze()  # what was imported stays: no collection need look at it, not even the one at the end
-        command: click.Command = module.command
+        command: click.Command = (_imported(name) if name not in sys.modules else sys.modules[name]).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module. All that this makes stays, so that no collection need look at it, then or later."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -39,12 +39,14 @@ class Resources:
         ranks_per_node: Ranks of each.
         n_servers: Parameter servers that are machines of their own.
         n_storage_servers: Storage servers. Node n uses server n modulo their number.
+        nodes_per_domain: Nodes that the fabric joins.
     """
 
     n_nodes: int
     ranks_per_node: int
     n_servers: int
     n_storage_servers: int
+    nodes_per_domain: int = field(default=1, kw_only=True)
 
     @property
     def world_size(self) -> int:
@@ -59,6 +61,13 @@ class Resources:
     def node(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the machine of a rank, or of a server."""
         return rank // self.ranks_per_node
+
+    def domain(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the domain of a rank, numbered by its first node; of a server, its machine."""
+        machine = self.node(rank)
+        if self.nodes_per_domain == 1:
+            return machine
+        return np.where(machine < self.n_nodes, machine // self.nodes_per_domain * self.nodes_per_domain, machine)
 
     def server(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the pseudo-rank of a server on a machine of its own."""
@@ -228,27 +237,63 @@ class Transfer:
 
 
 @final
+class Alike:
+    """Groups that look alike on a cluster: all machines are alike, and so are domains, and the GPUs of one machine.
+
+    Args:
+        resources: Numbers of ranks, nodes and resources.
+        members: Ranks of each group, `[n_groups, n_members]`.
+    """
+
+    def __init__(self, resources: Resources, members: NDArray[np.int64]) -> None:
+        self._resources = resources
+        self._moved: dict[tuple[int, bytes], NDArray[np.int64]] = {}
+        self.base = np.full(len(members), _NONE)
+        """Which of the different groups each group is like, `[n_groups]`."""
+        self.moves = np.zeros((len(members), 2), dtype=np.int64)
+        """By how many ranks and by how many nodes each group lies behind the one that it is like, `[n_groups, 2]`."""
+        self.firsts: list[int] = []
+        """Number of the first group of each kind."""
+        self.members: list[NDArray[np.int64]] = []
+        """Its members."""
+        places = members, resources.node(members), resources.domain(members)
+        while (self.base == _NONE).any():
+            first = int(np.argmax(self.base == _NONE))
+            behind = [each - each[first] for each in places]
+            is_alike = self.base == _NONE
+            for each in behind:
+                is_alike &= (each == each[:, :1]).all(axis=1)
+            self.base[is_alike] = len(self.firsts)
+            self.moves[is_alike] = np.stack([each[is_alike, 0] for each in behind[:2]], axis=1)
+            self.firsts.append(first)
+            self.members.append(members[first])
+
+    def moved(self, number: int, resources: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resources of all groups of a kind, `[n, n_used]`, given those of the first group of the kind."""
+        key = number, resources.tobytes()
+        if key not in self._moved:
+            n_ranks, n_nodes = self.moves[self.base == number].T[..., np.newaxis]
+            self._moved[key] = self._resources.moved(resources[np.newaxis], n_ranks, n_nodes)
+        return self._moved[key]
+
+    def moved_by(self, group: int, resources: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resources of one group, given those of the first group of its kind."""
+        n_ranks, n_nodes = self.moves[group].tolist()
+        return self._resources.moved(resources, n_ranks, n_nodes)
+
+
+@final
 class AlikeTransfers(Sequence[Transfer]):
     """The transfers of groups that are like a few of them, elsewhere; each is made when it is asked for.
 
     Args:
-        resources: Their numbers.
-        bases: Transfers of the groups that the others are like.
-        base: Number of the base of each group, `[n_groups]`.
-        moves: By how many ranks and by how many nodes each group lies behind its base, `[n_groups, 2]`.
+        alike: Which groups are alike.
+        bases: Transfers of the first group of each kind.
     """
 
-    def __init__(
-        self,
-        resources: Resources,
-        bases: Sequence[Transfer],
-        base: NDArray[np.int64],
-        moves: NDArray[np.int64],
-    ) -> None:
-        self._resources = resources
-        self._bases = bases
-        self._base = base
-        self._moves = moves
+    def __init__(self, alike: Alike, bases: Sequence[Transfer]) -> None:
+        self.bases = bases
+        self._alike = alike
         self._made: dict[int, Transfer] = {}
 
     @overload
@@ -262,39 +307,33 @@ class AlikeTransfers(Sequence[Transfer]):
             return tuple(self[at] for at in range(*number.indices(len(self))))
         number = range(len(self))[number]
         if number not in self._made:
-            base = self._bases[self._base[number]]
-            n_ranks, n_nodes = self._moves[number].tolist()
-            stages = (
-                replace(stage, resources=self._resources.moved(stage.resources, n_ranks, n_nodes))
-                for stage in base.stages
-            )
+            base = self.bases[self._alike.base[number]]
+            stages = (replace(stage, resources=self._alike.moved_by(number, stage.resources)) for stage in base.stages)
             self._made[number] = Transfer(tuple(stages))
         return self._made[number]
 
     def __len__(self) -> int:
-        return len(self._base)
+        return len(self._alike.base)
 
     def __repr__(self) -> str:
         return repr(tuple(self))
 
     def scaled(self, factor: float) -> "AlikeTransfers":
         """Return transfers that take `factor` times as long."""
-        return AlikeTransfers(self._resources, [each.scaled(factor) for each in self._bases], self._base, self._moves)
+        return AlikeTransfers(self._alike, [each.scaled(factor) for each in self.bases])
 
     def used(self) -> Iterator[tuple[NDArray[np.int64], int, Stage, NDArray[np.int64]]]:
         """See `used_by`."""
-        for number, base in enumerate(self._bases):
-            groups = np.flatnonzero(self._base == number)
-            n_ranks, n_nodes = self._moves[groups].T[..., np.newaxis]
+        for number, base in enumerate(self.bases):
+            groups = np.flatnonzero(self._alike.base == number)
             for at, stage in enumerate(base.stages):
-                yield groups, at, stage, self._resources.moved(stage.resources[np.newaxis], n_ranks, n_nodes)
+                yield groups, at, stage, self._alike.moved(number, stage.resources)
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the duration of each if it shares its resources with no other, `[n_groups]`."""
         if all((capacity_Bps[used] == capacity_Bps[used[:1]]).all() for *_, used in self.used()):
-            firsts = [int(np.argmax(self._base == number)) for number in range(len(self._bases))]
-            of_bases = np.array([self[first].alone_s(capacity_Bps) for first in firsts])
-            return np.asarray(of_bases[self._base])
+            of_bases = np.array([each.alone_s(capacity_Bps) for each in self.bases])
+            return np.asarray(of_bases[self._alike.base])
         return np.array([transfer.alone_s(capacity_Bps) for transfer in self])
 
 
@@ -425,6 +464,7 @@ def alone_s(cost: Local | Shared, rank: int) -> float:
     return float(seconds) if isinstance(seconds, float | int) else float(seconds[place])
 
 
+_NONE = -1
 _POSTED = 2  # segments that a member has posted at a time
 OpCost: TypeAlias = Local | Shared | Varying
 

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from simdist.cost.algorithms import collective_transfer
 from simdist.cost.compute import ComputeCost
 from simdist.cost.costs import (
+    Alike,
     AlikeTransfers,
     Costs,
     Local,
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 
 _EVERY_RANK = Group(1)
 _SEVERAL = -1
-_NOBODY = -1
 _OF_LIBRARIES = ("auto", "ring", "double_tree", "nvls")  # they see where members sit, but not their numbers
 
 
@@ -86,22 +87,24 @@ def price(
     distinct = dict.fromkeys(op for body in plan.bodies for op in body)
     of = {op: pricing.cost(op) for op in distinct}
     shared = {op: cost for op, cost in of.items() if isinstance(cost, Shared)} | pricing.loads_together(of)
-    contested = _contested_ops(shared, pricing.topology, disturbed)
+    contested = _contested_ops(shared, pricing.resources, disturbed)
     return Costs(pricing.topology, pricing.capacity_Bps, of, contested, shares, disturbed)
 
 
 def resources_of(plan: Plan, cluster: Cluster) -> Resources:
     """Return the numbers of the resources of a cluster with the servers that a plan needs."""
     n_storage_servers = cluster.storage.servers if cluster.storage else 1
-    return Resources(cluster.nodes, cluster.gpus_per_node, _n_servers(plan), n_storage_servers)
+    n_servers = _n_servers(plan)
+    nodes_per_domain = cluster.nodes_per_domain
+    return Resources(
+        cluster.nodes, cluster.gpus_per_node, n_servers, n_storage_servers, nodes_per_domain=nodes_per_domain
+    )
 
 
-def _without_names(op: ops.Collective) -> ops.Collective:
-    match op:
-        case ops.ReduceScatter() | ops.AllGather():
-            return replace(op, src="", dst="")
-        case _:
-            return replace(op, buffer="")
+@lru_cache(maxsize=64)
+def alike(resources: Resources, group: Group) -> Alike:
+    """Return which groups of a cluster look alike. This depends on nothing but their places."""
+    return Alike(resources, np.array(group.members(resources.world_size)))
 
 
 class _Pricing:
@@ -118,6 +121,7 @@ class _Pricing:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._compute = ComputeCost(workload, cluster)
         resources = resources_of(plan, cluster)
+        self.resources = resources
         self.topology = Topology(
             resources.n_nodes,
             resources.ranks_per_node,
@@ -247,7 +251,7 @@ class _Pricing:
     def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
         """Return the price of a collective; those that differ in the names of buffers only have one."""
         sparse = isinstance(op, ops.AllGather) and self._buffer(op.dst).sparse
-        like = _without_names(op), nbytes, sparse
+        like = ops.without_names(op), nbytes, sparse
         if like not in self._collectives:
             self._collectives[like] = self._new_collective(op, nbytes, sparse=sparse)
         return self._collectives[like]
@@ -255,44 +259,34 @@ class _Pricing:
     def _new_collective(self, op: ops.Collective, nbytes: int, *, sparse: bool) -> Shared:
         if isinstance(op, ops.AllReduce) and op.drop:
             return self._first_come(op, nbytes)
-        members = np.array(op.group.members(self._plan.world_size))
-        calls = [Call(op, of_group, nbytes, self.topology, number, sparse) for number, of_group in enumerate(members)]
-        transfers: Iterable[Transfer] = self._transfers(calls, members)
+        transfers = self._transfers(op, nbytes, sparse=sparse)
         if math.isfinite(self.topology.host_Bps):
-            transfers = (self._with_copies(transfer, op, nbytes) for transfer in transfers)
+            transfers = [self._with_copies(transfer, op, nbytes) for transfer in transfers]
         shared = Shared.of(op.group, transfers, self.capacity_Bps)
         if not (self._cluster.chunkwise and self._cluster.library == "gloo"):
             return shared
         from simdist.cost.algorithms.gloo import segments
 
-        return replace(shared, segments=segments(calls, shared.alone_s))
+        return replace(shared, segments=segments(self._calls(op, nbytes, sparse=sparse), shared.alone_s))
 
-    def _transfers(self, calls: Sequence[Call], members: NDArray[np.int64]) -> Sequence[Transfer]:
+    def _calls(self, op: ops.Collective, nbytes: int, *, sparse: bool) -> list[Call]:
+        """Return the call of each group."""
+        members = np.array(op.group.members(self._plan.world_size))
+        return [Call(op, of_group, nbytes, self.topology, number, sparse) for number, of_group in enumerate(members)]
+
+    def _transfers(self, op: ops.Collective, nbytes: int, *, sparse: bool) -> Sequence[Transfer]:
         """Return the transfers of groups; those of groups that look alike are the same on other resources.
 
-        All machines are alike, and so are domains, and the GPUs of one machine. What the library chooses depends on
-        none of them.
-
-        Args:
-            calls: The call of each group.
-            members: Ranks of each group, `[n_groups, n_members]`.
+        What the library chooses depends on the places of members, but not on their numbers.
         """
-        if calls[0].op.algorithm not in _OF_LIBRARIES:
-            return [self._transfer(call) for call in calls]
-        places = members, self.topology.node(members), self.topology.domain(members)
-        base = np.full(len(calls), _NOBODY)
-        moves = np.zeros((len(calls), 2), dtype=np.int64)  # by ranks and by nodes
-        bases: list[Transfer] = []
-        while (base == _NOBODY).any():
-            first = int(np.argmax(base == _NOBODY))
-            behind = [each - each[first] for each in places]
-            is_alike = base == _NOBODY
-            for each in behind:
-                is_alike &= (each == each[:, :1]).all(axis=1)
-            base[is_alike] = len(bases)
-            moves[is_alike] = np.stack([each[is_alike, 0] for each in behind[:2]], axis=1)
-            bases.append(self._transfer(calls[first]))
-        return AlikeTransfers(self.topology, bases, base, moves)
+        if op.algorithm not in _OF_LIBRARIES:
+            return [self._transfer(call) for call in self._calls(op, nbytes, sparse=sparse)]
+        groups = alike(self.resources, op.group)
+        bases = [
+            self._transfer(Call(op, members, nbytes, self.topology, number, sparse))
+            for number, members in zip(groups.firsts, groups.members, strict=True)
+        ]
+        return AlikeTransfers(groups, bases)
 
     def _transfer(self, call: Call) -> Transfer:
         return collective_transfer(call, self._cluster, self._undisturbed_Bps)
@@ -402,7 +396,9 @@ def _n_servers(plan: Plan) -> int:
     return n_servers
 
 
-def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbed: Iterable[int]) -> frozenset[ops.Op]:
+def _contested_ops(
+    shared: Mapping[ops.Op, Shared], resources: Resources, disturbed: Iterable[int]
+) -> frozenset[ops.Op]:
     """Return the operations that may ever share a resource or find it disturbed. This is decided before the run.
 
     A resource belongs to ranks. A fabric port and the threads that read belong to one rank. The NIC, the host bridge,
@@ -412,14 +408,14 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
     in order, so one transfer ends before the next begins. An operation that uses only exclusive resources takes its
     time alone, whatever happens elsewhere. Both engines rely on this, so they agree to the last bit on such plans.
     """
-    n_resources = topology.n_resources
+    n_resources = resources.n_resources
     uses: dict[int, _Uses] = {}  # by identity: many operations have one price
     by_lane: defaultdict[Lane, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
     foreign = np.zeros(n_resources, dtype=bool)
     n_users = np.zeros(n_resources, dtype=np.int64)
     for op, cost in shared.items():
         if id(cost) not in uses:
-            uses[id(cost)] = _Uses.of(cost, topology)
+            uses[id(cost)] = _uses(cost, resources)
         use = uses[id(cost)]
         foreign |= use.is_foreign
         n_users += use.n_users
@@ -442,31 +438,51 @@ class _Uses:
     n_users: NDArray[np.int64]
     is_foreign: NDArray[np.bool_]
 
-    @classmethod
-    def of(cls, cost: Shared, topology: Topology) -> "_Uses":
-        """Return the uses by all groups of an operation."""
-        owner = _owner(cost, topology)
-        n_users = np.zeros(topology.n_resources, dtype=np.int64)
-        is_foreign = np.zeros(topology.n_resources, dtype=bool)
-        for groups, _, _, resources in used_by(cost.transfers):
-            n_users += np.bincount(resources.ravel(), minlength=topology.n_resources)
-            is_foreign[resources[owner[resources] != groups[:, np.newaxis]]] = True
-        return cls(n_users, is_foreign)
+
+def _uses(cost: Shared, resources: Resources) -> _Uses:
+    """Return the uses by all groups of an operation."""
+    if not isinstance(cost.transfers, AlikeTransfers):
+        return _counted(cost.transfers, cost.group, resources)
+    of_bases = [[stage.resources.tobytes() for stage in base.stages] for base in cost.transfers.bases]
+    return _uses_of_alike(resources, cost.group, tuple(map(tuple, of_bases)))
 
 
-def _owner(cost: Shared, topology: Topology) -> NDArray[np.int64]:
+@lru_cache(maxsize=64)
+def _uses_of_alike(resources: Resources, group: Group, of_bases: tuple[tuple[bytes, ...], ...]) -> _Uses:
+    """Return the uses of groups that look alike, given the resources of each stage of the first group of each kind.
+
+    Uses do not depend on bytes, latencies and capacities, so prices that differ in these have the same.
+    """
+    nothing = np.empty(0)
+    bases = [
+        Transfer(tuple(Stage(0.0, np.frombuffer(used, dtype=np.int64), nothing) for used in of)) for of in of_bases
+    ]
+    return _counted(AlikeTransfers(alike(resources, group), bases), group, resources)
+
+
+def _counted(transfers: Sequence[Transfer], group: Group, resources: Resources) -> _Uses:
+    owner = _owner(group, resources)
+    n_users = np.zeros(resources.n_resources, dtype=np.int64)
+    is_foreign = np.zeros(resources.n_resources, dtype=bool)
+    for groups, _, _, used in used_by(transfers):
+        n_users += np.bincount(used.ravel(), minlength=resources.n_resources)
+        is_foreign[used[owner[used] != groups[:, np.newaxis]]] = True
+    return _Uses(n_users, is_foreign)
+
+
+def _owner(group: Group, resources: Resources) -> NDArray[np.int64]:
     """Return, for every resource, the group that all its owners are in."""
-    world_size = topology.world_size
-    ranks_per_node = topology.ranks_per_node
-    n_blocks, size, stride = cost.group.shape(world_size)
+    world_size = resources.world_size
+    ranks_per_node = resources.ranks_per_node
+    n_blocks, size, stride = group.shape(world_size)
     of_rank = np.empty(world_size, dtype=np.int64)
     of_rank.reshape(n_blocks, size, stride)[:] = np.arange(n_blocks * stride).reshape(n_blocks, 1, stride)
     by_node = of_rank.reshape(-1, ranks_per_node)
     of_node = np.where((by_node == by_node[:, :1]).all(axis=1), by_node[:, 0], _SEVERAL)
     of_world = np.array([0 if size == world_size else _SEVERAL])
-    of_machine = np.concatenate([of_node, np.repeat(of_world, topology.n_servers)])
-    on_servers = np.arange(topology.n_nodes) % topology.n_storage_servers
-    of_storage = np.full(topology.n_storage_servers, _SEVERAL)
+    of_machine = np.concatenate([of_node, np.repeat(of_world, resources.n_servers)])
+    on_servers = np.arange(resources.n_nodes) % resources.n_storage_servers
+    of_storage = np.full(resources.n_storage_servers, _SEVERAL)
     for server in np.unique(on_servers):
         groups = of_node[on_servers == server]
         of_storage[server] = groups[0] if (groups == groups[0]).all() else _SEVERAL

@@ -11,12 +11,14 @@ NICs of all nodes that take part, because NCCL's channels begin at all of them.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.costs import Resources, Stage, Transfer
+from simdist.cost.routes import Load, Order, Routes, Wiring, routes_of
 from simdist.plan.ops import Collective
 from simdist.scenario.cluster import HostWork
 from simdist.scenario.link import Link
@@ -106,7 +108,7 @@ class Paths:
     network_hops: NDArray[np.int64]
 
 
-Latency: TypeAlias = Literal["slowest", "ring", "line"] | Paths
+Latency: TypeAlias = Order | Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,6 @@ class Topology(Resources):
         overhead_s: Seconds of a collective in addition to its messages.
         host_Bps: Bytes per second that the process of a rank moves, without GPUs. Then all messages use the ports.
         host: CPU work of collectives; None if there is none.
-        nodes_per_domain: Nodes that the fabric joins.
         mesh: Whether the fabric is a link to each other GPU of a node, all of which make up a port.
     """
 
@@ -181,23 +182,16 @@ class Topology(Resources):
     overhead_s: float = 0.0
     host_Bps: float = math.inf
     host: HostCost | None = None
-    nodes_per_domain: int = 1
     mesh: bool = False
-
-    def domain(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the domain of a rank, numbered by its first node; of a server, its machine."""
-        machine = self.node(rank)
-        if self.nodes_per_domain == 1:
-            return machine
-        return np.where(machine < self.n_nodes, machine // self.nodes_per_domain * self.nodes_per_domain, machine)
 
     def transfer(self, messages: Iterable[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""
-        return Transfer(tuple(self._stage(each, 0.0 if n else self.overhead_s) for n, each in enumerate(messages)))
-
-    def latency_s(self, messages: Messages) -> float:
-        """Return the seconds before the first byte of messages, including the overhead."""
-        return self._latency_s(messages, self.domain(messages.src) != self.domain(messages.dst)) + self.overhead_s
+        stages = []
+        for number, each in enumerate(messages):
+            routes = self.routes(each)
+            latency_s = slowest_s(each, routes, self.hops(each)) + (self.overhead_s if number == 0 else 0.0)
+            stages.append(Stage(latency_s, *self.load(each, routes)))
+        return Transfer(tuple(stages))
 
     def hops_s(self, src: NDArray[np.int64], dst: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:
         """Return the seconds of messages alone, inside a node or between nodes."""
@@ -207,82 +201,50 @@ class Topology(Resources):
         )
         return np.where(self.domain(src) == self.domain(dst), inside_s, outside_s)
 
-    def _stage(self, messages: Messages, more_s: float) -> Stage:
-        outside = self.domain(messages.src) != self.domain(messages.dst)
-        if math.isinf(self.host_Bps):
-            used = [*self._on_fabric(messages, ~outside), *self._on_network(messages, outside)]
-        else:
-            used = [*self._on_processes(messages), *self._on_network(messages, outside)]
-        if self.bridged:
-            used += self._on_bridges(messages)
-        resources = np.concatenate([each for each, _ in used])
-        resources, nbytes = _summed(resources, np.concatenate([each for _, each in used]), self.n_resources)
-        return Stage(self._latency_s(messages, outside) + more_s, resources, nbytes)
+    def routes(self, messages: Messages) -> Routes:
+        """Return the routes of messages."""
+        resources = Resources(
+            self.n_nodes,
+            self.ranks_per_node,
+            self.n_servers,
+            self.n_storage_servers,
+            nodes_per_domain=self.nodes_per_domain,
+        )
+        wiring = Wiring(resources, self.switched, self.bridged, self.mesh, math.isfinite(self.host_Bps))
+        return routes_of(wiring, messages.src, messages.dst)
 
-    def _on_fabric(self, messages: Messages, inside: NDArray[np.bool_]) -> "list[_Use]":
-        nbytes = _of_each(messages, self.fabric.flowing(messages.nbytes))[inside]
-        if self.mesh and len(nbytes):
-            nbytes = nbytes * self._share_of_mesh(messages)
-        return [(self.fabric_out(messages.src[inside]), nbytes), (self.fabric_in(messages.dst[inside]), nbytes)]
+    def load(self, messages: Messages, routes: Routes) -> Load:
+        """Return the resources that messages use, each once, and the bytes on each."""
+        return routes.load(
+            {
+                "fabric": _of_each(messages, self.fabric.flowing(messages.nbytes)),
+                "sent": _of_each(messages, self.network.sent(messages.nbytes)),
+                "received": _of_each(messages, self.network.flowing(messages.nbytes)),
+                "plain": _of_each(messages, messages.nbytes),
+            }
+        )
 
-    def _share_of_mesh(self, messages: Messages) -> float:
-        """Return the links of a GPU over those to members of its node. Data is spread over the latter."""
-        taking_part = np.unique(np.concatenate([messages.src, messages.dst]))
-        most = int(np.bincount(self.node(taking_part)).max())
-        return (self.ranks_per_node - 1) / max(most - 1, 1)
-
-    def _on_processes(self, messages: Messages) -> "list[_Use]":
-        nbytes = _of_each(messages, messages.nbytes)
-        sent = messages.src < self.world_size
-        received = messages.dst < self.world_size
-        out = self.fabric_out(messages.src[sent])
-        into = self.fabric_in(messages.dst[received])
-        return [(out, nbytes[sent]), (into, nbytes[received])]
-
-    def _on_network(self, messages: Messages, outside: NDArray[np.bool_]) -> "list[_Use]":
-        nbytes = _of_each(messages, self.network.flowing(messages.nbytes))[outside]
-        sent = _of_each(messages, self.network.sent(messages.nbytes))[outside]
-        src, sent = self._over_domain(messages, messages.src[outside], sent)
-        dst, received = self._over_domain(messages, messages.dst[outside], nbytes)
-        nics = [(self.nic_out(src), sent), (self.nic_in(dst), received)]
-        return [*nics, (np.full_like(nbytes, self.switch, dtype=np.int64), nbytes)] if self.switched else nics
-
-    def _over_domain(
-        self, messages: Messages, ranks: NDArray[np.int64], nbytes: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the nodes that carry the bytes of ranks: the nodes of their domains that take part, in equal parts."""
-        if self.nodes_per_domain == 1 or not len(ranks):
-            return self.node(ranks), nbytes
-        nodes, first = np.unique(self.node(np.concatenate([messages.src, messages.dst])), return_index=True)
-        domains = self.domain(np.concatenate([messages.src, messages.dst])[first])
-        n_sharing = np.bincount(domains)
-        totals = np.bincount(self.domain(ranks), weights=nbytes, minlength=len(n_sharing))
-        return nodes, totals[domains] / n_sharing[domains]
-
-    def _on_bridges(self, messages: Messages) -> "list[_Use]":
-        nbytes = _of_each(messages, messages.nbytes)
-        from_gpu = messages.src < self.world_size
-        to_gpu = messages.dst < self.world_size
-        up = self.node(messages.src[from_gpu])
-        down = self.node(messages.dst[to_gpu])
-        return [(self.bridge_up(up), nbytes[from_gpu]), (self.bridge_down(down), nbytes[to_gpu])]
-
-    def _latency_s(self, messages: Messages, outside: NDArray[np.bool_]) -> float:
+    def hops(self, messages: Messages) -> "Hops":
+        """Return the seconds of a send of the largest message until its first byte arrives."""
         largest_nbytes = float(np.max(messages.nbytes, initial=0.0))
-        fabric_s = self.fabric.startup_s(largest_nbytes)
-        network_s = self.network.startup_s(largest_nbytes)
-        hop_s = np.where(outside, network_s, fabric_s)
-        match messages.latency:
-            case "slowest":
-                return float(hop_s.max()) * messages.rounds
-            case "ring":
-                return longest_chain_s(hop_s, messages.rounds)
-            case "line":
-                return math.fsum(hop_s)
-            case Paths(fabric_hops, network_hops):
-                return float((fabric_hops * fabric_s + network_hops * network_s).max())
-            case _:
-                assert_never(messages.latency)
+        return Hops(self.fabric.startup_s(largest_nbytes), self.network.startup_s(largest_nbytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """Seconds of a send until its first byte arrives: inside a domain, and between domains."""
+
+    fabric_s: float
+    network_s: float
+
+
+def slowest_s(messages: Messages, routes: Routes, hops: Hops) -> float:
+    """Return the latency of messages: the seconds of the slowest chain of sends."""
+    if isinstance(messages.latency, Paths):
+        paths = messages.latency
+        return float((paths.fabric_hops * hops.fabric_s + paths.network_hops * hops.network_s).max())
+    chains = routes.chains(messages.latency, messages.rounds)
+    return max(n_inside * hops.fabric_s + n_outside * hops.network_s for n_inside, n_outside in chains)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,32 +275,23 @@ class Call:
     @property
     def n_nodes(self) -> int:
         """Number of nodes that the members are on; of domains, if the fabric joins several nodes."""
-        return 1 + int(np.count_nonzero(np.diff(self.topology.domain(self.members))))
+        return len(self.by_node())
 
-    def by_node(self) -> list[NDArray[np.int64]]:
+    def by_node(self) -> tuple[NDArray[np.int64], ...]:
         """Return the members on each of the group's nodes, or domains, in order."""
-        borders = np.flatnonzero(np.diff(self.topology.domain(self.members))) + 1
-        return np.split(self.members, borders)
+        return _parts(self.members.tobytes(), self.topology.domain(self.members).tobytes())
 
 
-_Use: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]  # resources, and the bytes on each
+@lru_cache(maxsize=64)
+def _parts(numbers: bytes, marks: bytes) -> tuple[NDArray[np.int64], ...]:
+    """Cut numbers where their marks change. Both are bytes of integers."""
+    borders = np.flatnonzero(np.diff(np.frombuffer(marks, dtype=np.int64))) + 1
+    return tuple(np.split(np.frombuffer(numbers, dtype=np.int64), borders))
 
 
 def _of_each(messages: Messages, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the bytes of each message in all rounds."""
     return np.broadcast_to(np.asarray(nbytes, dtype=np.float64) * messages.rounds, messages.src.shape)
-
-
-def _summed(resources: NDArray[np.int64], nbytes: NDArray[np.float64], n_resources: int) -> _Use:
-    """Return each resource once, with the sum of its bytes, without resources that carry none."""
-    if len(resources) < n_resources:  # a small group of a large world
-        numbers, places = np.unique(resources, return_inverse=True)
-    else:
-        numbers = np.arange(n_resources)
-        places = resources
-    totals = np.bincount(places, weights=nbytes, minlength=len(numbers)).astype(np.float64)
-    flows = totals > 0
-    return numbers[flows], totals[flows]
 
 
 def longest_chain_s(hop_s: NDArray[np.float64], n_sends: int) -> float:

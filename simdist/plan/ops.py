@@ -8,7 +8,7 @@ Lanes follow the streams of CUDA: the *host* of each rank walks the body and enq
 operations in order, concurrently with other lanes (`simdist.plan.lanes`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, assert_never, get_args
 
 import numpy as np
@@ -541,6 +541,15 @@ def writes(op: Op) -> tuple[str, ...]:
             return replaced.get(op.stage, (op.grad, op.residual))
         case _:
             assert_never(op)
+
+
+def without_names(op: Collective) -> Collective:
+    """Return a collective that stands for all that differ from it in the names of buffers only."""
+    match op:
+        case ReduceScatter() | AllGather():
+            return replace(op, src="", dst="")
+        case _:
+            return replace(op, buffer="")
 
 
 def is_passed_over(op: Op, enter: Enter | None) -> bool:

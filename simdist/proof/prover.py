@@ -46,8 +46,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
-from typing import assert_never
+from functools import cached_property, partial
+from typing import TypeAlias, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,15 +70,20 @@ from simdist.proof.symbols import (
     fraction,
     fraction_text,
     gather,
+    gathered,
     reduced,
     root_mask,
     same,
     scatter,
+    scattered,
     spread,
     summed,
     tag_text,
     total,
 )
+
+#: Contents of members before a collective, `[block, member, offset, atom, source]` -> contents after it.
+_Move: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 _FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed; beyond, of an evenly spread sample
 _N_SOURCES = 64  # ranks followed at a time
@@ -120,13 +125,20 @@ def _updated(op: ops.Optimize | ops.TrustRatios, state: State) -> tuple[Value, .
 
 
 def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
-    pairs = [(each.numerators, other[tag].numerators) for tag, each in one.items() if tag in other]
+    pairs = [np.broadcast_arrays(each.numerators, other[tag].numerators) for tag, each in one.items() if tag in other]
     return one.keys() == other.keys() and all((a * b.sum() == b * a.sum()).all() for a, b in pairs)
 
 
 def _total_of_first(view: NDArray[np.int64], drop: int) -> NDArray[np.int64]:
     """Return on all members the sum over all but the last `drop` of them."""
     return total(view) if drop == 0 else spread(view[:, :-drop].sum(1, keepdims=True), view)
+
+
+def _of_weights(move: _Move, n_atoms: int) -> _Move:
+    """Return what a collective does to weights, of which one atom may stand for all `n_atoms`."""
+    if move is scatter:
+        return partial(scattered, n_atoms=n_atoms)
+    return partial(gathered, n_atoms=n_atoms) if move is gather else move
 
 
 class _Proof:
@@ -136,6 +148,7 @@ class _Proof:
         self._plan = plan
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
+        self._nothing = Weights(np.zeros_like(self._own.numerators))
         self._sources = sources
         self._began = self._own  # parameters at the beginning of a step: a rank's own, or the first sharer's
         distinct = dict.fromkeys(op for body in plan.bodies for op in body)
@@ -153,8 +166,13 @@ class _Proof:
         self._updated: set[str] = set()  # parameters with slices that were updated in this step
         self._rated: list[tuple[Value, ...]] = []  # contents that this step's trust ratios belong to
         self._saved: list[tuple[int, str, Value]] = []  # position of a `Save` of this step, buffer and contents
+        self._moved: dict[tuple[ops.Collective, bool, int, int], tuple[Weights, Weights]] = {}
+        """Weights before and after collectives of this step, which differ in the names of buffers only."""
+        self._compared: dict[tuple[int, int], tuple[Weights, Weights]] = {}
+        """Weights found and expected at the end of this step, by identity, that were compared."""
         self._n_passes = self._n_declared = 0  # forward passes of this step so far, and declared
         self._covered: set[int] = set()  # places that the current forward pass has used
+        self._places_of: dict[str, NDArray[np.int64]] = {}  # see `_places`
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
         sharers = {op.shared_by for op in updates} | {buffer.sharded_over for buffer in plan.buffers}
         for group in sharers:
@@ -192,6 +210,7 @@ class _Proof:
         self._rated = []
         self._saved = []
         self._updated.clear()
+        self._moved.clear()
         self._n_passes = 0
         self._covered = set()
         self._n_declared = declared.micro_batches
@@ -233,17 +252,32 @@ class _Proof:
 
     def _value(self, name: str, weights: dict[Tag, Weights]) -> Value:
         """Return a value in which every atom of a buffer has the same weights."""
-        places = self._places(name)
-        return Value(places, {tag: each.repeated(places.shape[1]) for tag, each in weights.items()})
+        return Value(self._places(name), weights)
 
     def _places(self, name: str) -> NDArray[np.int64]:
-        """Return the places that a buffer declares, `[rank, atom]`: all of its tensors, or the rank's own slice."""
+        """Return the places that a buffer declares, `[rank, atom]`: all of its tensors, or the rank's own slice.
+
+        It is the same array for each buffer of the same tensors, so that equal ones need no comparison.
+        """
+        known = self._places_of.get(name)
+        if known is not None:
+            return known
         first, last = self._atoms(name)
-        places = np.broadcast_to(np.arange(first, last), (self._plan.world_size, last - first))
         group = self._buffers[name].sharded_over
-        if group == ops.ALONE:
-            return places
-        return self._own_slice(group, places[:, :, None])[:, :, 0]
+        key = f"{first}:{last} {group}"
+        if key not in self._places_of:
+            places = np.broadcast_to(np.arange(first, last), (self._plan.world_size, last - first))
+            if group != ops.ALONE:
+                places = self._own_slice(group, places[:, :, None])[:, :, 0]
+            self._places_of[key] = places
+        self._places_of[name] = self._places_of[key]
+        return self._places_of[name]
+
+    def _as_declared(self, name: str, value: Value) -> Value:
+        """Return a value with the array of places that the buffer declares, if it holds these."""
+        places = self._places(name)
+        is_equal = value.places is not places and np.array_equal(value.places, places)
+        return Value(places, value.weights) if is_equal else value
 
     def _atoms(self, name: str) -> tuple[int, int]:
         tensors = self._buffers[name].tensors
@@ -308,9 +342,10 @@ class _Proof:
                 root = slice(op.root, op.root + 1)
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: spread(view[:, root], view))
             case ops.ReduceScatter():
-                state[op.dst] = self._map(op, state[op.src], scatter)
+                state[op.dst] = self._as_declared(op.dst, self._map(op, state[op.src], scatter))
             case ops.AllGather():
-                state[op.dst] = self._map(op, state[op.src], total if self._buffers[op.src].sparse else gather)
+                moved = self._map(op, state[op.src], total if self._buffers[op.src].sparse else gather)
+                state[op.dst] = self._as_declared(op.dst, moved)
             case ops.Select() | ops.Merge():
                 if isinstance(op, ops.Merge):
                     self._demand_shares(op, state[op.src])
@@ -329,7 +364,7 @@ class _Proof:
         places = state[src].places
         if before.has("kept") and not np.array_equal(before.places, places):
             raise _BrokenError(f"{residual} holds the rest of other tensors, or slices, than those of {src}")
-        return Value(places, {Tag("kept"): self._own.repeated(places.shape[1])})
+        return Value(places, {Tag("kept"): self._own})
 
     def _low_rank(self, op: ops.LowRank, state: State) -> None:
         """Let factors hold symbols of the matrices that they stand for: P as well as Q, which all ranks project on."""
@@ -369,7 +404,7 @@ class _Proof:
         of_atom = of_atom.reshape(value.places.shape)
         for tag, weights in value.weights.items():
             weights.demand_room(max(op.divisor, self._plan.world_size))
-            held = weights.numerators
+            held = weights.of_atoms(value.places.shape[1])
             totals = np.zeros((len(places), held.shape[2]), dtype=np.int64)
             np.add.at(totals, of_atom, held)
             wrong = (held != 0) & (totals[of_atom] != op.divisor * held)
@@ -400,12 +435,13 @@ class _Proof:
         """Concatenate the atoms of buffers."""
         tags = dict.fromkeys(tag for value in values for tag in value.weights)
         places = np.concatenate([value.places for value in values], axis=1)
-        return Value(places, {tag: concatenated([self._weights(value, tag) for value in values]) for tag in tags})
+        n_atoms = [value.places.shape[1] for value in values]
+        packed = {tag: concatenated([self._weights(value, tag) for value in values], n_atoms) for tag in tags}
+        return Value(places, packed)
 
     def _weights(self, value: Value, tag: Tag) -> Weights:
         """Return the weights of a source, zero if the value has none of it."""
-        zero = np.zeros((*value.places.shape, len(self._sources)), dtype=np.int64)
-        return value.weights.get(tag, Weights(zero))
+        return value.weights.get(tag, self._nothing)
 
     def _unpack(self, op: ops.Unpack, state: State) -> None:
         """Split a fusion buffer into the atoms that it was packed from."""
@@ -414,9 +450,7 @@ class _Proof:
         for name in op.dsts:
             begin, end = self._atoms(name)
             last = first + end - begin
-            parts = {
-                tag: Weights(each.numerators[:, first:last], each.denominator) for tag, each in value.weights.items()
-            }
+            parts = {tag: each.cut(first, last) for tag, each in value.weights.items()}
             state[name] = Value(value.places[:, first:last], parts)
             first = last
         if first != value.places.shape[1]:
@@ -463,9 +497,14 @@ class _Proof:
         for name in op.dsts:
             state[name] = self._value(name, {Tag("forward", micro_batch=self._n_passes): self._own})
         self._covered |= places
-        if self._covered >= {place for name in self._params for place in range(*self._atoms(name))}:
+        if self._covered >= self._all_places:
             self._covered = set()
             self._n_passes += 1
+
+    @cached_property
+    def _all_places(self) -> set[int]:
+        """The places of all parameters."""
+        return {place for name in self._params for place in range(*self._atoms(name))}
 
     def _held_places(self, names: Sequence[str], state: State) -> set[int]:
         """Return the places of parameters that every rank holds in some buffers, in order."""
@@ -529,8 +568,7 @@ class _Proof:
             low = max(first, grad_first)
             high = min(last, grad_last)
             for tag, each in state[grad].weights.items() if low < high else ():
-                piece = Weights(each.numerators[:, low - grad_first : high - grad_first], each.denominator)
-                pieces[tag].append((slice(low - first, high - first), piece))
+                pieces[tag].append((slice(low - first, high - first), each.cut(low - grad_first, high - grad_first)))
         additions = {tag: assembled(parts, last - first) for tag, parts in pieces.items()}
         return Value(state[param].places, summed((state[param].weights, Fraction(1)), (additions, sign)))
 
@@ -557,7 +595,9 @@ class _Proof:
     def _own_slices(self, group: Group, value: Value) -> Value:
         """Return on member j the j-th slice of the atoms."""
         weights = {
-            tag: reduced(self._own_slice(group, each.numerators), each.denominator)
+            tag: each
+            if each.numerators.shape[1] == 1
+            else reduced(self._own_slice(group, each.numerators), each.denominator)
             for tag, each in value.weights.items()
         }
         return Value(self._own_slice(group, value.places[:, :, None])[:, :, 0], weights)
@@ -573,10 +613,10 @@ class _Proof:
 
     def _demand_places(self, name: str, value: Value) -> None:
         expected = self._places(name)
-        if value.places.shape != expected.shape or (value.places != expected).any():
+        if value.places is not expected and not np.array_equal(value.places, expected):
             raise _BrokenError(f"{name} holds other tensors, or slices in another order, than it declares")
 
-    def _map(self, op: ops.Collective, value: Value, move: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
+    def _map(self, op: ops.Collective, value: Value, move: _Move) -> Value:
         """Apply a collective to the weights, viewed as `[block, member, offset, atom, source]`, and to the places."""
         shape = op.group.shape(self._plan.world_size)
         n_atoms = value.places.shape[1]
@@ -585,19 +625,21 @@ class _Proof:
         mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
         size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
         divisor = size if mean else 1
+        of_weights = _of_weights(move, n_atoms)
         weights = {}
         for tag, each in value.weights.items():
-            each.demand_room(op.group.size * divisor)
-            moved = move(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
-            if isinstance(op, ops.Reduce):  # only the root holds a mean; the other members keep their contents
-                moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
-            rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
-            weights[tag] = reduced(rows, each.denominator * divisor)
+            like = ops.without_names(op), move is total, n_atoms, id(each)
+            if like not in self._moved:
+                each.demand_room(op.group.size * divisor)
+                moved = of_weights(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
+                if isinstance(op, ops.Reduce):  # only the root holds a mean; the other members keep their contents
+                    moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
+                rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
+                self._moved[like] = each, reduced(rows, each.denominator * divisor)
+            weights[tag] = self._moved[like][1]
         return Value(self._move_places(op, value.places.reshape(*shape, n_atoms, 1), move), weights)
 
-    def _move_places(
-        self, op: ops.Collective, places: NDArray[np.int64], move: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-    ) -> NDArray[np.int64]:
+    def _move_places(self, op: ops.Collective, places: NDArray[np.int64], move: _Move) -> NDArray[np.int64]:
         if isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) or move is total:
             if (places != places[:, :1]).any():
                 raise _BrokenError("reduces slices of different places; the members hold other parts of the model")
@@ -617,6 +659,7 @@ class _Proof:
         exchanged = self._exchanged(updated, declared)
         for kind, names in (("param", self._params), ("anchor", self._anchors)):
             expected |= {name: (exchanged if self._is_exchanged(name, declared) else kept)[kind] for name in names}
+        self._compared.clear()
         for name, weights in expected.items():
             problem = self._difference(name, state[name], weights)
             if problem:
@@ -664,9 +707,11 @@ class _Proof:
         except _BrokenError as error:
             return str(error)
         for tag in sorted({*found.weights, *expected}, key=lambda tag: (tag.kind, tag.age, tag.micro_batch)):
-            zero = Weights(np.zeros_like(self._own.numerators))
-            have = found.weights.get(tag, zero)
-            want = expected.get(tag, zero)
+            have = self._weights(found, tag)
+            want = expected.get(tag, self._nothing)
+            if have is want or (id(have), id(want)) in self._compared:
+                continue
+            self._compared[id(have), id(want)] = have, want
             differs = have.numerators * want.denominator != want.numerators * have.denominator
             if differs.any():
                 rank, atom, column = (int(index) for index in np.argwhere(differs)[0])

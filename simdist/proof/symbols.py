@@ -28,14 +28,22 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights of sources, `numerators[rank, atom, source] / denominator`."""
+    """Weights of sources, `numerators[rank, atom, source] / denominator`.
+
+    A single atom stands for all atoms of a value, if they have the same weights.
+    """
 
     numerators: NDArray[np.int64]
     denominator: int = 1
 
-    def repeated(self, n_atoms: int) -> "Weights":
-        """Repeat the weights of one atom for `n_atoms` atoms."""
-        return Weights(np.repeat(self.numerators, n_atoms, axis=1), self.denominator)
+    def cut(self, first: int, last: int) -> "Weights":
+        """Return the weights of some of the atoms."""
+        return self if self.numerators.shape[1] == 1 else Weights(self.numerators[:, first:last], self.denominator)
+
+    def of_atoms(self, n_atoms: int) -> NDArray[np.int64]:
+        """Return the numerators of each of `n_atoms` atoms."""
+        n_ranks, _, n_sources = self.numerators.shape
+        return np.broadcast_to(self.numerators, (n_ranks, n_atoms, n_sources))
 
     def __add__(self, other: "Weights") -> "Weights":
         common = math.lcm(self.denominator, other.denominator)
@@ -48,6 +56,10 @@ class Weights:
     def __mul__(self, factor: Fraction) -> "Weights":
         self.demand_room(abs(factor.numerator))
         return reduced(self.numerators * factor.numerator, self.denominator * factor.denominator)
+
+    def equals(self, other: "Weights") -> bool:
+        """Tell whether every atom has the same weights."""
+        return self is other or bool((self.numerators * other.denominator == other.numerators * self.denominator).all())
 
     def demand_room(self, factor: int) -> None:
         """Raise an error if 64 bits may not hold `factor` times the numerators.
@@ -76,10 +88,7 @@ State: TypeAlias = dict[str, Value]
 
 def same(found: dict[Tag, Weights], expected: dict[Tag, Weights]) -> bool:
     """Tell whether every atom has the expected weights."""
-    return found.keys() == expected.keys() and all(
-        (each.numerators * expected[tag].denominator == expected[tag].numerators * each.denominator).all()
-        for tag, each in found.items()
-    )
+    return found.keys() == expected.keys() and all(each.equals(expected[tag]) for tag, each in found.items())
 
 
 def spread(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -94,8 +103,14 @@ def total(view: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def assembled(parts: Sequence[tuple[slice, Weights]], n_atoms: int) -> Weights:
     """Return the weights of `n_atoms` atoms, given those of some of them. The others are zero."""
+    _, first = parts[0]
+    is_covered = np.zeros(n_atoms, dtype=bool)
+    for atoms, _ in parts:
+        is_covered[atoms] = True
+    if first.numerators.shape[1] == 1 and is_covered.all() and all(first.equals(part) for _, part in parts[1:]):
+        return first
     common = math.lcm(*(part.denominator for _, part in parts))
-    n_ranks, _, n_sources = parts[0][1].numerators.shape
+    n_ranks, _, n_sources = first.numerators.shape
     numerators = np.zeros((n_ranks, n_atoms, n_sources), dtype=np.int64)
     for atoms, part in parts:
         part.demand_room(common // part.denominator)
@@ -103,10 +118,10 @@ def assembled(parts: Sequence[tuple[slice, Weights]], n_atoms: int) -> Weights:
     return reduced(numerators, common)
 
 
-def concatenated(parts: Sequence[Weights]) -> Weights:
-    """Return the atoms of all parts, one after the other."""
-    ends = np.cumsum([part.numerators.shape[1] for part in parts]).tolist()
-    places = [slice(end - part.numerators.shape[1], end) for end, part in zip(ends, parts, strict=True)]
+def concatenated(parts: Sequence[Weights], n_atoms: Sequence[int]) -> Weights:
+    """Return the atoms of all parts, one after the other, given the number of each."""
+    ends = np.cumsum(n_atoms).tolist()
+    places = [slice(end - n, end) for end, n in zip(ends, n_atoms, strict=True)]
     return assembled(list(zip(places, parts, strict=True)), ends[-1])
 
 
@@ -132,6 +147,18 @@ def gather(view: NDArray[np.int64]) -> NDArray[np.int64]:
     blocks, size, stride, atoms, n_sources = view.shape
     whole = np.moveaxis(view, 1, 2).reshape(blocks, 1, stride, size * atoms, n_sources)
     return np.broadcast_to(whole, (blocks, size, stride, size * atoms, n_sources))
+
+
+def scattered(weights: NDArray[np.int64], n_atoms: int) -> NDArray[np.int64]:
+    """Return the weights of members after a reduce-scatter of `n_atoms` atoms."""
+    return scatter(weights) if weights.shape[3] == n_atoms else total(weights)
+
+
+def gathered(weights: NDArray[np.int64], n_atoms: int) -> NDArray[np.int64]:
+    """Return the weights of members after an all-gather of `n_atoms` atoms from each."""
+    if weights.shape[3] == 1 and (weights == weights[:, :1]).all():
+        return weights
+    return gather(np.repeat(weights, n_atoms // weights.shape[3], axis=3))
 
 
 def reduced(numerators: NDArray[np.int64], denominator: int) -> Weights:
@@ -169,26 +196,31 @@ def aged(value: Value, oldest: int) -> Value:
 
 
 def digest(state: State) -> bytes:
-    """Return a hash that identifies equal states."""
+    """Return a hash of a state. States with the same hash are equal; equal ones may be kept in other ways."""
     digest = hashlib.sha256()
-    for part in _parts(state):
+    hashes: dict[int, bytes] = {}  # of weights that several buffers hold
+    for part in _parts(state, hashes):
         digest.update(part)
     return digest.digest()
 
 
-def _parts(state: Mapping[str, Value]) -> Iterator[bytes]:
+def _parts(state: Mapping[str, Value], hashes: dict[int, bytes]) -> Iterator[bytes]:
     for name in sorted(state):
-        yield f"{name} {state[name].places.shape}".encode()
-        yield state[name].places.tobytes()
+        places = state[name].places
+        yield f"{name} {places.shape} {places.strides[0]}".encode()
+        yield (places[:1] if places.strides[0] == 0 else places).tobytes()  # of ranks that all have the same
         for tag in sorted(state[name].weights, key=lambda tag: (tag.kind, tag.age, tag.micro_batch)):
             weights = state[name].weights[tag]
             yield f"{name} {tag} {weights.denominator} {weights.numerators.shape}".encode()
-            yield weights.numerators.tobytes()
+            key = id(weights.numerators)
+            if key not in hashes:
+                hashes[key] = hashlib.sha256(weights.numerators.tobytes()).digest()
+            yield hashes[key]
 
 
 def fraction_text(weights: Weights, rank: int, atom: int, column: int) -> str:
     """Return one weight as text for people."""
-    numerator = int(weights.numerators[rank, atom, column])
+    numerator = int(weights.numerators[rank, atom if weights.numerators.shape[1] > 1 else 0, column])
     divisor = math.gcd(numerator, weights.denominator)
     return f"{numerator // divisor}/{weights.denominator // divisor}" if numerator else "nothing"
 

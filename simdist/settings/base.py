@@ -61,6 +61,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(
         frozen=True,
+        defer_build=True,  # most commands use few of the classes
         extra="forbid",
         validate_by_name=True,
         validate_by_alias=True,

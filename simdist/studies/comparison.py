@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.cost import tensor_backward_s
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError, UnsupportedError, naming
 from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
@@ -509,10 +510,9 @@ def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval |
 
 def _built_again(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
     """Return a schedule with the prices of a draw, and with another plan if the draw changes it."""
-    drawn_job = job(drawn)
-    stated_job = job(scenario)
-    may_differ = drawn.data != scenario.data or drawn_job.tensor_backward_s != stated_job.tensor_backward_s
-    if may_differ and built.schedule.plan(drawn_job).digest() != built.plan.digest():
+    stated_s, drawn_s = (tensor_backward_s(each.workload, each.cluster) for each in (scenario, drawn))
+    may_differ = drawn.data != scenario.data or drawn_s != stated_s
+    if may_differ and built.schedule.plan(job(drawn)).digest() != built.plan.digest():
         return replace(build(drawn, built.schedule), actors=built.actors)
     return replace(built, costs=price_of(built.plan, drawn))
 

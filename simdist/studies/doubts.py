@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared
-from simdist.cost.topology import Topology
 from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Plan, ReduceScatter
 from simdist.plan.group import Group
 from simdist.plan.ops import Collective, Op
@@ -92,8 +91,15 @@ class Doubt:
 
     def factor(self, place: float, nbytes: int = 1) -> float:
         """Return what multiplies a time at a place from 0 to 1."""
-        at = [float(np.interp(place, np.linspace(0, 1, len(each)), each)) for each in self.logs]
-        between = float(np.interp(math.log(max(nbytes, 1)), np.log(self.sizes), at))
+        return self.factor_at(self.logs_at(place), nbytes)
+
+    def logs_at(self, place: float) -> list[float]:
+        """Return log(measured / simulated) at a place from 0 to 1, for each of `sizes`."""
+        return [float(np.interp(place, np.linspace(0, 1, len(each)), each)) for each in self.logs]
+
+    def factor_at(self, logs: Sequence[float], nbytes: int) -> float:
+        """Return what multiplies a time, given the logarithms at its place."""
+        between = float(np.interp(math.log(max(nbytes, 1)), np.log(self.sizes), logs))
         return math.exp(between) / (1 + self.known)
 
 
@@ -210,7 +216,7 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         at: Place of each doubt in its distribution, from 0 to 1.
     """
     computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in ("machine", "machines"))
-    by_kind = {each.kind: (each, place) for each, place in at.items()}
+    by_kind = {each.kind: (each, each.logs_at(place)) for each, place in at.items()}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     kinds: dict[Group, Kind] = {}
     factors: dict[tuple[Kind, int], float] = {}
@@ -221,8 +227,8 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
             kinds[op.group] = _link_of(op.group, costs.resources)
         key = kinds[op.group], _nbytes(op, buffers)
         if key not in factors:
-            doubt, place = by_kind.get(key[0], (None, 0.0))
-            factors[key] = doubt.factor(place, key[1]) if doubt else 1.0
+            doubt, logs = by_kind.get(key[0], (None, []))
+            factors[key] = doubt.factor_at(logs, key[1]) if doubt else 1.0
         return factors[key]
 
     def price(op: Op, cost: OpCost) -> OpCost:
@@ -240,7 +246,7 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
 
 def _link_of(group: Group, resources: Resources) -> Kind:
     members = np.arange(group.size) * group.stride  # of the first group
-    places = resources.domain(members) if isinstance(resources, Topology) else resources.node(members)
+    places = resources.domain(members)
     return "network" if (places != places[0]).any() else "fabric"
 
 

@@ -14,6 +14,7 @@ NETWORK = ENGINES.with_name("network.py")
 READERS = ENGINES.with_name("readers.py")
 EXPANSION = ENGINES.with_name("expansion.py")
 SWEEP = ENGINES.with_name("sweep.py")
+QUESTIONS = ENGINES.with_name("questions.py")
 
 
 def run(*options, benchmark=ENGINES):
@@ -122,3 +123,44 @@ def test_sweep_benchmark_tells_machines_and_people_what_it_measured(monkeypatch,
     assert found["processor_share"] > 0
     assert [row["what"] for row in found.pop("targets")] == ["efficiency"]
     assert "40 rows in this process and in 2" in told_to_people(monkeypatch, capsys, SWEEP, measured=found)
+
+
+def test_questions_benchmark_tells_machines_and_people_what_answers_cost(monkeypatch, capsys):
+    found = json.loads(run("--quick", "--json", "--only", "report", benchmark=QUESTIONS))
+    [row] = found["questions"]
+    assert row["question"] == "report, 16 ranks"
+    assert row["cpu_s"] > 0
+    assert 10 < row["peak_MiB"] < 2000
+    assert "report" in row["shares"]
+    assert 0.5 < sum(row["shares"].values()) <= 1
+    script = load_script(QUESTIONS)
+    found["growth"] = script.growth(script.QUICK)
+    for growing in found["growth"]:
+        assert len(growing["cpu_s"]) == len(growing["sizes"]) == 3
+        assert min(growing["cpu_s"]) > 0
+    text = told_to_people(monkeypatch, capsys, QUESTIONS, measured=found)
+    for title in ("questions", "report, 16 ranks", "growth with", "ranks", "buckets", "steps"):
+        assert title in text
+
+
+def test_questions_of_two_clones_have_a_ratio_only_where_answers_are_equal():
+    script = load_script(QUESTIONS)
+    ours = script.Answer("compare", 2.0, 100.0, "same", {})
+    theirs = script.Answer("compare", 3.0, 100.0, "same", {})
+    [row] = script.rows([ours], [theirs])
+    assert row["other / this"] == "1.5"
+    [row] = script.rows([ours], [script.replace(theirs, digest="another")])
+    assert row["other / this"] == "other answer"
+
+
+def test_a_question_that_fails_is_told_with_what_the_command_said():
+    script = load_script(QUESTIONS)
+    with pytest.raises(SystemExit, match=r"(?s)strange: exit code 2.*nothing.yaml"):
+        script.ask(script.Question("strange", ("compare", "nothing.yaml"), {}), script.ROOT)
+
+
+def test_growth_in_proportion_to_size_has_the_exponent_one(monkeypatch):
+    script = load_script(QUESTIONS)
+    monkeypatch.setattr(script, "compared_s", lambda size, _: size["ranks"] * size["steps"] ** 2)
+    exponents = {each["of"]: each["exponent"] for each in script.growth(script.QUICK)}
+    assert exponents == {"ranks": pytest.approx(1), "buckets": pytest.approx(0, abs=1e-9), "steps": pytest.approx(2)}

@@ -20,6 +20,8 @@ Source:
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,28 +37,48 @@ def double_tree(call: Call) -> Iterator[Messages]:
     Args:
         call: The all-reduce of one group.
     """
-    chains = call.by_node()
-    heads = np.array([chain[0] for chain in chains])
-    below = [np.concatenate([chain[1:] for chain in chains])] * 2  # in both trees
-    above = [np.concatenate([chain[:-1] for chain in chains])] * 2
-    depths = np.zeros(len(chains), dtype=np.int64)
-    for parent in parents(len(chains)):
-        has_parent = parent >= 0
-        below.append(heads[has_parent])
-        above.append(heads[parent[has_parent]])
-        depths = np.maximum(depths, _depths(parent))
-    low = np.concatenate(below)
-    high = np.concatenate(above)
-    hops_in_node = np.array([len(chain) - 1 for chain in chains])
+    sizes = np.array([len(chain) for chain in call.by_node()])
+    heads = np.cumsum(sizes) - sizes  # places among the members
+    (others,) = np.nonzero(np.isin(np.arange(call.n), heads, invert=True))
+    trees = both_trees(len(sizes))
+    below = np.concatenate([others, others, heads[trees.below]])  # chains in both trees
+    above = np.concatenate([others - 1, others - 1, heads[trees.above]])
+    low = call.members[below]
+    high = call.members[above]
     yield Messages(
         np.concatenate([low, high]),
         np.concatenate([high, low]),
         call.nbytes / 2,
-        latency=Paths(2 * hops_in_node, 2 * depths),
+        latency=Paths(2 * (sizes - 1), 2 * trees.depths),
     )
 
 
 ALGORITHM = CollectiveAlgorithm((AllReduce,), double_tree)
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Both trees over n nodes.
+
+    Args:
+        below: The nodes that have a parent in the first tree, then those of the second.
+        above: The parent of each.
+        depths: Hops from each node to the root, in the deeper tree, `[n]`.
+    """
+
+    below: NDArray[np.int64]
+    above: NDArray[np.int64]
+    depths: NDArray[np.int64]
+
+
+@lru_cache(maxsize=64)
+def both_trees(n: int) -> Trees:
+    """Return both trees over n nodes."""
+    both = parents(n)
+    below = [np.flatnonzero(parent >= 0) for parent in both]
+    above = [parent[each] for parent, each in zip(both, below, strict=True)]
+    depths = np.maximum(*(_depths(parent) for parent in both))
+    return Trees(np.concatenate(below), np.concatenate(above), depths)
 
 
 def parents(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -68,7 +68,8 @@ from numpy.typing import NDArray
 from simdist.cost.algorithms.double_tree import double_tree
 from simdist.cost.algorithms.ring import ring
 from simdist.cost.costs import Stage, Transfer
-from simdist.cost.topology import Call, LinkCost, Messages, Topology
+from simdist.cost.routes import Routes
+from simdist.cost.topology import Call, Hops, Messages, Topology, slowest_s
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, op_text
 from simdist.scenario.cluster import Cluster
@@ -219,7 +220,7 @@ def _n_channels(cluster: Cluster, n_channels: int) -> int:
     if cluster.nodes_per_domain == 1:
         return n_channels
     link = cluster.fabric
-    return max(1, min(n_channels, int(link.bandwidth_Bps * link.efficiency / _DOMAIN_CHANNEL_BPS)))
+    return max(1, int(min(n_channels, link.bandwidth_Bps * link.efficiency / _DOMAIN_CHANNEL_BPS)))
 
 
 def _lacks_nvls(call: Call, cluster: Cluster) -> str:
@@ -249,19 +250,29 @@ def _takes_trees_only(call: Call, cluster: Cluster) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """Messages, and their stage over the unchanged links. Each protocol has its own hops."""
+    """Messages, their routes, and their stage over the links as they are. Each protocol has its own hops."""
 
+    topology: Topology
     messages: Messages
+    routes: Routes
     stage: Stage
 
     @classmethod
     def of(cls, topology: Topology, messages: Iterable[Messages]) -> "_Plain":
         (only,) = messages
-        return cls(only, topology.transfer([only]).stages[0])
+        return cls(topology, only, topology.routes(only), topology.transfer([only]).stages[0])
 
-    def by(self, topology: Topology) -> Stage:
-        """Return the stage with the hops of another topology."""
-        return dataclasses.replace(self.stage, latency_s=topology.latency_s(self.messages))
+    def by(self, protocol: "_Protocol", hops: Hops, base: float = 1.0) -> Stage:
+        """Return the stage with the base and hops of a protocol.
+
+        Args:
+            protocol: The protocol.
+            hops: Its hops, see `_hops`.
+            base: Factor on its base.
+        """
+        overhead_s = self.topology.overhead_s + protocol.base_s * base
+        latency_s = slowest_s(self.messages, self.routes, hops) + overhead_s
+        return Stage(latency_s, self.stage.resources, self.stage.nbytes)
 
 
 def _by_ring(
@@ -291,7 +302,7 @@ def _by_ring(
     one_each = _TREE_HOP if call.n_nodes == call.n else 1.0
     message_nbytes = chunks_nbytes * protocol.wire / n_channels
     base = 1.0 if one_node else longer
-    stage = plain.by(_with_hops(call.topology, protocol, message_nbytes, longer, base, one_each))
+    stage = plain.by(protocol, _hops(call.topology, protocol, message_nbytes, longer, one_each), base)
     slowed = _slowed(stage, capacity_Bps, protocol.share, protocol.wire, at_least_s)
     if lines:
         hops_s = stage.latency_s - call.topology.overhead_s - protocol.base_s
@@ -319,7 +330,7 @@ def _by_tree(
         protocol = dataclasses.replace(protocol, base_s=0.0, fabric_s=fabric_s, network_s=network_s)
     message_nbytes = call.nbytes / n_channels * (2.0 if name == "LL" else 1.0)
     far = 1.0 if generation is None else protocol.far
-    stage = plain.by(_with_hops(topology, protocol, message_nbytes, far=far))
+    stage = plain.by(protocol, _hops(topology, protocol, message_nbytes, far=far))
     if generation is not None:  # the chains of each channel begin at another GPU
         on_fabric = stage.resources < 2 * topology.world_size
         mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
@@ -372,10 +383,11 @@ def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -
     nodes = call.by_node()
     n = min(map(len, nodes))
     m = len(nodes)
-    (messages,) = nvls(call, 1 + 1 / n if n <= _NVLS_FROM_HOST else _NVLS_DOMAIN_WIRE)
+    plain = _Plain.of(call.topology, nvls(call, 1 + 1 / n if n <= _NVLS_FROM_HOST else _NVLS_DOMAIN_WIRE))
     n_heads = min(n, _NVLS_HEADS)
     message_nbytes = call.nbytes / n_heads
-    (stage,) = _with_hops(call.topology, _RINGS["Simple"], message_nbytes, far=_TREE_HOP).transfer([messages]).stages
+    protocol = _RINGS["Simple"]
+    stage = plain.by(protocol, _hops(call.topology, protocol, message_nbytes, far=_TREE_HOP))
     n_at_once = n_heads * (32 if m > 1 and generation > 9 else _NVLS_CHANNELS[generation])
     flow_s = stage.alone_s(capacity_Bps) - stage.latency_s
     fabric_s = _fabric_s(stage, call.topology, capacity_Bps) / _NVLS_SHARES[generation]
@@ -425,38 +437,27 @@ def _pipeline_s(n_rounds: float, fabric_s: float, network_s: float, n_steps: int
     return (n_steps - 1) * (hop_s + round_s) + max(fabric_s + math.ceil(n_rounds) * hop_s, network_s)
 
 
-def _with_hops(
-    topology: Topology,
-    protocol: _Protocol,
-    message_nbytes: float,
-    longer: float = 1.0,
-    base: float = 1.0,
-    far: float = 1.0,
-) -> Topology:
-    """Return the topology with a protocol's base and hops. Between nodes, slower links keep their own latency.
+def _hops(
+    topology: Topology, protocol: _Protocol, message_nbytes: float, longer: float = 1.0, far: float = 1.0
+) -> Hops:
+    """Return the hops of a protocol. Between nodes, slower links keep their own latency; so do measured links.
 
     Args:
         topology: The links.
         protocol: The protocol.
         message_nbytes: Bytes that a channel sends at once between nodes.
         longer: Factor on all hops.
-        base: Factor on the base.
         far: Factor on the latency of the network.
     """
+    fabric_s = protocol.fabric_s * longer
     network = topology.network
     asks_s = network.startup_s(message_nbytes) - network.latency_s
-    return dataclasses.replace(
-        topology,
-        fabric=_with_latency(topology.fabric, protocol.fabric_s * longer),
-        network=_with_latency(network, max(network.latency_s * far, protocol.network_s) * longer + asks_s),
-        overhead_s=topology.overhead_s + protocol.base_s * base,
-    )
-
-
-def _with_latency(link: LinkCost, latency_s: float) -> LinkCost:
-    if link.table is not None:  # measured
-        return link
-    return dataclasses.replace(link, latency_s=latency_s, rendezvous_s=0.0)
+    network_s = max(network.latency_s * far, protocol.network_s) * longer + asks_s
+    if topology.fabric.table is not None:
+        fabric_s = topology.fabric.latency_s
+    if network.table is not None:
+        network_s = network.latency_s
+    return Hops(fabric_s, network_s)
 
 
 def _slowed(

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simdist.cost.algorithms.double_tree import parents
+from simdist.cost.algorithms.double_tree import both_trees
 from simdist.cost.topology import Call, Messages, Paths
 from simdist.plan import AllReduce
 from simdist.plan.algorithms import CollectiveAlgorithm
@@ -31,17 +31,19 @@ def nvls(call: Call, wire: float | None = None) -> Iterator[Messages]:
         call: The all-reduce of one group.
         wire: Bytes on the port of a GPU, over S; 1 + 1/n if None.
     """
-    nodes = call.by_node()
-    m = len(nodes)
-    factor = 1 + 1 / min(map(len, nodes)) if wire is None else wire
-    members = np.concatenate(nodes)
-    neighbours = np.concatenate([np.roll(each, -1) for each in nodes])
-    heads = np.array([each[0] for each in nodes])
-    below = np.concatenate([heads[parent >= 0] for parent in parents(m)])
-    above = np.concatenate([heads[parent[parent >= 0]] for parent in parents(m)])
+    sizes = np.array([len(node) for node in call.by_node()])
+    m = len(sizes)
+    factor = 1 + 1 / int(sizes.min()) if wire is None else wire
+    ends = np.cumsum(sizes)
+    heads = ends - sizes  # places among the members
+    following = np.arange(1, call.n + 1)
+    following[ends - 1] = heads
+    trees = both_trees(m)
+    below = call.members[heads[trees.below]]
+    above = call.members[heads[trees.above]]
     yield Messages(
-        np.concatenate([members, below, above]),
-        np.concatenate([neighbours, above, below]),
+        np.concatenate([call.members, below, above]),
+        np.concatenate([call.members[following], above, below]),
         np.concatenate([np.full(call.n, call.nbytes * factor), np.full(2 * len(below), call.nbytes / 2)]),
         latency=Paths(np.array([0]), np.array([2 * math.ceil(math.log2(m))])),
     )

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from simdist.plan import Body, Buffer, Plan, Result, Run, op_text, ops
 from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
-from simdist.proof import prove
+from simdist.proof import prove, prover
+from simdist.proof.symbols import Tag, Value, Weights
 from simdist.schedules import InputPath, Job, Schedule, kinds
 
 Declared = Callable[[int], Result]
@@ -705,6 +707,46 @@ def test_every_mutation_of_a_schedule_is_refused_with_its_step_and_operation(sch
             assert len(re.findall(r"^--> ", text, re.MULTILINE)) == 1
             n_mutants += 1
     assert n_mutants > 50
+
+
+class Forgetful(dict):
+    """Keeps nothing that was computed."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
+def weights_of_each_atom(self: prover._Proof, name: str, weights: dict[Tag, Weights]) -> Value:
+    """Return what `_Proof._value` does, with weights of its own for every atom."""
+    places = self._places(name)
+    separate = {tag: Weights(each.of_atoms(places.shape[1]) + 0, each.denominator) for tag, each in weights.items()}
+    return Value(places, separate)
+
+
+def separately(patch: pytest.MonkeyPatch) -> None:
+    """Let proofs compute each buffer by itself, and each of its atoms."""
+    start = prover._Proof.__init__
+
+    def forget(self: prover._Proof, *arguments: Any) -> None:
+        start(self, *arguments)
+        self._moved = Forgetful()
+        self._compared = Forgetful()
+
+    patch.setattr(prover._Proof, "__init__", forget)
+    patch.setattr(prover._Proof, "_value", weights_of_each_atom)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_a_proof_that_shares_weights_says_what_one_that_computes_each_says(schedule: Schedule) -> None:
+    plan = schedule.plan(JOB)
+    steps = [plan.bodies[body] for body in plan.body_of_steps()]
+    for what, mutant in [("as it is", steps[-1]), *mutations(steps[-1], schedule.result(JOB.n_steps - 1, JOB))]:
+        mutated = Plan.from_steps("mutant", world_size=8, buffers=plan.buffers, steps=[*steps[:-1], mutant])
+        with pytest.MonkeyPatch.context() as patch:
+            separately(patch)
+            plain = mistake_of(mutated, schedule)
+        assert mistake_of(mutated, schedule) == plain, what
 
 
 # ---------------------------------------------------------------- outer optimizers, and averages that come late
