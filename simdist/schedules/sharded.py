@@ -249,7 +249,8 @@ class _Shards:
             kept = number not in self.root
         if kept is False or (kept == 1 and not isinstance(kept, bool)):
             return True
-        return self.schedule.keep_last_unit and number == len(self.units) - 1
+        last = max(each for each in range(len(self.units)) if each not in self.root)
+        return self.schedule.keep_last_unit and number == last
 
     def grad(self, number: int) -> str:
         """Return the gradients with which the slice of a unit is updated."""
