@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 import click
 
-from simdist.cli import common, inputs, surroundings
+from simdist.cli import common, described_jobs, inputs, surroundings
 from simdist.cli.tables import table_text
+from simdist.configurations.described import DescribedJob, WorkloadKey
+from simdist.configurations.rates import rounded
 from simdist.errors import ScenarioError, SimdistError
 from simdist.runs.building import build
 from simdist.scenario import Cluster, load_cluster, load_workload, loads
@@ -125,11 +127,13 @@ def _asked_again(check: Callable[[str], _ValueT]) -> Callable[[object], _ValueT]
 
 @click.command("init")
 @click.option("-o", "--output", type=common.path, metavar="FILE", default="scenario.yaml", help="The file to write.")
+@click.option("--from", "described", type=common.path, metavar="FILE", help="A torchtitan .toml or a config.json.")
 @click.option("--cluster", type=common.file_name, metavar="FILE|PRESET", help="Machines and links.")
 @click.option("--nodes", type=common.positive, metavar="N", help="Machines.")
 @click.option("--gpus-per-node", type=common.positive, metavar="N", help="Ranks of each machine.")
 @click.option("--workload", type=common.file_name, metavar="FILE|PRESET", help="Model and batch.")
 @click.option("--batch-size", type=common.positive, metavar="N", help="Samples per GPU and pass.")
+@click.option("--sequence", type=common.positive, metavar="N", help="Tokens of a sample, with --from.")
 @click.option("--precision", type=click.Choice(_PREFERRED), help="Of forward and backward pass.")
 @click.option("--forward", metavar="TIME", help="Measured time of a forward pass, such as '20 ms'.")
 @click.option("--straggler-rate", metavar="SHARE", help="Probability that a rank is late in a step; 0 for none.")
@@ -143,7 +147,8 @@ def command(session: common.Session, *, output: Path, force: bool, yes: bool, **
     """Write a scenario to begin with.
 
     Options state it. On a terminal, the command asks for the others. It looks for a job's environment (torchrun,
-    Slurm, Open MPI) and for the GPUs of this machine, and marks each guess.
+    Slurm, Open MPI) and for the GPUs of this machine, and marks each guess. --from takes model, batch and mesh from a
+    job of torchtitan, or the model from the config.json of Hugging Face.
     """
     _check_output(output, force=force)
     interview = _Interview(asks=not yes and sys.stdin.isatty() and sys.stderr.isatty())
@@ -202,8 +207,17 @@ def _text(scenario: Scenario, settings: list[Setting], following: str) -> str:
 
 def _draft(session: common.Session, interview: _Interview, output: Path, given: dict[str, Any]) -> str:
     """Return the text of the new scenario; ask for what is not given."""
-    cluster_text, cluster = _find_cluster(session, interview, output, given)
-    workload_text = _workload_text(interview, output, cluster, given)
+    job = _described_job(given)
+    cluster_text, cluster = _find_cluster(session, interview, output, given, job)
+    if job is None:
+        workload_text = _workload_text(interview, output, cluster, given)
+        schedules = [_quoted(label) for label in _labels(interview, given)]
+    else:
+        schedules = _described_schedules(interview, job, given)
+        workload_text = _described_text(interview, job, cluster, given)
+    remarks = () if job is None else job.remarks
+    for each in remarks:
+        session.say(f"warning: {given['described']}: {each}")
     rate = interview.setting(
         "straggler rate", "--straggler-rate", given["straggler_rate"], _RATE, _GUESS, check=_straggler_rate
     )
@@ -222,11 +236,12 @@ def _draft(session: common.Session, interview: _Interview, output: Path, given: 
         [
             f"# Written by `simdist init`. Compare the schedules: simdist compare {shlex.quote(output.name)}",
             "# A guess is marked. All keys are in docs/reference/scenario.md.",
+            *(f"# Not in this scenario: {described_jobs.printable(each)}" for each in remarks),
             cluster_text,
             workload_text,
             late,
             "schedules:",
-            *(f"  - {_quoted(label)}" for label in _labels(interview, given)),
+            *(f"  - {each}" for each in schedules),
             f"steps: {given['steps']}",
             "seed: 0",
             "",
@@ -234,8 +249,64 @@ def _draft(session: common.Session, interview: _Interview, output: Path, given: 
     )
 
 
+def _described_job(given: dict[str, Any]) -> DescribedJob | None:
+    """Return the job that `--from` names, if it was given."""
+    if given["described"] is None:
+        if given["sequence"] is not None:
+            raise ScenarioError("--sequence: is for --from only: write transformer: {sequence: N} in a workload")
+        return None
+    if given["workload"] is not None:
+        raise ScenarioError("--from beside --workload: write one of them")
+    return described_jobs.read(given["described"], sequence=given["sequence"])
+
+
+def _described_text(interview: _Interview, job: DescribedJob, cluster: Cluster, given: dict[str, Any]) -> str:
+    """Return the workload of a job as text, and the range of its utilization."""
+    name = str(given["described"])
+    interview.settings.append(Setting("workload", name, "option --from"))
+    precision = interview.setting(
+        "precision", "--precision", given["precision"], job.precision, job.precision_source, check=_precision
+    )
+    default = job.batch_size or 1
+    size = interview.setting(
+        "batch size", "--batch-size", given["batch_size"], default, job.batch_size_source or _GUESS, check=_count
+    )
+    n_passes = job.micro_batches(size, _world_size(interview))
+    more = [
+        WorkloadKey("batch_size", size, f"samples per GPU and pass; {_remark(interview, 'batch size')}"),
+        *([WorkloadKey("micro_batches", n_passes, "training.global_batch_size")] if n_passes > 1 else []),
+    ]
+    if given["forward"] is not None:
+        common.parsed("--forward", given["forward"], parse_seconds)
+        interview.settings.append(Setting("forward pass", given["forward"], "option --forward"))
+        return "\n".join(
+            described_jobs.workload_lines(job, [*more, WorkloadKey("forward", given["forward"], "--forward")])
+        )
+    found = described_jobs.utilization_of(job, name, cluster, precision)
+    interview.settings.append(Setting("utilization", rounded(found.share), found.source))
+    more.append(WorkloadKey("precision", precision, _remark(interview, "precision")))
+    share = WorkloadKey("utilization", {precision: rounded(found.share)}, _remark(interview, "utilization"))
+    lines = described_jobs.workload_lines(job, [*more, share])
+    return "\n".join([*lines, *described_jobs.range_lines(precision, found)])
+
+
+def _described_schedules(interview: _Interview, job: DescribedJob, given: dict[str, Any]) -> list[str]:
+    """Return the schedules to compare as a file has them: those given, or else those of the job."""
+    values = {each.name: each.value for each in interview.settings}
+    sizes = (int(values["nodes"]), int(values["GPUs per node"]))
+    own = described_jobs.schedules_of(job, str(given["described"]), *sizes)
+    if given["labels"] or not own:
+        return [_quoted(label) for label in _labels(interview, given)]
+    return list(own)
+
+
+def _world_size(interview: _Interview) -> int:
+    values = {each.name: each.value for each in interview.settings}
+    return int(values["nodes"]) * int(values["GPUs per node"])
+
+
 def _find_cluster(
-    session: common.Session, interview: _Interview, output: Path, given: dict[str, Any]
+    session: common.Session, interview: _Interview, output: Path, given: dict[str, Any], described: DescribedJob | None
 ) -> tuple[str, Cluster]:
     """Return the cluster as text, and as the preset or file has it, with its numbers of nodes and GPUs."""
     job = surroundings.launched(os.environ)
@@ -252,7 +323,9 @@ def _find_cluster(
         source = f"{_GUESS}: {why}"
     name = interview.setting("cluster", "--cluster", given["cluster"], default, source, check=_cluster_name)
     cluster = inputs.read_cluster(name)
-    nodes, nodes_from = job.nodes or (cluster.nodes, f"{_GUESS}: as in {name}")
+    nodes, nodes_from = (
+        job.nodes or _nodes_of_mesh(described, cluster, given) or (cluster.nodes, f"{_GUESS}: as in {name}")
+    )
     n_nodes = interview.setting("nodes", "--nodes", given["nodes"], nodes, nodes_from, check=_count)
     seen = job.per_node or surroundings.visible_gpus(os.environ)
     if seen is None and gpus.names:
@@ -268,6 +341,15 @@ def _find_cluster(
         f"  gpus_per_node: {n_gpus}  # {_remark(interview, 'GPUs per node')}",
     ]
     return "\n".join(lines), cluster
+
+
+def _nodes_of_mesh(described: DescribedJob | None, cluster: Cluster, given: dict[str, Any]) -> tuple[int, str] | None:
+    """Return the nodes that a described job fills, and where that is from; None if it takes any number."""
+    mesh = None if described is None else described.mesh
+    if mesh is None or mesh.world_size is None:
+        return None
+    per_node = given["gpus_per_node"] or cluster.gpus_per_node
+    return max(1, mesh.world_size // per_node), f"{mesh.world_size} ranks in {given['described'].name}"
 
 
 def _workload_text(interview: _Interview, output: Path, cluster: Cluster, given: dict[str, Any]) -> str:
@@ -314,8 +396,7 @@ def _labels(interview: _Interview, given: dict[str, Any]) -> list[str]:
 
 def _remark(interview: _Interview, name: str) -> str:
     """Return where a setting is from, as a comment of one line."""
-    source = next(each.source for each in interview.settings if each.name == name)
-    return "".join(each if each.isprintable() else "?" for each in source)
+    return described_jobs.printable(next(each.source for each in interview.settings if each.name == name))
 
 
 def _base(name: str, output: Path) -> str:

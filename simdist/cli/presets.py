@@ -75,9 +75,20 @@ def command(session: common.Session, *, kind: Kind | None, name: str | None) -> 
         session.result(document, text.rstrip("\n"))
         return
     kinds: tuple[Kind, ...] = get_args(Kind) if kind is None else (kind,)
-    facts = {each: [{"name": preset} | _FACTS[each](preset) for preset in presets.names(each)] for each in kinds}
+    facts = {each: _facts_of(each) for each in kinds}
     shown = {each: [_as_written(fact) if each == "clusters" else fact for fact in facts[each]] for each in kinds}
     session.result(facts, "\n\n".join(_table(each, shown[each]) for each in kinds))
+
+
+def _facts_of(kind: Kind) -> list[_Facts]:
+    """Return the presets of a kind by name; the sizes of a model in ascending order."""
+    found = [{"name": preset} | _FACTS[kind](preset) for preset in presets.names(kind)]
+    return sorted(found, key=_family_and_size) if kind == "workloads" else found
+
+
+def _family_and_size(fact: _Facts) -> tuple[str, int]:
+    """Return the order of workloads: `llama2-7b` and `llama2-70b` are of one family."""
+    return str(fact["name"]).partition("-")[0], int(str(fact["parameters"]))
 
 
 def _as_written(fact: _Facts) -> _Facts:

@@ -54,8 +54,9 @@ class ComputeCost:
 
     Forward seconds are the workload's, or `FLOPs * batch / (peak * utilization)`, with peak and utilization for the
     workload's precision. A backward pass without seconds of its own takes twice as long: one product for the gradient
-    of the weights, one for the gradient of the inputs. A tensor's share of both is its share of the FLOPs. If the
-    backward pass was measured per tensor, it is the tensor's seconds.
+    of the weights, one for the gradient of the inputs. Activation checkpointing repeats a share of the forward pass
+    (`recompute`). A tensor's share of a pass is its share of the FLOPs. If the backward pass was measured per tensor,
+    it is the tensor's seconds.
 
     Raises:
         ScenarioError: Times are neither given nor derivable.
@@ -71,8 +72,13 @@ class ComputeCost:
             weights = np.array([tensor.count for tensor in workload.tensors], dtype=np.float64)
         self._share_before = _share_before(weights)
         self.forward_s = self._forward_s(workload.forward_s)
-        self.backward_s = 2 * self.forward_s if workload.backward_s is None else workload.backward_s
         self._backward_share_before = self._share_before
+        n_passes = 2.0
+        if workload.recompute:
+            backward_weights = weights * (2 + np.array(workload.recomputed_shares))
+            self._backward_share_before = _share_before(backward_weights)
+            n_passes = float(backward_weights.sum() / weights.sum())
+        self.backward_s = n_passes * self.forward_s if workload.backward_s is None else workload.backward_s
         measured_s = np.array([tensor.backward_s for tensor in workload.tensors if tensor.backward_s is not None])
         if measured_s.size:  # for all tensors or none
             self.backward_s = float(measured_s.sum())

@@ -22,7 +22,6 @@ from simdist.scenario.scenario import AnyScenario, Host, Scenario, load
 from simdist.scenario.workload import Workload
 from simdist.schedules import InputPath, Job, Schedule
 from simdist.schedules.sync import Sync
-from simdist.schedules.units import units_of_names, units_of_sizes
 from simdist.settings.base import unchecked_copy
 from simdist.traces.trace import Trace
 
@@ -85,7 +84,7 @@ def job(scenario: Scenario) -> Job:
         tensor_backward_s=tensor_backward_s(workload, cluster),
         checkpoint=scenario.checkpoint.of_job(cluster.world_size) if scenario.checkpoint else None,
         speeds=tuple(cluster.device_speed().tolist()),
-        units=units_of_sizes(workload.units) if workload.units else units_of_names(workload.tensor_names),
+        units=workload.sharded_units,
     )
 
 

@@ -11,9 +11,10 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_
 from simdist.files import read_content
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.transformer import Transformer
+from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
 from simdist.settings.precision import Precision, Utilization
-from simdist.settings.units import Nbytes, Seconds, Whole, format_seconds
+from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds
 
 _COLUMNS = ["name", "count", "flops"]
 _ROWS = "rows"  # a column that may be left out
@@ -65,7 +66,9 @@ class Workload(Settings):
             set also as it travels from storage.
         forward_s: Seconds of a forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
         backward_s: Seconds of a backward pass; if absent the sum of the tensors' or, where they state none,
-            twice the forward pass.
+            twice the forward pass, and `recompute`.
+        recompute: Share of the forward pass of blocks that the backward pass computes again: activation checkpointing,
+            1 for all of it. A stated or measured backward pass includes it. A model without blocks is one block.
         optimizer: `sgd` with momentum; `adamw`, also Adam, with two moments; or `lars`, with trust ratios of all
             tensors, computed before the update.
         optimize_s: Seconds of a step's optimizer, without trust ratios; from the memory traffic if absent.
@@ -94,6 +97,7 @@ class Workload(Settings):
     kept_activation_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
+    recompute: Annotated[Fraction, Field(exclude_if=lambda share: share == 0)] = 0.0
     optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
     optimize_s: Seconds | None = None
     trust_ratios_s: Seconds | None = None
@@ -116,6 +120,20 @@ class Workload(Settings):
         return tuple(tensor.rows or tensor.count for tensor in self.tensors)
 
     @property
+    def sharded_units(self) -> tuple[ModelUnit, ...]:
+        """Units of the model if it is sharded: as `units` states, or a unit for each block that the names tell."""
+        return units_of_sizes(self.units) if self.units else units_of_names(self.tensor_names)
+
+    @property
+    def recomputed_shares(self) -> tuple[float, ...]:
+        """Share of the forward pass of each tensor that the backward pass computes again."""
+        shares = [0.0] * len(self.tensors)
+        blocks = [unit for unit in self.sharded_units if unit.is_block] or [ModelUnit(0, len(self.tensors))]
+        for unit in blocks:
+            shares[unit.first : unit.last] = [self.recompute] * (unit.last - unit.first)
+        return tuple(shares)
+
+    @property
     def samples_per_step(self) -> int:
         """Samples of one rank in a step."""
         return self.batch_size * self.micro_batches
@@ -129,6 +147,12 @@ class Workload(Settings):
     def flops(self) -> float:
         """Forward FLOPs per sample."""
         return math.fsum(tensor.flops for tensor in self.tensors)
+
+    @property
+    def training_flops(self) -> float:
+        """FLOPs per sample of a forward and a backward pass, with what the latter computes again."""
+        pairs = zip(self.tensors, self.recomputed_shares, strict=True)
+        return math.fsum(tensor.flops * (3 + share) for tensor, share in pairs)
 
     @model_validator(mode="before")
     @classmethod

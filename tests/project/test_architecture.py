@@ -31,6 +31,7 @@ LAYERS: dict[str, str] = {
     "simdist.traces": "arrays caching errors files plan settings",
     "simdist.schedules": "errors plan settings",
     "simdist.scenario": "arrays errors files plan schedules settings",
+    "simdist.configurations": "errors scenario settings",
     "simdist.cost": "caching errors plan scenario settings",
     "simdist.engines": "cost errors plan traces",
     "simdist.runs": "arrays cost engines errors files plan proof scenario schedules settings traces",
@@ -44,8 +45,8 @@ LAYERS: dict[str, str] = {
     "simdist.tune": "cost errors learning plan runs scenario schedules settings studies traces",
     "simdist.testing": "cost engines errors plan runs scenario schedules tune",
     "simdist.report": "errors files jobs learning plan runs scenario settings studies sweep traces tune whatif",
-    "simdist.cli": "chakra cost engines errors files jobs learning machine plan profiles progress proof report runs"
-    " scenario schedules settings studies sweep traces tune whatif",
+    "simdist.cli": "chakra configurations cost engines errors files jobs learning machine plan profiles progress proof"
+    " report runs scenario schedules settings studies sweep traces tune whatif",
 }
 
 # Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that

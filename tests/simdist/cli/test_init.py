@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,14 @@ def test_options_state_a_scenario_that_compare_runs(bare, capsys):
     assert "warning" not in compared.err
 
 
-@pytest.mark.parametrize("cluster", presets.names("clusters"))
-@pytest.mark.parametrize("workload", presets.names("workloads"))
+def pairs_of_presets() -> Iterator[tuple[str, str]]:
+    """Yield all pairs with models whose tensors are files. Transformers by sizes are alike: each has one cluster."""
+    for workload in presets.names("workloads"):
+        is_file = presets.path("workloads", workload).with_suffix(".csv").exists()
+        yield from ((cluster, workload) for cluster in (presets.names("clusters") if is_file else ["dgx-h100"]))
+
+
+@pytest.mark.parametrize(("cluster", "workload"), [*pairs_of_presets()])
 def test_each_pair_of_presets_loads_or_asks_for_the_measured_time(bare, capsys, cluster, workload):
     answer = call(capsys, "init", "--cluster", cluster, "--workload", workload, "--nodes", 2)
     if answer.code:
@@ -299,4 +306,101 @@ def test_an_interrupted_interview_writes_nothing(bare, capsys, monkeypatch):
     answer = ask(capsys, monkeypatch, "ideal")
     assert answer.code == 130
     assert answer.err.endswith("]: \ninterrupted; nothing was saved\n")
+    assert not (bare / "scenario.yaml").exists()
+
+
+TORCHTITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 2
+global_batch_size = 128
+seq_len = 8192
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = 8
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[compile]
+enable = true
+"""
+GPT2_XL = {"model_type": "gpt2", "n_embd": 1600, "n_head": 25, "n_layer": 48, "n_positions": 1024, "vocab_size": 50257}
+
+
+def test_a_job_of_torchtitan_becomes_a_scenario(bare, capsys):
+    (bare / "job.toml").write_text(TORCHTITAN)
+    answer = call(capsys, "init", "--from", "job.toml", "--cluster", "dgx-h100", "--json")
+    found = settings(answer)
+    assert found["nodes"][0] == "2"  # 2 replicas of 8 ranks, and 8 GPUs a node
+    assert found["batch size"] == ("2", "training.local_batch_size")
+    assert found["utilization"] == ("42.5%", "measured: llama3-8b on 8 H100, compiled, 6,667 tokens/s (torchtitan)")
+    written = scenario.load(bare / "scenario.yaml")
+    workload = written.workload
+    assert sum(workload.tensor_counts) == 8_030_261_248
+    assert (workload.batch_size, workload.micro_batches, workload.precision) == (2, 4, "bf16")
+    assert workload.recompute == pytest.approx(0.2794)
+    assert written.uncertain == {}
+    [schedule] = written.schedules
+    assert schedule.model_dump(exclude_defaults=True) == {
+        "shard": 8,
+        "keep_last_unit": True,
+        "param_dtype": "bfloat16",
+        "reduce_dtype": "float32",
+    }
+    assert schedule.kind == "hsdp"
+    text = (bare / "scenario.yaml").read_text(encoding="utf-8")
+    assert "  preset: llama3-8b  # model.name, model.flavor\n" in text
+    assert "  micro_batches: 4  # training.global_batch_size\n" in text
+
+
+def test_a_config_of_hugging_face_becomes_a_scenario_with_a_range(bare, capsys):
+    (bare / "config.json").write_text(json.dumps(GPT2_XL))
+    given = ("--cluster", "dgx-a100", "--nodes", 2, "--steps", 16, "--json")
+    found = settings(call(capsys, "init", "--from", "config.json", *given))
+    assert found["utilization"] == ("59.7%", "measured: mpt-1b on 8 A100, 20,513 tokens/s (llm-foundry)")
+    written = scenario.load(bare / "scenario.yaml")
+    assert sum(written.workload.tensor_counts) == 1_557_611_200
+    [(path, ends)] = written.uncertain.items()
+    assert (path, ends.from_, ends.to) == ("workload.utilization.bf16", "44.3%", "73.5%")
+    assert [each.name for each in written.schedules] == ["sync", "local-8", "hsgd-2-8,8-world"]
+    compared = call(capsys, "compare", "scenario.yaml", "--seeds", 2)
+    assert compared.code == 0
+    assert "warning" not in compared.err
+
+
+def test_options_replace_what_a_described_job_states(bare, capsys):
+    (bare / "config.json").write_text(json.dumps(GPT2_XL))
+    given = ("--sequence", 512, "--batch-size", 4, "--forward", "20 ms", "--schedule", "local-4")
+    answer = call(capsys, "init", "--from", "config.json", "--cluster", "v100x8-25gbit", *given)
+    assert answer.code == 0
+    written = scenario.load(bare / "scenario.yaml")
+    assert (written.workload.batch_size, written.workload.forward_s) == (4, 0.02)
+    assert written.workload.sample_nbytes == 512 * 16
+    assert [each.name for each in written.schedules] == ["local-4"]
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("--from", "none.toml"), "--from none.toml: there is no such file"),
+        (("--from", "job.yaml"), "--from job.yaml: is neither a torchtitan job (.toml) nor the config.json"),
+        (("--from", "config.json", "--workload", "gpt2"), "--from beside --workload: write one of them"),
+        (("--sequence", 512), "--sequence: is for --from only"),
+        (("--from", "config.json", "--cluster", "v100x8-25gbit"), "the peak of V100 SXM2 in bf16 is not known"),
+        (
+            ("--from", "job.toml", "--cluster", "dgx-h100", "--nodes", 3),
+            "2 replicas, each on 8 ranks, do not fit 24 ra",
+        ),
+        (("--from", "job.toml", "--cluster", "dgx-h100", "--batch-size", 3), "128 sequences are no multiple of 48"),
+    ],
+)
+def test_what_is_wrong_with_a_described_job_is_told(bare, capsys, args, problem):
+    (bare / "job.toml").write_text(TORCHTITAN)
+    (bare / "config.json").write_text(json.dumps(GPT2_XL))
+    (bare / "job.yaml").write_text("{}")
+    answer = call(capsys, "init", *args)
+    assert answer.code == 2
+    assert problem in answer.err
     assert not (bare / "scenario.yaml").exists()

@@ -344,6 +344,31 @@ def test_flops_over_peak_times_utilization_give_the_seconds_of_a_pass():
     assert seconds_of(whole, workload=given, peak_flops=1e12) == pytest.approx(0.4)
 
 
+def test_backward_pass_repeats_the_forward_pass_of_checkpointed_blocks():
+    tensors = (("embedding", 0.0), ("blocks.0.a", 1e12), ("blocks.1.a", 3e12), ("head", 2e12))
+
+    def times(recompute: float) -> tuple[float, tuple[float, ...]]:
+        workload = Workload(
+            tensors=tuple(Tensor(name=name, count=10, flops=flops) for name, flops in tensors),
+            batch_size=1,
+            forward_s=1.2,
+            recompute=recompute,
+        )
+        return float(compute_s(workload, nodes(1))[0]), tensor_backward_s(workload, nodes(1))
+
+    assert times(0) == (pytest.approx(3 * 1.2), pytest.approx((0, 0.4, 1.2, 0.8)))
+    assert times(1) == (pytest.approx(3 * 1.2 + 0.8), pytest.approx((0, 0.6, 1.8, 0.8)))
+    assert times(0.5)[0] == pytest.approx(3 * 1.2 + 0.4)
+
+
+def test_a_model_without_blocks_is_checkpointed_as_a_whole():
+    workload = Workload(
+        tensors=(Tensor(name="a", count=1), Tensor(name="b", count=3)), batch_size=1, forward_s=2.0, recompute=0.25
+    )
+    assert tensor_backward_s(workload, nodes(1)) == pytest.approx((0.25 * 4.5, 0.75 * 4.5))
+    assert compute_s(workload.model_copy(update={"backward_s": 3.0}), nodes(1)) == pytest.approx([5.0])
+
+
 def test_optimizer_without_stated_seconds_moves_five_times_the_parameters():
     workload = Workload(tensors=TENSORS, batch_size=8, forward_s=0.4, backward_s=0.8)
     op = Optimize(("param.0", "param.1"), ("grad.0", "grad.1"))

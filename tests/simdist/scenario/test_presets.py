@@ -7,6 +7,7 @@ import re
 import pytest
 
 from simdist import scenario
+from simdist.configurations.rates import estimate, rounded
 from simdist.errors import ScenarioError
 from simdist.scenario import presets
 
@@ -14,6 +15,27 @@ PUBLISHED_PARAMETERS = {
     "bert-large": 335_141_888,  # checkpoint bert-large-uncased
     "gpt2": 124_439_808,  # checkpoint gpt2
     "gpt2-medium": 354_823_168,  # checkpoint gpt2-medium
+    "gpt2-large": 774_030_080,  # checkpoint gpt2-large
+    "gpt2-xl": 1_557_611_200,  # checkpoint gpt2-xl
+    "mpt-125m": 125_311_488,  # mpt: column NumParams of mosaicml/llm-foundry, scripts/train/benchmarking/README.md
+    "mpt-350m": 355_985_408,
+    "mpt-760m": 760_470_528,
+    "mpt-1b": 1_315_950_592,
+    "mpt-3b": 2_651_837_440,
+    "mpt-7b": 6_658_859_008,
+    "mpt-13b": 12_853_954_560,
+    "mpt-30b": 29_975_214_080,
+    "mpt-70b": 64_862_437_376,
+    "llama2-7b": 6_738_415_616,  # llama, mistral and qwen: parameters of the checkpoints of Hugging Face
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+    "qwen2-0.5b": 494_032_768,
+    "qwen2-7b": 7_615_616_512,
+    "qwen2-72b": 72_706_203_648,
     "inception-v3": 27_161_264,  # this and the rest: weights metadata of torchvision 0.28
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
@@ -36,6 +58,9 @@ OWN_PARAMETERS = {  # models of our own, for machines without GPUs; from their s
     "mlp": 785 * 256 + 257 * 256 + 257 * 10,
 }
 PARAMETERS = PUBLISHED_PARAMETERS | OWN_PARAMETERS
+BY_SIZES = [name for name in PARAMETERS if name.partition("-")[0] in ("llama2", "llama3", "mistral", "mpt", "qwen2")]
+BY_SIZES += ["gpt2-large", "gpt2-xl"]
+BY_TENSORS = sorted({*PARAMETERS} - {*BY_SIZES})
 CLUSTERS = [
     *("aws-p4d", "aws-p5", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200"),
     *("gb200-nvl72", "gcp-t4x4-32gbit", "ideal", "mi300x", "v100x8-25gbit"),
@@ -82,7 +107,7 @@ def test_transformer_flops_follow_the_closed_form(name: str, width: int, n_layer
     assert load(workload=name).workload.flops == n_layers * layer + head
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", BY_TENSORS)
 def test_tensor_file_holds_what_the_workload_loads(name: str) -> None:
     with presets.path("workloads", name).with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -145,7 +170,18 @@ def test_every_hardware_number_of_a_cluster_has_its_source_on_its_line(name: str
     assert [line for line in lines if "  # " not in line] == []
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", BY_SIZES)
+def test_utilization_of_a_transformer_is_that_of_the_nearest_measured_one(name: str) -> None:
+    workload = load(workload=name).workload
+    device = load(cluster="dgx-h100").cluster.device
+    found = estimate(workload, device, "bf16", is_compiled=False)
+    assert found is not None
+    assert workload.utilization.stated == ("bf16",)
+    assert rounded(found.share) == rounded(workload.utilization.bf16 or 0.0)
+    assert f"{found.source.removeprefix('measured: ')}\n" in presets.path("workloads", name).read_text()
+
+
+@pytest.mark.parametrize("name", BY_TENSORS)
 def test_utilization_of_a_workload_is_derived_in_a_comment(name: str) -> None:
     text = presets.path("workloads", name).read_text()
     rate = r"# ([\d.]+) \w+ ?/ ?([\d.]*) ?s"

@@ -48,13 +48,71 @@ def test_matrices_have_rows_and_layers_come_in_their_order():
         "embedding",
         "positions",
         *(
-            f"layer{number}.{part}.weight"
+            f"blocks.{number}.{part}.weight"
             for number in range(2)
             for part in ("attention.in", "attention.out", "mlp.in", "mlp.out")
         ),
     ]
     assert [(tensor.count, tensor.rows) for tensor in tensors[:2]] == [(40, 10), (32, 8)]
     assert math.fsum(tensor.flops for tensor in tensors[-2:]) == 2 * 8 * 4 * 10
+
+
+LLAMA = "gated: true, norm: rms, biases: none, fused_qkv: false, positions: 0, tied: false"
+
+
+def test_layers_of_llama_have_their_matrices_and_no_biases():
+    sizes = (
+        "{layers: 1, hidden: 8, heads: 4, kv_heads: 2, intermediate: 12, vocabulary: 10, sequence: 6, " + LLAMA + "}"
+    )
+    tensors = workload(sizes).tensors
+    assert [(each.name, each.count, each.rows) for each in tensors] == [
+        ("embedding", 80, 10),
+        ("blocks.0.norm1.weight", 8, None),
+        ("blocks.0.attention.query.weight", 64, 8),
+        ("blocks.0.attention.key.weight", 32, 4),
+        ("blocks.0.attention.value.weight", 32, 4),
+        ("blocks.0.attention.out.weight", 64, 8),
+        ("blocks.0.norm2.weight", 8, None),
+        ("blocks.0.mlp.gate.weight", 96, 12),
+        ("blocks.0.mlp.in.weight", 96, 12),
+        ("blocks.0.mlp.out.weight", 96, 8),
+        ("norm.weight", 8, None),
+        ("head", 80, 10),
+    ]
+    products = 2 * 6 * (64 + 2 * 32 + 64 + 3 * 96 + 80)
+    assert workload(sizes).flops == products + 4 * 6**2 * 8
+    assert tensors[-1].flops == 2 * 6 * 80
+
+
+def test_biases_of_queries_keys_and_values_only():
+    sizes = "{layers: 1, hidden: 8, heads: 4, vocabulary: 10, sequence: 6, norm: rms, biases: qkv}"
+    assert [each.name for each in workload(sizes).tensors if each.name.endswith("bias")] == [
+        "blocks.0.attention.in.bias"
+    ]
+
+
+def test_heads_may_be_wider_than_their_part_of_the_stream():
+    sizes = (
+        "{layers: 1, hidden: 8, heads: 4, head_dim: 6, kv_heads: 1, vocabulary: 10, sequence: 6, biases: none, "
+        "norm: rms, query_key_norm: true}"
+    )
+    counts = {each.name: each.count for each in workload(sizes).tensors}
+    assert counts["blocks.0.attention.in.weight"] == (4 + 1 + 1) * 6 * 8
+    assert counts["blocks.0.attention.out.weight"] == 4 * 6 * 8
+    assert counts["blocks.0.attention.query_norm.weight"] == counts["blocks.0.attention.key_norm.weight"] == 6
+
+
+def test_each_layer_is_a_unit_and_so_is_what_stands_before_and_after():
+    found = workload("{layers: 3, hidden: 8, heads: 4, vocabulary: 10, sequence: 6, " + LLAMA + "}").sharded_units
+    assert [unit.tensors for unit in found] == [(0, 1), (1, 10), (10, 19), (19, 28), (28, 30)]
+    assert [unit.is_block for unit in found] == [False, True, True, True, False]
+
+
+def test_a_preset_by_sizes_takes_another_sequence():
+    text = SCENARIO.replace("{{transformer: {sizes}", "{{preset: llama3-8b, transformer: {sizes}")
+    changed = loads(text.format(sizes="{sequence: 16}")).workload
+    assert sum(changed.tensor_counts) == 8_030_261_248
+    assert changed.flops == 2 * 16 * (8_030_261_248 - 128256 * 4096 - 65 * 4096) + 4 * 16**2 * 4096 * 32
 
 
 def test_a_scenario_with_sizes_is_written_with_tensors():
@@ -65,6 +123,12 @@ def test_a_scenario_with_sizes_is_written_with_tensors():
 @pytest.mark.parametrize(
     ("sizes", "problem"),
     [
+        (SMALL.replace("heads: 12", "heads: 12, kv_heads: 5"), "transformer.kv_heads: 5 do not divide the 12 of heads"),
+        (
+            SMALL.replace("layers", "positions: 512, layers"),
+            "positions: 512 are fewer than the 1024 tokens of sequence",
+        ),
+        (SMALL.replace("layers", "norm: batch, layers"), "workload.transformer.norm: "),
         ("{layers: 12}", "workload.transformer.hidden: "),
         (SMALL.replace("heads: 12", "heads: 7"), "workload.transformer.heads: 7 do not divide the 768 of hidden"),
         (SMALL.replace("layers: 12", "layers: 1e9"), "workload.transformer.layers: "),
@@ -73,7 +137,7 @@ def test_a_scenario_with_sizes_is_written_with_tensors():
         (f"{SMALL}, tensors: [{{name: a, count: 1}}]", "'transformer' beside 'tensors': write one of them"),
         (f"{SMALL}, tensors_file: a.csv", "'tensors_file' beside 'transformer': write one of them"),
     ],
-    ids=["lacks", "heads", "too many", "misspelt", "number", "tensors", "file"],
+    ids=["kv heads", "positions", "norm", "lacks", "heads", "too many", "misspelt", "number", "tensors", "file"],
 )
 def test_what_is_wrong_with_sizes_is_told_with_the_place(sizes, problem):
     with pytest.raises(ScenarioError) as error:
