@@ -62,6 +62,7 @@ def _described(sizes: Sizes, name: str, sequence: int | None, remarks: tuple[str
     return DescribedJob(
         workload=(
             WorkloadKey("transformer", sizes | {"sequence": n_tokens}, f"{name}; sequence: {source}"),
+            WorkloadKey("optimizer", "adamw", "guess"),
             WorkloadKey("sample_size", f"{_TOKEN_NBYTES * n_tokens} B", f"{n_tokens} tokens x (input, target) x 8 B"),
         ),
         precision_source="guess: mixed precision",

@@ -91,6 +91,7 @@ _NAMES = {
     "dtype": ("training.dtype",),
     "param dtype": ("training.mixed_precision_param",),
     "reduce dtype": ("training.mixed_precision_reduce",),
+    "optimizer": ("optimizer.name",),
     "compile": ("compile.enable", "training.compile"),
     "checkpointing": ("activation_checkpoint.mode",),
     "selective": ("activation_checkpoint.selective_ac_option",),
@@ -220,6 +221,7 @@ def read_job(path: Path, *, sequence: int | None = None) -> DescribedJob:
             WorkloadKey(
                 "dtype", "float32" if job.get("dtype", "float32") == "float32" else "bfloat16", "training.dtype"
             ),
+            WorkloadKey("optimizer", _optimizer(job), job.where("optimizer")),
             WorkloadKey("recompute", f"{100 * share:.4g}%", share_source),
             WorkloadKey("sample_size", f"{_TOKEN_NBYTES * n_tokens} B", f"{n_tokens} tokens x (input, target) x 8 B"),
         ),
@@ -337,6 +339,13 @@ def _degree(job: _Configuration, meaning: str) -> int | None:
     if value < 1 and value != -1:
         raise ScenarioError(f"{job.path}: {job.where(meaning)}: {value} is neither above 0 nor -1")
     return None if value == -1 else value
+
+
+def _optimizer(job: _Configuration) -> str:
+    name = job.get("optimizer", "AdamW")
+    if name not in ("Adam", "AdamW"):
+        raise ScenarioError(f"{job.path}: {job.where('optimizer')}: {shown(name)} is not supported: write AdamW")
+    return "adamw"
 
 
 def _is_compiled(job: _Configuration) -> bool:
