@@ -11,10 +11,13 @@ the instances in program order gives every time, without events. Seconds follow 
 instance. Gaps exist only if seconds are given. A `Tick` has no duration: it ends at the next tick of its clock.
 """
 
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import repeat
+from operator import itemgetter
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
@@ -37,15 +40,24 @@ _BY_TIME = Enter(awaits="")  # for any buffer it may await
 _FEW_COLUMNS = 2  # up to this many columns, numpy finds the last of a group faster by `reduceat`
 
 
-class Check(Protocol):
-    """Learns when each group of an operation starts and ends, and refuses what the recurrence cannot compute."""
+class Sharing(Protocol):
+    """Tells when the groups of an operation end that may share links with other transfers."""
 
-    def __call__(self, start_s: Times, end_s: Times, step: int) -> None:
-        """Take starts and ends, `[n_groups, n]`, and the step."""
+    def ends(self, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
+        """Return the ends of groups, `[n_groups, n]`, and the first instance with an end that may still change.
+
+        Without ends, the recurrence has to go back to that instance, which has other ends now.
+
+        Args:
+            index: Of the instance.
+            step: Its step.
+            start_s: Of each group, `[n_groups, n]`.
+            end_s: Of each group if all start together on idle links, `[n_groups, n]`.
+        """
         ...
 
-    def of_one_rank(self) -> "Check":
-        """Return the check that takes the times of one group, `[1, n]`, for those of all."""
+    def of_one_rank(self) -> "Sharing":
+        """Return what tells the ends of one group, `[1, n]`, that stands for all."""
         ...
 
 
@@ -71,7 +83,7 @@ class GroupMeeting:
     Args:
         shape: Ranks and columns as `[n_blocks, size, stride, n]`.
         seconds: Of each group, broadcasting over `[n_blocks, 1, stride, n]`. Not used if durations are given.
-        check: Called with starts and ends `[n_groups, n]`, and the step, if other operations may want its resources.
+        sharing: Tells when groups end, if other transfers may want their links.
         firsts: First rank of each group of a few consecutive ranks, if numpy is faster that way; else None.
         segments: How members begin and end on their own. If None, they begin with the last one and end together.
         first_come: The rule, if the first members to arrive do not wait for the others. There is then one group.
@@ -79,7 +91,7 @@ class GroupMeeting:
 
     shape: tuple[int, int, int, int]
     seconds: float | Times
-    check: Check | None
+    sharing: Sharing | None
     firsts: NDArray[np.int64] | None
     segments: Segments | None = None
     first_come: FirstCome | None = None
@@ -92,7 +104,7 @@ class GroupMeeting:
         n: int,
         *,
         seconds: float | Times = 0.0,
-        check: Check | None = None,
+        sharing: Sharing | None = None,
         segments: Segments | None = None,
         first_come: FirstCome | None = None,
     ) -> "GroupMeeting":
@@ -102,7 +114,7 @@ class GroupMeeting:
             seconds = np.broadcast_to(seconds, (n_blocks * stride, *seconds.shape[1:]))
             seconds = seconds.reshape(n_blocks, 1, stride, -1)
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
-        return cls((n_blocks, size, stride, n), seconds, check, firsts, segments, first_come)
+        return cls((n_blocks, size, stride, n), seconds, sharing, firsts, segments, first_come)
 
     def of_one_rank(self) -> "GroupMeeting | None":
         """Return the meeting of one rank that stands for all; None if groups or members differ."""
@@ -115,8 +127,8 @@ class GroupMeeting:
             if row is None:
                 return None
             seconds = np.asarray(row).reshape(1, 1, 1, -1)
-        check = None if self.check is None else self.check.of_one_rank()
-        return GroupMeeting((1, 1, 1, n), seconds, check, None)
+        sharing = None if self.sharing is None else self.sharing.of_one_rank()
+        return GroupMeeting((1, 1, 1, n), seconds, sharing, None)
 
     def last_of_groups(self, ready: Times) -> Times:
         """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`."""
@@ -140,8 +152,53 @@ class GroupMeeting:
 
 
 Price: TypeAlias = float | Times | GroupMeeting
+#: Index, template, ready, start, end: the arguments of `Observer.add`.
+_Told: TypeAlias = tuple[int, Template, Times, Times, Times]
 #: Template, row of its predecessor, rows of its other dependencies, seconds, meeting.
 _Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None]
+
+
+class _GoBackError(Exception):
+    """An instance has another end now: what comes after it has to be computed again."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+
+@dataclass(slots=True, eq=False)
+class _Repetition:
+    """One repetition of a stretch.
+
+    Args:
+        stretch: Its stretch.
+        carried: How many rows before a repetition each row that it needs lies.
+        program: Its instructions.
+        index: Its first instance.
+        step: Its first step.
+        stays: Ends of instances before the stretch that later ones may need.
+        rows: Zeros, the rows of earlier instances that it needs, and its own ends.
+    """
+
+    stretch: Stretch
+    carried: tuple[int, ...]
+    program: list[_Instruction]
+    index: int
+    step: int
+    stays: dict[int, Times] = field(default_factory=dict)
+    rows: list[Times] = field(default_factory=list)
+
+    def end(self, index: int, zero: Times) -> Times:
+        """Return the ends of an instance that it executed or needed; zero if it lies before the run."""
+        position = index - self.index
+        if position >= 0 or -position in self.carried:
+            return self.rows[_place(position, self.carried)]
+        return self.stays.get(index, zero)
+
+    def live(self) -> dict[int, Times]:
+        """Return the ends that later stretches may need, if this is the last of its stretch."""
+        after = self.index + len(self.program)
+        return {after - back: self.end(after - back, self.rows[0]) for back in self.stretch.live}
 
 
 @final
@@ -185,29 +242,73 @@ class Recurrence:
         self._observer = observer
         self._table = table
         self._zero = np.zeros((n_ranks or plan.world_size, n))
+        self._shares = any(meeting is not None and meeting.sharing is not None for _, meeting in self._prices.values())
+        self._kept: list[_Repetition] = []  # the latest, and those before it with ends that may change
+        self._told: list[_Told] = []  # what the observer will be told of instances that may change
+        self._tell = None if observer is None else self._tell_later if self._shares else observer.add
         self.late: dict[int, tuple[int, ...]] = {}
 
     def run(self, walked: Iterable[Stretch], progress: Progress | None = None) -> None:
         """Execute the plan, given its stretches; `progress` is called with the number of steps done."""
-        ends: dict[int, Times] = {}
         for stretch in walked:
             carried, program = self._compile(stretch)
-            n = len(program)
-            index = stretch.first_index
-            step = stretch.first_step
-            carry = [ends.get(index - distance, self._zero) for distance in carried]
-            for _ in range(stretch.times):
-                rows = [self._zero, *carry]
-                self._run_once(program, rows, index, step)
-                carry = [rows[_place(n - distance, carried)] for distance in carried]
-                index += n
-                step += stretch.n_steps
+            for number in range(stretch.times):
+                index = stretch.first_index + number * len(program)
+                step = stretch.first_step + number * stretch.n_steps
+                self._kept.append(_Repetition(stretch, carried, program, index, step))
+                self._perform()
                 if progress:
-                    progress(step)
-            ends = {
-                index - back: rows[_place(n - back, carried)] if back <= n else ends[index - back]
-                for back in stretch.live
-            }
+                    progress(step + stretch.n_steps)
+        self._settle(sys.maxsize)
+
+    def _perform(self) -> None:
+        """Execute the latest repetition, and those before it again if their ends change."""
+        at = self._kept[-1]
+        self._begin(at)
+        place = 0
+        while True:
+            try:
+                self._run_once(at.program[place:], at.rows, at.index + place, at.step)
+            except _GoBackError as error:
+                at = next(each for each in reversed(self._kept) if each.index <= error.index)
+                place = error.index - at.index
+                del at.rows[_place(place, at.carried) :]
+                del self._told[bisect_left(self._told, error.index, key=itemgetter(0)) :]
+                continue
+            if at is self._kept[-1]:
+                return
+            at = self._kept[self._kept.index(at) + 1]
+            self._begin(at)
+            place = 0
+
+    def _begin(self, this: "_Repetition") -> None:
+        """Give a repetition the rows that it needs of the one before it."""
+        number = self._kept.index(this)
+        if number:
+            before = self._kept[number - 1]
+            this.stays = before.stays if before.stretch is this.stretch else before.live()
+            ends = [before.end(this.index - distance, self._zero) for distance in this.carried]
+            this.rows = [self._zero, *ends]
+        else:
+            this.rows = [self._zero] * (1 + len(this.carried))
+        if not self._shares:
+            del self._kept[:number]
+
+    def _tell_later(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        self._told.append((index, template, ready_s, start_s, end_s))
+
+    def _settle(self, open_from: int) -> None:
+        """Tell the observer of all instances before one, which cannot change any more."""
+        n_settled = 0
+        for told in self._told:
+            if told[0] >= open_from:
+                break
+            if self._observer is not None:
+                self._observer.add(*told)
+            n_settled += 1
+        del self._told[:n_settled]
+        while len(self._kept) > 1 and self._kept[1].index <= open_from:
+            del self._kept[0]
 
     def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
         """Return how many rows before a repetition each row that it needs lies, and its instructions."""
@@ -244,10 +345,14 @@ class Recurrence:
         *,
         outside: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Append the ends of instructions. Ranks that sit out the step skip the operations that they then omit."""
+        """Append the ends of instructions. Ranks that sit out the step skip the operations that they then omit.
+
+        Raises:
+            _GoBackError: An instance before these has another end now.
+        """
         maximum = np.maximum
         add = np.add
-        observer = self._observer
+        tell = self._tell
         durations = self._durations
         feed = self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
@@ -264,7 +369,7 @@ class Recurrence:
                 if out is not None:
                     out[...] = end
             elif meeting is not None:
-                start, end = self._meet(meeting, seconds, template, ready, out, step)
+                start, end = self._meet(meeting, seconds, ready, out, at, step + template.step)
             elif feed is not None and isinstance(template.op, Delay):
                 delay_s = feed.delay(template.op.channel, step + template.step)
                 end = add(ready, delay_s if seconds is None else delay_s * seconds, out)
@@ -282,8 +387,8 @@ class Recurrence:
                 if out is not None:
                     out[...] = end
             rows.append(end)
-            if observer is not None:
-                observer.add(at, template, ready, start, end)
+            if tell is not None:
+                tell(at, template, ready, start, end)
 
     def _take_first(
         self,
@@ -317,9 +422,13 @@ class Recurrence:
         return end
 
     def _meet(
-        self, meeting: GroupMeeting, seconds: Seconds, template: Template, ready: Times, out: Times | None, step: int
+        self, meeting: GroupMeeting, seconds: Seconds, ready: Times, out: Times | None, index: int, step: int
     ) -> tuple[Times, Times]:
-        """Start each group with its last member; return starts (unless only ends are kept) and ends."""
+        """Start each group with its last member; return starts (unless only ends are kept) and ends.
+
+        Raises:
+            _GoBackError: An instance before this one has another end now.
+        """
         starts = meeting.last_of_groups(ready)
         if self._durations is not None:
             start = meeting.of_ranks(starts)
@@ -328,9 +437,13 @@ class Recurrence:
             ends = meeting.ends(ready, meeting.segments)
         else:
             ends = starts if seconds is None else starts + seconds
-        if meeting.check:
+        if meeting.sharing:
             n = starts.shape[-1]
-            meeting.check(starts.reshape(-1, n), ends.reshape(-1, n), step + template.step)
+            found, open_from = meeting.sharing.ends(index, step, starts.reshape(-1, n), ends.reshape(-1, n))
+            if found is None:
+                raise _GoBackError(open_from)
+            ends = found.reshape(starts.shape)
+            self._settle(open_from)
         if out is None:
             return meeting.of_ranks(starts), meeting.of_ranks(ends)
         out.reshape(meeting.shape)[...] = ends
