@@ -109,15 +109,17 @@ class Contention:
         """Let what is over leave the window, and a new instance join it."""
         use = self.uses[op]
         first_s = use.first_of_components(start_s, len(self._busy_s))
-        is_met = self._leave(first_s)
+        self._is_stale = self._leave(first_s)
         self._refuse_busy(op, step, (first_s < self._busy_s).any())
-        if is_met.any():
+        if self._is_stale.any():
             others = {lane_of(each.op) for each in self._window.values() if each.is_open.any()}
             self._refuse_busy(op, step, others != {lane_of(op)} or not self._may_go_back)
         is_open = np.repeat(use.has_links[:, np.newaxis], start_s.shape[1], axis=1)
         entry = _Entry(op, use, start_s, end_s, is_open)
         self._window[index] = entry
-        self._is_stale = is_met | use.in_components(start_s != start_s[use.leader], len(self._busy_s))
+        is_apart = start_s != start_s[use.leader]
+        if is_apart.any():
+            self._is_stale |= use.in_components(is_apart, len(self._busy_s))
         self._n_passes = 0
         return entry
 
@@ -135,8 +137,12 @@ class Contention:
         """
         last_s = np.zeros_like(self._busy_s)
         for entry in self._window.values():
-            last_s = np.maximum(last_s, entry.last_of_components(len(last_s)))
+            last_s = np.maximum(last_s, entry.use.last_of_components(entry.end_s, len(last_s)))
         stays = last_s > until_s
+        if not stays.any():
+            self._busy_s = np.maximum(self._busy_s, last_s)
+            self._window.clear()
+            return stays
         self._busy_s = np.maximum(self._busy_s, np.where(stays, 0.0, last_s))
         for entry in self._window.values():
             entry.is_open &= stays[entry.use.component]
@@ -214,11 +220,6 @@ class _Entry:
     start_s: Times
     end_s: Times
     is_open: NDArray[np.bool_]
-
-    def last_of_components(self, n_components: int) -> Times:
-        """Return the last end of the transfers that are open, `[n_components, n]`."""
-        ends_s = np.where(self.is_open, self.end_s, 0.0)
-        return -self.use.first_of_components(-ends_s, n_components, without=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,13 +306,20 @@ class _Use:
         self._order = np.argsort(component, kind="stable")
         self._present, self._firsts = np.unique(component[self._order], return_index=True)
 
-    def first_of_components(self, values: Times, n_components: int, *, without: float = np.inf) -> Times:
-        """Return the least value of groups `[n_groups, n]` in each component, `[n_components, n]`."""
-        least = np.minimum.reduceat(values[self._order], self._firsts, axis=0)
-        if len(least) == n_components:
-            return np.asarray(least)
-        found = np.full((n_components, values.shape[1]), without)
-        found[self._present] = least
+    def first_of_components(self, start_s: Times, n_components: int) -> Times:
+        """Return the first start in each component, `[n_components, n]`; inf without any."""
+        if n_components == 1:
+            return np.asarray(start_s.min(axis=0, keepdims=True))
+        found = np.full((n_components, start_s.shape[1]), np.inf)
+        found[self._present] = np.minimum.reduceat(start_s[self._order], self._firsts, axis=0)
+        return found
+
+    def last_of_components(self, end_s: Times, n_components: int) -> Times:
+        """Return the last end in each component, `[n_components, n]`; 0 without any."""
+        if n_components == 1:
+            return np.asarray(end_s.max(axis=0, keepdims=True))
+        found = np.zeros((n_components, end_s.shape[1]))
+        found[self._present] = np.maximum.reduceat(end_s[self._order], self._firsts, axis=0)
         return found
 
     def in_components(self, of_groups: NDArray[np.bool_], n_components: int) -> _Cells:

@@ -11,7 +11,6 @@ the instances in program order gives every time, without events. Seconds follow 
 instance. Gaps exist only if seconds are given. A `Tick` has no duration: it ends at the next tick of its clock.
 """
 
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +35,8 @@ Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
 Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
+_LARGE = 4096  # values of a row from which it pays to free rows early: the next ones find their memory in the cache
+_FREED: Times = np.empty(0)
 _BY_TIME = Enter(awaits="")  # for any buffer it may await
 _FEW_COLUMNS = 2  # up to this many columns, numpy finds the last of a group faster by `reduceat`
 
@@ -131,7 +132,10 @@ class GroupMeeting:
         return GroupMeeting((1, 1, 1, n), seconds, sharing, None)
 
     def last_of_groups(self, ready: Times) -> Times:
-        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`."""
+        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`; of `[world_size or 1, n]`."""
+        if len(ready) == 1:
+            n_blocks, _, stride, n = self.shape
+            return np.broadcast_to(ready.reshape(1, 1, 1, n), (n_blocks, 1, stride, n))
         if self.firsts is None:
             return np.asarray(np.maximum.reduce(ready.reshape(self.shape), axis=1, keepdims=True))
         n_blocks, _, stride, n = self.shape
@@ -139,13 +143,16 @@ class GroupMeeting:
 
     def ends(self, ready: Times, segments: Segments) -> Times:
         """Return the end of each member that begins on its own, `[n_blocks, size, stride, n]`."""
-        n_blocks, size, stride, _ = self.shape
+        n_blocks, size, stride, n = self.shape
+        ready = np.broadcast_to(ready, (n_blocks * size * stride, n))
         segment_s = segments.segment_s.reshape(n_blocks, stride, size).transpose(2, 0, 1)[..., np.newaxis]
         return np.moveaxis(segments.end_s(np.moveaxis(ready.reshape(self.shape), 1, 0), segment_s), 0, 1)
 
     def of_ranks(self, times: Times) -> Times:
-        """Spread times of groups, `[n_blocks, 1, stride, n]`, over their ranks, `[world_size, n]`."""
+        """Spread times of groups, `[n_blocks, 1, stride, n]`, over their ranks, `[world_size, n]`; of one, `[1, n]`."""
         n_blocks, size, stride, n = self.shape
+        if len(times) == times.shape[1] == times.shape[2] == 1:
+            return times.reshape(1, n)
         spread = np.empty((n_blocks * size * stride, n))
         spread.reshape(self.shape)[...] = times
         return spread
@@ -154,8 +161,8 @@ class GroupMeeting:
 Price: TypeAlias = float | Times | GroupMeeting
 #: Index, template, ready, start, end: the arguments of `Observer.add`.
 _Told: TypeAlias = tuple[int, Template, Times, Times, Times]
-#: Template, row of its predecessor, rows of its other dependencies, seconds, meeting.
-_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None]
+#: Template, row of its predecessor, rows of its other dependencies, seconds, meeting, rows that no later one needs.
+_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None, tuple[int, ...]]
 
 
 class _GoBackError(Exception):
@@ -178,6 +185,7 @@ class _Repetition:
         step: Its first step.
         stays: Ends of instances before the stretch that later ones may need.
         rows: Zeros, the rows of earlier instances that it needs, and its own ends.
+        n_freed: Number of instructions after which rows have been freed.
     """
 
     stretch: Stretch
@@ -187,18 +195,26 @@ class _Repetition:
     step: int
     stays: dict[int, Times] = field(default_factory=dict)
     rows: list[Times] = field(default_factory=list)
+    n_freed: int = 0
 
-    def end(self, index: int, zero: Times) -> Times:
-        """Return the ends of an instance that it executed or needed; zero if it lies before the run."""
+    def end(self, index: int) -> Times:
+        """Return the ends of an instance that it executed or needed."""
         position = index - self.index
         if position >= 0 or -position in self.carried:
             return self.rows[_place(position, self.carried)]
-        return self.stays.get(index, zero)
+        return self.stays[index]
 
     def live(self) -> dict[int, Times]:
         """Return the ends that later stretches may need, if this is the last of its stretch."""
         after = self.index + len(self.program)
-        return {after - back: self.end(after - back, self.rows[0]) for back in self.stretch.live}
+        return {after - back: self.end(after - back) for back in self.stretch.live}
+
+    def free(self, until: int) -> None:
+        """Free the rows that only instructions before number `until` need."""
+        for instruction in self.program[self.n_freed : until]:
+            for row in instruction[-1]:
+                self.rows[row] = _FREED
+        self.n_freed = max(self.n_freed, until)
 
 
 @final
@@ -259,7 +275,9 @@ class Recurrence:
                 self._perform()
                 if progress:
                     progress(step + stretch.n_steps)
-        self._settle(sys.maxsize)
+        for told in self._told:
+            if self._observer is not None:
+                self._observer.add(*told)
 
     def _perform(self) -> None:
         """Execute the latest repetition, and those before it again if their ends change."""
@@ -286,8 +304,12 @@ class Recurrence:
         number = self._kept.index(this)
         if number:
             before = self._kept[number - 1]
-            this.stays = before.stays if before.stretch is this.stretch else before.live()
-            ends = [before.end(this.index - distance, self._zero) for distance in this.carried]
+            if before.stretch is this.stretch:
+                this.stays = before.stays
+                ends = [before.end(this.index - distance) for distance in this.carried]
+            else:
+                this.stays = before.live()
+                ends = [this.stays.get(this.index - distance, self._zero) for distance in this.carried]
             this.rows = [self._zero, *ends]
         else:
             this.rows = [self._zero] * (1 + len(this.carried))
@@ -309,6 +331,7 @@ class Recurrence:
         del self._told[:n_settled]
         while len(self._kept) > 1 and self._kept[1].index <= open_from:
             del self._kept[0]
+        self._kept[0].free(min(open_from - self._kept[0].index, len(self._kept[0].program)))
 
     def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
         """Return how many rows before a repetition each row that it needs lies, and its instructions."""
@@ -333,8 +356,25 @@ class Recurrence:
                 enters = np.ones_like(self._zero)
                 enters[list(enter.absent)] = 0.0
                 seconds = enters if isinstance(template.op, Delay) else None if seconds is None else seconds * enters
-            program.append((template, first, others, seconds, meeting))
-        return carried, program
+            program.append((template, first, others, seconds, meeting, ()))
+        return carried, self._freeing(program, carried, stretch.live)
+
+    def _freeing(
+        self, program: list[_Instruction], carried: tuple[int, ...], live: tuple[int, ...]
+    ) -> list[_Instruction]:
+        """Return instructions with the rows that none after them needs, if rows are large and not kept in a table."""
+        if self._table is not None or self._zero.size < _LARGE:
+            return program
+        n = len(program)
+        kept = {_place(n - back, carried) for back in (*carried, *live) if back <= n or back - n in carried}
+        freed: list[list[int]] = [[] for _ in program]
+        last = {at: at - 1 - len(carried) for at in range(1 + len(carried), 1 + len(carried) + n)}
+        for at, (_, first, others, _, _, _) in enumerate(program):
+            last |= dict.fromkeys((first, *others), at)
+        for row, at in last.items():
+            if row and row not in kept:
+                freed[at].append(row)
+        return [(*each[:-1], tuple(rows)) for each, rows in zip(program, freed, strict=True)]
 
     def _run_once(
         self,
@@ -357,7 +397,7 @@ class Recurrence:
         feed = self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
         for at, (instruction, out) in enumerate(zip(program, outs, strict=True), index):
-            template, first, others, seconds, meeting = instruction
+            template, first, others, seconds, meeting, freed = instruction
             ready = rows[first]
             for other in others:
                 ready = maximum(ready, rows[other])
@@ -389,6 +429,9 @@ class Recurrence:
             rows.append(end)
             if tell is not None:
                 tell(at, template, ready, start, end)
+            if freed and not self._shares:
+                for row in freed:
+                    rows[row] = _FREED
 
     def _take_first(
         self,
@@ -467,7 +510,7 @@ def _given(durations: Durations, index: int, template: Template, ready: Times) -
 
 def _ready(instruction: _Instruction, rows: list[Times]) -> Times:
     """Return when all dependencies of an instruction have ended."""
-    _, first, others, _, _ = instruction
+    _, first, others, _, _, _ = instruction
     return reduce(np.maximum, (rows[other] for other in others), rows[first])
 
 

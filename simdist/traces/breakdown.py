@@ -21,6 +21,7 @@ through its host, a later collective of the program that runs meanwhile counts a
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -49,7 +50,7 @@ _MANY = 8  # open collectives; from here on, removing the finished ones pays off
 
 
 class Observer(Protocol):
-    """Receives the times of each instance, in program order, each `[world_size, n_seeds]`."""
+    """Receives the times of each instance, in program order, each `[world_size, n_seeds]` or `[1, n_seeds]` for all."""
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of instance `index`."""
@@ -193,7 +194,7 @@ class Attribution:
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
-        """Take the times of the next instance, each `[world_size, n_seeds]`."""
+        """Take the times of the next instance."""
         lane = template.lane
         self._last_end_s[lane.name] = end_s
         if lane.kind == "compute":
@@ -286,12 +287,13 @@ class Attribution:
         """Add the gaps of a batch, and the parts that collectives cover, to the totals, in their order."""
         if not self._gaps:
             return
-        begin_s, next_s = map(_stacked, zip(*self._gaps, strict=True))
+        stacked = partial(_stacked, shape=self._gap_s.shape)
+        begin_s, next_s = map(stacked, zip(*self._gaps, strict=True))
         _add_in_order(self._gap_s, next_s - begin_s)
         if self._overlaps:
             gaps = [number for number, _ in self._overlaps]
             rows = [(each.ready_s, each.start_s, each.end_s) for _, each in self._overlaps]
-            wait_s, comm_s = _cut_out(begin_s[gaps], next_s[gaps], *map(_stacked, zip(*rows, strict=True)))
+            wait_s, comm_s = _cut_out(begin_s[gaps], next_s[gaps], *map(stacked, zip(*rows, strict=True)))
             _add_in_order(self._wait_s, wait_s)
             _add_in_order(self._comm_s, comm_s)
         self._gaps = []
@@ -339,9 +341,10 @@ def _cut_out(begin_s: Times, next_s: Times, ready_s: Times, start_s: Times, end_
     return start_s - ready_s, end_s - start_s
 
 
-def _stacked(rows: Sequence[Times]) -> Times:
-    """Stack arrays of one shape along a new first axis."""
-    return np.concatenate(rows).reshape(-1, *rows[0].shape)
+def _stacked(rows: Sequence[Times], shape: tuple[int, ...]) -> Times:
+    """Stack arrays that broadcast to a shape along a new first axis."""
+    whole = [each if each.shape == shape else np.broadcast_to(each, shape) for each in rows]
+    return np.concatenate(whole).reshape(-1, *shape)
 
 
 def _add_in_order(total_s: Times, seconds: Times) -> None:
