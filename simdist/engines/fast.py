@@ -131,7 +131,8 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
         prices = of_one
         n_ranks = 1
     Recurrence(plan, n_seeds, prices, delays=delays, observer=ends, n_ranks=n_ranks).run(stretches(plan))
-    makespan_s: Times = reduce(np.maximum, ends.of.values(), np.zeros((1, n_seeds))).max(axis=0)
+    last_s = (each.max(axis=0) for each in ends.of.values())
+    makespan_s: Times = reduce(np.maximum, last_s, np.zeros(n_seeds))
     return makespan_s / plan.n_steps
 
 
@@ -153,7 +154,7 @@ def _of_one_rank(plan: Plan, prices: Mapping[Op, Price]) -> dict[Op, Price] | No
 
 
 class _LastEnds:
-    """Keeps when the last operation of each lane ended, `[world_size, n_seeds]`."""
+    """Keeps when the last operation of each lane ended, of each rank or packed."""
 
     def __init__(self) -> None:
         self.of: dict[str, Times] = {}  # name of the lane -> end

@@ -11,6 +11,7 @@ the instances in program order gives every time, without events. Seconds follow 
 instance. Gaps exist only if seconds are given. A `Tick` has no duration: it ends at the next tick of its clock.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,13 +30,13 @@ from simdist.plan.group import Group
 from simdist.plan.ops import Channel, Delay, Enter, Op, Tick, is_passed_over, tick_s
 from simdist.plan.plan import Plan
 from simdist.plan.walk import Stretch, Template
-from simdist.traces.breakdown import Observer
+from simdist.traces.breakdown import Observer, unpacked
 
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
 Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
-_LARGE = 4096  # values of a row from which it pays to free rows early: the next ones find their memory in the cache
+_LARGE = 4096  # values of ranks from which it pays to pack them, and to free rows early, for the cache
 _FREED: Times = np.empty(0)
 _BY_TIME = Enter(awaits="")  # for any buffer it may await
 _FEW_COLUMNS = 2  # up to this many columns, numpy finds the last of a group faster by `reduceat`
@@ -132,27 +133,48 @@ class GroupMeeting:
         return GroupMeeting((1, 1, 1, n), seconds, sharing, None)
 
     def last_of_groups(self, ready: Times) -> Times:
-        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`; of `[world_size or 1, n]`."""
-        if len(ready) == 1:
-            n_blocks, _, stride, n = self.shape
-            return np.broadcast_to(ready.reshape(1, 1, 1, n), (n_blocks, 1, stride, n))
+        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`.
+
+        Args:
+            ready: Of each rank, `[world_size, n]`, or packed. Then one block, or a stride of 1, may stand for all.
+        """
+        n_blocks, size, stride, n = self.shape
+        n_rows = len(ready)
+        if n_rows < n_blocks * size * stride:
+            if n_rows == 1:
+                return ready.reshape(1, 1, 1, n)
+            if n_rows % n_blocks == 0 and size % (n_rows // n_blocks) == 0:
+                return np.asarray(ready.reshape(n_blocks, -1, 1, n).max(axis=1, keepdims=True))
+            ready = unpacked(ready, n_blocks * size * stride)
         if self.firsts is None:
             return np.asarray(np.maximum.reduce(ready.reshape(self.shape), axis=1, keepdims=True))
-        n_blocks, _, stride, n = self.shape
         return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n)
+
+    def of_all_groups(self, times: Times) -> Times:
+        """Return times, `[n_blocks or 1, 1, stride or 1, n]`, as `[n_groups, n]`."""
+        n_blocks, _, stride, n = self.shape
+        if times.size < n_blocks * stride * n:
+            times = np.broadcast_to(times, (n_blocks, 1, stride, n))
+        return times.reshape(-1, n)
+
+    def packed(self, times: Times) -> Times:
+        """Return times of groups, `[n_blocks or 1, 1, stride or 1, n]`, as those of ranks, packed if possible."""
+        if times.shape[2] > 1:
+            if not (times == times[:, :, :1]).all():
+                return self.of_ranks(times)
+            times = times[:, :, :1]
+        return times.reshape(len(times), -1)
 
     def ends(self, ready: Times, segments: Segments) -> Times:
         """Return the end of each member that begins on its own, `[n_blocks, size, stride, n]`."""
-        n_blocks, size, stride, n = self.shape
-        ready = np.broadcast_to(ready, (n_blocks * size * stride, n))
+        n_blocks, size, stride, _ = self.shape
+        ready = unpacked(ready, n_blocks * size * stride)
         segment_s = segments.segment_s.reshape(n_blocks, stride, size).transpose(2, 0, 1)[..., np.newaxis]
         return np.moveaxis(segments.end_s(np.moveaxis(ready.reshape(self.shape), 1, 0), segment_s), 0, 1)
 
     def of_ranks(self, times: Times) -> Times:
-        """Spread times of groups, `[n_blocks, 1, stride, n]`, over their ranks, `[world_size, n]`; of one, `[1, n]`."""
+        """Spread times of groups, `[n_blocks, 1, stride, n]`, over their ranks, `[world_size, n]`."""
         n_blocks, size, stride, n = self.shape
-        if len(times) == times.shape[1] == times.shape[2] == 1:
-            return times.reshape(1, n)
         spread = np.empty((n_blocks * size * stride, n))
         spread.reshape(self.shape)[...] = times
         return spread
@@ -258,6 +280,7 @@ class Recurrence:
         self._observer = observer
         self._table = table
         self._zero = np.zeros((n_ranks or plan.world_size, n))
+        self._packs = table is None and durations is None and self._zero.size >= _LARGE
         self._shares = any(meeting is not None and meeting.sharing is not None for _, meeting in self._prices.values())
         self._kept: list[_Repetition] = []  # the latest, and those before it with ends that may change
         self._told: list[_Told] = []  # what the observer will be told of instances that may change
@@ -362,8 +385,8 @@ class Recurrence:
     def _freeing(
         self, program: list[_Instruction], carried: tuple[int, ...], live: tuple[int, ...]
     ) -> list[_Instruction]:
-        """Return instructions with the rows that none after them needs, if rows are large and not kept in a table."""
-        if self._table is not None or self._zero.size < _LARGE:
+        """Return instructions with the rows that none after them needs, if it pays to free them."""
+        if not self._packs:
             return program
         n = len(program)
         kept = {_place(n - back, carried) for back in (*carried, *live) if back <= n or back - n in carried}
@@ -390,8 +413,8 @@ class Recurrence:
         Raises:
             _GoBackError: An instance before these has another end now.
         """
-        maximum = np.maximum
-        add = np.add
+        maximum: Callable[..., Times] = _maximum if self._packs else np.maximum
+        add: Callable[..., Times] = _add if self._packs else np.add
         tell = self._tell
         durations = self._durations
         feed = self._feed
@@ -417,7 +440,7 @@ class Recurrence:
                 end = add(ready, seconds, out)
             elif isinstance(template.op, Tick):
                 written = reduce(maximum, (rows[other] for other in others), self._zero)
-                end = add(ready, maximum(tick_s(written, template.op.period_s) - ready, 0.0), out)
+                end = _until_tick(unpacked(ready, len(written)), tick_s(written, template.op.period_s), out)
             else:
                 end = ready
                 if out is not None:
@@ -482,15 +505,47 @@ class Recurrence:
             ends = starts if seconds is None else starts + seconds
         if meeting.sharing:
             n = starts.shape[-1]
-            found, open_from = meeting.sharing.ends(index, step, starts.reshape(-1, n), ends.reshape(-1, n))
+            of_groups = map(meeting.of_all_groups, (starts, ends))
+            found, open_from = meeting.sharing.ends(index, step, *of_groups)
             if found is None:
                 raise _GoBackError(open_from)
-            ends = found.reshape(starts.shape)
+            ends = found.reshape(meeting.shape[0], 1, meeting.shape[2], n)
             self._settle(open_from)
+        if self._packs and not meeting.segments:
+            return meeting.packed(starts), meeting.packed(ends)
         if out is None:
             return meeting.of_ranks(starts), meeting.of_ranks(ends)
         out.reshape(meeting.shape)[...] = ends
         return ready, out
+
+
+def _on_packed(function: Callable[[Times, Times], Times], one: Times, other: Times) -> Times:
+    """Apply a function to the times of ranks, of which one or both may be packed."""
+    more = one if len(one) > len(other) else other
+    n_less = min(len(one), len(other))
+    if n_less in (1, len(more)):
+        return function(one, other)
+    if len(more) % n_less:
+        n_ranks = math.lcm(len(more), n_less)
+        return function(unpacked(one, n_ranks), unpacked(other, n_ranks))
+    one, other = (each.reshape(n_less, -1, each.shape[1]) for each in (one, other))
+    found = function(one, other)
+    return found.reshape(-1, found.shape[2])
+
+
+def _until_tick(ready: Times, next_s: Times, out: Times | None) -> Times:
+    return np.add(ready, np.maximum(next_s - ready, 0.0), out)
+
+
+def _maximum(one: Times, other: Times) -> Times:
+    return _on_packed(np.maximum, one, other)
+
+
+def _add(times: Times, seconds: float | Times, out: None) -> Times:
+    """Return `np.add` of times that may be packed."""
+    if isinstance(seconds, np.ndarray):
+        return _on_packed(np.add, times, seconds)
+    return np.asarray(np.add(times, seconds))
 
 
 def one_for_all(seconds: float | Times) -> float | Times | None:
