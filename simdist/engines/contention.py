@@ -71,6 +71,7 @@ class Contention:
         self._window: dict[int, _Entry] = {}  # by instance, in program order
         self._networks: dict[tuple[int, int], _Network] = {}  # by price list and component
         self._is_stale = np.zeros((n_components, n_seeds), dtype=bool)  # whether the ends of the window are unknown
+        self._is_coming_again = False
         self._n_passes = 0
 
     def of(self, op: Op) -> "_OfGroups":
@@ -82,6 +83,15 @@ class Contention:
         components = self.uses[op].components
         self._refuse_busy(op, step, (start_s < self._busy_s[components]).any())
         self._busy_s[components] = np.maximum(self._busy_s[components], end_s)
+
+    def leave(self, until_s: Times) -> bool:
+        """See `Sharing`."""
+        last_s = self._last_s()
+        if self._is_coming_again or (last_s > until_s).any():
+            return False
+        self._busy_s = np.maximum(self._busy_s, last_s)
+        self._window.clear()
+        return True
 
     def ends(self, op: Op, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
         """See `Sharing`."""
@@ -95,10 +105,14 @@ class Contention:
             entry.end_s = np.where(has_moved, entry.end_s + (start_s - entry.start_s), entry.end_s)
             entry.start_s = start_s
         first = next(iter(self._window))
-        if index == next(reversed(self._window)) and self._is_stale.any():
+        if index != next(reversed(self._window)):
+            return entry.end_s, first
+        self._is_coming_again = False
+        if self._is_stale.any():
             changed = self._compute(op, step)
             self._is_stale[:] = False
-            if changed < index:
+            self._is_coming_again = changed < index
+            if self._is_coming_again:
                 self._n_passes += 1
                 if self._n_passes > _MOST_PASSES:
                     raise UnsupportedError(f"{_where(op, step)}: the sharing of links does not settle: {_USE_DES}")
@@ -135,9 +149,7 @@ class Contention:
 
         Where no transfer is in flight at that time, all leave. The time is infinite for links of other lanes.
         """
-        last_s = np.zeros_like(self._busy_s)
-        for entry in self._window.values():
-            last_s = np.maximum(last_s, entry.use.last_of_components(entry.end_s, len(last_s)))
+        last_s = self._last_s()
         stays = last_s > until_s
         if not stays.any():
             self._busy_s = np.maximum(self._busy_s, last_s)
@@ -151,6 +163,13 @@ class Contention:
         while self._window and not next(iter(self._window.values())).is_open.any():
             del self._window[next(iter(self._window))]
         return stays
+
+    def _last_s(self) -> Times:
+        """Return the last end in the window, `[n_components, n_seeds]`."""
+        last_s = np.zeros_like(self._busy_s)
+        for entry in self._window.values():
+            last_s = np.maximum(last_s, entry.use.last_of_components(entry.end_s, len(last_s)))
+        return last_s
 
     def _leave_before_gap(self, component: int, seed: int, until_s: float) -> None:
         """Let transfers leave that ended before a moment without any in flight, at or before a time."""
@@ -244,6 +263,10 @@ class _OfGroups:
         """See `Sharing`."""
         return self.contention.ends(self.op, index, step, start_s, end_s)
 
+    def leave(self, until_s: Times) -> bool:
+        """See `Sharing`."""
+        return self.contention.leave(until_s)
+
     def of_one_rank(self) -> "_OfOne":
         """See `Sharing`."""
         return _OfOne(self.contention, self.op)
@@ -260,6 +283,10 @@ class _OfOne:
         """See `Sharing`."""
         self.contention.take(self.op, step, start_s, end_s)
         return end_s, index + 1
+
+    def leave(self, until_s: Times) -> bool:
+        """Return that no end can change."""
+        return True
 
     def of_one_rank(self) -> "_OfOne":
         """Return this one."""

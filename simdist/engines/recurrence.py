@@ -37,6 +37,7 @@ Progress: TypeAlias = Callable[[int], None]
 Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
 _LARGE = 4096  # values of ranks from which it pays to pack them, and to free rows early, for the cache
+_KEPT_NBYTES = 2**28  # of one row per instance: from here on, times that may change are too many to keep
 _FREED: Times = np.empty(0)
 _BY_TIME = Enter(awaits="")  # for any buffer it may await
 _FEW_COLUMNS = 2  # up to this many columns, numpy finds the last of a group faster by `reduceat`
@@ -55,6 +56,13 @@ class Sharing(Protocol):
             step: Its step.
             start_s: Of each group, `[n_groups, n]`.
             end_s: Of each group if all start together on idle links, `[n_groups, n]`.
+        """
+        ...
+
+    def leave(self, until_s: Times) -> bool:
+        """Return whether no end can change, because all transfers have ended at some times, `[n]`, if not before.
+
+        Operations that start before these times and share links with them are then refused.
         """
         ...
 
@@ -281,10 +289,11 @@ class Recurrence:
         self._table = table
         self._zero = np.zeros((n_ranks or plan.world_size, n))
         self._packs = table is None and durations is None and self._zero.size >= _LARGE
-        self._shares = any(meeting is not None and meeting.sharing is not None for _, meeting in self._prices.values())
+        sharing = (meeting.sharing for _, meeting in self._prices.values() if meeting is not None)
+        self._sharing = next((each for each in sharing if each is not None), None)
         self._kept: list[_Repetition] = []  # the latest, and those before it with ends that may change
         self._told: list[_Told] = []  # what the observer will be told of instances that may change
-        self._tell = None if observer is None else self._tell_later if self._shares else observer.add
+        self._tell = None if observer is None else self._tell_later if self._sharing else observer.add
         self.late: dict[int, tuple[int, ...]] = {}
 
     def run(self, walked: Iterable[Stretch], progress: Progress | None = None) -> None:
@@ -336,11 +345,19 @@ class Recurrence:
             this.rows = [self._zero, *ends]
         else:
             this.rows = [self._zero] * (1 + len(this.carried))
-        if not self._shares:
+        if self._sharing is None:
             del self._kept[:number]
 
     def _tell_later(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        """Keep times until they cannot change, or until too many are kept.
+
+        Operations of a step usually need what the rank computed before. So what all ranks have computed usually tells
+        which transfers no later one can meet.
+        """
         self._told.append((index, template, ready_s, start_s, end_s))
+        is_much = len(self._told) * self._zero.nbytes > _KEPT_NBYTES
+        if is_much and template.lane.kind == "compute" and self._sharing and self._sharing.leave(end_s.min(axis=0)):
+            self._settle(index + 1)
 
     def _settle(self, open_from: int) -> None:
         """Tell the observer of all instances before one, which cannot change any more."""
@@ -452,7 +469,7 @@ class Recurrence:
             rows.append(end)
             if tell is not None:
                 tell(at, template, ready, start, end)
-            if freed and not self._shares:
+            if freed and self._sharing is None:
                 for row in freed:
                     rows[row] = _FREED
 
