@@ -61,6 +61,7 @@ def shared_runs(draw, *, n_seeds=1):
         fabric=line,
         network=line,
         oversubscription=draw(st.sampled_from([1, 4])),
+        host_bridge_Bps=draw(st.sampled_from([np.inf, 3e4])),
     )
     costs = price(plan, cluster, draw(workloads()))
     assume(costs.contested)
