@@ -7,9 +7,8 @@ bit wherever no resource is shared.
 then all ranks have the same times. They are computed once, in the same order, so the results are the same to the last
 bit.
 
-Transfers of one operation that share resources, directly or through others, must start together. Their durations are
-then those of the fluid network with a common start, solved once in advance. Transfers of different operations must not
-overlap on a resource. Everything else is refused with `UnsupportedError`; the discrete-event engine can simulate it.
+Operations of one lane may share resources: see `simdist.engines.contention`. Everything else is refused with
+`UnsupportedError`; the discrete-event engine can simulate it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +42,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
 
     Raises:
         PlanError: The delays do not fit the plan.
-        UnsupportedError: Transfers share a resource and start at different times, or loads differ from one another.
+        UnsupportedError: Operations of several lanes may meet on a resource, or loads differ from one another.
     """
     check_delays(plan, delays)
     times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough for Linux to use huge pages
@@ -85,7 +84,7 @@ def measure(
         held: Names the links that hold up operations.
 
     Raises:
-        UnsupportedError: Transfers share a resource and start at different times.
+        UnsupportedError: See `simulate`.
     """
     if drops_late(plan):
         if held:
@@ -185,7 +184,7 @@ def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, e
 
 
 def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]:
-    """Return the seconds of each operation alone or, where transfers share resources, together.
+    """Return the price of each operation: its seconds alone or, where its groups share resources, together.
 
     With several price lists, one for each seed, a resource counts as shared if it is shared in one of them.
 
