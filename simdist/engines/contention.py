@@ -22,6 +22,7 @@ refused. So are windows of many transfers: the discrete-event engine takes them 
 component has windows of its own.
 """
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -401,6 +402,8 @@ class _Network:
     """The links of a component, for transfers with given starts. Links that always carry the same bytes are one."""
 
     def __init__(self, costs: Costs, uses: Sequence[_Use], component: int) -> None:
+        from simdist.engines.network.flows import Flows
+
         bytes_on: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)  # link -> stage, its bytes
         stages: list[tuple[_Use, int, int, float]] = []  # use, group, place, latency
         for use in uses:
@@ -418,30 +421,34 @@ class _Network:
             key = tuple(carried)
             narrowest[key] = min(narrowest.get(key, np.inf), float(costs.capacity_Bps[link]))
         self._capacity_Bps = np.array(list(narrowest.values()))
+        self._flows = Flows(self._capacity_Bps.tolist(), patience=sys.maxsize)  # too few to compile functions for
         used: list[list[tuple[int, float]]] = [[] for _ in stages]
         for number, key in enumerate(narrowest):
             for at, amount in key:
                 used[at].append((number, amount))
-        self._stages: defaultdict[tuple[_Use, int], dict[int, Stage]] = defaultdict(dict)
+        of_groups: defaultdict[tuple[_Use, int], dict[int, Stage]] = defaultdict(dict)
         for (use, group, place, latency_s), of_stage in zip(stages, used, strict=True):
             links = np.array([link for link, _ in of_stage], dtype=np.int64)
             amounts = np.array([amount for _, amount in of_stage])
-            self._stages[use, group][place] = Stage(latency_s, links, amounts)
+            of_groups[use, group][place] = Stage(latency_s, links, amounts)
+        self._transfers = {
+            key: Transfer(tuple(of_places[place] for place in sorted(of_places)))
+            for key, of_places in of_groups.items()
+        }
 
     def ends_s(self, flights: Sequence[_Flight]) -> list[float]:
         """Return when transfers end that have these links for themselves."""
         from simdist.engines.network.fluid import FluidNetwork, Timeline
 
         timeline = Timeline()
-        network = FluidNetwork(timeline, self._capacity_Bps)
+        network = FluidNetwork(timeline, self._capacity_Bps, self._flows)
         found = [float("nan")] * len(flights)
 
         def record(number: int) -> None:
             found[number] = timeline.now
 
         for number, flight in enumerate(flights):
-            of_place = self._stages[flight.entry.use, flight.group]
-            transfer = Transfer(tuple(of_place[place] for place in sorted(of_place)))
+            transfer = self._transfers[flight.entry.use, flight.group]
             network.fly(transfer, partial(record, number), start_s=flight.start_s)
         timeline.run()
         return found
