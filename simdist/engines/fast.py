@@ -7,20 +7,18 @@ bit wherever no resource is shared.
 then all ranks have the same times. They are computed once, in the same order, so the results are the same to the last
 bit.
 
-Transfers of one operation that share resources, directly or through others, must start together. Their durations are
-then those of the fluid network with a common start, solved once in advance. Transfers of different operations must not
-overlap on a resource. Everything else is refused with `UnsupportedError`; the discrete-event engine can simulate it.
+Operations of one lane may share resources: see `simdist.engines.contention`. Everything else is refused with
+`UnsupportedError`; the discrete-event engine can simulate it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist import plan as plans
-from simdist.cost.costs import Costs, Local, Shared, Varying, used_by
+from simdist.cost.costs import Costs, Local, Shared, Varying
+from simdist.engines.contention import Contention, in_columns
 from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times, one_for_all
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
@@ -44,7 +42,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
 
     Raises:
         PlanError: The delays do not fit the plan.
-        UnsupportedError: Transfers share a resource and start at different times, or loads differ from one another.
+        UnsupportedError: Operations of several lanes may meet on a resource, or loads differ from one another.
     """
     check_delays(plan, delays)
     times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough for Linux to use huge pages
@@ -86,7 +84,7 @@ def measure(
         held: Names the links that hold up operations.
 
     Raises:
-        UnsupportedError: Transfers share a resource and start at different times.
+        UnsupportedError: See `simulate`.
     """
     if drops_late(plan):
         if held:
@@ -132,7 +130,8 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
         prices = of_one
         n_ranks = 1
     Recurrence(plan, n_seeds, prices, delays=delays, observer=ends, n_ranks=n_ranks).run(stretches(plan))
-    makespan_s: Times = reduce(np.maximum, ends.of.values(), np.zeros((1, n_seeds))).max(axis=0)
+    last_s = (each.max(axis=0) for each in ends.of.values())
+    makespan_s: Times = reduce(np.maximum, last_s, np.zeros(n_seeds))
     return makespan_s / plan.n_steps
 
 
@@ -154,7 +153,7 @@ def _of_one_rank(plan: Plan, prices: Mapping[Op, Price]) -> dict[Op, Price] | No
 
 
 class _LastEnds:
-    """Keeps when the last operation of each lane ended, `[world_size, n_seeds]`."""
+    """Keeps when the last operation of each lane ended, of each rank or packed."""
 
     def __init__(self) -> None:
         self.of: dict[str, Times] = {}  # name of the lane -> end
@@ -185,7 +184,7 @@ def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, e
 
 
 def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]:
-    """Return the seconds of each operation alone or, where transfers share resources, together.
+    """Return the price of each operation: its seconds alone or, where its groups share resources, together.
 
     With several price lists, one for each seed, a resource counts as shared if it is shared in one of them.
 
@@ -200,7 +199,7 @@ def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]
             )
     for each in costs:
         _refuse_disturbed(each)
-    contention = _Contention(costs, n_seeds)
+    contention = Contention(costs, n_seeds, plan.world_size, may_go_back=not drops_late(plan))
     prices: dict[Op, Price] = {}
     for op, cost in costs[0].of.items():
         match cost:
@@ -213,9 +212,9 @@ def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]
                     cost.group, plan.world_size, n_seeds, seconds=cost.alone_s, first_come=cost.first_come
                 )
             case Shared() if op in contention.uses:
-                seconds = contention.seconds(op)
-                check = _Check(contention, op)
-                prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
+                seconds = contention.uses[op].seconds
+                sharing = contention.of(op)
+                prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, sharing=sharing)
             case Shared():
                 alone_s = _alone_s(op, costs)
                 segments = cost.segments
@@ -230,14 +229,7 @@ def _alone_s(op: Op, costs: Sequence[Costs]) -> float | Times:
     seconds = (
         each.seconds if isinstance(each, Local) else each.alone_s for each in found if not isinstance(each, Varying)
     )
-    return _side_by_side(list(seconds))
-
-
-def _side_by_side(seconds: Sequence[float | Times]) -> float | Times:
-    """Return the seconds of each price list as a column, `[n or 1, n_lists]`; if all are equal, the first."""
-    if all(np.array_equal(seconds[0], each) for each in seconds[1:]):
-        return seconds[0]
-    return np.stack(np.broadcast_arrays(*map(np.atleast_1d, seconds)), axis=1)
+    return in_columns(list(seconds))
 
 
 def _refuse_disturbed(costs: Costs) -> None:
@@ -251,98 +243,3 @@ def _refuse_disturbed(costs: Costs) -> None:
                     f"{costs.disturbed[resource]}; the fast engine is exact only for links that stay as they are: use "
                     f"--engine des (or auto)"
                 )
-
-
-class _Contention:
-    """The resources that several transfers may want, and until when each resource is taken."""
-
-    def __init__(self, costs: Sequence[Costs], n_seeds: int) -> None:
-        self._busy_s = np.zeros((len(costs[0].capacity_Bps), n_seeds))
-        self.uses = {op: _Use(op, costs) for op in frozenset[Op]().union(*(each.contested for each in costs))}
-
-    def seconds(self, op: Op) -> float | Times:
-        """Return the seconds of an operation's transfers when they start together, `[n_groups]` or with seeds."""
-        return self.uses[op].seconds
-
-    def check_common_start(self, op: Op, start_s: Times, step: int) -> None:
-        """Refuse groups, `[n_groups, n_seeds]`, that share a resource and do not start together."""
-        if (start_s != start_s[self.uses[op].leader]).any():
-            raise UnsupportedError(
-                f"{plans.op_text(op)} at step {step}: groups share a link and start at different times; the fast "
-                f"engine is exact only for a common start: use --engine des (or auto)"
-            )
-
-    def take(self, op: Op, resources: NDArray[np.int64], start_s: Times, end_s: Times, step: int) -> None:
-        """Take resources from starts to ends, `[n_resources or 1, n_seeds]`, or refuse if they may still be taken."""
-        if (start_s < self._busy_s[resources]).any():
-            raise UnsupportedError(
-                f"{plans.op_text(op)} at step {step}: another operation may still use a link that it needs; the fast "
-                f"engine cannot share a link between operations: use --engine des (or auto)"
-            )
-        np.maximum.at(self._busy_s, resources, end_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """Takes the resources of an operation's groups, if they share them as assumed."""
-
-    contention: _Contention
-    op: Op
-
-    def __call__(self, start_s: Times, end_s: Times, step: int) -> None:
-        """Take those of groups that start and end at some times, `[n_groups, n_seeds]`."""
-        use = self.contention.uses[self.op]
-        self.contention.check_common_start(self.op, start_s, step)
-        self.contention.take(self.op, use.resources, start_s[use.groups], end_s[use.groups], step)
-
-    def of_one_rank(self) -> "_CheckOfOne":
-        """Return the check that takes the times of one group for those of all."""
-        return _CheckOfOne(self.contention, self.op, np.unique(self.contention.uses[self.op].resources))
-
-
-@dataclass(frozen=True, slots=True)
-class _CheckOfOne:
-    """Takes the resources of an operation whose groups all start and end together."""
-
-    contention: _Contention
-    op: Op
-    resources: NDArray[np.int64]
-
-    def __call__(self, start_s: Times, end_s: Times, step: int) -> None:
-        """Take them from the start to the end, `[1, n_seeds]`."""
-        self.contention.take(self.op, self.resources, start_s, end_s, step)
-
-    def of_one_rank(self) -> "_CheckOfOne":
-        """Return this check."""
-        return self
-
-
-class _Use:
-    """The resources that each group of an operation uses."""
-
-    def __init__(self, op: Op, costs: Sequence[Costs]) -> None:
-        of_op = [each.of[op] for each in costs]
-        transfers = [cost.transfers for cost in of_op if isinstance(cost, Shared)]
-        n_resources = len(costs[0].capacity_Bps)
-        keys = [np.empty(0, dtype=np.int64)]
-        for of_list in transfers:
-            keys += [(groups[:, np.newaxis] * n_resources + used).ravel() for groups, _, _, used in used_by(of_list)]
-        self.groups, self.resources = np.divmod(np.unique(np.concatenate(keys)), n_resources)
-        self.leader = self._leaders(len(transfers[0]), n_resources)
-        """Per group, the first group of its component: the groups that share, directly or through others."""
-        from simdist.engines.network.fluid import common_start_s
-
-        seconds = (common_start_s(each, its.capacity_Bps) for each, its in zip(transfers, costs, strict=True))
-        self.seconds = _side_by_side(list(seconds))
-
-    def _leaders(self, n_groups: int, n_resources: int) -> NDArray[np.int64]:
-        """Spread the lowest number over resources and groups until nothing changes."""
-        leader = np.arange(n_groups)
-        while True:
-            lowest = np.full(n_resources, n_groups)
-            np.minimum.at(lowest, self.resources, leader[self.groups])
-            lower = leader.copy()
-            np.minimum.at(lower, self.groups, lowest[self.resources])
-            if (lower == leader).all():
-                return leader
-            leader = lower

@@ -11,10 +11,13 @@ the instances in program order gives every time, without events. Seconds follow 
 instance. Gaps exist only if seconds are given. A `Tick` has no duration: it ends at the next tick of its clock.
 """
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import repeat
+from operator import itemgetter
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
@@ -27,25 +30,44 @@ from simdist.plan.group import Group
 from simdist.plan.ops import Channel, Delay, Enter, Op, Tick, is_passed_over, tick_s
 from simdist.plan.plan import Plan
 from simdist.plan.walk import Stretch, Template
-from simdist.traces.breakdown import Observer
+from simdist.traces.breakdown import Observer, unpacked
 
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
 Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
+_LARGE = 4096  # values of ranks from which it pays to pack them, and to free rows early, for the cache
+_KEPT_NBYTES = 2**28  # of one row per instance: from here on, times that may change are too many to keep
+_FREED: Times = np.empty(0)
 _BY_TIME = Enter(awaits="")  # for any buffer it may await
 _FEW_COLUMNS = 2  # up to this many columns, numpy finds the last of a group faster by `reduceat`
 
 
-class Check(Protocol):
-    """Learns when each group of an operation starts and ends, and refuses what the recurrence cannot compute."""
+class Sharing(Protocol):
+    """Tells when the groups of an operation end that may share links with other transfers."""
 
-    def __call__(self, start_s: Times, end_s: Times, step: int) -> None:
-        """Take starts and ends, `[n_groups, n]`, and the step."""
+    def ends(self, index: int, step: int, start_s: Times, end_s: Times) -> tuple[Times | None, int]:
+        """Return the ends of groups, `[n_groups, n]`, and the first instance with an end that may still change.
+
+        Without ends, the recurrence has to go back to that instance, which has other ends now.
+
+        Args:
+            index: Of the instance.
+            step: Its step.
+            start_s: Of each group, `[n_groups, n]`.
+            end_s: Of each group if all start together on idle links, `[n_groups, n]`.
+        """
         ...
 
-    def of_one_rank(self) -> "Check":
-        """Return the check that takes the times of one group, `[1, n]`, for those of all."""
+    def leave(self, until_s: Times) -> bool:
+        """Return whether no end can change, because all transfers have ended at some times, `[n]`, if not before.
+
+        Operations that start before these times and share links with them are then refused.
+        """
+        ...
+
+    def of_one_rank(self) -> "Sharing":
+        """Return what tells the ends of one group, `[1, n]`, that stands for all."""
         ...
 
 
@@ -71,7 +93,7 @@ class GroupMeeting:
     Args:
         shape: Ranks and columns as `[n_blocks, size, stride, n]`.
         seconds: Of each group, broadcasting over `[n_blocks, 1, stride, n]`. Not used if durations are given.
-        check: Called with starts and ends `[n_groups, n]`, and the step, if other operations may want its resources.
+        sharing: Tells when groups end, if other transfers may want their links.
         firsts: First rank of each group of a few consecutive ranks, if numpy is faster that way; else None.
         segments: How members begin and end on their own. If None, they begin with the last one and end together.
         first_come: The rule, if the first members to arrive do not wait for the others. There is then one group.
@@ -79,7 +101,7 @@ class GroupMeeting:
 
     shape: tuple[int, int, int, int]
     seconds: float | Times
-    check: Check | None
+    sharing: Sharing | None
     firsts: NDArray[np.int64] | None
     segments: Segments | None = None
     first_come: FirstCome | None = None
@@ -92,7 +114,7 @@ class GroupMeeting:
         n: int,
         *,
         seconds: float | Times = 0.0,
-        check: Check | None = None,
+        sharing: Sharing | None = None,
         segments: Segments | None = None,
         first_come: FirstCome | None = None,
     ) -> "GroupMeeting":
@@ -102,7 +124,7 @@ class GroupMeeting:
             seconds = np.broadcast_to(seconds, (n_blocks * stride, *seconds.shape[1:]))
             seconds = seconds.reshape(n_blocks, 1, stride, -1)
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
-        return cls((n_blocks, size, stride, n), seconds, check, firsts, segments, first_come)
+        return cls((n_blocks, size, stride, n), seconds, sharing, firsts, segments, first_come)
 
     def of_one_rank(self) -> "GroupMeeting | None":
         """Return the meeting of one rank that stands for all; None if groups or members differ."""
@@ -115,19 +137,46 @@ class GroupMeeting:
             if row is None:
                 return None
             seconds = np.asarray(row).reshape(1, 1, 1, -1)
-        check = None if self.check is None else self.check.of_one_rank()
-        return GroupMeeting((1, 1, 1, n), seconds, check, None)
+        sharing = None if self.sharing is None else self.sharing.of_one_rank()
+        return GroupMeeting((1, 1, 1, n), seconds, sharing, None)
 
     def last_of_groups(self, ready: Times) -> Times:
-        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`."""
+        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`.
+
+        Args:
+            ready: Of each rank, `[world_size, n]`, or packed. Then one block, or a stride of 1, may stand for all.
+        """
+        n_blocks, size, stride, n = self.shape
+        n_rows = len(ready)
+        if n_rows < n_blocks * size * stride:
+            if n_rows == 1:
+                return ready.reshape(1, 1, 1, n)
+            if n_rows % n_blocks == 0 and size % (n_rows // n_blocks) == 0:
+                return np.asarray(ready.reshape(n_blocks, -1, 1, n).max(axis=1, keepdims=True))
+            ready = unpacked(ready, n_blocks * size * stride)
         if self.firsts is None:
             return np.asarray(np.maximum.reduce(ready.reshape(self.shape), axis=1, keepdims=True))
-        n_blocks, _, stride, n = self.shape
         return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n)
+
+    def of_all_groups(self, times: Times) -> Times:
+        """Return times, `[n_blocks or 1, 1, stride or 1, n]`, as `[n_groups, n]`."""
+        n_blocks, _, stride, n = self.shape
+        if times.size < n_blocks * stride * n:
+            times = np.broadcast_to(times, (n_blocks, 1, stride, n))
+        return times.reshape(-1, n)
+
+    def packed(self, times: Times) -> Times:
+        """Return times of groups, `[n_blocks or 1, 1, stride or 1, n]`, as those of ranks, packed if possible."""
+        if times.shape[2] > 1:
+            if not (times == times[:, :, :1]).all():
+                return self.of_ranks(times)
+            times = times[:, :, :1]
+        return times.reshape(len(times), -1)
 
     def ends(self, ready: Times, segments: Segments) -> Times:
         """Return the end of each member that begins on its own, `[n_blocks, size, stride, n]`."""
         n_blocks, size, stride, _ = self.shape
+        ready = unpacked(ready, n_blocks * size * stride)
         segment_s = segments.segment_s.reshape(n_blocks, stride, size).transpose(2, 0, 1)[..., np.newaxis]
         return np.moveaxis(segments.end_s(np.moveaxis(ready.reshape(self.shape), 1, 0), segment_s), 0, 1)
 
@@ -140,8 +189,62 @@ class GroupMeeting:
 
 
 Price: TypeAlias = float | Times | GroupMeeting
-#: Template, row of its predecessor, rows of its other dependencies, seconds, meeting.
-_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None]
+#: Index, template, ready, start, end: the arguments of `Observer.add`.
+_Told: TypeAlias = tuple[int, Template, Times, Times, Times]
+#: Template, row of its predecessor, rows of its other dependencies, seconds, meeting, rows that no later one needs.
+_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None, tuple[int, ...]]
+
+
+class _GoBackError(Exception):
+    """An instance has another end now: what comes after it has to be computed again."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+
+
+@dataclass(slots=True, eq=False)
+class _Repetition:
+    """One repetition of a stretch.
+
+    Args:
+        stretch: Its stretch.
+        carried: How many rows before a repetition each row that it needs lies.
+        program: Its instructions.
+        index: Its first instance.
+        step: Its first step.
+        stays: Ends of instances before the stretch that later ones may need.
+        rows: Zeros, the rows of earlier instances that it needs, and its own ends.
+        n_freed: Number of instructions after which rows have been freed.
+    """
+
+    stretch: Stretch
+    carried: tuple[int, ...]
+    program: list[_Instruction]
+    index: int
+    step: int
+    stays: dict[int, Times] = field(default_factory=dict)
+    rows: list[Times] = field(default_factory=list)
+    n_freed: int = 0
+
+    def end(self, index: int) -> Times:
+        """Return the ends of an instance that it executed or needed."""
+        position = index - self.index
+        if position >= 0 or -position in self.carried:
+            return self.rows[_place(position, self.carried)]
+        return self.stays[index]
+
+    def live(self) -> dict[int, Times]:
+        """Return the ends that later stretches may need, if this is the last of its stretch."""
+        after = self.index + len(self.program)
+        return {after - back: self.end(after - back) for back in self.stretch.live}
+
+    def free(self, until: int) -> None:
+        """Free the rows that only instructions before number `until` need."""
+        for instruction in self.program[self.n_freed : until]:
+            for row in instruction[-1]:
+                self.rows[row] = _FREED
+        self.n_freed = max(self.n_freed, until)
 
 
 @final
@@ -185,29 +288,90 @@ class Recurrence:
         self._observer = observer
         self._table = table
         self._zero = np.zeros((n_ranks or plan.world_size, n))
+        self._packs = table is None and durations is None and self._zero.size >= _LARGE
+        sharing = (meeting.sharing for _, meeting in self._prices.values() if meeting is not None)
+        self._sharing = next((each for each in sharing if each is not None), None)
+        self._kept: list[_Repetition] = []  # the latest, and those before it with ends that may change
+        self._told: list[_Told] = []  # what the observer will be told of instances that may change
+        self._tell = None if observer is None else self._tell_later if self._sharing else observer.add
         self.late: dict[int, tuple[int, ...]] = {}
 
     def run(self, walked: Iterable[Stretch], progress: Progress | None = None) -> None:
         """Execute the plan, given its stretches; `progress` is called with the number of steps done."""
-        ends: dict[int, Times] = {}
         for stretch in walked:
             carried, program = self._compile(stretch)
-            n = len(program)
-            index = stretch.first_index
-            step = stretch.first_step
-            carry = [ends.get(index - distance, self._zero) for distance in carried]
-            for _ in range(stretch.times):
-                rows = [self._zero, *carry]
-                self._run_once(program, rows, index, step)
-                carry = [rows[_place(n - distance, carried)] for distance in carried]
-                index += n
-                step += stretch.n_steps
+            for number in range(stretch.times):
+                index = stretch.first_index + number * len(program)
+                step = stretch.first_step + number * stretch.n_steps
+                self._kept.append(_Repetition(stretch, carried, program, index, step))
+                self._perform()
                 if progress:
-                    progress(step)
-            ends = {
-                index - back: rows[_place(n - back, carried)] if back <= n else ends[index - back]
-                for back in stretch.live
-            }
+                    progress(step + stretch.n_steps)
+        for told in self._told:
+            if self._observer is not None:
+                self._observer.add(*told)
+
+    def _perform(self) -> None:
+        """Execute the latest repetition, and those before it again if their ends change."""
+        at = self._kept[-1]
+        self._begin(at)
+        place = 0
+        while True:
+            try:
+                self._run_once(at.program[place:], at.rows, at.index + place, at.step)
+            except _GoBackError as error:
+                at = next(each for each in reversed(self._kept) if each.index <= error.index)
+                place = error.index - at.index
+                del at.rows[_place(place, at.carried) :]
+                del self._told[bisect_left(self._told, error.index, key=itemgetter(0)) :]
+                continue
+            if at is self._kept[-1]:
+                return
+            at = self._kept[self._kept.index(at) + 1]
+            self._begin(at)
+            place = 0
+
+    def _begin(self, this: "_Repetition") -> None:
+        """Give a repetition the rows that it needs of the one before it."""
+        number = self._kept.index(this)
+        if number:
+            before = self._kept[number - 1]
+            if before.stretch is this.stretch:
+                this.stays = before.stays
+                ends = [before.end(this.index - distance) for distance in this.carried]
+            else:
+                this.stays = before.live()
+                ends = [this.stays.get(this.index - distance, self._zero) for distance in this.carried]
+            this.rows = [self._zero, *ends]
+        else:
+            this.rows = [self._zero] * (1 + len(this.carried))
+        if self._sharing is None:
+            del self._kept[:number]
+
+    def _tell_later(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        """Keep times until they cannot change, or until too many are kept.
+
+        Operations of a step usually need what the rank computed before. So what all ranks have computed usually tells
+        which transfers no later one can meet.
+        """
+        self._told.append((index, template, ready_s, start_s, end_s))
+        is_much = len(self._told) * self._zero.nbytes > _KEPT_NBYTES
+        if is_much and template.lane.kind == "compute" and self._sharing and self._sharing.leave(end_s.min(axis=0)):
+            self._settle(index + 1)
+
+    def _settle(self, open_from: int) -> None:
+        """Tell the observer of all instances before one, which cannot change any more."""
+        n_settled = 0
+        for told in self._told:
+            if told[0] >= open_from:
+                break
+            if self._observer is not None:
+                self._observer.add(*told)
+            n_settled += 1
+        del self._told[:n_settled]
+        while len(self._kept) > 1 and self._kept[1].index <= open_from:
+            del self._kept[0]
+        self._kept[0].free(min(open_from - self._kept[0].index, len(self._kept[0].program)))
 
     def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
         """Return how many rows before a repetition each row that it needs lies, and its instructions."""
@@ -232,8 +396,25 @@ class Recurrence:
                 enters = np.ones_like(self._zero)
                 enters[list(enter.absent)] = 0.0
                 seconds = enters if isinstance(template.op, Delay) else None if seconds is None else seconds * enters
-            program.append((template, first, others, seconds, meeting))
-        return carried, program
+            program.append((template, first, others, seconds, meeting, ()))
+        return carried, self._freeing(program, carried, stretch.live)
+
+    def _freeing(
+        self, program: list[_Instruction], carried: tuple[int, ...], live: tuple[int, ...]
+    ) -> list[_Instruction]:
+        """Return instructions with the rows that none after them needs, if it pays to free them."""
+        if not self._packs:
+            return program
+        n = len(program)
+        kept = {_place(n - back, carried) for back in (*carried, *live) if back <= n or back - n in carried}
+        freed: list[list[int]] = [[] for _ in program]
+        last = {at: at - 1 - len(carried) for at in range(1 + len(carried), 1 + len(carried) + n)}
+        for at, (_, first, others, _, _, _) in enumerate(program):
+            last |= dict.fromkeys((first, *others), at)
+        for row, at in last.items():
+            if row and row not in kept:
+                freed[at].append(row)
+        return [(*each[:-1], tuple(rows)) for each, rows in zip(program, freed, strict=True)]
 
     def _run_once(
         self,
@@ -244,15 +425,19 @@ class Recurrence:
         *,
         outside: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Append the ends of instructions. Ranks that sit out the step skip the operations that they then omit."""
-        maximum = np.maximum
-        add = np.add
-        observer = self._observer
+        """Append the ends of instructions. Ranks that sit out the step skip the operations that they then omit.
+
+        Raises:
+            _GoBackError: An instance before these has another end now.
+        """
+        maximum: Callable[..., Times] = _maximum if self._packs else np.maximum
+        add: Callable[..., Times] = _add if self._packs else np.add
+        tell = self._tell
         durations = self._durations
         feed = self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
         for at, (instruction, out) in enumerate(zip(program, outs, strict=True), index):
-            template, first, others, seconds, meeting = instruction
+            template, first, others, seconds, meeting, freed = instruction
             ready = rows[first]
             for other in others:
                 ready = maximum(ready, rows[other])
@@ -264,7 +449,7 @@ class Recurrence:
                 if out is not None:
                     out[...] = end
             elif meeting is not None:
-                start, end = self._meet(meeting, seconds, template, ready, out, step)
+                start, end = self._meet(meeting, seconds, ready, out, at, step + template.step)
             elif feed is not None and isinstance(template.op, Delay):
                 delay_s = feed.delay(template.op.channel, step + template.step)
                 end = add(ready, delay_s if seconds is None else delay_s * seconds, out)
@@ -272,7 +457,7 @@ class Recurrence:
                 end = add(ready, seconds, out)
             elif isinstance(template.op, Tick):
                 written = reduce(maximum, (rows[other] for other in others), self._zero)
-                end = add(ready, maximum(tick_s(written, template.op.period_s) - ready, 0.0), out)
+                end = _until_tick(unpacked(ready, len(written)), tick_s(written, template.op.period_s), out)
             else:
                 end = ready
                 if out is not None:
@@ -282,8 +467,11 @@ class Recurrence:
                 if out is not None:
                     out[...] = end
             rows.append(end)
-            if observer is not None:
-                observer.add(at, template, ready, start, end)
+            if tell is not None:
+                tell(at, template, ready, start, end)
+            if freed and self._sharing is None:
+                for row in freed:
+                    rows[row] = _FREED
 
     def _take_first(
         self,
@@ -317,9 +505,13 @@ class Recurrence:
         return end
 
     def _meet(
-        self, meeting: GroupMeeting, seconds: Seconds, template: Template, ready: Times, out: Times | None, step: int
+        self, meeting: GroupMeeting, seconds: Seconds, ready: Times, out: Times | None, index: int, step: int
     ) -> tuple[Times, Times]:
-        """Start each group with its last member; return starts (unless only ends are kept) and ends."""
+        """Start each group with its last member; return starts (unless only ends are kept) and ends.
+
+        Raises:
+            _GoBackError: An instance before this one has another end now.
+        """
         starts = meeting.last_of_groups(ready)
         if self._durations is not None:
             start = meeting.of_ranks(starts)
@@ -328,13 +520,49 @@ class Recurrence:
             ends = meeting.ends(ready, meeting.segments)
         else:
             ends = starts if seconds is None else starts + seconds
-        if meeting.check:
+        if meeting.sharing:
             n = starts.shape[-1]
-            meeting.check(starts.reshape(-1, n), ends.reshape(-1, n), step + template.step)
+            of_groups = map(meeting.of_all_groups, (starts, ends))
+            found, open_from = meeting.sharing.ends(index, step, *of_groups)
+            if found is None:
+                raise _GoBackError(open_from)
+            ends = found.reshape(meeting.shape[0], 1, meeting.shape[2], n)
+            self._settle(open_from)
+        if self._packs and not meeting.segments:
+            return meeting.packed(starts), meeting.packed(ends)
         if out is None:
             return meeting.of_ranks(starts), meeting.of_ranks(ends)
         out.reshape(meeting.shape)[...] = ends
         return ready, out
+
+
+def _on_packed(function: Callable[[Times, Times], Times], one: Times, other: Times) -> Times:
+    """Apply a function to the times of ranks, of which one or both may be packed."""
+    more = one if len(one) > len(other) else other
+    n_less = min(len(one), len(other))
+    if n_less in (1, len(more)):
+        return function(one, other)
+    if len(more) % n_less:
+        n_ranks = math.lcm(len(more), n_less)
+        return function(unpacked(one, n_ranks), unpacked(other, n_ranks))
+    one, other = (each.reshape(n_less, -1, each.shape[1]) for each in (one, other))
+    found = function(one, other)
+    return found.reshape(-1, found.shape[2])
+
+
+def _until_tick(ready: Times, next_s: Times, out: Times | None) -> Times:
+    return np.add(ready, np.maximum(next_s - ready, 0.0), out)
+
+
+def _maximum(one: Times, other: Times) -> Times:
+    return _on_packed(np.maximum, one, other)
+
+
+def _add(times: Times, seconds: float | Times, out: None) -> Times:
+    """Return `np.add` of times that may be packed."""
+    if isinstance(seconds, np.ndarray):
+        return _on_packed(np.add, times, seconds)
+    return np.asarray(np.add(times, seconds))
 
 
 def one_for_all(seconds: float | Times) -> float | Times | None:
@@ -354,7 +582,7 @@ def _given(durations: Durations, index: int, template: Template, ready: Times) -
 
 def _ready(instruction: _Instruction, rows: list[Times]) -> Times:
     """Return when all dependencies of an instruction have ended."""
-    _, first, others, _, _ = instruction
+    _, first, others, _, _, _ = instruction
     return reduce(np.maximum, (rows[other] for other in others), rows[first])
 
 

@@ -21,6 +21,7 @@ through its host, a later collective of the program that runs meanwhile counts a
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -49,7 +50,10 @@ _MANY = 8  # open collectives; from here on, removing the finished ones pays off
 
 
 class Observer(Protocol):
-    """Receives the times of each instance, in program order, each `[world_size, n_seeds]`."""
+    """Receives the times of each instance, in program order, each `[world_size, n_seeds]` or packed.
+
+    Packed times `[n, n_seeds]` are those of n blocks of ranks, which follow one another and are alike: see `unpacked`.
+    """
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of instance `index`."""
@@ -158,6 +162,10 @@ class _Collective:
     start_s: Times
     end_s: Times
 
+    @property
+    def times_s(self) -> tuple[Times, Times, Times]:
+        return self.ready_s, self.start_s, self.end_s
+
 
 @dataclass(slots=True)
 class _Open:
@@ -193,9 +201,11 @@ class Attribution:
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
-        """Take the times of the next instance, each `[world_size, n_seeds]`."""
+        """Take the times of the next instance."""
         lane = template.lane
         self._last_end_s[lane.name] = end_s
+        if lane.kind != "comm" or self._has_several or lane.name != COMM.name or self._batch or self._held:
+            ready_s, start_s, end_s = (unpacked(each, len(self._gap_s)) for each in (ready_s, start_s, end_s))
         if lane.kind == "compute":
             if template.after or not self._on_time:
                 self._cut(start_s)
@@ -221,7 +231,7 @@ class Attribution:
         """Return the totals, after the last instance."""
         finish_s = self._compute_end_s
         for end_s in self._last_end_s.values():
-            finish_s = np.maximum(finish_s, end_s)
+            finish_s = np.maximum(finish_s, unpacked(end_s, len(finish_s)))
         makespan_s = finish_s.max(axis=0)
         self._add_up()
         compute_s = np.maximum(self._compute_end_s - self._gap_s, 0.0)  # rounding can leave -1e-18, as for the host
@@ -249,10 +259,7 @@ class Attribution:
                 self._add_up()
         else:
             self._gap_s += next_s - begin_s
-            for each in self._open.collectives:
-                wait_s, comm_s = _cut_out(begin_s, next_s, each.ready_s, each.start_s, each.end_s)
-                self._wait_s += wait_s
-                self._comm_s += comm_s
+            self._cut_collectives(begin_s, next_s)
         for start_s, end_s in self._open.loads:
             self._cut_transfer(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
         for start_s, end_s in self._open.saves:
@@ -268,6 +275,29 @@ class Attribution:
             else:
                 self._cut_save(start_s, end_s, total_s)
 
+    def _cut_collectives(self, begin_s: Times, next_s: Times) -> None:
+        """Distribute a gap over collectives, without unpacking their times. Most lie before the gap, or within it."""
+        n_ranks, n_seeds = begin_s.shape
+        of_blocks: dict[int, tuple[Times, Times, Times]] = {}  # first and last begin, first end of the gap
+        for each in self._open.collectives:
+            n_blocks = len(each.end_s)
+            if n_blocks not in of_blocks:
+                begins_s, nexts_s = (at_s.reshape(n_blocks, -1, n_seeds) for at_s in (begin_s, next_s))
+                of_blocks[n_blocks] = begins_s.min(axis=1), begins_s.max(axis=1), nexts_s.min(axis=1)
+            first_s, last_s, end_s = of_blocks[n_blocks]
+            if (each.end_s <= first_s).all():
+                continue
+            ready_s, start_s, over_s = (_in_blocks(at_s, n_blocks, n_ranks) for at_s in each.times_s)
+            if (each.end_s <= end_s).all() and (ready_s >= last_s[:, np.newaxis]).all():
+                wait_s = start_s - ready_s
+                comm_s = over_s - start_s
+            else:
+                gap_begin_s, gap_end_s = (at_s.reshape(n_blocks, -1, n_seeds) for at_s in (begin_s, next_s))
+                wait_s, comm_s = _cut_out(gap_begin_s, gap_end_s, ready_s, start_s, over_s)
+            for total_s, part_s in ((self._wait_s, wait_s), (self._comm_s, comm_s)):
+                in_blocks = total_s.reshape(n_blocks, -1, n_seeds)
+                in_blocks += part_s
+
     def _cut_save(self, free_s: Times, end_s: Times, total_s: Times) -> None:
         """Add the part of a save that neither loads nor collectives cover."""
         for load_start_s, load_end_s in self._open.loads:
@@ -278,20 +308,22 @@ class Attribution:
     def _cut_transfer(self, free_s: Times, end_s: Times, total_s: Times) -> None:
         """Add the part of a span that no collective covers, piece by piece; a difference of sums can be below 0."""
         for each in self._open.collectives:
-            total_s += _clip(each.ready_s, free_s, end_s) - free_s
-            free_s = _clip(each.end_s, free_s, end_s)
+            ready_s, over_s = (unpacked(at_s, len(total_s)) for at_s in (each.ready_s, each.end_s))
+            total_s += _clip(ready_s, free_s, end_s) - free_s
+            free_s = _clip(over_s, free_s, end_s)
         total_s += end_s - free_s
 
     def _add_up(self) -> None:
         """Add the gaps of a batch, and the parts that collectives cover, to the totals, in their order."""
         if not self._gaps:
             return
-        begin_s, next_s = map(_stacked, zip(*self._gaps, strict=True))
+        stacked = partial(_stacked, shape=self._gap_s.shape)
+        begin_s, next_s = map(stacked, zip(*self._gaps, strict=True))
         _add_in_order(self._gap_s, next_s - begin_s)
         if self._overlaps:
             gaps = [number for number, _ in self._overlaps]
-            rows = [(each.ready_s, each.start_s, each.end_s) for _, each in self._overlaps]
-            wait_s, comm_s = _cut_out(begin_s[gaps], next_s[gaps], *map(_stacked, zip(*rows, strict=True)))
+            rows = [each.times_s for _, each in self._overlaps]
+            wait_s, comm_s = _cut_out(begin_s[gaps], next_s[gaps], *map(stacked, zip(*rows, strict=True)))
             _add_in_order(self._wait_s, wait_s)
             _add_in_order(self._comm_s, comm_s)
         self._gaps = []
@@ -303,7 +335,9 @@ class Attribution:
         if not self._has_several:
             self._open.collectives = [each for each in self._open.collectives if each.index > awaited]
         if self._has_several or len(self._open.collectives) > _MANY:
-            self._open.collectives = [each for each in self._open.collectives if (each.end_s > start_s).any()]
+            self._open.collectives = [
+                each for each in self._open.collectives if (unpacked(each.end_s, len(start_s)) > start_s).any()
+            ]
         self._open.loads = [each for each in self._open.loads if (each[1] > start_s).any()]
         self._open.saves = [each for each in self._open.saves if (each[1] > start_s).any()]
         self._open.held = [each for each in self._open.held if (each[-1] > start_s).any()]
@@ -329,6 +363,26 @@ def mean_late(parts: Sequence[Breakdown]) -> dict[int, float]:
     return {rank: share / n_seeds for rank, share in sorted(total.items())}
 
 
+def unpacked(times: Times, n_ranks: int) -> Times:
+    """Return times of ranks, `[n_ranks, n]`, given those of blocks of ranks that follow one another and are alike.
+
+    >>> unpacked(np.array([[1.0], [2.0]]), 4).ravel().tolist()
+    [1.0, 1.0, 2.0, 2.0]
+    """
+    if len(times) == n_ranks:
+        return times
+    if len(times) == 1:
+        return np.broadcast_to(times, (n_ranks, times.shape[1]))
+    return np.repeat(times, n_ranks // len(times), axis=0)
+
+
+def _in_blocks(times: Times, n_blocks: int, n_ranks: int) -> Times:
+    """Return times of ranks or packed ones in a shape that broadcasts to `[n_blocks, n_ranks / n_blocks, n]`."""
+    if len(times) in (1, n_blocks):
+        return times[:, np.newaxis]
+    return unpacked(times, n_ranks).reshape(n_blocks, -1, times.shape[1])
+
+
 def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
     return np.asarray(np.minimum(np.maximum(at_s, low_s), high_s))
 
@@ -339,9 +393,10 @@ def _cut_out(begin_s: Times, next_s: Times, ready_s: Times, start_s: Times, end_
     return start_s - ready_s, end_s - start_s
 
 
-def _stacked(rows: Sequence[Times]) -> Times:
-    """Stack arrays of one shape along a new first axis."""
-    return np.concatenate(rows).reshape(-1, *rows[0].shape)
+def _stacked(rows: Sequence[Times], shape: tuple[int, ...]) -> Times:
+    """Stack arrays that broadcast to a shape along a new first axis."""
+    whole = [each if each.shape == shape else np.broadcast_to(each, shape) for each in rows]
+    return np.concatenate(whole).reshape(-1, *shape)
 
 
 def _add_in_order(total_s: Times, seconds: Times) -> None:

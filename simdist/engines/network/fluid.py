@@ -73,11 +73,12 @@ class FluidNetwork:
     Args:
         timeline: The clock that schedules the events.
         capacity_Bps: Bytes per second of every resource, `[n_resources]`; inf where unlimited.
+        flows: Of an earlier network with these capacities, when all its transfers have ended. This saves time.
     """
 
-    def __init__(self, timeline: Timeline, capacity_Bps: NDArray[np.float64]) -> None:
+    def __init__(self, timeline: Timeline, capacity_Bps: NDArray[np.float64], flows: Flows | None = None) -> None:
         self._timeline = timeline
-        self._flows = Flows(capacity_Bps.tolist())
+        self._flows = flows or Flows(capacity_Bps.tolist())
         self._plans: defaultdict[int, int] = defaultdict(int)  # per component, how often its next end was planned
         self._changing: dict[int, float] = {}  # new capacities of resources from this moment on
         self._joining: list[Flow] = []

@@ -12,7 +12,7 @@ import plans
 import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
-from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, sharing, workloads
+from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, workloads
 
 import simdist
 from simdist.cost import price
@@ -406,10 +406,11 @@ def tiny():
 def test_auto_takes_the_fast_engine_and_the_other_where_that_one_refuses():
     plan, costs = tiny()
     assert simulate(plan, costs, {"host": np.zeros((1, 3, 4))}).source == "simulated by fast"
-    assert simulate(*sharing()).source == "simulated by des"
+    meeting = (*loading_and_averaging(wait=False), {})
+    assert simulate(*meeting).source == "simulated by des"
     assert simulate(*tiny(), {"host": np.zeros((1, 3, 4))}, engine="des").source == "simulated by des"
     with pytest.raises(UnsupportedError, match="use --engine des"):
-        simulate(*sharing(), engine="fast")
+        simulate(*meeting, engine="fast")
 
 
 def loading_and_averaging(*, wait):

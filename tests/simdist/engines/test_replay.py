@@ -29,7 +29,8 @@ class AllTimes:
         self.times_s = np.empty((3, plan.n_instances, plan.world_size))
 
     def add(self, index: int, template: Template, *times_s: np.ndarray) -> None:
-        self.times_s[:, index] = [each[:, 0] for each in times_s]
+        for number, each_s in enumerate(times_s):
+            self.times_s[number, index] = each_s[:, 0]
 
 
 def replayed_trace(trace: Trace, durations: Durations) -> Trace:

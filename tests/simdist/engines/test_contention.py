@@ -1,0 +1,158 @@
+"""Groups that share links and start apart: the fast engine gives the times of the discrete-event engine."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from priced_runs import delays_of, workloads
+
+from simdist.cost import price
+from simdist.engines import DrawnDelays, contention, des, fast, recurrence
+from simdist.errors import UnsupportedError
+from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Optimize, Plan
+from simdist.plan.check import check
+from simdist.plan.group import Group
+from simdist.scenario.cluster import Cluster, Link
+from simdist.scenario.workload import Tensor, Workload
+from simdist.traces.breakdown import STATES, break_down
+
+PASSES = (Buffer("loss", 1), Buffer("grad", 1_000, tensors=(0, 1)))
+ARRAYS = ("ready_s", "start_s", "end_s")
+
+
+@st.composite
+def shared_plans(draw):
+    """Draw a plan of steps that average over groups, most of which share a link, and its number of ranks."""
+    world_size = draw(st.sampled_from([4, 8, 12]))
+    sizes = [(size, stride) for size in range(2, world_size) for stride in (1, 2) if world_size % (size * stride) == 0]
+    groups = st.one_of(st.just(Group(world_size)), *[st.builds(Group, st.just(n), st.just(at)) for n, at in sizes])
+    buffers = (
+        Buffer("param", 1_000, tensors=(0, 1), initialized=True),
+        Buffer("loss", 1),
+        Buffer("grad", 1_000, tensors=(0, 1)),
+    )
+    flats = tuple(Buffer(f"flat.{number}", draw(st.sampled_from([10, 3_000])), initialized=True) for number in range(3))
+    kept = draw(st.booleans())
+    bodies = []
+    for _ in range(draw(st.integers(1, 3))):
+        body = [Delay("host"), Forward(("param",), ("loss",)), Delay("compute"), Backward(("loss", "param"), "grad")]
+        body += [AllReduce(each.name, draw(groups)) for each in draw(st.lists(st.sampled_from(flats), max_size=3))]
+        body += [Optimize(("param",), ("grad",))]
+        if not kept:
+            body.remove(Delay("host"))
+        bodies.append(tuple(body))
+    n_steps = draw(st.integers(2, 7))
+    steps = list(itertools.islice(itertools.cycle(bodies), n_steps))
+    plan = Plan.from_steps("drawn", world_size=world_size, buffers=(*buffers, *flats), steps=steps)
+    check(plan)
+    return plan
+
+
+@st.composite
+def shared_runs(draw, *, n_seeds=1):
+    plan = draw(shared_plans())
+    line = Link(latency_s=draw(st.sampled_from([0.0, 1e-3])), bandwidth_Bps=draw(st.sampled_from([1e4, 2e5])))
+    gpus = draw(st.sampled_from([1, 2, 4]))
+    cluster = Cluster(
+        nodes=plan.world_size // gpus,
+        gpus_per_node=gpus,
+        fabric=line,
+        network=line,
+        oversubscription=draw(st.sampled_from([1, 4])),
+        host_bridge_Bps=draw(st.sampled_from([np.inf, 3e4])),
+    )
+    costs = price(plan, cluster, draw(workloads()))
+    assume(costs.contested)
+    return plan, costs, draw(delays_of(plan, n_seeds=n_seeds))
+
+
+@settings(max_examples=150, deadline=None)
+@given(shared_runs(), st.booleans())
+def test_operations_of_one_stream_share_links_as_in_the_discrete_event_engine(run, is_large):
+    plan, costs, delays = run
+    reference = des.simulate(plan, costs, delays)
+    with pytest.MonkeyPatch.context() as patch:
+        if is_large:
+            patch.setattr(recurrence, "_LARGE", 1)
+        trace = fast.simulate(plan, costs, delays)
+        measured = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=1)
+    for name in ARRAYS:
+        np.testing.assert_allclose(getattr(trace, name), getattr(reference, name), rtol=1e-12, atol=1e-15)
+    expected = break_down(reference)
+    for name in STATES:
+        np.testing.assert_allclose(
+            getattr(measured, f"{name}_s"),
+            getattr(expected, f"{name}_s"),
+            rtol=0,
+            atol=1e-12 * float(expected.makespan_s[0]),
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(shared_runs(n_seeds=3), st.booleans())
+def test_seeds_side_by_side_have_the_times_of_each_alone(run, is_large):
+    plan, costs, delays = run
+    with pytest.MonkeyPatch.context() as patch:
+        if is_large:
+            patch.setattr(recurrence, "_LARGE", 1)
+        together = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=3)
+        step_s = fast.step_s(plan, [costs] * 3, DrawnDelays(delays))
+    for seed in range(3):
+        alone = des.simulate(plan, costs, {channel: each[[seed]] for channel, each in delays.items()})
+        np.testing.assert_allclose(together.makespan_s[seed], alone.makespan_s, rtol=1e-12)
+        np.testing.assert_allclose(step_s[seed], alone.makespan_s / plan.n_steps, rtol=1e-12)
+
+
+def averaging_now_and_then(n_steps=30):
+    """Two groups over one switch, that average in every tenth of many short steps."""
+    buffers = (
+        Buffer("param", 1_000, tensors=(0, 1), initialized=True),
+        Buffer("loss", 1),
+        Buffer("grad", 1_000, tensors=(0, 1)),
+    )
+    step = (
+        Delay("host"),
+        Forward(("param",), ("loss",)),
+        Backward(("loss", "param"), "grad"),
+        Optimize(("param",), ("grad",)),
+    )
+    bodies = [(*step, AllReduce("param", Group(2))) if number % 10 == 0 else step for number in range(n_steps)]
+    plan = Plan.from_steps("seldom", world_size=4, buffers=buffers, steps=bodies)
+    check(plan)
+    line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
+    workload = Workload(tensors=(Tensor(name="w", count=1_000),), batch_size=1, forward_s=0.1, backward_s=0.2)
+    costs = price(plan, Cluster(nodes=4, gpus_per_node=1, fabric=line, network=line, oversubscription=4), workload)
+    delays = np.random.default_rng(0).random((2, n_steps, 4)) * 1e-3
+    return plan, costs, {"host": delays}
+
+
+def test_times_between_rare_averages_need_not_be_kept(monkeypatch):
+    plan, costs, delays = averaging_now_and_then()
+    kept = []
+    settle = recurrence.Recurrence._settle
+
+    def counting(self, open_from):
+        kept.append(len(self._told))
+        settle(self, open_from)
+
+    monkeypatch.setattr(recurrence.Recurrence, "_settle", counting)
+    expected = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=2)
+    assert max(kept) > 30  # all instances of ten steps
+    kept.clear()
+    monkeypatch.setattr(recurrence, "_KEPT_NBYTES", 0)
+    found = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=2)
+    assert max(kept) < 8
+    assert found.makespan_s.tolist() == expected.makespan_s.tolist()
+    alone = des.simulate(plan, costs, {channel: each[[1]] for channel, each in delays.items()})
+    assert found.makespan_s[1] == pytest.approx(alone.makespan_s, rel=1e-12)
+
+
+def test_many_transfers_that_share_a_link_are_left_to_the_discrete_event_engine(monkeypatch):
+    plan, costs, delays = averaging_now_and_then()
+    monkeypatch.setattr(contention, "_MOST_FLIGHTS", 1)
+    with pytest.raises(
+        UnsupportedError, match=r"all_reduce\(param, .*\) at step 0: 2 transfers share links: use --eng"
+    ):
+        fast.measure(plan, costs, DrawnDelays(delays), n_seeds=2)
