@@ -13,12 +13,13 @@ _PERIODS = (None, 4, 16, 64)  # that `tune` tries
 
 
 def _degrees(job: Job) -> tuple[int, ...]:
-    """Return the numbers of ranks that may share a copy: parts of a node, and numbers of nodes."""
+    """Return the numbers of ranks that may share a copy: those of a node, or parts of it.
+
+    If several nodes shared a copy, gathers and all-reduces between copies would meet on the network, which only the
+    discrete-event engine simulates: too slow for a search of large worlds.
+    """
     per_node = job.ranks_per_node
-    n_nodes = job.world_size // per_node
-    parts = [n for n in range(2, per_node + 1) if per_node % n == 0]
-    several = [per_node * n for n in range(2, n_nodes) if n_nodes % n == 0]
-    found = tuple(n for n in (*parts, *several) if n < job.world_size)
+    found = tuple(n for n in range(2, per_node + 1) if per_node % n == 0 and n < job.world_size)
     return found or (job.world_size,)
 
 
