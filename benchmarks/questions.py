@@ -73,14 +73,7 @@ STUDY = """\
 cluster: {{preset: gcp-t4x4-32gbit, nodes: {nodes}}}
 workload: {{preset: resnet18, forward: 18 ms, backward: 37 ms, optimize: 0 s}}
 disturbances: [{{kind: transient, probability: 1%, delay: 1 s}}]
-schedules:
-  - {{kind: sync}}
-  - {{kind: local_sgd, period: 2}}
-  - {{kind: local_sgd, period: 4}}
-  - {{kind: local_sgd, period: 8}}
-  - {{kind: hierarchical_sgd, levels: {{2: 4, 4: world}}}}
-  - {{kind: hierarchical_sgd, levels: {{2: 8, 8: world}}}}
-  - {{kind: hierarchical_sgd, levels: {{4: 8, 8: world}}}}
+schedules: [{schedules}]
 steps: {steps}
 """
 GROWING = """\
@@ -170,6 +163,17 @@ def gpt(n_layers: int = 24, width: int = 2048, vocabulary: int = 50_257, sequenc
     return "\n".join(lines) + "\n"
 
 
+def study_schedules(n: int) -> list[str]:
+    """Return the schedules of a study on n ranks: synchronous, local, and hierarchical SGD."""
+    levels = (
+        f"1: {n // 64}, 2: {n // 16}, 4: {n // 4}, 8: {n}",
+        f"2: {n // 32}, 4: {n // 4}, 8: {n}",
+        f"4: {n // 16}, 8: {n}",
+    )
+    of_levels = (f"{{kind: hierarchical_sgd, intra_node_gradients: false, levels: {{{each}}}}}" for each in levels)
+    return ["sync", *(f"{{kind: local_sgd, period: {period}}}" for period in (2, 4, 8)), *of_levels]
+
+
 def questions(*, quick: bool) -> list[Question]:
     """Return the questions."""
     few, many, steps, points = (2, 3, 16, 2) if quick else (16, 64, 200, 10)
@@ -186,8 +190,9 @@ def questions(*, quick: bool) -> list[Question]:
     if not quick:
         found.append(Question("compare, the preset cloud-gradients", ("compare", "cloud-gradients"), {}))
         found.append(Question("compare, the first example", ("compare", stragglers), {}))
-    study = STUDY.format(nodes=8 if quick else 64, steps=16 if quick else 1000)
-    name = f"compare, 7 schedules, {32 if quick else 256} GPUs, {16 if quick else 1000} steps"
+    n_ranks, n_steps = (128, 16) if quick else (256, 1000)
+    study = STUDY.format(nodes=n_ranks // 4, schedules=", ".join(study_schedules(n_ranks)), steps=n_steps)
+    name = f"compare, 7 schedules, {n_ranks} GPUs, {n_steps} steps"
     found.append(Question(name, ("compare", "job.yaml"), {"job.yaml": study}))
     gpt2 = {"gpt2.yaml": JOB.format(nodes=few, model="gpt2", steps=steps), "sweep.yaml": SWEEP.format(points=points)}
     found.append(Question(f"sweep, {points**2} points", ("sweep", "sweep.yaml", "-o", "out"), gpt2))

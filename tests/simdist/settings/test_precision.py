@@ -45,6 +45,10 @@ def step_s(scenario: Scenario) -> float:
         # the same, BERT, sequences/s
         ("v100x8-25gbit", "{preset: bert-large}", 7.56),
         ("v100x8-25gbit", "{preset: bert-large, precision: fp16}", 24.3),
+        # experiments/gpu, step times of an H200 in bf16: 64 sequences in 170.79 ms; of ResNet-50, 64 images in 29.12 ms
+        ("dgx-h200", "{preset: bert-large, precision: bf16, batch_size: 64}", 64 / 0.17079),
+        ("dgx-h200", "{preset: resnet50, precision: bf16, utilization: {bf16: 0.055}}", 64 / 0.02912),
+        ("dgx-h200", "{preset: gpt2-medium, utilization: {bf16: 0.317}}", 64 / 0.50651),
         # A. Karpathy, Let's reproduce GPT-2 (124M): 16 sequences in 1000, 333 and 93 ms
         ("dgx-a100", "{preset: gpt2}", 16.0),
         ("dgx-a100", "{preset: gpt2, precision: tf32}", 48.05),
