@@ -149,6 +149,7 @@ _PLAN = (
 )
 
 _DES, _FAST, _RECURRENCE = "simdist/engines/des.py", "simdist/engines/fast.py", "simdist/engines/recurrence.py"
+_CONTENTION = "simdist/engines/contention.py"
 _TEST_ENGINES = ("tests/simdist/engines/test_engines.py",)
 _TEST_TIMELINES = ("tests/simdist/engines/test_timelines.py",)
 
@@ -227,19 +228,19 @@ _ENGINES = (
     ),
     Mutant(
         "engines",
-        "a link is free again as soon as a transfer has begun",
-        _FAST,
-        "np.maximum.at(self._busy_s, resources, end_s)",
-        "np.maximum.at(self._busy_s, resources, start_s)",
+        "operations of two streams share links as those of one do",
+        _CONTENTION,
+        "others != {lane_of(op)} or not self._may_go_back",
+        "not self._may_go_back",
         (*_TEST_ENGINES, "-k", "fast_engine"),
     ),
     Mutant(
         "engines",
         "groups that share a link may start apart",
-        _FAST,
-        "if (start_s != start_s[self.uses[op].leader]).any():",
-        "if (start_s < start_s[self.uses[op].leader]).all():",
-        (*_TEST_ENGINES, "tests/simdist/engines/test_timelines.py", "-k", "agree or fast_engine or auto or nic"),
+        _CONTENTION,
+        "is_apart = start_s != start_s[use.leader]",
+        "is_apart = start_s < start_s",
+        (*_TEST_TIMELINES, "-k", "nic or early_group"),
     ),
     Mutant(
         "engines",

@@ -33,11 +33,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.costs import Costs, Shared, Stage, Transfer, used_by
+from simdist.engines.recurrence import Times, in_columns
 from simdist.errors import UnsupportedError
 from simdist.plan import Op, op_text
 from simdist.plan.ops import lane_of
 
-Times: TypeAlias = NDArray[np.float64]
 _Numbers: TypeAlias = NDArray[np.int64]
 _Cells: TypeAlias = NDArray[np.bool_]  # [n_components, n_seeds]
 
@@ -355,13 +355,6 @@ class _Use:
         found = np.zeros((n_components, of_groups.shape[1]), dtype=bool)
         found[self._present] = np.logical_or.reduceat(of_groups[self._order], self._firsts, axis=0)
         return found
-
-
-def in_columns(seconds: Sequence[float | Times]) -> float | Times:
-    """Return the seconds of each price list as a column, `[n or 1, n_lists]`; if all are equal, the first."""
-    if all(np.array_equal(seconds[0], each) for each in seconds[1:]):
-        return seconds[0]
-    return np.stack(np.broadcast_arrays(*map(np.atleast_1d, seconds)), axis=1)
 
 
 def _lowest(ones: _Numbers, others: _Numbers, n_ones: int, n_others: int) -> _Numbers:

@@ -18,8 +18,7 @@ import numpy as np
 
 from simdist import plan as plans
 from simdist.cost.costs import Costs, Local, Shared, Varying
-from simdist.engines.contention import Contention, in_columns
-from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times, one_for_all
+from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times, in_columns, one_for_all
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
@@ -199,19 +198,23 @@ def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]
             )
     for each in costs:
         _refuse_disturbed(each)
-    contention = Contention(costs, n_seeds, plan.world_size, may_go_back=not drops_late(plan))
+    contention = None
+    if any(each.contested for each in costs):
+        from simdist.engines.contention import Contention
+
+        contention = Contention(costs, n_seeds, plan.world_size, may_go_back=not drops_late(plan))
     prices: dict[Op, Price] = {}
     for op, cost in costs[0].of.items():
         match cost:
             case Local():
                 prices[op] = _alone_s(op, costs)
             case Shared() if cost.first_come:
-                if op in contention.uses:
+                if contention and op in contention.uses:
                     raise UnsupportedError(f"{plans.op_text(op)}: others may use its links: use --engine des (or auto)")
                 prices[op] = GroupMeeting.of(
                     cost.group, plan.world_size, n_seeds, seconds=cost.alone_s, first_come=cost.first_come
                 )
-            case Shared() if op in contention.uses:
+            case Shared() if contention and op in contention.uses:
                 seconds = contention.uses[op].seconds
                 sharing = contention.of(op)
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, sharing=sharing)

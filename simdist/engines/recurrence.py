@@ -13,7 +13,7 @@ instance. Gaps exist only if seconds are given. A `Tick` has no duration: it end
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import repeat
@@ -563,6 +563,13 @@ def _add(times: Times, seconds: float | Times, out: None) -> Times:
     if isinstance(seconds, np.ndarray):
         return _on_packed(np.add, times, seconds)
     return np.asarray(np.add(times, seconds))
+
+
+def in_columns(seconds: Sequence[float | Times]) -> float | Times:
+    """Return the seconds of each price list as a column, `[n or 1, n_lists]`; if all are equal, the first."""
+    if all(np.array_equal(seconds[0], each) for each in seconds[1:]):
+        return seconds[0]
+    return np.stack(np.broadcast_arrays(*map(np.atleast_1d, seconds)), axis=1)
 
 
 def one_for_all(seconds: float | Times) -> float | Times | None:
