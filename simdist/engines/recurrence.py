@@ -451,7 +451,7 @@ class Recurrence:
             elif meeting is not None:
                 start, end = self._meet(meeting, seconds, ready, out, at, step + template.step)
             elif feed is not None and isinstance(template.op, Delay):
-                delay_s = feed.delay(template.op.channel, step + template.step)
+                delay_s = feed.delay(template.op.channel, step + template.step, self._kept[0].step)
                 end = add(ready, delay_s if seconds is None else delay_s * seconds, out)
             elif seconds is not None:
                 end = add(ready, seconds, out)
@@ -614,18 +614,20 @@ class _DelayFeed:
         self._source = source
         self._n_steps = n_steps
         self._chunk_steps = 1
-        self._chunk: dict[Channel, Times] = {}  # [n_steps, world_size, n_seeds]
-        self._first = self._end = 0
+        self._chunks: list[tuple[range, dict[Channel, Times]]] = []  # steps, delays `[n_steps, world_size, n_seeds]`
+        self._end = 0
 
-    def delay(self, channel: Channel, step: int) -> Times:
-        """Return the delays of a step, `[world_size, n_seeds]`."""
+    def delay(self, channel: Channel, step: int, first_needed: int) -> Times:
+        """Return the delays of a step, `[world_size, n_seeds]`. Steps before `first_needed` are forgotten."""
         while step >= self._end:
-            self._first = self._end
-            n_steps = min(self._chunk_steps, self._n_steps - self._first)
+            n_steps = min(self._chunk_steps, self._n_steps - self._end)
             taken = self._source.take(n_steps)
-            self._chunk = {channel: np.moveaxis(delays_s, 0, 2) for channel, delays_s in taken.items()}
+            chunk = {channel: np.moveaxis(delays_s, 0, 2) for channel, delays_s in taken.items()}
+            kept = [each for each in self._chunks if each[0].stop > first_needed]
+            self._chunks = [*kept, (range(self._end, self._end + n_steps), chunk)]
             self._end += n_steps
-            n_values = next(iter(self._chunk.values()))[0].size
+            n_values = next(iter(chunk.values()))[0].size
             self._chunk_steps = max(1, self._CHUNK_VALUES // n_values)
-        delays_s: Times = self._chunk[channel][step - self._first]
+        steps, chunk = next(each for each in reversed(self._chunks) if step in each[0])
+        delays_s: Times = chunk[channel][step - steps.start]
         return delays_s

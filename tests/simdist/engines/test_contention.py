@@ -76,6 +76,7 @@ def test_operations_of_one_stream_share_links_as_in_the_discrete_event_engine(ru
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
             patch.setattr(recurrence, "_LARGE", 1)
+            patch.setattr(recurrence._DelayFeed, "_CHUNK_VALUES", 1)
         trace = fast.simulate(plan, costs, delays)
         measured = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=1)
     for name in ARRAYS:
@@ -97,6 +98,7 @@ def test_seeds_side_by_side_have_the_times_of_each_alone(run, is_large):
     with pytest.MonkeyPatch.context() as patch:
         if is_large:
             patch.setattr(recurrence, "_LARGE", 1)
+            patch.setattr(recurrence._DelayFeed, "_CHUNK_VALUES", 1)
         together = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=3)
         step_s = fast.step_s(plan, [costs] * 3, DrawnDelays(delays))
     for seed in range(3):
