@@ -206,8 +206,8 @@ _ENGINES = (
         "engines",
         "delays of a chunk begin one step late",
         _RECURRENCE,
-        "            self._first = self._end\n",
-        "            self._first = max(0, self._end - 1)\n",
+        "chunk[channel][step - steps.start]",
+        "chunk[channel][max(step - steps.start - 1, 0)]",
         (*_TEST_ENGINES, "-k", "chunks or breakdown_of_the_trace"),
     ),
     Mutant(
