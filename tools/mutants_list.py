@@ -408,11 +408,11 @@ _TEST_LOADS = ("tests/simdist/cost/test_loads.py",)
 _COST = (
     Mutant(
         "cost",
-        "routes that were kept forget the mesh",
+        "routes forget the mesh",
         _TOPOLOGY,
         "self.bridged, self.mesh, math.isfinite(self.host_Bps))",
         "self.bridged, False, math.isfinite(self.host_Bps))",
-        _TEST_ROUTES,
+        ("tests/simdist/cost/test_nccl.py", "-k", "mesh"),
     ),
     Mutant(
         "cost",
