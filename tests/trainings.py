@@ -233,7 +233,7 @@ def by_plan(
     save_later = save if folder else None
     program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU, rank=rank, save=save_later)
     torch.manual_seed(rank)
-    _execute(
+    execute(
         plan,
         program,
         memory,
@@ -397,7 +397,7 @@ def buffers_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) ->
     memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers})
     _fill(memory, {name: tuple(array[rank] for array in arrays) for name, arrays in values.items()})
     torch.manual_seed(rank)
-    _execute(plan, _idle(plan, memory, rank), memory, _world_of_all_groups(), False)
+    execute(plan, _idle(plan, memory, rank), memory, _world_of_all_groups(), False)
     return _read(memory, plan)
 
 
@@ -407,7 +407,7 @@ def scratch_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) ->
     _fill(memory, {name: tuple(array[rank] for array in arrays) for name, arrays in values.items()})
     warm, cold = (ProcessWorld(groups_of(plan), timeout_s=30.0) for _ in range(2))
     warm.warm_up(plan, CPU)
-    _execute(plan, _idle(plan, memory, rank), memory, cold, False)
+    execute(plan, _idle(plan, memory, rank), memory, cold, False)
     return warm.scratch_nbytes, cold.scratch_nbytes
 
 
@@ -456,7 +456,7 @@ def _array(tensor: Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()).numpy()
 
 
-def _execute(plan: Plan, program: ModuleProgram, memory: Memory, world: ProcessWorld, in_caller: bool) -> None:
+def execute(plan: Plan, program: ModuleProgram, memory: Memory, world: ProcessWorld, in_caller: bool) -> None:
     running = Executor(
         plan,
         rank=world.rank,
@@ -522,7 +522,7 @@ def by_arrival(
     torch.manual_seed(rank)
     world = ProcessWorld(groups_of(plan), timeout_s=30.0, servers=late_servers(plan))
     world.warm_up(plan, CPU)
-    _execute(plan, program, memory, world, False)
+    execute(plan, program, memory, world, False)
     dist.barrier()
     return _vector(module), world.late(plan)
 

@@ -103,6 +103,17 @@ class Memory:
         """Return the values and indices of a sparse buffer."""
         return self._sparse[name]
 
+    def own_slice(self, name: str, whole: Tensor, rank: int) -> Tensor:
+        """Return the slice of a whole that a rank has in a sharded buffer.
+
+        Args:
+            name: The sharded buffer.
+            whole: All of it, `[size of the group * count]`.
+            rank: The rank.
+        """
+        group = self._buffers[name].sharded_over
+        return whole.view(group.size, -1)[group.member(rank)]
+
     def tensors(self, name: str) -> tuple[Tensor, ...]:
         """Return the tensors of a buffer: one tensor, or values and indices."""
         sparse = self._sparse.get(name)

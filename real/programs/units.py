@@ -1,0 +1,109 @@
+"""The units of a sharded model in a forward pass.
+
+A forward pass is one call of the model, and in a plan one `Forward` for each unit. A module that has parameters of a
+unit uses it as soon as it is called. Before that, a hook continues the plan up to the `Forward` of this unit, which the
+plan lets wait for the gathered parameters.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from simdist.errors import RunError
+from simdist.plan import ops
+
+
+@final
+class ForwardUnits:
+    """Continues a plan before the model uses the next unit.
+
+    Args:
+        module: The model.
+        units: Buffer of a unit -> its parameters, in forward order.
+        gathered: Type of gathered parameters. Floating-point inputs of their modules are converted to it.
+        own: Type of the model. Floating-point outputs are converted to it.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        units: Mapping[str, Sequence[nn.Parameter]],
+        *,
+        gathered: torch.dtype,
+        own: torch.dtype,
+    ) -> None:
+        self._module = module
+        self._units = units
+        self._gathered = gathered
+        self._own = own
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._places: dict[str, int] = {}  # buffer of a unit -> its place in the running pass
+        self._at = 0  # place of the unit whose `Forward` has begun
+        self._called: set[str] = set()  # units with a module that was called in the last pass
+        self._complete: Callable[[], object] | None = None  # None outside of passes
+        unit_of = {parameter: name for name, parameters in units.items() for parameter in parameters}
+        for child in module.modules():
+            parameters = child.parameters(recurse=False)
+            used = tuple(dict.fromkeys(unit_of[parameter] for parameter in parameters if parameter in unit_of))
+            if used:
+                child.register_forward_pre_hook(partial(self._is_called, used), prepend=True, with_kwargs=True)
+
+    def outputs(self, inputs: Tensor) -> Any:
+        """Call the model."""
+        outputs = self._module(inputs)
+        return outputs if self._gathered == self._own else _converted(outputs, self._own)
+
+    def expect(self, parts: Sequence[ops.Forward], complete: Callable[[], object]) -> None:
+        """Prepare for a forward pass; see `real.programs.base.Program.forward`."""
+        self._places = {name: place for place, part in enumerate(parts) for name in part.srcs if name in self._units}
+        self._at = 0
+        self._called = set()
+        self._complete = complete
+
+    def finish(self, n_parts: int) -> None:
+        """Complete the rest of the pass."""
+        self._advance(n_parts)
+        self._complete = None
+
+    def check_used(self, unused: set[Tensor]) -> None:
+        """Check after a backward pass that the plan knew of all units that the model has used.
+
+        Args:
+            unused: Parameters that the loss did not depend on.
+
+        Raises:
+            RunError: A unit was used, and no module that has its parameters was called.
+        """
+        for name in self._places.keys() - self._called if len(self._places) > 1 else ():
+            used = [self._names[parameter] for parameter in self._units[name] if parameter not in unused]
+            if used:
+                raise RunError(
+                    f"{used[0]} of {name} is used although no module that has parameters of this unit is called, so "
+                    f"nothing tells when to gather it: call its module, or put its tensors into the unit of the module "
+                    f"that uses them"
+                )
+
+    def _is_called(self, used: tuple[str, ...], _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self._called.update(used)
+        if self._complete is not None:
+            self._advance(max(self._places[name] for name in used))
+        return None if self._gathered == self._own else _converted((args, kwargs), self._gathered)
+
+    def _advance(self, place: int) -> None:
+        while self._at < place:
+            assert self._complete is not None
+            self._complete()
+            self._at += 1
+
+
+def _converted(values: Any, dtype: torch.dtype) -> Any:
+    """Convert the floating-point tensors in nested containers."""
+
+    def convert(value: object) -> object:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tree_map(convert, values)

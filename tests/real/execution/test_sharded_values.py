@@ -1,0 +1,255 @@
+"""Sharded plans in processes and in the virtual world train as `fully_shard` of torch does."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pool import Pool
+from pretended import CPU, IN_THREAD, Pretended, execute
+from sharded import plan_of
+from sharded_values import by_definition_of_local_averages, by_sharded_plan, sharded_plan
+from torch import Tensor, nn
+from trainings import Training, in_virtual_world
+
+from real.buffers.memory import Memory
+from real.execution.executor import Lanes
+from real.programs.binding import Binding
+from real.programs.module import ModuleProgram
+from simdist.errors import PlanError, RunError
+from simdist.plan import AllGather, Forward, Op
+from simdist.plan.walk import walk
+from simdist.schedules import Job
+from simdist.schedules.fsdp import FSDP
+from simdist.schedules.hsdp import HSDP
+from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.units import Unit
+
+if torch.__version__ < "2.13":
+    pytest.skip("the helpers name what fully_shard calls from torch 2.13 on", allow_module_level=True)
+
+from fsdp_settings import MicroBatch
+from fsdp_trainings import Sharded, by_fully_shard, by_one_process
+
+N_STEPS = 20
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}  # of the largest parameter
+BF16 = torch.bfloat16
+NO_SYNC = MicroBatch(reduces=False)
+NO_ALL_REDUCE = MicroBatch(all_reduces=False)
+LAST = MicroBatch()
+AHEAD = {"communicators": 2, "reduce_buffers": 2, "forward_prefetch": 2, "backward_prefetch": 2}
+CASES: dict[str, tuple[ShardedSchedule, Sharded]] = {
+    "4": (FSDP(), Sharded((4,))),
+    "2 x 2": (HSDP(shard=2), Sharded((2, 2))),
+    "kept": (FSDP(reshard_after_forward=False), Sharded((4,), reshard_after_forward=False)),
+    "in 2 parts": (FSDP(reshard_after_forward=2), Sharded((4,), reshard_after_forward=2)),
+    "ahead": (FSDP(**AHEAD), Sharded((4,))),
+    "clipped": (HSDP(shard=2), Sharded((2, 2), max_norm=0.05)),
+    "reduced each time": (HSDP(shard=2), Sharded((2, 2), micro_batches=(LAST, LAST))),
+    "local": (FSDP(accumulation="local"), Sharded((4,), micro_batches=(NO_SYNC, NO_SYNC, LAST), max_norm=0.1)),
+    "last": (
+        HSDP(shard=2, all_reduce="last", reshard_after_backward=False),
+        Sharded((2, 2), micro_batches=(NO_ALL_REDUCE, NO_ALL_REDUCE, LAST)),
+    ),
+}
+EIGHT: dict[str, tuple[ShardedSchedule, Sharded]] = {
+    "2 x 4": (HSDP(shard=4), Sharded((2, 4))),
+    "2 x 4, last": (HSDP(shard=4, all_reduce="last"), Sharded((2, 4), micro_batches=(NO_ALL_REDUCE, LAST))),
+}
+MIXED: dict[str, tuple[ShardedSchedule, Sharded]] = {
+    "reduced in float32": (
+        FSDP(param_dtype="bfloat16", reduce_dtype="float32"),
+        Sharded((4,), param_dtype=BF16, reduce_dtype=torch.float32),
+    ),
+    "added up in float32": (
+        HSDP(shard=2, param_dtype="bfloat16", reduce_dtype="float32", accumulation="local"),
+        Sharded((2, 2), param_dtype=BF16, reduce_dtype=torch.float32, micro_batches=(NO_SYNC, LAST)),
+    ),
+    "bfloat16": (HSDP(shard=2, param_dtype="bfloat16"), Sharded((2, 2), param_dtype=BF16)),
+    "reduced in bfloat16": (HSDP(shard=2, reduce_dtype="bfloat16"), Sharded((2, 2), reduce_dtype=BF16)),
+}
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Pool]:
+    pool = Pool(4)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Pool]:
+    pool = Pool(8)
+    yield pool
+    pool.close()
+
+
+def training_of(how: Sharded, dtype: torch.dtype) -> Training:
+    return Training("odd", "adamw", dtype, micro_batches=len(how.micro_batches))
+
+
+def assert_alike(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    assert abs(found - expected).max() <= tolerance * abs(expected).max()
+
+
+def by_plan(pool: Pool, schedule: ShardedSchedule, how: Sharded, dtype: torch.dtype) -> np.ndarray:
+    training = training_of(how, dtype)
+    plan = sharded_plan(schedule, training, pool.world_size, N_STEPS)
+    return np.stack([each for each, _ in pool.run(by_sharded_plan, plan, training, False, how.max_norm)])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processes_train_as_fully_shard(four: Pool, name: str) -> None:
+    schedule, how = CASES[name]
+    theirs = four.run(by_fully_shard, how, training_of(how, torch.float64), N_STEPS)
+    ours = by_plan(four, schedule, how, torch.float64)
+    assert_alike(ours, np.stack([parameters for parameters, _ in theirs]), TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("name", ["4", "local", "last", "clipped"])
+def test_processes_train_in_single_precision(four: Pool, name: str) -> None:
+    schedule, how = CASES[name]
+    expected = by_one_process(how, training_of(how, torch.float32), N_STEPS)
+    assert_alike(by_plan(four, schedule, how, torch.float32), expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("name", EIGHT)
+def test_eight_processes_train_as_fully_shard(eight: Pool, name: str) -> None:
+    schedule, how = EIGHT[name]
+    theirs = eight.run(by_fully_shard, how, training_of(how, torch.float64), N_STEPS)
+    ours = by_plan(eight, schedule, how, torch.float64)
+    assert_alike(ours, np.stack([parameters for parameters, _ in theirs]), TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_types_round_as_fully_shard_does(four: Pool, name: str) -> None:
+    schedule, how = MIXED[name]
+    theirs = four.run(by_fully_shard, how, training_of(how, torch.float32), N_STEPS)
+    ours = by_plan(four, schedule, how, torch.float32)
+    assert ours.dtype == np.float32
+    np.testing.assert_array_equal(ours, np.stack([parameters for parameters, _ in theirs]))
+
+
+def test_the_calling_thread_may_compute(four: Pool) -> None:
+    training = training_of(CASES["last"][1], torch.float64)
+    plan = sharded_plan(CASES["last"][0], training, 4, 4)
+    in_thread, in_caller = (four.run(by_sharded_plan, plan, training, each) for each in (False, True))
+    np.testing.assert_array_equal([each for each, _ in in_thread], [each for each, _ in in_caller])
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.05])
+def test_copies_average_their_slices_of_parameters_after_each_period(four: Pool, max_norm: float | None) -> None:
+    training = Training("odd", "adamw")
+    plan = sharded_plan(HSDP(shard=2, period=3), training, 4, 8)
+    ours = np.stack([each for each, _ in four.run(by_sharded_plan, plan, training, False, max_norm)])
+    copies = by_definition_of_local_averages(training, 4, 2, 3, 8, max_norm)
+    assert_alike(ours, copies.repeat(2, axis=0), 1e-12)
+    assert abs(copies[0] - copies[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", [*CASES, *EIGHT])
+def test_virtual_world_trains_as_one_process(name: str) -> None:
+    schedule, how = (CASES | EIGHT)[name]
+    if how.max_norm is not None:
+        pytest.skip("the virtual world has no clipping")
+    training = training_of(how, torch.float64)
+    plan = sharded_plan(schedule, training, how.shard * how.replicas, 6)
+    assert_alike(in_virtual_world(plan, training)[0], by_one_process(how, training, 6), 1e-12)
+
+
+# --- the executor ---
+
+
+@pytest.mark.parametrize("compute_in_caller", [False, True])
+@pytest.mark.parametrize("schedule", [FSDP(), HSDP(shard=2, all_reduce="last", **AHEAD)], ids=["fsdp", "hsdp"])
+def test_every_instance_of_a_sharded_plan_comes_after_what_it_depends_on(
+    schedule: ShardedSchedule, compute_in_caller: bool
+) -> None:
+    plan = plan_of(schedule, 4, micro_batches=2, n_steps=2)
+    lanes = Lanes(CPU, collectives_block=True, compute_in_caller=compute_in_caller)
+    (ready_s, _, end_s), _ = execute(plan, Pretended(), lanes)
+    assert not np.isnan(end_s).any()
+    last_of = dict.fromkeys(plan.streams, -np.inf)
+    for instance in walk(plan):
+        assert all(ready_s[instance.index] >= end_s[before] for before in instance.after)
+        assert ready_s[instance.index] >= last_of[instance.lane.stream]
+        last_of[instance.lane.stream] = end_s[instance.index]
+
+
+def test_the_next_unit_is_gathered_while_one_computes() -> None:
+    """Only computing the first unit lets the gather of the second end, so it must be under way meanwhile."""
+    began, may_end = threading.Event(), threading.Event()
+
+    class Overlapping(Pretended):
+        def forward(self, parts: Sequence[Forward], step: int, complete: object) -> None:
+            assert began.wait(60), "the second unit is not gathered while the first one computes"
+            may_end.set()
+            super().forward(parts, step, complete)
+
+        def perform(self, op: Op, _step_or_memory: object) -> None:
+            if isinstance(op, AllGather) and op.dst == "gathered.1" and not may_end.is_set():
+                began.set()
+                assert may_end.wait(60)
+
+    execute(plan_of(FSDP(), 3), Overlapping(), IN_THREAD)
+    assert may_end.is_set()
+
+
+# --- models that do not fit ---
+
+
+class Borrowing(nn.Module):
+    """Reads the weight of a layer that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.linear(self.first(inputs), self.second.weight, self.second.bias)
+
+
+def program_of(module: nn.Module, schedule: ShardedSchedule, units: tuple[Unit, ...]) -> ModuleProgram:
+    parameters = list(module.parameters())
+    counts = tuple(each.numel() for each in parameters)
+    rows = tuple(each.shape[0] for each in parameters)
+    plan = schedule.plan(Job(2, 2, 1, counts, tensor_rows=rows, units=units))
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    return ModuleProgram(
+        plan,
+        module,
+        nn.functional.cross_entropy,
+        torch.optim.AdamW(module.parameters()),
+        lambda number: (torch.ones(2, 6), torch.zeros(2, dtype=torch.long)),
+        memory,
+        device=CPU,
+    )
+
+
+def test_a_unit_that_is_used_without_its_module_is_refused() -> None:
+    program = program_of(Borrowing(), FSDP(), (Unit(0, 2), Unit(2, 4)))
+    parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
+    program.forward(parts, 0, lambda: None)
+    with pytest.raises(RunError, match=r"second\.weight of unit\.1 is used although no module that has parameters"):
+        program.backward([], lambda: None)
+
+
+def test_units_continue_the_plan_before_they_are_used() -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    program = program_of(module, FSDP(), (Unit(0, 2), Unit(2, 4)))
+    seen: list[str] = []
+    for number, layer in enumerate(module):
+        layer.register_forward_hook(lambda *_, number=number: seen.append(f"layer {number}"))
+    parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
+    program.forward(parts, 0, lambda: seen.append("complete"))
+    assert seen == ["layer 0", "complete", "layer 1", "complete"]
+
+
+def test_a_slice_of_tensors_that_nothing_reads_is_refused() -> None:
+    plan = plan_of(FSDP(), 1)
+    body = tuple(op for op in plan.bodies[0] if not isinstance(op, Forward))
+    with pytest.raises(PlanError, match=r"shard\.0 has slices of tensors that no forward pass reads whole"):
+        Binding(replace(plan, bodies=(body,)), nn.Linear(4, 6, bias=False), Memory(plan, CPU, ()))

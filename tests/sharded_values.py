@@ -1,0 +1,92 @@
+"""Small models trained by sharded plans: in processes, in the virtual world, and by the definition of their average."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from trainings import CPU, Training, execute, loss
+
+from real.buffers.memory import Memory
+from real.collectives.worlds import ProcessWorld, groups_of
+from real.programs.binding import Binding
+from real.programs.module import ModuleProgram
+from simdist.plan import Plan
+from simdist.plan.check import check
+from simdist.proof import prove
+from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.units import units_of_sizes
+
+
+def sharded_plan(schedule: ShardedSchedule, training: Training, world_size: int, n_steps: int) -> Plan:
+    """Return the checked and proved plan of a model in which each layer is a unit."""
+    module, _ = training.make()
+    sizes = [len(list(child.parameters())) for child in module.children()]
+    units = units_of_sizes([size for size in sizes if size])
+    job = dataclasses.replace(training.job(world_size, n_steps), units=units)
+    plan = schedule.plan(job)
+    check(plan)
+    prove(plan, lambda step: schedule.result(step, job))
+    return plan
+
+
+def by_sharded_plan(
+    plan: Plan, training: Training, in_caller: bool = False, max_norm: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Train on this rank; return the whole parameters and the losses of all passes."""
+    rank = dist.get_rank()
+    module, optimizer = training.make(rank)
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    world = ProcessWorld(groups_of(plan), timeout_s=30.0)
+    losses: list[float] = []
+
+    def noted(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = loss(outputs, targets)
+        losses.append(value.item())
+        return value
+
+    def batch(number: int) -> tuple[Tensor, Tensor]:
+        return training.batch(number, rank)
+
+    program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU, rank=rank, max_norm=max_norm)
+    execute(plan, program, memory, world, in_caller)
+    program.bring_home(whole_slices_by(world, plan, memory))
+    return torch.cat([each.detach().flatten() for each in module.parameters()]).numpy(), np.array(losses)
+
+
+def whole_slices_by(world: ProcessWorld, plan: Plan, memory: Memory) -> Callable[[str], Tensor]:
+    """Return the function that gathers a sharded buffer."""
+
+    def gather(name: str) -> Tensor:
+        members = world.members(plan.buffer(name).sharded_over)
+        mine = memory.dense(name)
+        slices = [torch.empty_like(mine) for _ in members.ranks]
+        dist.all_gather(slices, mine, group=members.process_group)
+        return torch.cat(slices)
+
+    return gather
+
+
+def by_definition_of_local_averages(
+    training: Training, world_size: int, shard: int, period: int, n_steps: int, max_norm: float | None = None
+) -> np.ndarray:
+    """Train copies of the model that average their parameters now and then, one copy after the other; `[copy, n]`."""
+    copies = [training.make() for _ in range(world_size // shard)]
+    for step in range(n_steps):
+        for number, (module, optimizer) in enumerate(copies):
+            for rank in range(number * shard, (number + 1) * shard):
+                inputs, targets = training.batch(step, rank)
+                (loss(module(inputs), targets) / shard).backward()
+            if max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        if step % period == period - 1:
+            for same in zip(*(module.parameters() for module, _ in copies), strict=True):
+                mean = torch.stack([each.detach() for each in same]).mean(dim=0)
+                for each in same:
+                    each.data.copy_(mean)
+    vectors = [torch.cat([each.detach().flatten() for each in module.parameters()]) for module, _ in copies]
+    return torch.stack(vectors).numpy()
