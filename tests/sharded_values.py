@@ -32,28 +32,37 @@ def sharded_plan(schedule: ShardedSchedule, training: Training, world_size: int,
     return plan
 
 
+class PoisonedMemory(Memory):
+    """Takes memory that holds NaN."""
+
+    def take(self, name: str) -> None:
+        super().take(name)
+        padding = self._buffers[name].padding
+        self.dense(name)[: self._buffers[name].count - padding].fill_(torch.nan)
+
+
 def by_sharded_plan(
     plan: Plan, training: Training, in_caller: bool = False, max_norm: float | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Train on this rank; return the whole parameters and the losses of all passes."""
+) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """Train on this rank; return the whole parameters, and bytes of buffers: all of them, the most held, those left."""
     rank = dist.get_rank()
     module, optimizer = training.make(rank)
-    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    memory = PoisonedMemory(plan, CPU, Binding.buffers_of(plan))
+    all_nbytes = memory.held_nbytes
     world = ProcessWorld(groups_of(plan), timeout_s=30.0)
-    losses: list[float] = []
-
-    def noted(outputs: Tensor, targets: Tensor) -> Tensor:
-        value = loss(outputs, targets)
-        losses.append(value.item())
-        return value
 
     def batch(number: int) -> tuple[Tensor, Tensor]:
         return training.batch(number, rank)
 
-    program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU, rank=rank, max_norm=max_norm)
-    execute(plan, program, memory, world, in_caller)
+    program = ModuleProgram(plan, module, loss, optimizer, batch, memory, device=CPU, rank=rank, max_norm=max_norm)
+    peak_nbytes = execute(plan, program, memory, world, in_caller, gives_back=True)
+    left_nbytes = memory.held_nbytes
     program.bring_home(whole_slices_by(world, plan, memory))
-    return torch.cat([each.detach().flatten() for each in module.parameters()]).numpy(), np.array(losses)
+    return torch.cat([each.detach().flatten() for each in module.parameters()]).numpy(), (
+        all_nbytes,
+        peak_nbytes,
+        left_nbytes,
+    )
 
 
 def whole_slices_by(world: ProcessWorld, plan: Plan, memory: Memory) -> Callable[[str], Tensor]:

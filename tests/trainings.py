@@ -456,7 +456,15 @@ def _array(tensor: Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()).numpy()
 
 
-def execute(plan: Plan, program: ModuleProgram, memory: Memory, world: ProcessWorld, in_caller: bool) -> None:
+def execute(
+    plan: Plan,
+    program: ModuleProgram,
+    memory: Memory,
+    world: ProcessWorld,
+    in_caller: bool,
+    gives_back: bool = False,
+) -> int:
+    """Perform a plan; return the most bytes that its buffers had at a time."""
     running = Executor(
         plan,
         rank=world.rank,
@@ -467,8 +475,10 @@ def execute(plan: Plan, program: ModuleProgram, memory: Memory, world: ProcessWo
         lanes=Lanes(CPU, collectives_block=True, compute_in_caller=in_caller),
         recorder=Recorder(plan),
         watch=Watch(),
+        gives_back=gives_back,
     )
     running.run()
+    return running.peak_nbytes
 
 
 def _batch(training: Training, rank: int, step: int) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from real.buffers.memory import Memory
 from real.execution.gpu import GpuClock, Spin
 from real.execution.lanes import CudaLane, DirectLane, Performer, ThreadLane
+from real.execution.lifetimes import Lifetimes
 from real.execution.ticks import Ended, Ticks
 from real.programs.base import Program
 from real.recording.recorder import Recorder
@@ -110,6 +111,8 @@ class Executor:
         watch: Checked wherever this rank waits for others.
         first_step: First step to perform, when resuming from a checkpoint.
         waiting: Makes the context in which the host or computation waits for communication.
+        gives_back: Buffers of a sharded model have memory only while they are in use. This has no effect on a GPU,
+            where a buffer may be in use after its last operation was enqueued.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class Executor:
         watch: Watch,
         first_step: int = 0,
         waiting: Callable[[], AbstractContextManager[object]] | None = None,
+        gives_back: bool = False,
     ) -> None:
         self._plan = plan
         self._delays_s = {channel: array[0, :, rank].tolist() for channel, array in delays.items()}
@@ -153,6 +157,7 @@ class Executor:
         self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
         self._lanes = self._make_lanes(lanes)
+        self._lifetimes = Lifetimes(plan, memory) if gives_back and not self._on_gpu else None
         self._communicating = {each.stream for each in plan.lanes if each.kind == "comm"}
         late_s = (self._delays_s.get(channel, ()) for channel in ("compute", "backward", "overlap"))
         self._spin = Spin(lanes.device) if self._on_gpu and any(map(any, late_s)) else None
@@ -161,6 +166,11 @@ class Executor:
     def has_ticks(self) -> bool:
         """Whether the plan contains ticks."""
         return bool(self._ticks)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Most bytes that the buffers had at a time."""
+        return self._memory.held_nbytes if self._lifetimes is None else self._lifetimes.peak_nbytes
 
     def start_clock(self, start_s: float) -> None:
         """Let ticks count from a moment of this rank's clock; by default they count from the executor's creation."""
@@ -172,6 +182,8 @@ class Executor:
         Raises:
             RunError: Something failed, here or on another rank.
         """
+        if self._lifetimes:
+            self._lifetimes.start()
         try:
             for instance in self._order:
                 self._submit(instance)
@@ -282,6 +294,8 @@ class Executor:
     def _on_end(self, instance: Instance, ended: Ended) -> None:
         if self._ticks:
             self._ticks.ended(instance, ended)
+        if self._lifetimes:
+            self._lifetimes.end(instance, self._steps.body(instance.step))
 
     @property
     def _on_gpu(self) -> bool:
@@ -336,6 +350,8 @@ class Executor:
                 if index >= self._first_index or index in self._loads.early:
                     self._lanes[self._stream(index, instance)].order(index, lane.cuda_stream)
         lane.begin(instance)
+        if self._lifetimes:
+            self._lifetimes.begin(instance, self._steps.body(instance.step))
 
     def _context_of_wait(self, instance: Instance) -> AbstractContextManager[object]:
         """Return the context in which an instance waits for those before it."""

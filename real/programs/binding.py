@@ -324,6 +324,10 @@ class GradientBuckets:
         """The parameters that the passes of this step did not use on this rank."""
         return {parameter for parameter, _ in self._unused}
 
+    def forget_unused(self) -> None:
+        """Forget the parameters that the passes of this step did not use."""
+        self._unused = []
+
     def skip_unused(self) -> None:
         """Remove the gradients of parameters that no rank has used, after the plan has averaged them."""
         for parameter, place in self._unused:

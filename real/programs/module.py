@@ -65,7 +65,8 @@ class ModuleProgram(Program):
         self._binding = Binding(plan, module, memory, rank=rank)
         self._max_norm = max_norm
         units = self._binding.units()
-        self._units = ForwardUnits(module, units, gathered=self._binding.gathered_dtype, own=self._binding.own_dtype)
+        types = self._binding.gathered_dtype, self._binding.own_dtype
+        self._units = ForwardUnits(module, units, memory.is_held, types)
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
         self._shared = shared_update(plan, self._binding, optimizer, memory, rank)
         self._outer = Outer(plan, self._binding, memory, outer)
@@ -128,7 +129,7 @@ class ModuleProgram(Program):
                 if self._max_norm is not None:
                     self._shared.clip(op, self._max_norm, None)
                 self._shared.update(op)
-                self._binding.buckets.skip_unused()
+                self._binding.buckets.forget_unused()
             case ops.Optimize():
                 self._binding.give_gradients(op)
                 self._rating.give(op)

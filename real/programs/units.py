@@ -24,22 +24,22 @@ class ForwardUnits:
     Args:
         module: The model.
         units: Buffer of a unit -> its parameters, in forward order.
-        gathered: Type of gathered parameters. Floating-point inputs of their modules are converted to it.
-        own: Type of the model. Floating-point outputs are converted to it.
+        is_held: Tells whether a buffer has memory.
+        types: Type of gathered parameters, to which floating-point inputs of their modules are converted; and that of
+            the model, to which its floating-point outputs are.
     """
 
     def __init__(
         self,
         module: nn.Module,
         units: Mapping[str, Sequence[nn.Parameter]],
-        *,
-        gathered: torch.dtype,
-        own: torch.dtype,
+        is_held: Callable[[str], bool],
+        types: tuple[torch.dtype, torch.dtype],
     ) -> None:
         self._module = module
         self._units = units
-        self._gathered = gathered
-        self._own = own
+        self._is_held = is_held
+        self._gathered, self._own = types
         self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._places: dict[str, int] = {}  # buffer of a unit -> its place in the running pass
         self._at = 0  # place of the unit whose `Forward` has begun
@@ -91,7 +91,18 @@ class ForwardUnits:
         self._called.update(used)
         if self._complete is not None:
             self._advance(max(self._places[name] for name in used))
+            self._check_held(used)
         return None if self._gathered == self._own else _converted((args, kwargs), self._gathered)
+
+    def _check_held(self, used: tuple[str, ...]) -> None:
+        freed = next((name for name in used if not self._is_held(name)), None)
+        if freed is not None:
+            first = self._names[self._units[freed][0]]
+            raise RunError(
+                f"{freed}, the unit of {first}, is used again after its forward pass, and the plan has freed it: put "
+                f"its tensors into the last unit that uses them, or into the root (wrap: blocks), or write "
+                f"reshard_after_forward: false"
+            )
 
     def _advance(self, place: int) -> None:
         while self._at < place:

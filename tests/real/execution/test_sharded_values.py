@@ -16,6 +16,7 @@ from trainings import Training, in_virtual_world
 
 from real.buffers.memory import Memory
 from real.execution.executor import Lanes
+from real.execution.lifetimes import short_lived
 from real.programs.binding import Binding
 from real.programs.module import ModuleProgram
 from simdist.errors import PlanError, RunError
@@ -25,6 +26,7 @@ from simdist.schedules import Job
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
 from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.sync import Sync
 from simdist.schedules.units import Unit
 
 if torch.__version__ < "2.13":
@@ -159,6 +161,67 @@ def test_virtual_world_trains_as_one_process(name: str) -> None:
     assert_alike(in_virtual_world(plan, training)[0], by_one_process(how, training, 6), 1e-12)
 
 
+# --- memory ---
+
+
+def test_buffers_have_memory_only_while_they_are_in_use(four: Pool) -> None:
+    """All of the poisoned memory that the other tests take is written before it is read."""
+    training = Training("odd", "adamw")
+    plan = sharded_plan(FSDP(), training, 4, 4)
+    of = {buffer.name: buffer.nbytes for buffer in plan.buffers if not buffer.name.startswith(("loss", "activ"))}
+    shards = sum(nbytes for name, nbytes in of.items() if name.startswith("shard"))
+    for _, (everything, peak, left) in four.run(by_sharded_plan, plan, training):
+        assert everything == sum(of.values())
+        assert left == shards
+        assert shards < peak < everything
+
+
+def test_an_unsharded_model_keeps_its_buffers() -> None:
+    assert short_lived(Sync().plan(Training().job(4, 2))) == set()
+
+
+def test_what_is_short_lived_is_written_first() -> None:
+    plan = plan_of(HSDP(shard=2, all_reduce="last"), 2, micro_batches=2)
+    found = {name.removesuffix(".0") for name in short_lived(plan) if not name.endswith(".1")} - {"loss", "activations"}
+    assert found == {"sent", "gathered", "unit", "grad", "ready", "reduced", "partial"}
+    kept = plan_of(FSDP(reshard_after_forward=2), 2)
+    assert {"kept.0", "kept.1"} <= short_lived(kept)
+
+
+def test_memory_of_a_buffer_is_taken_for_the_same_storage() -> None:
+    plan = plan_of(FSDP(), 1)
+    buffer = replace(plan.buffer("gathered.0"), padding=2)
+    memory = Memory(replace(plan, buffers=(buffer,)), CPU, {buffer.name})
+    view = memory.dense(buffer.name)[:3]
+    assert (memory.held_nbytes, memory.is_held(buffer.name)) == (buffer.nbytes, True)
+    memory.give_back(buffer.name)
+    assert (memory.held_nbytes, memory.is_held(buffer.name)) == (0, False)
+    memory.take(buffer.name)
+    memory.dense(buffer.name)[:-2].fill_(7)
+    assert memory.held_nbytes == buffer.nbytes
+    assert view.tolist() == [7, 7, 7]
+    assert memory.dense(buffer.name)[-2:].tolist() == [0, 0]
+
+
+class Returning(nn.Module):
+    """Uses its first layer again after the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.first(self.second(self.first(inputs)))
+
+
+def test_a_unit_that_is_used_after_it_was_freed_is_refused() -> None:
+    program, memory = program_of(Returning(), FSDP(), (Unit(0, 2), Unit(2, 4)))
+    parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
+    with pytest.raises(RunError, match=r"unit\.0, the unit of first\.weight, is used again after its forward pass"):
+        program.forward(parts, 0, lambda: memory.give_back("unit.0"))
+
+
 # --- the executor ---
 
 
@@ -212,13 +275,13 @@ class Borrowing(nn.Module):
         return nn.functional.linear(self.first(inputs), self.second.weight, self.second.bias)
 
 
-def program_of(module: nn.Module, schedule: ShardedSchedule, units: tuple[Unit, ...]) -> ModuleProgram:
+def program_of(module: nn.Module, schedule: ShardedSchedule, units: tuple[Unit, ...]) -> tuple[ModuleProgram, Memory]:
     parameters = list(module.parameters())
     counts = tuple(each.numel() for each in parameters)
     rows = tuple(each.shape[0] for each in parameters)
     plan = schedule.plan(Job(2, 2, 1, counts, tensor_rows=rows, units=units))
     memory = Memory(plan, CPU, Binding.buffers_of(plan))
-    return ModuleProgram(
+    program = ModuleProgram(
         plan,
         module,
         nn.functional.cross_entropy,
@@ -227,10 +290,11 @@ def program_of(module: nn.Module, schedule: ShardedSchedule, units: tuple[Unit, 
         memory,
         device=CPU,
     )
+    return program, memory
 
 
 def test_a_unit_that_is_used_without_its_module_is_refused() -> None:
-    program = program_of(Borrowing(), FSDP(), (Unit(0, 2), Unit(2, 4)))
+    program, _ = program_of(Borrowing(), FSDP(), (Unit(0, 2), Unit(2, 4)))
     parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
     program.forward(parts, 0, lambda: None)
     with pytest.raises(RunError, match=r"second\.weight of unit\.1 is used although no module that has parameters"):
@@ -239,7 +303,7 @@ def test_a_unit_that_is_used_without_its_module_is_refused() -> None:
 
 def test_units_continue_the_plan_before_they_are_used() -> None:
     module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
-    program = program_of(module, FSDP(), (Unit(0, 2), Unit(2, 4)))
+    program, _ = program_of(module, FSDP(), (Unit(0, 2), Unit(2, 4)))
     seen: list[str] = []
     for number, layer in enumerate(module):
         layer.register_forward_hook(lambda *_, number=number: seen.append(f"layer {number}"))
