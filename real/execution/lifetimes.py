@@ -1,7 +1,7 @@
 """When the buffers of a sharded plan need memory.
 
-A *life* of a buffer begins with an operation that writes it without reading it. It ends with the last operation that
-uses it before the next such write. Between two lives, nothing needs the contents. So a rank holds a gathered unit, its
+A *life* of a buffer begins with an operation that writes it anew. It ends with the last operation that uses these
+contents (`simdist.plan.liveness`). Between two lives, nothing needs the contents. So a rank holds a gathered unit, its
 gradients and what is sent only while they are in use, as `fully_shard` does.
 
 Views of a buffer stay valid, because memory is taken for the same storage. Autograd keeps such views of parameters from
@@ -9,12 +9,13 @@ the forward pass to the backward pass, and reads them when the plan has gathered
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
 from real.buffers.memory import Memory
 from simdist.plan import Body, Instance, Plan, ops
+from simdist.plan.liveness import uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,29 +93,22 @@ def short_lived(plan: Plan) -> set[str]:
     for body in plan.bodies:
         seen: set[str] = set()
         for op in body:
-            found -= {name for name in _used_by(op) if name not in seen and name in ops.reads(op)}
-            seen.update(_used_by(op))
+            found -= {name for name, is_new in uses(op) if name not in seen and not is_new}
+            seen.update(name for name, _ in uses(op))
     return found
 
 
 def _lives(body: Body, names: frozenset[str]) -> _BodyLives:
     begins: dict[int, dict[str, int]] = {}
-    uses: dict[int, tuple[str, ...]] = {}
+    used: dict[int, tuple[str, ...]] = {}
     current: dict[str, int] = {}  # position at which the current life of a buffer began
     for position, op in enumerate(body):
-        used = tuple(name for name in _used_by(op) if name in names)
-        if not used:
-            continue
-        uses[position] = used
-        for name in used:
-            if name not in ops.reads(op):
+        for name, is_new in uses(op):
+            if name not in names:
+                continue
+            if is_new:
                 current[name] = position
                 begins.setdefault(position, {})[name] = 0
             begins[current[name]][name] += 1
-    return _BodyLives(begins, uses)
-
-
-def _used_by(op: ops.Op) -> Iterator[str]:
-    """Yield the buffers that an operation uses, each once. A `Wait` looks at no contents."""
-    if not isinstance(op, ops.Wait):
-        yield from dict.fromkeys((*ops.reads(op), *ops.writes(op)))
+            used[position] = (*used.get(position, ()), name)
+    return _BodyLives(begins, used)

@@ -16,18 +16,19 @@ from trainings import Training, in_virtual_world
 
 from real.buffers.memory import Memory
 from real.execution.executor import Lanes
-from real.execution.lifetimes import short_lived
+from real.execution.lifetimes import Lifetimes, short_lived
 from real.programs.binding import Binding
 from real.programs.module import ModuleProgram
 from simdist.errors import PlanError, RunError
 from simdist.plan import AllGather, Forward, Op
+from simdist.plan.liveness import lifetimes
 from simdist.plan.walk import walk
 from simdist.schedules import Job
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
-from simdist.schedules.units import Unit
+from simdist.schedules.units import ModelUnit
 
 if torch.__version__ < "2.13":
     pytest.skip("the helpers name what fully_shard calls from torch 2.13 on", allow_module_level=True)
@@ -176,6 +177,23 @@ def test_buffers_have_memory_only_while_they_are_in_use(four: Pool) -> None:
         assert shards < peak < everything
 
 
+@pytest.mark.parametrize("schedule", [FSDP(), HSDP(shard=2, all_reduce="last")], ids=["fsdp", "hsdp"])
+def test_the_most_bytes_are_those_of_buffers_in_use(schedule: ShardedSchedule) -> None:
+    plan = plan_of(schedule, 3, micro_batches=2, n_steps=2)
+    memory = Memory(plan, CPU, [buffer.name for buffer in plan.buffers])
+    lives = Lifetimes(plan, memory)
+    lives.start()
+    bodies = list(plan.body_of_steps())
+    for instance in walk(plan):
+        lives.begin(instance, bodies[instance.step])
+        lives.end(instance, bodies[instance.step])
+    in_use = np.full(plan.n_instances, sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized))
+    for life in lifetimes(plan):
+        in_use[life.begin : max(life.ends) + 1] += life.buffer.nbytes
+    assert lives.peak_nbytes == in_use.max()
+    assert memory.held_nbytes == sum(buffer.nbytes for buffer in plan.buffers if buffer.initialized)
+
+
 def test_an_unsharded_model_keeps_its_buffers() -> None:
     assert short_lived(Sync().plan(Training().job(4, 2))) == set()
 
@@ -216,7 +234,7 @@ class Returning(nn.Module):
 
 
 def test_a_unit_that_is_used_after_it_was_freed_is_refused() -> None:
-    program, memory = program_of(Returning(), FSDP(), (Unit(0, 2), Unit(2, 4)))
+    program, memory = program_of(Returning(), FSDP(), (ModelUnit(0, 2), ModelUnit(2, 4)))
     parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
     with pytest.raises(RunError, match=r"unit\.0, the unit of first\.weight, is used again after its forward pass"):
         program.forward(parts, 0, lambda: memory.give_back("unit.0"))
@@ -275,7 +293,9 @@ class Borrowing(nn.Module):
         return nn.functional.linear(self.first(inputs), self.second.weight, self.second.bias)
 
 
-def program_of(module: nn.Module, schedule: ShardedSchedule, units: tuple[Unit, ...]) -> tuple[ModuleProgram, Memory]:
+def program_of(
+    module: nn.Module, schedule: ShardedSchedule, units: tuple[ModelUnit, ...]
+) -> tuple[ModuleProgram, Memory]:
     parameters = list(module.parameters())
     counts = tuple(each.numel() for each in parameters)
     rows = tuple(each.shape[0] for each in parameters)
@@ -294,7 +314,7 @@ def program_of(module: nn.Module, schedule: ShardedSchedule, units: tuple[Unit, 
 
 
 def test_a_unit_that_is_used_without_its_module_is_refused() -> None:
-    program, _ = program_of(Borrowing(), FSDP(), (Unit(0, 2), Unit(2, 4)))
+    program, _ = program_of(Borrowing(), FSDP(), (ModelUnit(0, 2), ModelUnit(2, 4)))
     parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
     program.forward(parts, 0, lambda: None)
     with pytest.raises(RunError, match=r"second\.weight of unit\.1 is used although no module that has parameters"):
@@ -303,7 +323,7 @@ def test_a_unit_that_is_used_without_its_module_is_refused() -> None:
 
 def test_units_continue_the_plan_before_they_are_used() -> None:
     module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
-    program, _ = program_of(module, FSDP(), (Unit(0, 2), Unit(2, 4)))
+    program, _ = program_of(module, FSDP(), (ModelUnit(0, 2), ModelUnit(2, 4)))
     seen: list[str] = []
     for number, layer in enumerate(module):
         layer.register_forward_hook(lambda *_, number=number: seen.append(f"layer {number}"))
