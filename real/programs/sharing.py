@@ -89,7 +89,8 @@ class SharedUpdate:
         self._copy = self._sharers.number(rank)
         self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and their targets
         self._pieces: dict[nn.Parameter, _Piece] = {}
-        _check_order(plan, update)
+        if is_sharded:
+            _check_order(plan, update)
         for number, (param, updated) in enumerate(zip(update.params, update.slices or update.params, strict=True)):
             self._cut(number, plan, param, memory.dense(updated))
         self._buckets = {op.dst for body in plan.bodies for op in body if isinstance(op, Backward)}

@@ -278,6 +278,20 @@ def test_the_next_unit_is_gathered_while_one_computes() -> None:
     assert may_end.is_set()
 
 
+# --- checkpoints ---
+
+
+def test_pieces_of_a_slice_are_named_after_their_tensors() -> None:
+    """Of 14 weights and 2 biases, the second of two slices has the last 6 and 2."""
+    module = nn.Sequential(nn.Linear(7, 2))
+    whole = torch.cat([each.detach().flatten() for each in module.parameters()])
+    plan = FSDP().plan(Job(2, 2, 1, (14, 2), tensor_rows=(2, 2), units=(ModelUnit(0, 2),)))
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    pieces = Binding(plan, module, memory, rank=1).named_pieces(plan.buffer("shard.0"))
+    assert {name: first for name, (first, _) in pieces.items()} == {"0.weight": 8, "0.bias": 0}
+    assert torch.equal(torch.cat([values for _, values in pieces.values()]), whole[8:])
+
+
 # --- models that do not fit ---
 
 
