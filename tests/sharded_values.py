@@ -1,7 +1,7 @@
 """Small models trained by sharded plans: in processes, in the virtual world, and by the definition of their average."""
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,12 +20,16 @@ from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.units import units_of_sizes
 
 
-def sharded_plan(schedule: ShardedSchedule, training: Training, world_size: int, n_steps: int) -> Plan:
-    """Return the checked and proved plan of a model in which each layer is a unit."""
+def sharded_plan(
+    schedule: ShardedSchedule, training: Training, world_size: int, n_steps: int, root: Collection[int] = ()
+) -> Plan:
+    """Return the checked and proved plan of a model in which each layer is a unit; the root has those of `root`."""
     module, _ = training.make()
-    sizes = [len(list(child.parameters())) for child in module.children()]
+    children = [*module.blocks, module.last] if training.model == "checkpointed" else module.children()
+    sizes = [len(list(child.parameters())) for child in children]
     units = units_of_sizes([size for size in sizes if size])
-    job = dataclasses.replace(training.job(world_size, n_steps), units=units)
+    units = tuple(replace(unit, is_block=number not in root) for number, unit in enumerate(units))
+    job = replace(training.job(world_size, n_steps), units=units)
     plan = schedule.plan(job)
     check(plan)
     prove(plan, lambda step: schedule.result(step, job))

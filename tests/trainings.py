@@ -21,6 +21,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from real.buffers.memory import Memory, Scratch
 from real.checkpoints.planned import CheckpointFiles
@@ -79,6 +80,35 @@ class Backwards(nn.Module):
         return self.last(torch.tanh(self.first(inputs)))
 
 
+class Skips(nn.Module):
+    """Has a layer between others that it uses only for batches whose first input is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.extra, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(inputs))))
+        if inputs[0, 0] > 0:
+            hidden = hidden + self.extra(hidden)
+        return self.last(hidden)
+
+
+class Checkpointed(nn.Module):
+    """Computes its blocks again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)) for _ in range(3))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = inputs + checkpoint(block, inputs, use_reentrant=False)
+        return self.last(inputs)
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
@@ -119,6 +149,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "tied": Tied,
     "conv": conv,
     "dropout": dropout,
+    "checkpointed": Checkpointed,
+    "some ranks skip it": Skips,
     "one rank uses it": Sometimes,
     "all use it or none": Sometimes,
     "even backwards": Backwards,

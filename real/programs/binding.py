@@ -11,7 +11,7 @@ Parameters that another rank used get its gradient. Compression that leaves out 
 continues.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -296,6 +296,7 @@ class GradientBuckets:
         self._parts = parts
         self._missing: dict[str, set[int]] = {}
         self._left: list[ops.Backward] = []
+        self._closed: set[str] = set()  # buckets that were completed without waiting for all of their gradients
         self._unused: list[tuple[Tensor, Tensor]] = []
         self._complete: Callable[[], object] = _nothing
         self._handles = [
@@ -317,7 +318,17 @@ class GradientBuckets:
         """Prepare for a backward pass; see `real.programs.base.Program.backward`."""
         self._left = list(reversed(buckets))
         self._missing = {op.dst: set(range(len(self._parts[op.dst]))) for op in buckets}
+        self._closed = set()
         self._complete = complete
+
+    def reach(self, bucket: str) -> None:
+        """Complete the buckets before one, because autograd has come to it: the loss does not depend on their rest."""
+        while self._left and self._left[-1].dst != bucket:
+            turn = self._left.pop()
+            self._closed.add(turn.dst)
+            self.fill(turn, self._missing[turn.dst])
+            self._complete()
+            self._bring_next()
 
     @property
     def unused(self) -> set[Tensor]:
@@ -338,16 +349,22 @@ class GradientBuckets:
     def finish(self) -> None:
         """Complete the buckets of parameters that the loss did not depend on."""
         while self._left:
-            self.fill(self._left.pop())
+            turn = self._left.pop()
+            self.fill(turn, self._missing[turn.dst])
             self._complete()
         self._missing = {}
 
-    def fill(self, bucket: ops.Backward) -> None:
-        """Move existing gradients into a bucket, or add them, with negative zeros for missing ones."""
-        for parameter, place in self._parts[bucket.dst]:
+    def fill(self, bucket: ops.Backward, missing: Collection[int] | None = None) -> None:
+        """Move existing gradients into a bucket, or add them, with negative zeros for missing ones.
+
+        Args:
+            bucket: The bucket.
+            missing: Numbers of its parameters whose gradients have not arrived; by default, those without a gradient.
+        """
+        for number, (parameter, place) in enumerate(self._parts[bucket.dst]):
             if place is None:
                 continue
-            if parameter.grad is None:
+            if parameter.grad is None and (missing is None or number in missing):
                 if not bucket.adds:
                     place.fill_(-0.0)
                     self._unused.append((parameter, place))
@@ -358,6 +375,11 @@ class GradientBuckets:
         """Take the gradient of a parameter, in autograd."""
         if bucket not in self._missing:
             return  # not a pass of the plan, but the user's own
+        if bucket in self._closed:
+            raise RunError(
+                f"parameter {number} of bucket {bucket} gets its gradient after an earlier layer has needed its own "
+                f"parameters; put the layers that use them in turns into one unit"
+            )
         if number not in self._missing[bucket]:
             raise RunError(
                 f"parameter {number} of bucket {bucket} gets its gradient twice in one backward pass, so it cannot be "
@@ -374,11 +396,15 @@ class GradientBuckets:
         while self._left and not self._missing[self._left[-1].dst]:
             self._left.pop()
             self._complete()
-            for turn in self._left[-1:]:
-                for parameter, place in self._parts[turn.dst]:
-                    _bring(parameter, place, adds=turn.adds)
+            self._bring_next()
         if not self._left:
             self._missing = {}
+
+    def _bring_next(self) -> None:
+        """Move the gradients of the next bucket that have arrived before its turn."""
+        for turn in self._left[-1:]:
+            for parameter, place in self._parts[turn.dst]:
+                _bring(parameter, place, adds=turn.adds)
 
 
 def _kept_by(op: ops.Op, *, in_loop: bool) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from real.programs.base import Batch, Computation, Feed, Program, WriteFile, nor
 from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov, takes_ratios
 from real.programs.sharing import shared_update
-from real.programs.units import ForwardUnits
+from real.programs.units import UnitHooks
 from simdist.errors import PlanError, RunError
 from simdist.plan import Plan, ops
 
@@ -66,7 +66,7 @@ class ModuleProgram(Program):
         self._max_norm = max_norm
         units = self._binding.units()
         types = self._binding.gathered_dtype, self._binding.own_dtype
-        self._units = ForwardUnits(module, units, memory.is_held, types)
+        self._units = UnitHooks(module, units, memory.is_held, types)
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
         self._shared = shared_update(plan, self._binding, optimizer, memory, rank)
         self._outer = Outer(plan, self._binding, memory, outer)
@@ -144,10 +144,12 @@ class ModuleProgram(Program):
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
         """Run autograd; its hooks complete the buckets."""
         assert self.loss is not None
-        self._binding.buckets.expect(buckets, complete)
+        own = self._binding.buckets
+        own.expect(buckets, complete)
+        self._units.expect_backward(buckets, own.reach)
         self.loss.backward()
-        self._binding.buckets.finish()
-        self._units.check_used(self._binding.buckets.unused)
+        own.finish()
+        self._units.finish_backward(own.unused)
 
     def differentiate(self) -> None:
         """Run all of autograd, for a caller that takes the buckets later with `fill_bucket`."""

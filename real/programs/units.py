@@ -1,8 +1,11 @@
-"""The units of a sharded model in a forward pass.
+"""The units of a sharded model in forward and backward passes.
 
 A forward pass is one call of the model, and in a plan one `Forward` for each unit. A module that has parameters of a
 unit uses it as soon as it is called. Before that, a hook continues the plan up to the `Forward` of this unit, which the
 plan lets wait for the gathered parameters.
+
+A backward pass continues the plan when the gradients of a bucket are complete. If the loss does not depend on some
+unit, they never are. So before autograd uses a unit whose turn has not come, a hook completes the buckets before it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +14,14 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from simdist.errors import RunError
 from simdist.plan import ops
 
 
 @final
-class ForwardUnits:
+class UnitHooks:
     """Continues a plan before the model uses the next unit.
 
     Args:
@@ -44,13 +47,16 @@ class ForwardUnits:
         self._places: dict[str, int] = {}  # buffer of a unit -> its place in the running pass
         self._at = 0  # place of the unit whose `Forward` has begun
         self._called: set[str] = set()  # units with a module that was called in the last pass
-        self._complete: Callable[[], object] | None = None  # None outside of passes
+        self._complete: Callable[[], object] | None = None  # None outside of forward passes
+        self._reach: Callable[[str], object] | None = None  # None outside of backward passes
+        self._buckets: Mapping[str, str] = {}  # buffer of a unit -> bucket of its gradients
         unit_of = {parameter: name for name, parameters in units.items() for parameter in parameters}
         for child in module.modules():
             parameters = child.parameters(recurse=False)
             used = tuple(dict.fromkeys(unit_of[parameter] for parameter in parameters if parameter in unit_of))
             if used:
                 child.register_forward_pre_hook(partial(self._is_called, used), prepend=True, with_kwargs=True)
+                child.register_forward_hook(partial(self._has_outputs, used))
 
     def outputs(self, inputs: Tensor) -> Any:
         """Call the model."""
@@ -69,8 +75,18 @@ class ForwardUnits:
         self._advance(n_parts)
         self._complete = None
 
-    def check_used(self, unused: set[Tensor]) -> None:
-        """Check after a backward pass that the plan knew of all units that the model has used.
+    def expect_backward(self, buckets: Sequence[ops.Backward], reach: Callable[[str], object]) -> None:
+        """Prepare for a backward pass.
+
+        Args:
+            buckets: See `real.programs.base.Program.backward`.
+            reach: Completes all buckets before one.
+        """
+        self._buckets = {name: bucket.dst for bucket in buckets for name in bucket.srcs if name in self._units}
+        self._reach = reach
+
+    def finish_backward(self, unused: set[Tensor]) -> None:
+        """End a backward pass, and check that the plan knew of all units that the model has used.
 
         Args:
             unused: Parameters that the loss did not depend on.
@@ -78,6 +94,7 @@ class ForwardUnits:
         Raises:
             RunError: A unit was used, and no module that has its parameters was called.
         """
+        self._reach = None
         for name in self._places.keys() - self._called if len(self._places) > 1 else ():
             used = [self._names[parameter] for parameter in self._units[name] if parameter not in unused]
             if used:
@@ -92,16 +109,29 @@ class ForwardUnits:
         if self._complete is not None:
             self._advance(max(self._places[name] for name in used))
             self._check_held(used)
+        self._is_reached(used)  # in a backward pass that computes a part of the forward pass again
         return None if self._gathered == self._own else _converted((args, kwargs), self._gathered)
+
+    def _has_outputs(self, used: tuple[str, ...], _module: nn.Module, _inputs: object, outputs: object) -> None:
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(partial(self._is_reached, used))
+
+    def _is_reached(self, used: tuple[str, ...], _gradient: Tensor | None = None) -> None:
+        """Let a backward pass come to the units of a module, unless they are whole."""
+        for name in used if self._reach is not None else ():
+            if not self._is_held(name) and name in self._buckets:
+                assert self._reach is not None
+                self._reach(self._buckets[name])
+                self._check_held((name,))
 
     def _check_held(self, used: tuple[str, ...]) -> None:
         freed = next((name for name in used if not self._is_held(name)), None)
         if freed is not None:
             first = self._names[self._units[freed][0]]
             raise RunError(
-                f"{freed}, the unit of {first}, is used again after its forward pass, and the plan has freed it: put "
-                f"its tensors into the last unit that uses them, or into the root (wrap: blocks), or write "
-                f"reshard_after_forward: false"
+                f"{freed}, the unit of {first}, is used again after its turn in the pass, and the plan has freed it: "
+                f"let one unit have all layers that use it, or write reshard_after_forward: false"
             )
 
     def _advance(self, place: int) -> None:

@@ -162,6 +162,33 @@ def test_virtual_world_trains_as_one_process(name: str) -> None:
     assert_alike(in_virtual_world(plan, training)[0], by_one_process(how, training, 6), 1e-12)
 
 
+MODELS = {
+    "one rank uses it": FSDP(),
+    "some ranks skip it": FSDP(),
+    "checkpointed": HSDP(shard=2),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_that_skip_layers_or_compute_them_again_train_as_unsharded_ones(four: Pool, model: str) -> None:
+    training = Training(model, "adamw")
+    expected, _ = in_virtual_world(Sync().plan(training.job(4, 6)), training)
+    plan = sharded_plan(MODELS[model], training, 4, 6)
+    found = np.stack([each for each, _ in four.run(by_sharded_plan, plan, training)])
+    assert_alike(found, expected, 1e-12)
+    assert_alike(in_virtual_world(plan, training)[0], expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "schedule", [FSDP(wrap="blocks"), FSDP(wrap="blocks", keep_last_unit=True)], ids=["root", "last"]
+)
+def test_a_root_is_gathered_first_and_kept(four: Pool, schedule: ShardedSchedule) -> None:
+    training = Training("odd", "adamw")
+    plan = sharded_plan(schedule, training, 4, 6, root=(0, 3))
+    found = np.stack([each for each, _ in four.run(by_sharded_plan, plan, training)])
+    assert_alike(found, by_one_process(Sharded((4,)), training, 6), 1e-12)
+
+
 # --- memory ---
 
 
@@ -236,7 +263,7 @@ class Returning(nn.Module):
 def test_a_unit_that_is_used_after_it_was_freed_is_refused() -> None:
     program, memory = program_of(Returning(), FSDP(), (ModelUnit(0, 2), ModelUnit(2, 4)))
     parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
-    with pytest.raises(RunError, match=r"unit\.0, the unit of first\.weight, is used again after its forward pass"):
+    with pytest.raises(RunError, match=r"unit\.0, the unit of first\.weight, is used again after its turn in the pass"):
         program.forward(parts, 0, lambda: memory.give_back("unit.0"))
 
 
