@@ -17,10 +17,10 @@ from trainings import Training, in_virtual_world
 from real.buffers.memory import Memory
 from real.execution.executor import Lanes
 from real.execution.lifetimes import Lifetimes, short_lived
-from real.programs.binding import Binding
+from real.programs.binding import Binding, GradientBuckets
 from real.programs.module import ModuleProgram
 from simdist.errors import PlanError, RunError
-from simdist.plan import AllGather, Forward, Op
+from simdist.plan import AllGather, Backward, Forward, Op
 from simdist.plan.liveness import lifetimes
 from simdist.plan.walk import walk
 from simdist.schedules import Job
@@ -162,6 +162,23 @@ def test_virtual_world_trains_as_one_process(name: str) -> None:
     assert_alike(in_virtual_world(plan, training)[0], by_one_process(how, training, 6), 1e-12)
 
 
+@pytest.mark.parametrize("shared_update", [False, True])
+def test_gradients_of_unsharded_models_are_clipped(four: Pool, shared_update: bool) -> None:
+    training = Training("odd", "adamw")
+    plan = Sync(shared_update=shared_update).plan(training.job(4, 6))
+    found = np.stack([each for each, _ in four.run(by_sharded_plan, plan, training, False, 0.05)])
+    assert_alike(found, by_one_process(Sharded((4,), max_norm=0.05), training, 6), 1e-12)
+
+
+def test_trust_ratios_of_gradients_before_clipping_are_refused() -> None:
+    training = Training(optimizer="lars")
+    plan = Sync().plan(training.job(2, 1))
+    module, optimizer = training.make()
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    with pytest.raises(PlanError, match="computes trust ratios from gradients, so they cannot be clipped afterwards"):
+        ModuleProgram(plan, module, nn.Identity(), optimizer, lambda _: None, memory, device=CPU, max_norm=1.0)
+
+
 MODELS = {
     "one rank uses it": FSDP(),
     "some ranks skip it": FSDP(),
@@ -187,6 +204,22 @@ def test_a_root_is_gathered_first_and_kept(four: Pool, schedule: ShardedSchedule
     plan = sharded_plan(schedule, training, 4, 6, root=(0, 3))
     found = np.stack([each for each, _ in four.run(by_sharded_plan, plan, training)])
     assert_alike(found, by_one_process(Sharded((4,)), training, 6), 1e-12)
+
+
+def test_gradients_in_a_bucket_of_another_type_are_not_taken_for_missing() -> None:
+    used, unused = (nn.Parameter(torch.ones(2, dtype=BF16)) for _ in range(2))
+    places = [torch.ones(2), torch.ones(2)]
+    buckets = GradientBuckets({"grad": list(zip((used, unused), places, strict=True))})
+    buckets.expect([Backward(("unit",), "grad")], lambda: None)
+    (3 * used).sum().backward()
+    buckets.finish()
+    assert [place.tolist() for place in places] == [[3, 3], [0, 0]]
+    assert buckets.unused == {unused}
+    used.grad = None
+    buckets.expect([Backward(("unit",), "grad", adds=True)], lambda: None)
+    (3 * used).sum().backward()
+    buckets.finish()
+    assert [place.tolist() for place in places] == [[6, 6], [0, 0]]
 
 
 # --- memory ---
