@@ -12,15 +12,16 @@ from pretended import CPU, IN_THREAD, Pretended, execute
 from sharded import plan_of
 from sharded_values import by_definition_of_local_averages, by_sharded_plan, sharded_plan
 from torch import Tensor, nn
-from trainings import Training, in_virtual_world
+from trainings import Training, in_virtual_world, loss
 
 from real.buffers.memory import Memory
+from real.execution import virtual
 from real.execution.executor import Lanes
 from real.execution.lifetimes import Lifetimes, short_lived
 from real.programs.binding import Binding, GradientBuckets
 from real.programs.module import ModuleProgram
 from simdist.errors import PlanError, RunError
-from simdist.plan import AllGather, Backward, Forward, Op
+from simdist.plan import AllGather, Backward, Forward, Op, Plan
 from simdist.plan.liveness import lifetimes
 from simdist.plan.walk import walk
 from simdist.schedules import Job
@@ -298,6 +299,23 @@ def test_a_unit_that_is_used_after_it_was_freed_is_refused() -> None:
     parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
     with pytest.raises(RunError, match=r"unit\.0, the unit of first\.weight, is used again after its turn in the pass"):
         program.forward(parts, 0, lambda: memory.give_back("unit.0"))
+
+
+def test_models_of_the_virtual_world_are_whole_after_each_step() -> None:
+    training = Training("odd", "adamw")
+
+    def vectors(plan: Plan) -> list[Tensor]:
+        seen: list[Tensor] = []
+
+        def note(_step: int, modules: Sequence[nn.Module]) -> None:
+            rows = [torch.cat([each.detach().flatten() for each in module.parameters()]) for module in modules]
+            seen.append(torch.stack(rows))
+
+        virtual.train(plan, training.make, loss, training.batch, on_step=note)
+        return seen
+
+    ours, theirs = (vectors(plan) for plan in (sharded_plan(FSDP(), training, 4, 3), Sync().plan(training.job(4, 3))))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
 
 
 # --- the executor ---
