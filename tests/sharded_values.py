@@ -26,7 +26,12 @@ def sharded_plan(
     """Return the checked and proved plan of a model in which each layer is a unit; the root has those of `root`."""
     module, _ = training.make()
     children = [*module.blocks, module.last] if training.model == "checkpointed" else module.children()
-    sizes = [len(list(child.parameters())) for child in children]
+    taken: set[torch.nn.Parameter] = set()
+    sizes = []
+    for child in children:
+        own = set(child.parameters()) - taken
+        sizes.append(len(own))
+        taken |= own
     units = units_of_sizes([size for size in sizes if size])
     units = tuple(replace(unit, is_block=number not in root) for number, unit in enumerate(units))
     job = replace(training.job(world_size, n_steps), units=units)
@@ -59,6 +64,7 @@ def by_sharded_plan(
         return training.batch(number, rank)
 
     program = ModuleProgram(plan, module, loss, optimizer, batch, memory, device=CPU, rank=rank, max_norm=max_norm)
+    program.warm_up(1)
     peak_nbytes = execute(plan, program, memory, world, in_caller, gives_back=True)
     left_nbytes = memory.held_nbytes
     program.bring_home(whole_slices_by(world, plan, memory))

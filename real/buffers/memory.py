@@ -80,6 +80,7 @@ class Memory:
         self._device = device
         self.n_ranks = n_ranks
         self._buffers = {buffer.name: buffer for buffer in wanted}
+        self._kept: frozenset[str] = frozenset()
         self._check_fits(plan, scratch_nbytes)
         units = distinct_counts(plan)
         self._dense: dict[str, Tensor] = {}
@@ -113,6 +114,15 @@ class Memory:
     def is_held(self, name: str) -> bool:
         """Tell whether a dense buffer has memory now."""
         return self._dense[name].untyped_storage().nbytes() > 0
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Buffers that must keep their memory."""
+        return self._kept
+
+    def keep(self, names: Collection[str]) -> None:
+        """Let buffers keep their memory."""
+        self._kept |= frozenset(names)
 
     def give_back(self, name: str) -> None:
         """Free the memory of a dense buffer. Its tensor, and views of it, must not be used until it is taken again."""

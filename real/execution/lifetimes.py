@@ -45,7 +45,7 @@ class Lifetimes:
 
     def __init__(self, plan: Plan, memory: Memory) -> None:
         self._memory = memory
-        self._names = frozenset(name for name in short_lived(plan) if name in memory)
+        self._names = frozenset(name for name in short_lived(plan) - memory.kept if name in memory)
         self._bodies = [_lives(body, self._names) for body in plan.bodies]
         self._left: dict[str, int] = {}  # uses of a buffer until its life ends
         self._changing = threading.Lock()

@@ -93,10 +93,16 @@ class ModuleProgram(Program):
         self.loss: Tensor | None = None
 
     def warm_up(self, n_steps: int) -> None:
-        """Compute a few gradients, compress them once and discard the results, so that kernels are ready."""
+        """Compute a few gradients, compress them once and discard the results, so that kernels are ready.
+
+        Of a sharded model, also find the units that it uses out of turn, and keep their memory.
+        """
         state = [buffer.clone() for buffer in self._module.buffers()]
         inputs, targets = map(self._on_device, self._batch(0))
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            if self._binding.units():
+                with torch.no_grad(), self._precision():
+                    self._memory.keep(self._units.used_out_of_turn(inputs))
             for _ in range(n_steps):
                 self._binding.forget_gradients()
                 with self._precision():

@@ -14,6 +14,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from simdist.errors import RunError
@@ -51,10 +52,13 @@ class UnitHooks:
         self._reach: Callable[[str], object] | None = None  # None outside of backward passes
         self._buckets: Mapping[str, str] = {}  # buffer of a unit -> bucket of its gradients
         unit_of = {parameter: name for name, parameters in units.items() for parameter in parameters}
+        self._unit_of = unit_of
+        self._used_together: list[tuple[str, ...]] = []  # units of each module
         for child in module.modules():
             parameters = child.parameters(recurse=False)
             used = tuple(dict.fromkeys(unit_of[parameter] for parameter in parameters if parameter in unit_of))
             if used:
+                self._used_together.append(used)
                 child.register_forward_pre_hook(partial(self._is_called, used), prepend=True, with_kwargs=True)
                 child.register_forward_hook(partial(self._has_outputs, used))
 
@@ -62,6 +66,21 @@ class UnitHooks:
         """Call the model."""
         outputs = self._module(inputs)
         return outputs if self._gathered == self._own else _converted(outputs, self._own)
+
+    def used_out_of_turn(self, inputs: Tensor) -> set[str]:
+        """Call the model, and return the units that it uses again after a later one, such as of tied parameters."""
+        with _ParameterUses(self._unit_of) as uses:
+            self.outputs(inputs)
+        places = {name: place for place, name in enumerate(self._units)}
+        found: set[str] = set()
+        for together in self._used_together:
+            found.update(sorted(together, key=places.__getitem__)[:-1])
+        furthest = 0
+        for name in uses.order:
+            furthest = max(furthest, places[name])
+            if places[name] < furthest:
+                found.add(name)
+        return found
 
     def expect(self, parts: Sequence[ops.Forward], complete: Callable[[], object]) -> None:
         """Prepare for a forward pass; see `real.programs.base.Program.forward`."""
@@ -139,6 +158,21 @@ class UnitHooks:
             assert self._complete is not None
             self._complete()
             self._at += 1
+
+
+@final
+class _ParameterUses(TorchFunctionMode):
+    """Notes the units of all parameters that functions of torch take, in order."""
+
+    def __init__(self, unit_of: Mapping[nn.Parameter, str]) -> None:
+        super().__init__()
+        self._unit_of = unit_of
+        self.order: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        taken = (each for each in tree_leaves((args, kwargs)) if isinstance(each, nn.Parameter))
+        self.order += [self._unit_of[each] for each in taken if each in self._unit_of]
+        return function(*args, **(kwargs or {}))
 
 
 def _converted(values: Any, dtype: torch.dtype) -> Any:

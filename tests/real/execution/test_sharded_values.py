@@ -184,6 +184,7 @@ MODELS = {
     "one rank uses it": FSDP(),
     "some ranks skip it": FSDP(),
     "checkpointed": HSDP(shard=2),
+    "tied": FSDP(),
 }
 
 
@@ -294,6 +295,39 @@ class Returning(nn.Module):
         return self.first(self.second(self.first(inputs)))
 
 
+class Borrowing(nn.Module):
+    """Reads the weight of a layer that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.linear(self.first(inputs), self.second.weight, self.second.bias)
+
+
+class TiedHead(nn.Module):
+    """Reads the weight of its first layer again at the end, without calling the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.linear(self.second(self.first(inputs)), self.first.weight)
+
+
+@pytest.mark.parametrize(
+    ("module", "kept"), [(Returning(), {"unit.0"}), (TiedHead(), {"unit.0"}), (Borrowing(), set())]
+)
+def test_a_unit_that_is_used_out_of_turn_keeps_its_memory(module: nn.Module, kept: set[str]) -> None:
+    program, memory = program_of(module, FSDP(), (ModelUnit(0, 2), ModelUnit(2, 4)))
+    program.warm_up(1)
+    assert memory.kept == kept
+
+
 def test_a_unit_that_is_used_after_it_was_freed_is_refused() -> None:
     program, memory = program_of(Returning(), FSDP(), (ModelUnit(0, 2), ModelUnit(2, 4)))
     parts = [Forward((f"unit.{number}",), (f"activations.{number}",)) for number in range(2)]
@@ -371,18 +405,6 @@ def test_pieces_of_a_slice_are_named_after_their_tensors() -> None:
 
 
 # --- models that do not fit ---
-
-
-class Borrowing(nn.Module):
-    """Reads the weight of a layer that it never calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.second = nn.Linear(6, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return nn.functional.linear(self.first(inputs), self.second.weight, self.second.bias)
 
 
 def program_of(
