@@ -170,7 +170,7 @@ def program_spec(
     if build is None:
         return ProgramSpec(name, buffers, emulated_maker(connection, run, source, checkpoints))
     make = model_maker(connection, run, build, source, precision=precision, checkpoints=checkpoints)
-    return ProgramSpec(f"{name} {precision}", buffers, make)
+    return ProgramSpec(f"{name} {precision}", buffers, make, gives_back=True)
 
 
 def emulated_maker(
@@ -230,6 +230,7 @@ def model_maker(
             autocast=AUTOCAST[precision],
             save=CheckpointFiles(checkpoints or str(run.path / "saved"), rank).write if run.plan.has_saves else None,
             feed=source and BatchFeed(run.plan, source, memory),
+            max_norm=job.max_norm,
         )
         program.warm_up(_N_WARM_UP)
         return program

@@ -166,9 +166,11 @@ def _learn(task: TaskFunctions, order: TrainingRequest, say: Say) -> None:
     if order.device == "cuda" and not torch.cuda.is_available():
         raise ScenarioError("device is cuda, and torch finds no GPU here: write cpu")
     plan_ops = {op for body in plan.bodies for op in body}
-    if task.max_norm and any(isinstance(op, ops.Optimize) and (op.slices or op.ratios) for op in plan_ops):
+    has_slices = any(buffer.sharded_over != ops.ALONE for buffer in plan.buffers)
+    has_slices |= any(isinstance(op, ops.Optimize) and bool(op.slices or op.ratios) for op in plan_ops)
+    if task.max_norm and has_slices:
         raise PlanError(
-            f"plan {plan.name} shares updates or takes trust ratios, and task {order.task} clips gradients before the "
+            f"plan {plan.name} updates slices or takes trust ratios, and task {order.task} clips gradients before the "
             f"update: leave out max_norm, or take another plan"
         )
     _set_seeds(order.seed)
@@ -202,7 +204,7 @@ class _Learning:
         self._say = say
         self._device = torch.device(order.device)
         self._precision = torch.autocast(order.device, dtype=task.autocast, enabled=task.autocast is not None)
-        self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
+        self._n_passes = max(1, *(len(ops.forward_passes(body)) for body in plan.bodies))
         self._losses: list[float] = []
         self._noise = self._signal = 0.0
         module, optimizer, _ = self._make(0)
@@ -248,6 +250,7 @@ class _Learning:
     @torch.no_grad()
     def tell(self, n_steps: int) -> None:
         """Evaluate after so many steps."""
+        self.world.refresh()
         average, drift = self._average()
         found: dict[str, object] = {
             "step": n_steps,

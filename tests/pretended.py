@@ -60,6 +60,11 @@ class Pretended(Program):
         self.note(op)
         self.act(op)
 
+    def forward(self, parts: Sequence[Forward], step: int, complete: Callable[[], object]) -> None:
+        for part in parts:
+            self.perform(part, step)
+            complete()
+
     def backward(self, buckets: Sequence[Backward], complete: Callable[[], object]) -> None:
         for bucket in buckets:
             self.note(bucket.dst)

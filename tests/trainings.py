@@ -21,6 +21,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from real.buffers.memory import Memory, Scratch
 from real.checkpoints.planned import CheckpointFiles
@@ -79,6 +80,35 @@ class Backwards(nn.Module):
         return self.last(torch.tanh(self.first(inputs)))
 
 
+class Skips(nn.Module):
+    """Has a layer between others that it uses only for batches whose first input is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.extra, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.second(torch.tanh(self.first(inputs))))
+        if inputs[0, 0] > 0:
+            hidden = hidden + self.extra(hidden)
+        return self.last(hidden)
+
+
+class Checkpointed(nn.Module):
+    """Computes its blocks again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)) for _ in range(3))
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs = inputs + checkpoint(block, inputs, use_reentrant=False)
+        return self.last(inputs)
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
@@ -119,6 +149,8 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "tied": Tied,
     "conv": conv,
     "dropout": dropout,
+    "checkpointed": Checkpointed,
+    "some ranks skip it": Skips,
     "one rank uses it": Sometimes,
     "all use it or none": Sometimes,
     "even backwards": Backwards,
@@ -233,7 +265,7 @@ def by_plan(
     save_later = save if folder else None
     program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU, rank=rank, save=save_later)
     torch.manual_seed(rank)
-    _execute(
+    execute(
         plan,
         program,
         memory,
@@ -397,7 +429,7 @@ def buffers_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) ->
     memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers})
     _fill(memory, {name: tuple(array[rank] for array in arrays) for name, arrays in values.items()})
     torch.manual_seed(rank)
-    _execute(plan, _idle(plan, memory, rank), memory, _world_of_all_groups(), False)
+    execute(plan, _idle(plan, memory, rank), memory, _world_of_all_groups(), False)
     return _read(memory, plan)
 
 
@@ -407,7 +439,7 @@ def scratch_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) ->
     _fill(memory, {name: tuple(array[rank] for array in arrays) for name, arrays in values.items()})
     warm, cold = (ProcessWorld(groups_of(plan), timeout_s=30.0) for _ in range(2))
     warm.warm_up(plan, CPU)
-    _execute(plan, _idle(plan, memory, rank), memory, cold, False)
+    execute(plan, _idle(plan, memory, rank), memory, cold, False)
     return warm.scratch_nbytes, cold.scratch_nbytes
 
 
@@ -456,7 +488,15 @@ def _array(tensor: Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()).numpy()
 
 
-def _execute(plan: Plan, program: ModuleProgram, memory: Memory, world: ProcessWorld, in_caller: bool) -> None:
+def execute(
+    plan: Plan,
+    program: ModuleProgram,
+    memory: Memory,
+    world: ProcessWorld,
+    in_caller: bool,
+    gives_back: bool = False,
+) -> int:
+    """Perform a plan; return the most bytes that its buffers had at a time."""
     running = Executor(
         plan,
         rank=world.rank,
@@ -467,8 +507,10 @@ def _execute(plan: Plan, program: ModuleProgram, memory: Memory, world: ProcessW
         lanes=Lanes(CPU, collectives_block=True, compute_in_caller=in_caller),
         recorder=Recorder(plan),
         watch=Watch(),
+        gives_back=gives_back,
     )
     running.run()
+    return running.peak_nbytes
 
 
 def _batch(training: Training, rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -522,7 +564,7 @@ def by_arrival(
     torch.manual_seed(rank)
     world = ProcessWorld(groups_of(plan), timeout_s=30.0, servers=late_servers(plan))
     world.warm_up(plan, CPU)
-    _execute(plan, program, memory, world, False)
+    execute(plan, program, memory, world, False)
     dist.barrier()
     return _vector(module), world.late(plan)
 

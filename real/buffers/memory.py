@@ -80,6 +80,7 @@ class Memory:
         self._device = device
         self.n_ranks = n_ranks
         self._buffers = {buffer.name: buffer for buffer in wanted}
+        self._kept: frozenset[str] = frozenset()
         self._check_fits(plan, scratch_nbytes)
         units = distinct_counts(plan)
         self._dense: dict[str, Tensor] = {}
@@ -102,6 +103,48 @@ class Memory:
     def sparse(self, name: str) -> SparseTensor:
         """Return the values and indices of a sparse buffer."""
         return self._sparse[name]
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes of memory that the buffers have now."""
+        sparse = (tensor for each in self._sparse.values() for tensor in (each.values, each.indices))
+        storages = {tensor.untyped_storage()._cdata: tensor for tensor in (*self._dense.values(), *sparse)}
+        return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+    def is_held(self, name: str) -> bool:
+        """Tell whether a dense buffer has memory now."""
+        return self._dense[name].untyped_storage().nbytes() > 0
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """Buffers that must keep their memory."""
+        return self._kept
+
+    def keep(self, names: Collection[str]) -> None:
+        """Let buffers keep their memory."""
+        self._kept |= frozenset(names)
+
+    def give_back(self, name: str) -> None:
+        """Free the memory of a dense buffer. Its tensor, and views of it, must not be used until it is taken again."""
+        self._dense[name].untyped_storage().resize_(0)
+
+    def take(self, name: str) -> None:
+        """Allocate memory for a dense buffer that was given back. It holds arbitrary numbers, and zeros as padding."""
+        tensor = self._dense[name]
+        tensor.untyped_storage().resize_(tensor.numel() * tensor.itemsize)
+        padding = self._buffers[name].padding
+        tensor[..., tensor.shape[-1] - padding :].zero_()
+
+    def own_slice(self, name: str, whole: Tensor, rank: int) -> Tensor:
+        """Return the slice of a whole that a rank has in a sharded buffer.
+
+        Args:
+            name: The sharded buffer.
+            whole: All of it, `[size of the group * count]`.
+            rank: The rank.
+        """
+        group = self._buffers[name].sharded_over
+        return whole.view(group.size, -1)[group.member(rank)]
 
     def tensors(self, name: str) -> tuple[Tensor, ...]:
         """Return the tensors of a buffer: one tensor, or values and indices."""

@@ -69,10 +69,14 @@ def warm_up(plan: Plan, memory: Memory) -> None:
             tensor.copy_(contents)
 
 
-def copy(memory: Memory, op: ops.Copy) -> None:
-    """Copy a buffer, converted to the type of the other; from pinned memory without blocking the host."""
+def copy(memory: Memory, op: ops.Copy, *, rank: int) -> None:
+    """Copy a buffer, converted to the type of the other; from pinned memory without blocking the host.
+
+    Of whole tensors, a sharded buffer takes the slice of this rank.
+    """
     for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
-        dst.copy_(src, non_blocking=True)
+        taken = src if src.shape == dst.shape else memory.own_slice(op.dst, src, rank)
+        dst.copy_(taken, non_blocking=True)
 
 
 def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:

@@ -122,10 +122,8 @@ def problem_at_once(
     try:
         if plan.world_size == 1:
             return "there is one rank only"
-        if any(isinstance(op, ops.Enter) for op in plan_ops):
-            return "ranks sit steps of the plan out"
-        if any(isinstance(op, ops.Optimize) and (op.slices or op.ratios) for op in plan_ops):
-            return "the plan shares updates between ranks, or takes trust ratios"
+        if problem := _problem_of_plan(plan, plan_ops):
+            return problem
         if any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for _, each, _ in made):
             return "the optimizer has hooks"
         if any(None in group["params"] for group in kinds[0][-1]):
@@ -140,6 +138,17 @@ def problem_at_once(
         return str(error)
     except Exception as error:  # any operation of a model that cannot be vectorised
         return f"torch.func.vmap refuses the model: {type(error).__name__}: {str(error).partition('. ')[0].strip()}"
+
+
+def _problem_of_plan(plan: Plan, plan_ops: set[ops.Op]) -> str | None:
+    """Return why a plan needs a program for each rank."""
+    if any(isinstance(op, ops.Enter) for op in plan_ops):
+        return "ranks sit steps of the plan out"
+    if any(isinstance(op, ops.Optimize) and (op.slices or op.ratios) for op in plan_ops):
+        return "the plan shares updates between ranks, or takes trust ratios"
+    if any(buffer.sharded_over != ops.ALONE for buffer in plan.buffers):
+        return "the plan shards the model"
+    return None
 
 
 def stack(made: Sequence[Made]) -> tuple[StackedModule, torch.optim.Optimizer]:

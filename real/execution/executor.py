@@ -9,6 +9,10 @@ gradients of that bucket are done. At that moment the compute lane is inside aut
 bucket. There it ends this `Backward`, continues with the next operations of the plan, and returns into autograd when it
 has begun the next `Backward`. So a hook may launch collectives (the overlap), or compute something in between.
 
+**A forward pass** is one call of the model. If the model is sharded, the pass is several operations of a plan, one for
+each unit. Before a module uses the next unit, its hook ends this `Forward`, continues with the plan, such as with the
+copy of a gathered unit, and returns into the model when it has begun the next `Forward`.
+
 **Control.** `Executor.run` performs a whole plan with a `Program`. Alternatively, the user's training loop drives the
 executor: `reach` performs everything up to the next operation of a kind and begins that operation. The user's code
 performs it, and `done` ends it.
@@ -29,6 +33,7 @@ from numpy.typing import NDArray
 from real.buffers.memory import Memory
 from real.execution.gpu import GpuClock, Spin
 from real.execution.lanes import CudaLane, DirectLane, Performer, ThreadLane
+from real.execution.lifetimes import Lifetimes
 from real.execution.ticks import Ended, Ticks
 from real.programs.base import Program
 from real.recording.recorder import Recorder
@@ -85,7 +90,7 @@ class Watch(Protocol):
 
 @dataclass(slots=True)
 class _Pass:
-    """A running backward pass: the `Backward` that has begun, and the number of those still to end."""
+    """A running forward or backward pass: the operation of it that has begun, and the number of those still to end."""
 
     open: Instance
     n_left: int
@@ -106,6 +111,8 @@ class Executor:
         watch: Checked wherever this rank waits for others.
         first_step: First step to perform, when resuming from a checkpoint.
         waiting: Makes the context in which the host or computation waits for communication.
+        gives_back: Buffers of a sharded model have memory only while they are in use. This has no effect on a GPU,
+            where a buffer may be in use after its last operation was enqueued.
     """
 
     def __init__(
@@ -122,6 +129,7 @@ class Executor:
         watch: Watch,
         first_step: int = 0,
         waiting: Callable[[], AbstractContextManager[object]] | None = None,
+        gives_back: bool = False,
     ) -> None:
         self._plan = plan
         self._delays_s = {channel: array[0, :, rank].tolist() for channel, array in delays.items()}
@@ -141,7 +149,7 @@ class Executor:
             if each.step >= first_step or each.index in self._loads.early
         )
         self._pass: _Pass | None = None
-        self._buckets: dict[tuple[int, int], tuple[ops.Backward, ...]] = {}  # by body and place of its first operation
+        self._passes: dict[tuple[int, int], tuple[ops.Forward | ops.Backward, ...]] = {}  # by body and first place
         self._enters = [ops.entering(body) for body in plan.bodies]
         self._rank = rank
         self._late_step = -1  # the last step that this rank sat out because it was late
@@ -149,6 +157,7 @@ class Executor:
         self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
         self._lanes = self._make_lanes(lanes)
+        self._lifetimes = Lifetimes(plan, memory) if gives_back and not self._on_gpu else None
         self._communicating = {each.stream for each in plan.lanes if each.kind == "comm"}
         late_s = (self._delays_s.get(channel, ()) for channel in ("compute", "backward", "overlap"))
         self._spin = Spin(lanes.device) if self._on_gpu and any(map(any, late_s)) else None
@@ -157,6 +166,11 @@ class Executor:
     def has_ticks(self) -> bool:
         """Whether the plan contains ticks."""
         return bool(self._ticks)
+
+    @property
+    def peak_nbytes(self) -> int:
+        """Most bytes that the buffers had at a time."""
+        return self._memory.held_nbytes if self._lifetimes is None else self._lifetimes.peak_nbytes
 
     def start_clock(self, start_s: float) -> None:
         """Let ticks count from a moment of this rank's clock; by default they count from the executor's creation."""
@@ -168,6 +182,8 @@ class Executor:
         Raises:
             RunError: Something failed, here or on another rank.
         """
+        if self._lifetimes:
+            self._lifetimes.start()
         try:
             for instance in self._order:
                 self._submit(instance)
@@ -202,8 +218,8 @@ class Executor:
         while self._submitted < last:
             self._submit(next(self._order))
 
-    def bucket_complete(self) -> bool:
-        """End the running `Backward` and begin the next one, if there is one; return whether there is."""
+    def advance_pass(self) -> bool:
+        """End the running `Forward` or `Backward` and begin the next one of the pass; return whether there is one."""
         under_way = self._pass
         assert under_way is not None
         self._lane(under_way.open).end(under_way.open)
@@ -213,17 +229,27 @@ class Executor:
             return False
         for instance in self._computing():
             (self._execute if self._computes_in_thread else self._submit)(instance)
-            if isinstance(instance.op, ops.Backward):
+            if isinstance(instance.op, type(under_way.open.op)):
                 return True
-        raise RunError("the plan ends within a backward pass")
+        raise RunError("the plan ends within a pass")
 
     def buckets(self, first: Instance) -> tuple[ops.Backward, ...]:
         """Return the operations of the backward pass that begins with an instance, up to the next forward pass."""
+        return tuple(op for op in self._pass_from(first) if isinstance(op, ops.Backward))
+
+    def forwards(self, first: Instance) -> tuple[ops.Forward, ...]:
+        """Return the operations of the forward pass that begins with an instance, up to its backward pass."""
+        return tuple(op for op in self._pass_from(first) if isinstance(op, ops.Forward))
+
+    def _pass_from(self, first: Instance) -> tuple[ops.Forward | ops.Backward, ...]:
+        """Return the operations of a pass from an instance on."""
         body = self._steps.body(first.step)
-        if (body, first.position) not in self._buckets:
-            rest = takewhile(lambda op: not isinstance(op, ops.Forward), self._plan.bodies[body][first.position :])
-            self._buckets[body, first.position] = tuple(op for op in rest if isinstance(op, ops.Backward))
-        return self._buckets[body, first.position]
+        if (body, first.position) not in self._passes:
+            rest = (
+                op for op in self._plan.bodies[body][first.position :] if isinstance(op, ops.Forward | ops.Backward)
+            )
+            self._passes[body, first.position] = tuple(takewhile(lambda op: type(op) is type(first.op), rest))
+        return self._passes[body, first.position]
 
     def drain(self) -> None:
         """Wait until all submitted instances are done."""
@@ -268,6 +294,8 @@ class Executor:
     def _on_end(self, instance: Instance, ended: Ended) -> None:
         if self._ticks:
             self._ticks.ended(instance, ended)
+        if self._lifetimes:
+            self._lifetimes.end(instance, self._steps.body(instance.step))
 
     @property
     def _on_gpu(self) -> bool:
@@ -303,8 +331,8 @@ class Executor:
             self._begin(instance)
             if self._passes_over(instance):
                 self._lane(instance).end(instance)
-            elif isinstance(instance.op, ops.Backward):
-                self._backward(instance)
+            elif isinstance(instance.op, ops.Forward | ops.Backward):
+                self._pass_through(instance)
             else:
                 if instance.lane.kind == "comm":
                     self._watch.position = max(self._watch.position, instance.index)
@@ -322,6 +350,8 @@ class Executor:
                 if index >= self._first_index or index in self._loads.early:
                     self._lanes[self._stream(index, instance)].order(index, lane.cuda_stream)
         lane.begin(instance)
+        if self._lifetimes:
+            self._lifetimes.begin(instance, self._steps.body(instance.step))
 
     def _context_of_wait(self, instance: Instance) -> AbstractContextManager[object]:
         """Return the context in which an instance waits for those before it."""
@@ -339,13 +369,19 @@ class Executor:
             first = self._steps.before(step)
         return ops.lane_of(self._plan.bodies[self._steps.body(step)][index - first]).stream
 
-    def _backward(self, instance: Instance) -> None:
-        if self._pass is not None:  # within a pass, `bucket_complete` takes it from here
+    def _pass_through(self, instance: Instance) -> None:
+        """Perform the pass that an instance begins; within a pass, `advance_pass` takes it from here."""
+        if self._pass is not None:
             self._pass.open = instance
             return
-        buckets = self.buckets(instance)
-        self._pass = _Pass(instance, len(buckets))
-        self._program.backward(buckets, self.bucket_complete)
+        if isinstance(instance.op, ops.Backward):
+            buckets = self.buckets(instance)
+            self._pass = _Pass(instance, len(buckets))
+            self._program.backward(buckets, self.advance_pass)
+        else:
+            forwards = self.forwards(instance)
+            self._pass = _Pass(instance, len(forwards))
+            self._program.forward(forwards, instance.step, self.advance_pass)
 
     def _perform(self, instance: Instance) -> None:
         op = instance.op
@@ -362,7 +398,7 @@ class Executor:
                 self._ticks.wait(instance)
             case ops.Delay():
                 self._delay(op, step)
-            case ops.Wait() | ops.Backward():  # done when its dependencies are; backward passes are performed elsewhere
+            case ops.Wait() | ops.Forward() | ops.Backward():  # done when its dependencies are; passes are elsewhere
                 pass
             case _:
                 self._program.perform(op, step)

@@ -49,6 +49,7 @@ class RunReport:
         makespan_s: From the common start to the end of the last operation.
         clock_ahead_s: How far the clock of each rank was ahead of rank 0's: a list at the start, another at the end.
         clock_uncertainty_s: Its uncertainty, in the same form. 0 for ranks on the machine of rank 0.
+        buffers_nbytes: Most bytes that the plan's buffers had at a time on each rank.
         tracing_s: Time that a rank spent on recording times.
         tracing_share: The same as a share of the makespan.
         reads: Only with a data set: "Sums of what was read".
@@ -65,6 +66,7 @@ class RunReport:
     makespan_s: float
     clock_ahead_s: tuple[tuple[float, ...], tuple[float, ...]]
     clock_uncertainty_s: tuple[tuple[float, ...], tuple[float, ...]]
+    buffers_nbytes: tuple[int, ...]
     tracing_s: float
     tracing_share: float
     reads: Mapping[str, int] | None = None
@@ -83,11 +85,13 @@ class ProgramSpec:
         name: Name for the report.
         buffers: Names of the buffers that need memory.
         make: Makes the program from the memory and the event that is set when the run has failed.
+        gives_back: See `Executor`.
     """
 
     name: str
     buffers: Collection[str]
     make: MakeProgram
+    gives_back: bool = False
 
 
 def perform(
@@ -119,7 +123,8 @@ def perform(
             connection, plan, delays, buffers=program.buffers, recording=Recording(parts, by_all=True)
         )
     made = program.make(session.memory, guard.failed)
-    executor = make_executor(session, made, _ExplainedWorld(session.world, guard, plan.name))
+    world = _ExplainedWorld(session.world, guard, plan.name)
+    executor = make_executor(session, made, world, gives_back=program.gives_back)
     precise_sleeps()
     with guard.explaining(meeting):
         session.warm_up()
@@ -130,7 +135,7 @@ def perform(
     with guard.explaining(f"{plan.name}: bringing the times together"):
         source = f"real {connection.backend} on {connection.device.type}, {program.name}"
         trace, clocks = session.gather(start, source)
-        report = _report(connection, plan, program.name, trace, clocks)
+        report = _report(connection, plan, program.name, trace, clocks, executor.peak_nbytes)
     return (replace(trace, run=report.run), report) if trace and report else None
 
 
@@ -142,6 +147,7 @@ def make_executor(
     first_step: int = 0,
     compute_in_caller: bool = False,
     waiting: Callable[[], AbstractContextManager[object]] | None = None,
+    gives_back: bool = False,
 ) -> Executor:
     """Make the executor of a session's plan on this rank.
 
@@ -152,6 +158,7 @@ def make_executor(
         first_step: First step to perform, when resuming from a checkpoint.
         compute_in_caller: See `Lanes`.
         waiting: See `Executor`.
+        gives_back: See `Executor`.
     """
     device = session.connection.device
     blocks = session.connection.backend == "gloo"
@@ -167,6 +174,7 @@ def make_executor(
         watch=session.watch,
         first_step=first_step,
         waiting=waiting,
+        gives_back=gives_back,
     )
 
 
@@ -198,9 +206,15 @@ class _ExplainedWorld:
 
 
 def _report(
-    connection: Connection, plan: Plan, program: str, trace: Trace | None, clocks: tuple[Clocks, Clocks]
+    connection: Connection,
+    plan: Plan,
+    program: str,
+    trace: Trace | None,
+    clocks: tuple[Clocks, Clocks],
+    peak_nbytes: int,
 ) -> RunReport | None:
     hosts = gather_texts(socket.gethostname())
+    peaks_nbytes = tuple(map(int, gather_texts(str(peak_nbytes))))
     if trace is None:
         return None
     tracing_s = _seconds_of_noting() * plan.n_instances
@@ -216,6 +230,7 @@ def _report(
         makespan_s=trace.makespan_s,
         clock_ahead_s=(tuple(clocks[0].ahead_s.tolist()), tuple(clocks[1].ahead_s.tolist())),
         clock_uncertainty_s=(tuple(clocks[0].uncertainty_s.tolist()), tuple(clocks[1].uncertainty_s.tolist())),
+        buffers_nbytes=peaks_nbytes,
         tracing_s=tracing_s,
         tracing_share=tracing_s / trace.makespan_s if trace.makespan_s else 0.0,
     )

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from real.buffers.memory import Memory
 from real.execution.batching import Loss, Made, per_rank, problem_at_once, stack, stacked_batch
 from real.programs.base import Batch
-from real.programs.binding import Binding, trained_parameters
+from real.programs.binding import Binding, homes_of, trained_parameters
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import MakeOptimizer, nesterov
 from simdist.errors import RunError
-from simdist.plan import Plan, ops
+from simdist.plan import Buffer, Plan, ops
 from simdist.plan.walk import drops_late
 
 _CPU = torch.device("cpu")
@@ -83,9 +83,11 @@ def train(
     def end(step: int) -> None:
         losses[step] = world.losses()
         if on_step:
+            world.refresh()
             on_step(step, world.modules)
 
     perform(plan, world.programs, world.memory, seed=seed, on_step=end, late=late)
+    world.bring_home()
     vectors = [torch.cat([each.detach().flatten() for each in trained_parameters(module)]) for module in world.modules]
     return VirtualResult(torch.stack(vectors), losses, tuple(world.modules))
 
@@ -134,6 +136,7 @@ class World:
         batched: bool = True,
         scratch_nbytes: int = 0,
     ) -> None:
+        self._plan = plan
         n_ranks = plan.world_size
         names = Binding.buffers_of(plan)
         self.memory = Memory(plan, device, names, n_ranks=n_ranks, scratch_nbytes=scratch_nbytes)
@@ -171,6 +174,23 @@ class World:
             return self._losses.to("cpu", torch.float64)
         rows = [math.nan if each.loss is None else each.loss.item() for each in self.programs]
         return torch.tensor(rows, dtype=torch.float64)
+
+    def refresh(self) -> None:
+        """If the model is sharded, gather its parameters, as the next step would."""
+        for name, home in homes_of(self._plan).items():
+            if home.name != name:
+                self.memory.dense(home.name).copy_(self._whole(name))
+
+    def bring_home(self) -> None:
+        """Give each model whole parameters of its own type, at the end, if it is sharded."""
+        for rank, program in enumerate(self.programs):
+            program.bring_home(partial(self._whole_of, rank))
+
+    def _whole_of(self, rank: int, name: str) -> Tensor:
+        return self._whole(name)[rank]
+
+    def _whole(self, name: str) -> Tensor:
+        return _whole_slices(self._plan.buffer(name), self.memory, self._plan.world_size)
 
     def _sum_of(self, loss: Loss) -> Loss:
         """Return the sum of the losses of all ranks; its gradient on each rank is that of the rank's own loss."""
@@ -214,14 +234,18 @@ def perform(
             f"of a trace of this plan, as simdist.simulate makes one"
         )
     with torch.random.fork_rng(devices=[]):
+        passes = [ops.forward_passes(body) for body in plan.bodies]
         for step, number in enumerate(plan.body_of_steps()):
             enter = ops.entering(plan.bodies[number])
             sits_out = (*enter.absent, *late.get(index, ())) if enter else ()
-            for op in plan.bodies[number]:
+            for position, op in enumerate(plan.bodies[number]):
+                passing = sits_out if ops.is_passed_over(op, enter) else ()
                 if isinstance(op, ops.COLLECTIVES):
                     exchange(op, memory, plan.world_size, late.get(index, ()))
+                elif isinstance(op, ops.Forward):
+                    ranks.forward(passes[number].get(position, ()), step, passing)
                 else:
-                    ranks.compute(op, step, sits_out if ops.is_passed_over(op, enter) else ())
+                    ranks.compute(op, step, passing)
                 index += 1
             if on_step:
                 on_step(step)
@@ -238,17 +262,26 @@ class _Ranks:
         self._has_gradients = False
         self._n_loaded = 0
 
+    def forward(self, parts: Sequence[ops.Forward], step: int, sits_out: Sequence[int]) -> None:
+        """Perform a forward pass when all of its units are gathered; before its last part, `parts` is empty."""
+        if parts:
+            self._each(lambda program: program.forward(parts, step, _nothing), sits_out)
+            self._has_gradients = False
+
     def compute(self, op: ops.Op, step: int, sits_out: Sequence[int]) -> None:
         """Perform an operation that is not a collective, rank after rank, except on some ranks."""
+        self._each(lambda program: self._compute(op, step, program), sits_out)
+        self._n_loaded += isinstance(op, ops.Load)
+        if isinstance(op, ops.Backward):
+            self._has_gradients = True
+
+    def _each(self, compute: Callable[[ModuleProgram], object], sits_out: Sequence[int]) -> None:
         for rank, program in enumerate(self._programs):
             if rank in sits_out:
                 continue
             torch.set_rng_state(self._random_states[rank])
-            self._compute(op, step, program)
+            compute(program)
             self._random_states[rank] = torch.get_rng_state()
-        self._n_loaded += isinstance(op, ops.Load)
-        if isinstance(op, ops.Forward | ops.Backward):
-            self._has_gradients = isinstance(op, ops.Backward)
 
     def _compute(self, op: ops.Op, step: int, program: ModuleProgram) -> None:
         match op:
@@ -262,6 +295,8 @@ class _Ranks:
                 pass
             case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
                 raise TypeError(f"{op} takes all ranks")
+            case ops.Forward():
+                raise TypeError(f"{op} is a part of a pass")
             case _:
                 program.perform(op, step)
 
@@ -307,6 +342,18 @@ def _reduced(members: Tensor, reduction: ops.Reduction) -> Tensor:
     """Reduce one by one, because sums of negative zeros must be negative zeros; see `real.programs.binding`."""
     total = reduce(Tensor.add_, members.unbind(1)[1:], members[:, 0].clone()).unsqueeze(1)
     return total / members.shape[1] if reduction == "mean" else total
+
+
+def _whole_slices(buffer: Buffer, memory: Memory, world_size: int) -> Tensor:
+    """Return what the members of each group hold of a sharded buffer, one after the other, `[world_size, count]`."""
+    group = buffer.sharded_over
+    n_blocks, size, stride = group.shape(world_size)
+    slices = memory.dense(buffer.name).view(n_blocks, size, stride, -1).transpose(1, 2).flatten(2)
+    return slices.unsqueeze(1).expand(-1, size, -1, -1).reshape(world_size, -1)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _batch_of(batch: Callable[[int, int], Batch], rank: int, step: int) -> Batch:

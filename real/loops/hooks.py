@@ -318,7 +318,7 @@ class Hooks:
 
     def _bucket_is_complete(self) -> None:
         with self._guard.explaining(f"step {self.step}"):
-            if self._executor.bucket_complete():
+            if self._executor.advance_pass():
                 return
             self._n_left -= 1
             if self._n_left:

@@ -24,12 +24,17 @@ from simdist.runs import run_directory
 from simdist.schedules import Job, Schedule
 from simdist.settings.base import shown
 
+_NEEDS_ALL = "a schedule needs all parameters on every rank"
+_SHARDS = (
+    ": write Sync(shared_update=True) to shard the optimizer's state, or let `python -m real RUN --program "
+    "MODULE:FUNCTION` perform a plan of fsdp or hsdp, which shards the model"
+)
 #: Classes, by name, so that they need not be imported: those that synchronise or shard parameters themselves.
 _SYNCHRONISED: Mapping[str, str] = {
     "DistributedDataParallel": "real.wrap takes its place, so wrap the bare model, which is its .module",
     "DataParallel": "start one process per device, and wrap the bare model, which is its .module",
-    "FullyShardedDataParallel": "a schedule needs all parameters on every rank, so wrap the model without FSDP",
-    "FSDPModule": "a schedule needs all parameters on every rank, so wrap the model without fully_shard",
+    "FullyShardedDataParallel": f"{_NEEDS_ALL}, so wrap the model without FSDP{_SHARDS}",
+    "FSDPModule": f"{_NEEDS_ALL}, so wrap the model without fully_shard{_SHARDS}",
     "DTensor": "a schedule needs all of every parameter on every rank, so wrap the model before it is distributed",
 }
 ENDLESS_STEPS = 2**48  # of a loop whose end is not known

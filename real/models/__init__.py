@@ -105,6 +105,7 @@ class TrainingJob:
         batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU. With k passes
             per step, pass i of step s counts as step s k + i.
         n_classes: Targets are 0 to n_classes - 1; None if all targets are allowed, so they cannot be checked.
+        max_norm: Gradients are clipped to this norm of all of them before each update; None does not clip.
     """
 
     module: nn.Module
@@ -112,6 +113,7 @@ class TrainingJob:
     optimizer: torch.optim.Optimizer
     batch: Callable[[int, int], tuple[Tensor, Tensor]]
     n_classes: int | None = None
+    max_norm: float | None = None
 
 
 def names() -> list[str]:

@@ -15,8 +15,8 @@ from simdist.plan import ops
 WriteFile: TypeAlias = Callable[[str, Callable[[IO[bytes]], object]], None]
 Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets, samples along the first axis
 
-# An operation that programs perform; loads and backward passes have methods of their own.
-Computation: TypeAlias = ops.StageIn | ops.Copy | ops.Forward | ops.TrustRatios | ops.Optimize | Transform | ops.Save
+# An operation that programs perform; loads and passes have methods of their own.
+Computation: TypeAlias = ops.StageIn | ops.Copy | ops.TrustRatios | ops.Optimize | Transform | ops.Save
 
 # The means over the channels of ImageNet's mean and deviation, 0.485 0.456 0.406 and 0.229 0.224 0.225.
 # Source: https://pytorch.org/vision/stable/models.html, "Using the pre-trained models".
@@ -79,6 +79,17 @@ class Program(abc.ABC):
     @abc.abstractmethod
     def perform(self, op: Computation, step: int) -> None:
         """Perform an operation in the stream of the plan; `StageIn` ends when all ranks of the node have done it."""
+
+    @abc.abstractmethod
+    def forward(self, parts: Sequence[ops.Forward], step: int, complete: Callable[[], object]) -> None:
+        """Compute the outputs and the loss of a pass.
+
+        Args:
+            parts: The operations of the pass, in the order of the plan: one, or one for each unit of a sharded model.
+            step: The step.
+            complete: Call it once for each of them, in that order: before the model uses the next unit, and at the end.
+                It may block, and may perform other operations.
+        """
 
     @abc.abstractmethod
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ Parameters that another rank used get its gradient. Compression that leaves out 
 continues.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -45,29 +45,43 @@ class Binding:
         module: The module, already on the device of `memory`. If `memory` is stacked, all shapes begin with its
             `n_ranks`.
         memory: The parameter and gradient buffers of the plan.
+        rank: This rank. It decides which slices of a sharded model the memory holds.
+
+    Attributes:
+        own_dtype: Type of the model. Of several types, the one with most elements.
+        gathered_dtype: Type of the parameters that the model reads, which differs only if it is sharded.
+        buckets: Moves gradients into their buckets.
 
     Raises:
         PlanError: The plan is for another model.
     """
 
-    def __init__(self, plan: Plan, module: nn.Module, memory: Memory) -> None:
+    def __init__(self, plan: Plan, module: nn.Module, memory: Memory, *, rank: int = 0) -> None:
         self._parameters = trained_parameters(module)
         names = {parameter: name for name, parameter in module.named_parameters()}
         self._names = [names[parameter] for parameter in self._parameters]
         self._memory = memory
+        self._rank = rank
         all_ops = [op for body in plan.bodies for op in body]
         inner = [op for op in all_ops if isinstance(op, ops.Optimize) and op.optimizer == "inner"]
-        params = dict.fromkeys(name for op in inner for name in op.params)
+        self._homes_of = homes_of(plan)
         grads = dict.fromkeys(op.dst for op in all_ops if isinstance(op, ops.Backward))
-        self._check_model(plan, [plan.buffer(name) for name in params])
+        self._check_model(plan)
+        self.own_dtype = self._parameters[-1].dtype if self._parameters else torch.float32
         self._homes: list[tuple[nn.Parameter, Tensor, int]] = []
-        for name in params:
-            self._lay(plan.buffer(name))
+        for name, home in self._homes_of.items():
+            if home.name != name:
+                self._fill_slice(name, home)
+            self._lay(home)
+        self.gathered_dtype = self._parameters[-1].dtype if self._parameters else torch.float32
         self.buckets = GradientBuckets({name: self._places(plan.buffer(name)) for name in grads})
-        self._laid = {name: self.parameters_of(plan.buffer(name)) for name in params}
+        self._laid = {name: self.parameters_of(home) for name, home in self._homes_of.items()}
         rated = (name for op in all_ops if isinstance(op, ops.TrustRatios) for name in op.grads)
         updates = dict.fromkeys((*(name for op in inner for name in op.grads), *rated))
-        self._gradients = {name: self._places(plan.buffer(name)) for name in updates if plan.buffer(name).tensors}
+        buffers = [
+            buffer for buffer in map(plan.buffer, updates) if buffer.tensors and buffer.sharded_over == ops.ALONE
+        ]
+        self._gradients = {buffer.name: self._places(buffer) for buffer in buffers}
 
     @staticmethod
     def buffers_of(plan: Plan, *, in_loop: bool = False) -> set[str]:
@@ -115,6 +129,52 @@ class Binding:
         """Return the parameters of a buffer, in its order."""
         return self._parameters[slice(*(buffer.tensors or (0, 0)))]
 
+    def pieces(self, buffer: Buffer, member: int, count: int) -> Iterator[tuple[nn.Parameter, int, slice]]:
+        """Yield the parts of a buffer's parameters that are in one of its slices.
+
+        Args:
+            buffer: The buffer.
+            member: Number of the slice.
+            count: Elements of a slice.
+
+        Yields:
+            The parameter, the beginning of the part in its memory, and the place of the part in the slice.
+        """
+        offset = -member * count
+        for parameter in self.parameters_of(buffer):
+            begin = max(offset, 0)
+            end = min(offset + self._count(parameter), count)
+            if begin < end:
+                yield parameter, begin - offset, slice(begin, end)
+            offset += self._count(parameter)
+
+    def named_pieces(self, buffer: Buffer) -> dict[str, tuple[int, Tensor]]:
+        """Return this rank's part of each tensor of a sharded buffer, by the names of parameters in the module.
+
+        Returns:
+            The beginning of the part in the parameter's memory, and its elements.
+        """
+        mine = self._memory.dense(buffer.name)
+        names = dict(zip(self._parameters, self._names, strict=True))
+        found = self.pieces(buffer, buffer.sharded_over.member(self._rank), buffer.count)
+        return {names[parameter]: (first, mine[place]) for parameter, first, place in found}
+
+    def units(self) -> dict[str, list[nn.Parameter]]:
+        """Return the gathered buffers of a sharded model with their parameters; nothing if it is not sharded."""
+        return {home.name: self.parameters_of(home) for name, home in self._homes_of.items() if home.name != name}
+
+    def bring_home(self, gather: Callable[[str], Tensor]) -> None:
+        """Give the model whole parameters of its own type, in memory of their own, if it is sharded.
+
+        Args:
+            gather: Name of a sharded buffer -> the slices of all members of this rank's group, one after the other.
+        """
+        for name, home in self._homes_of.items():
+            if home.name != name:
+                parts = self._parts(gather(name), home)
+                for parameter, part in zip(self.parameters_of(home), parts, strict=True):
+                    parameter.data = part
+
     def reclaim(self) -> bool:
         """Take parameters back whose `data` was replaced by a tensor of the same kind. Tell whether all are in place.
 
@@ -134,7 +194,8 @@ class Binding:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _check_model(self, plan: Plan, buffers: Sequence[Buffer]) -> None:
+    def _check_model(self, plan: Plan) -> None:
+        buffers = [plan.buffer(name) for name in self._homes_of]
         covered = sorted(buffer.tensors or (0, 0) for buffer in buffers)
         n_tensors = covered[-1][1] if covered else 0
         if [first for first, _ in covered] != [0, *(last for _, last in covered)][: len(covered)]:
@@ -152,7 +213,8 @@ class Binding:
                         f"{parameter.dtype}; set workload.dtype, or convert the model"
                     )
             count = sum(map(self._count, self.parameters_of(buffer)))
-            planned = buffer.count - buffer.padding
+            home = self._homes_of[buffer.name]
+            planned = home.count - home.padding
             if count != planned:
                 raise PlanError(
                     f"plan {plan.name}: buffer {buffer.name} has {planned} elements; this model's tensors "
@@ -171,6 +233,14 @@ class Binding:
             parameter.data = view
             self._homes.append((parameter, view, view.data_ptr()))
 
+    def _fill_slice(self, name: str, home: Buffer) -> None:
+        """Copy this rank's slice of the parameters into a sharded buffer."""
+        mine = self._memory.dense(name)
+        whole = mine.new_zeros(home.count)
+        for parameter, part in zip(self.parameters_of(home), self._parts(whole, home), strict=True):
+            part.copy_(parameter.detach())
+        mine.copy_(self._memory.own_slice(name, whole, self._rank))
+
     def _count(self, parameter: Tensor) -> int:
         """Return the number of its elements on one rank."""
         return parameter.numel() // (self._memory.n_ranks or 1)
@@ -182,9 +252,36 @@ class Binding:
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
         """Return the part of a buffer for each of its tensors, in the tensor's shape; padding is left out."""
-        flat = self._memory.dense(buffer.name)[..., : buffer.count - buffer.padding]
-        parts = flat.split([*map(self._count, self.parameters_of(buffer))], dim=-1)
+        return self._parts(self._memory.dense(buffer.name), buffer)
+
+    def _parts(self, flat: Tensor, buffer: Buffer) -> list[Tensor]:
+        """Return the part of a flat tensor for each tensor of the buffer that it is like."""
+        parts = flat[..., : buffer.count - buffer.padding].split(
+            [*map(self._count, self.parameters_of(buffer))], dim=-1
+        )
         return [laid_like(part, parameter) for part, parameter in zip(parts, self.parameters_of(buffer), strict=True)]
+
+
+def homes_of(plan: Plan) -> dict[str, Buffer]:
+    """Return the buffer that the model reads for each buffer of parameters that the optimizer updates.
+
+    It is the same, unless the model is sharded. Then each rank updates slices, and reads gathered units.
+
+    Raises:
+        PlanError: No forward pass reads the tensors of a slice.
+    """
+    all_ops = [op for body in plan.bodies for op in body]
+    updates = (op for op in all_ops if isinstance(op, ops.Optimize) and op.optimizer == "inner")
+    params = dict.fromkeys(name for op in updates for name in op.params)
+    read = {name for op in all_ops if isinstance(op, ops.Forward) for name in op.srcs}
+    units = {buffer.tensors: buffer for buffer in plan.buffers if buffer.name in read}
+    homes = {}
+    for buffer in map(plan.buffer, params):
+        is_sharded = buffer.sharded_over != ops.ALONE
+        if is_sharded and (buffer.tensors is None or buffer.tensors not in units):
+            raise PlanError(f"plan {plan.name}: {buffer.name} has slices of tensors that no forward pass reads whole")
+        homes[buffer.name] = units[buffer.tensors] if is_sharded else buffer
+    return homes
 
 
 class GradientBuckets:
@@ -199,6 +296,7 @@ class GradientBuckets:
         self._parts = parts
         self._missing: dict[str, set[int]] = {}
         self._left: list[ops.Backward] = []
+        self._closed: set[str] = set()  # buckets that were completed without waiting for all of their gradients
         self._unused: list[tuple[Tensor, Tensor]] = []
         self._complete: Callable[[], object] = _nothing
         self._handles = [
@@ -220,12 +318,26 @@ class GradientBuckets:
         """Prepare for a backward pass; see `real.programs.base.Program.backward`."""
         self._left = list(reversed(buckets))
         self._missing = {op.dst: set(range(len(self._parts[op.dst]))) for op in buckets}
+        self._closed = set()
         self._complete = complete
+
+    def reach(self, bucket: str) -> None:
+        """Complete the buckets before one, because autograd has come to it: the loss does not depend on their rest."""
+        while self._left and self._left[-1].dst != bucket:
+            turn = self._left.pop()
+            self._closed.add(turn.dst)
+            self.fill(turn, self._missing[turn.dst])
+            self._complete()
+            self._bring_next()
 
     @property
     def unused(self) -> set[Tensor]:
         """The parameters that the passes of this step did not use on this rank."""
         return {parameter for parameter, _ in self._unused}
+
+    def forget_unused(self) -> None:
+        """Forget the parameters that the passes of this step did not use."""
+        self._unused = []
 
     def skip_unused(self) -> None:
         """Remove the gradients of parameters that no rank has used, after the plan has averaged them."""
@@ -237,25 +349,37 @@ class GradientBuckets:
     def finish(self) -> None:
         """Complete the buckets of parameters that the loss did not depend on."""
         while self._left:
-            self.fill(self._left.pop())
+            turn = self._left.pop()
+            self.fill(turn, self._missing[turn.dst])
             self._complete()
         self._missing = {}
 
-    def fill(self, bucket: ops.Backward) -> None:
-        """Move existing gradients into a bucket, or add them, with negative zeros for missing ones."""
-        for parameter, place in self._parts[bucket.dst]:
+    def fill(self, bucket: ops.Backward, missing: Collection[int] | None = None) -> None:
+        """Move existing gradients into a bucket, or add them, with negative zeros for missing ones.
+
+        Args:
+            bucket: The bucket.
+            missing: Numbers of its parameters whose gradients have not arrived; by default, those without a gradient.
+        """
+        for number, (parameter, place) in enumerate(self._parts[bucket.dst]):
             if place is None:
                 continue
-            if parameter.grad is None:
-                parameter.grad = place if bucket.adds else place.fill_(-0.0)
+            if parameter.grad is None and (missing is None or number in missing):
                 if not bucket.adds:
+                    place.fill_(-0.0)
                     self._unused.append((parameter, place))
+                _give(parameter, place)
             _bring(parameter, place, adds=bucket.adds)
 
     def _arrived(self, bucket: str, number: int, parameter: Tensor) -> None:
         """Take the gradient of a parameter, in autograd."""
         if bucket not in self._missing:
             return  # not a pass of the plan, but the user's own
+        if bucket in self._closed:
+            raise RunError(
+                f"parameter {number} of bucket {bucket} gets its gradient after an earlier layer has needed its own "
+                f"parameters; put the layers that use them in turns into one unit"
+            )
         if number not in self._missing[bucket]:
             raise RunError(
                 f"parameter {number} of bucket {bucket} gets its gradient twice in one backward pass, so it cannot be "
@@ -272,11 +396,15 @@ class GradientBuckets:
         while self._left and not self._missing[self._left[-1].dst]:
             self._left.pop()
             self._complete()
-            for turn in self._left[-1:]:
-                for parameter, place in self._parts[turn.dst]:
-                    _bring(parameter, place, adds=turn.adds)
+            self._bring_next()
         if not self._left:
             self._missing = {}
+
+    def _bring_next(self) -> None:
+        """Move the gradients of the next bucket that have arrived before its turn."""
+        for turn in self._left[-1:]:
+            for parameter, place in self._parts[turn.dst]:
+                _bring(parameter, place, adds=turn.adds)
 
 
 def _kept_by(op: ops.Op, *, in_loop: bool) -> tuple[str, ...]:
@@ -298,7 +426,12 @@ def _bring(parameter: Tensor, place: Tensor | None, *, adds: bool) -> None:
             place.add_(gradient)
         else:
             place.copy_(gradient)
-        parameter.grad = place
+        _give(parameter, place)
+
+
+def _give(parameter: Tensor, place: Tensor) -> None:
+    """Let a parameter see its gradient in a bucket, unless that has another type, as for sums in higher precision."""
+    parameter.grad = place if place.dtype == parameter.dtype else None
 
 
 def _nothing() -> None:

@@ -66,6 +66,12 @@ class EmulatedProgram(Program):
             case _:
                 self.compute(seconds)
 
+    def forward(self, parts: Sequence[ops.Forward], step: int, complete: Callable[[], object]) -> None:
+        """Spend the duration of each part in turn."""
+        for part in parts:
+            self.compute(self._seconds_of(part))
+            complete()
+
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
         """Spend the duration of each bucket in turn."""
         for bucket in buckets:

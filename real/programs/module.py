@@ -11,8 +11,9 @@ from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised, on_host
 from real.programs.binding import Binding, trained_parameters
-from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov
+from real.programs.optimizers import MakeOptimizer, Outer, Rating, nesterov, takes_ratios
 from real.programs.sharing import shared_update
+from real.programs.units import UnitHooks
 from simdist.errors import PlanError, RunError
 from simdist.plan import Plan, ops
 
@@ -35,6 +36,8 @@ class ModuleProgram(Program):
         feed: Reads batches of images in place of `batch`, which then serves only for warm-up and for the input type of
             the module.
         outer: Makes the outer optimizer, if the plan has one.
+        max_norm: Clip the gradients of each update to this norm of all of them. Ranks with slices of the model sum
+            their norms in the default process group.
 
     Raises:
         PlanError: The plan is for another model or optimizer, or updates the model in parts.
@@ -55,10 +58,15 @@ class ModuleProgram(Program):
         save: WriteFile | None = None,
         feed: Feed | None = None,
         outer: MakeOptimizer = nesterov,
+        max_norm: float | None = None,
     ) -> None:
-        _check_updates(plan)
+        _check_updates(plan, max_norm)
         self._plan = plan
-        self._binding = Binding(plan, module, memory)
+        self._binding = Binding(plan, module, memory, rank=rank)
+        self._max_norm = max_norm
+        units = self._binding.units()
+        types = self._binding.gathered_dtype, self._binding.own_dtype
+        self._units = UnitHooks(module, units, memory.is_held, types)
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
         self._shared = shared_update(plan, self._binding, optimizer, memory, rank)
         self._outer = Outer(plan, self._binding, memory, outer)
@@ -79,20 +87,26 @@ class ModuleProgram(Program):
         copies = [op for body in plan.bodies for op in body if isinstance(op, ops.Copy)]
         self._anchors = {op.dst for op in copies if op.src in self._outer.names}
         self._states: dict[str, object] = {}  # copies of state that is not in buffers, by the name of the copy
-        self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
+        self._n_passes = max(1, *(len(ops.forward_passes(body)) for body in plan.bodies))
         self._at = -1, 0  # step, and its next pass
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
         self.loss: Tensor | None = None
 
     def warm_up(self, n_steps: int) -> None:
-        """Compute a few gradients, compress them once and discard the results, so that kernels are ready."""
+        """Compute a few gradients, compress them once and discard the results, so that kernels are ready.
+
+        Of a sharded model, also find the units that it uses out of turn, and keep their memory.
+        """
         state = [buffer.clone() for buffer in self._module.buffers()]
         inputs, targets = map(self._on_device, self._batch(0))
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            if self._binding.units():
+                with torch.no_grad(), self._precision():
+                    self._memory.keep(self._units.used_out_of_turn(inputs))
             for _ in range(n_steps):
                 self._binding.forget_gradients()
                 with self._precision():
-                    self._loss_of(self._module(inputs), targets).backward()
+                    self._loss_of(self._units.outputs(inputs), targets).backward()
         self._binding.forget_gradients()
         for buffer, before in zip(self._module.buffers(), state, strict=True):
             buffer.copy_(before)
@@ -113,18 +127,20 @@ class ModuleProgram(Program):
                     self._feed.stage_in(op)
             case ops.Copy():
                 self._copy(op, step)
-            case ops.Forward():
-                self._forward(op, step)
             case ops.TrustRatios():
                 self._rating.rate(op)
             case ops.Optimize() if op.optimizer == "outer":
                 self._outer.step(op)
             case ops.Optimize() if self._shared:
+                if self._max_norm is not None:
+                    self._shared.clip(op, self._max_norm, None)
                 self._shared.update(op)
-                self._binding.buckets.skip_unused()
+                self._binding.buckets.forget_unused()
             case ops.Optimize():
                 self._binding.give_gradients(op)
                 self._rating.give(op)
+                if self._max_norm is not None:
+                    nn.utils.clip_grad_norm_(trained_parameters(self._module), self._max_norm)
                 self._optimizer.step()
             case ops.Save():
                 self._save(op, step)
@@ -134,9 +150,12 @@ class ModuleProgram(Program):
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
         """Run autograd; its hooks complete the buckets."""
         assert self.loss is not None
-        self._binding.buckets.expect(buckets, complete)
+        own = self._binding.buckets
+        own.expect(buckets, complete)
+        self._units.expect_backward(buckets, own.reach)
         self.loss.backward()
-        self._binding.buckets.finish()
+        own.finish()
+        self._units.finish_backward(own.unused)
 
     def differentiate(self) -> None:
         """Run all of autograd, for a caller that takes the buckets later with `fill_bucket`."""
@@ -150,6 +169,10 @@ class ModuleProgram(Program):
         ):
             parameter.grad = gradient
 
+    def bring_home(self, gather: Callable[[str], Tensor]) -> None:
+        """Give the model whole parameters of its own type, at the end; see `Binding.bring_home`."""
+        self._binding.bring_home(gather)
+
     def fill_bucket(self, bucket: ops.Backward) -> None:
         """Move the gradients of a bucket into it, or add them to it."""
         self._binding.buckets.fill(bucket)
@@ -159,7 +182,7 @@ class ModuleProgram(Program):
         if not op.by.is_first(self._rank):
             return
         if op.dst in self._memory:
-            transforms.copy(self._memory, op)
+            transforms.copy(self._memory, op, rank=self._rank)
             return
         if op.dst in self._saved_names:
             self._states[op.dst] = self._state_of(op.src)
@@ -170,15 +193,18 @@ class ModuleProgram(Program):
         batches = self._of_passes(step) if op.src in self._in_memory else self._batches[op.src]
         self._batches[op.dst] = [(self._on_device(inputs), self._on_device(targets)) for inputs, targets in batches]
 
-    def _forward(self, op: ops.Forward, step: int) -> None:
+    def forward(self, parts: Sequence[ops.Forward], step: int, complete: Callable[[], object]) -> None:
         """Compute the loss of the batch that the plan has copied to the device, or else of the next batch."""
         number = self._at[1] if self._at[0] == step else 0
         self._at = step, number + 1
-        brought = next((self._batches[name][number] for name in op.srcs if name in self._batches), None)
+        names = [name for part in parts for name in part.srcs]
+        brought = next((self._batches[name][number] for name in names if name in self._batches), None)
         inputs, targets = brought or map(self._on_device, self._batch(step * self._n_passes + number))
         self._binding.forget_gradients()
+        self._units.expect(parts, complete)
         with self._precision():
-            self.loss = self._loss_of(self._module(inputs), targets)
+            self.loss = self._loss_of(self._units.outputs(inputs), targets)
+        self._units.finish(len(parts))
 
     def _state_of(self, name: str) -> object:
         """Return a copy of the state behind a buffer that is not in memory: bytes, or the state of the optimizer."""
@@ -200,6 +226,8 @@ class ModuleProgram(Program):
                 content |= state
             elif state is not None:
                 content[name] = state
+            elif buffer.tensors and buffer.sharded_over != ops.ALONE:
+                content["pieces"] = content.get("pieces", {}) | self._binding.named_pieces(buffer)
             elif buffer.tensors and not buffer.sparse:
                 part = "anchors" if name in self._anchors else "model"
                 content[part] = content.get(part, {}) | self._binding.named(buffer)
@@ -262,15 +290,19 @@ class LoopProgram(Program):
                 pass
             case ops.Copy():
                 if op.src in self._memory and op.dst in self._memory:  # the loop copies batches to the device itself
-                    transforms.copy(self._memory, op)
+                    transforms.copy(self._memory, op, rank=self._rank)
             case ops.TrustRatios():
                 self._rating.rate(op)
             case ops.Optimize() if op.optimizer == "outer":
                 self._outer.step(op)
-            case ops.Forward() | ops.Optimize() | ops.Save():
+            case ops.Optimize() | ops.Save():
                 raise RunError(f"{op} is for the training loop to do, not for the plan")
             case _:
                 transforms.transform(self._memory, op, step=step, rank=self._rank)
+
+    def forward(self, parts: Sequence[ops.Forward], step: int, complete: Callable[[], object]) -> None:
+        """Refuse, because the user's loop performs it."""
+        raise RunError(f"{parts[0]} is for the training loop to do, not for the plan")
 
     def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
         """Refuse, because the user's loop performs it."""
@@ -279,8 +311,13 @@ class LoopProgram(Program):
         )
 
 
-def _check_updates(plan: Plan) -> None:
-    """Refuse plans that update in parts, because an optimizer of torch updates all its parameters at once."""
+def _check_updates(plan: Plan, max_norm: float | None) -> None:
+    """Refuse plans that update in parts, because an optimizer of torch updates all its parameters at once.
+
+    Clipping after trust ratios were computed would make them wrong.
+    """
+    if max_norm is not None and takes_ratios(plan):
+        raise PlanError(f"plan {plan.name} computes trust ratios from gradients, so they cannot be clipped afterwards")
     for body in plan.bodies:
         updates = [op for op in body if isinstance(op, ops.Optimize) and op.optimizer == "inner"]
         if len(updates) > 1:

@@ -1,5 +1,7 @@
 """Shared updates: each rank updates its slice of the parameters, and keeps only that slice's optimizer state.
 
+The rank has all parameters, or only its slice of them if the model is sharded.
+
 The user's optimizer temporarily gets *pieces*: flat tensors, the parts of its parameters in this rank's slices. So any
 optimizer of torch works that treats each element separately. `problem_of` tests this.
 """
@@ -15,8 +17,9 @@ from torch import Tensor, nn
 
 from real.buffers.memory import Memory
 from real.programs.binding import Binding, laid_like
-from simdist.errors import RunError, UnsupportedError
+from simdist.errors import PlanError, RunError, UnsupportedError
 from simdist.plan import Backward, Optimize, Plan
+from simdist.plan.ops import ALONE
 
 _TRIED = (4, 6)  # shape of the tensor to try an optimizer on, and the number of its first elements that form a slice
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -45,7 +48,8 @@ def shared_update(
     plan: Plan, binding: Binding, optimizer: torch.optim.Optimizer, memory: Memory, rank: int
 ) -> "SharedUpdate | None":
     """Return a rank's part of a plan's shared updates; None if there are none."""
-    update = next((op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.slices), None)
+    updates = (op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.optimizer == "inner")
+    update = next((op for op in updates if op.slices or _is_sharded(plan, op)), None)
     return SharedUpdate(update, plan, binding, optimizer, memory, rank) if update else None
 
 
@@ -79,10 +83,15 @@ class SharedUpdate:
         self._optimizer = optimizer
         self._binding = binding
         self._memory = memory
-        self._member = rank // update.shared_by.stride % update.shared_by.size
+        is_sharded = _is_sharded(plan, update)
+        self._sharers = plan.buffer(update.params[0]).sharded_over if is_sharded else update.shared_by
+        self._member = self._sharers.member(rank)
+        self._copy = self._sharers.number(rank)
         self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and their targets
         self._pieces: dict[nn.Parameter, _Piece] = {}
-        for number, (param, updated) in enumerate(zip(update.params, update.slices, strict=True)):
+        if is_sharded:
+            _check_order(plan, update)
+        for number, (param, updated) in enumerate(zip(update.params, update.slices or update.params, strict=True)):
             self._cut(number, plan, param, memory.dense(updated))
         self._buckets = {op.dst for body in plan.bodies for op in body if isinstance(op, Backward)}
         self._seen: dict[str, int] = {}
@@ -137,7 +146,8 @@ class SharedUpdate:
     def keep(self) -> None:
         """Set the slices to those of the parameters, as without an update."""
         for mine, updated in self._whole:
-            updated.copy_(mine)
+            if mine is not updated:
+                updated.copy_(mine)
 
     def note(self, op: Optimize) -> None:
         """Record the gradients that the user sees, if the update uses other ones, and the unused parameters."""
@@ -154,16 +164,19 @@ class SharedUpdate:
         return not self._buckets.issuperset(op.grads)
 
     def clip(self, op: Optimize, max_norm: float, everyone: dist.ProcessGroup | None) -> Tensor:
-        """Scale the slices of the gradients so that the slices of all ranks have a total norm of at most `max_norm`.
+        """Scale the slices of the gradients so that all slices of a copy have a total norm of at most `max_norm`.
+
+        All ranks take part. If copies of the model have different gradients, each has a norm of its own.
 
         Returns:
             The norm before, a scalar.
         """
         slices = self._gradients(op)
         dtype = torch.promote_types(slices[0].dtype, torch.float32)
-        square = torch.stack([torch.linalg.vector_norm(each, dtype=dtype).square() for each in slices]).sum()
-        dist.all_reduce(square, group=everyone)
-        norm = (square * op.shared_by.size / dist.get_world_size(everyone)).sqrt()  # each group has all slices
+        squares = slices[0].new_zeros(dist.get_world_size(everyone) // self._sharers.size, dtype=dtype)
+        squares[self._copy] = sum(torch.linalg.vector_norm(each, dtype=dtype).square() for each in slices)
+        dist.all_reduce(squares, group=everyone)
+        norm = squares[self._copy].sqrt()
         for each in slices:
             each.mul_((max_norm / (norm + _CLIP_EPS)).clamp(max=1.0).to(each.dtype))
         return norm
@@ -193,15 +206,13 @@ class SharedUpdate:
         self.end()
 
     def _cut(self, number: int, plan: Plan, name: str, updated: Tensor) -> None:
-        first = self._member * updated.numel()
-        self._whole.append((self._memory.dense(name)[first : first + updated.numel()], updated))
-        offset = -first
-        for parameter in self._binding.parameters_of(plan.buffer(name)):
-            begin = max(offset, 0)
-            end = min(offset + parameter.numel(), updated.numel())
-            if begin < end:
-                self._pieces[parameter] = _Piece(updated[begin:end], begin - offset, number, slice(begin, end))
-            offset += parameter.numel()
+        buffer = plan.buffer(name)
+        count = updated.numel()
+        first = self._member * count
+        is_sharded = buffer.sharded_over != ALONE
+        self._whole.append((updated if is_sharded else self._memory.dense(name)[first : first + count], updated))
+        for parameter, begin, place in self._binding.pieces(buffer, self._member, count):
+            self._pieces[parameter] = _Piece(updated[place], begin, number, place)
 
     def _lend(self) -> None:
         self._groups = [
@@ -222,6 +233,21 @@ class SharedUpdate:
                 "the state of the optimizer is shared: each rank has a slice of it; let real.wrap(checkpointing=...) "
                 "save and restore it"
             )
+
+
+def _is_sharded(plan: Plan, update: Optimize) -> bool:
+    """Tell whether ranks hold only their slices of the parameters that an update names."""
+    return plan.buffer(update.params[0]).sharded_over != ALONE
+
+
+def _check_order(plan: Plan, update: Optimize) -> None:
+    """Check that each gradient buffer belongs to the parameters at the same place."""
+    params, grads = ([plan.buffer(name).tensors for name in names] for names in (update.params, update.grads))
+    if params != grads:
+        raise PlanError(
+            f"plan {plan.name}: an update has gradients of tensors {grads} for parameters {params}: write both in the "
+            f"same order"
+        )
 
 
 def problem_of(optimizer: torch.optim.Optimizer) -> str:

@@ -54,13 +54,21 @@ class Group:
         """
         return rank // (self.size * self.stride) * self.stride + rank % self.stride
 
+    def member(self, rank: int) -> int:
+        """Return the place of a rank in its group.
+
+        >>> [Group(2, stride=2).member(rank) for rank in range(8)]
+        [0, 0, 1, 1, 0, 0, 1, 1]
+        """
+        return rank // self.stride % self.size
+
     def is_first(self, rank: int) -> bool:
         """Tell whether a rank is the first of its group.
 
         >>> [rank for rank in range(8) if Group(2, stride=2).is_first(rank)]
         [0, 1, 4, 5]
         """
-        return rank // self.stride % self.size == 0
+        return self.member(rank) == 0
 
     def _iter_members(self, world_size: int) -> Iterator[list[int]]:
         n_blocks, size, stride = self.shape(world_size)

@@ -50,7 +50,7 @@ def lifetimes(plan: Plan) -> Iterator[Lifetime]:
     for number in plan.body_of_steps():
         for op in plan.bodies[number]:
             if op not in touched:
-                touched[op] = tuple(_touched(op, buffers))
+                touched[op] = tuple(each for each in uses(op) if each[0] in buffers)
             for name, is_new in touched[op]:
                 if is_new or name not in alive:
                     alive[name] = Lifetime(buffers[name], row)
@@ -60,11 +60,10 @@ def lifetimes(plan: Plan) -> Iterator[Lifetime]:
     yield from found
 
 
-def _touched(op: Op, buffers: dict[str, Buffer]) -> Iterator[tuple[str, bool]]:
+def uses(op: Op) -> Iterator[tuple[str, bool]]:
     """Yield the buffers that an operation uses, each with whether it writes them anew."""
     if isinstance(op, Wait):
         return
     read = reads(op)
     for name in dict.fromkeys((*read, *writes(op))):
-        if name in buffers:
-            yield name, name not in read
+        yield name, name not in read

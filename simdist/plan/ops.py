@@ -566,6 +566,24 @@ def entering(body: tuple[Op, ...]) -> Enter | None:
     return body[0] if body and isinstance(body[0], Enter) else None
 
 
+def forward_passes(body: tuple[Op, ...]) -> dict[int, tuple[Forward, ...]]:
+    """Return the operations of each forward pass of a body, by the position of the last of them.
+
+    A forward pass ends where the backward pass begins, or the body ends.
+    """
+    found: dict[int, tuple[Forward, ...]] = {}
+    parts: list[Forward] = []
+    last = 0
+    for position, op in enumerate((*body, None)):
+        if isinstance(op, Forward):
+            parts.append(op)
+            last = position
+        elif parts and (op is None or isinstance(op, Backward)):
+            found[last] = tuple(parts)
+            parts = []
+    return found
+
+
 def drops(body: tuple[Op, ...]) -> int | None:
     """Return the position of a body's all-reduce with `drop`, if there is one."""
     return next((at for at, op in enumerate(body) if isinstance(op, AllReduce) and op.drop), None)

@@ -232,6 +232,11 @@ class _Shards:
         return self.job.micro_batches > 1 and self.schedule.accumulation == "reduce"
 
     @property
+    def adds_whole(self) -> bool:
+        """Whether whole gradients add up over micro-batches, in the type in which they are reduced."""
+        return self.job.micro_batches > 1 and self.schedule.accumulation == "local"
+
+    @property
     def defers(self) -> bool:
         """Whether slices of gradients add up over micro-batches before copies of the model average them."""
         first, last = (self.schedule.all_reduces(self.job, at) for at in (0, self.job.micro_batches - 1))
@@ -293,7 +298,7 @@ class _Shards:
             kept = whole // self.kept_over.size
             yield Buffer(f"kept.{number}", kept, param, tensors, sharded_over=self.kept_over)
         yield Buffer(f"activations.{number}", 1, param)
-        yield Buffer(f"grad.{number}", whole, param, tensors, padding=padding)
+        yield Buffer(f"grad.{number}", whole, reduced if self.adds_whole else param, tensors, padding=padding)
         yield Buffer(f"ready.{number}", whole, reduced, tensors, padding=padding)
         yield Buffer(f"reduced.{number}", of_slice, reduced, tensors, sharded_over=group)
         if self.sums_up:

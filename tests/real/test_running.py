@@ -310,6 +310,8 @@ def test_report_tells_clocks_and_what_tracing_cost(done: run_directory.RunDirect
     assert report["hosts"] == [socket.gethostname()] * 4
     assert report["makespan_s"] == trace.makespan_s > 12 * 4e-3
     assert report["clock_ahead_s"] == report["clock_uncertainty_s"] == [[0.0] * 4] * 2
+    sent = {op.buffer for body in done.plan.bodies for op in body if isinstance(op, COLLECTIVES)}
+    assert report["buffers_nbytes"] == [sum(buffer.nbytes for buffer in done.plan.buffers if buffer.name in sent)] * 4
     assert 0 < report["tracing_share"] < 1
     assert report["tracing_share"] == pytest.approx(report["tracing_s"] / report["makespan_s"])
 

@@ -21,6 +21,7 @@ from simdist.plan import AllReduce, Backward, Delay, Forward, Optimize, Plan, Ru
 from simdist.plan.walk import walk
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
 from simdist.schedules.diloco import DiLoCo
+from simdist.schedules.fsdp import FSDP
 from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
@@ -555,6 +556,11 @@ def test_plans_that_are_no_training_loop_are_refused() -> None:
     }.items():
         with pytest.raises(UnsupportedError, match=problem):
             step_shape.check_shape(body_of(plan, changed))
+
+
+def test_a_plan_that_shards_the_model_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"it shards the model, .* perform this plan with `python -m real`"):
+        step_shape.check_shape(FSDP().plan(Training().job(4, 3)))
 
 
 # --- connected by `wrap`, as under torchrun ---
