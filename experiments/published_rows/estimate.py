@@ -8,7 +8,7 @@ the least factor with which 90 % intervals hold enough rows of families that are
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,10 @@ class Residual:
 
     Args:
         family: Its family.
-        kind: `machine`, `machines`, or `collective`.
+        kind: `machine`, `machines`, `collective` or `batch`.
         classes: Classes of hardware that it belongs to.
         log: log(measured / simulated).
-        nbytes: Of a collective.
+        nbytes: Of a collective; of a batch, the place of its ratio to the measured one.
     """
 
     family: str
@@ -73,14 +73,24 @@ def distribution(residuals: Iterable[Residual], name: str) -> NDArray[np.float64
     return quantiles(values, weights)
 
 
-def widening(residuals: Sequence[Residual]) -> float:
-    """Return the factor that the distributions of a kind need to hold `HELD` of the rows of a family left out."""
+def of_size(each: Residual) -> int:
+    """Return the size class of a row."""
+    return size_class(each.nbytes)
+
+
+def widening(residuals: Sequence[Residual], bucket: Callable[[Residual], int] = of_size) -> float:
+    """Return the factor that the distributions of a kind need to hold `HELD` of the rows of a family left out.
+
+    Args:
+        residuals: Of the kind.
+        bucket: Which of the distributions of a class a row belongs to.
+    """
     needed: dict[str, list[float]] = {}
     ends: dict[tuple[str, str, int], tuple[float, float, float]] = {}
     for each in residuals:
-        key = each.family, each.classes[-1], size_class(each.nbytes)
+        key = each.family, each.classes[-1], bucket(each)
         if key not in ends:
-            others = [one for one in residuals if one.family != key[0] and size_class(one.nbytes) == key[2]]
+            others = [one for one in residuals if one.family != key[0] and bucket(one) == key[2]]
             if not others:
                 continue
             found = distribution(others, key[1])
@@ -120,10 +130,11 @@ def _entry(residuals: Sequence[Residual], name: str, factor: float, *, sized: bo
     return {
         "rows": len(inside),
         "families": len({each.family for each in inside}),
-        "logs": [[round(float(log), 4) for log in _widened(distribution(part, name), factor)] for part in parts],
+        "logs": [[round(float(log), 4) for log in widened(distribution(part, name), factor)] for part in parts],
     }
 
 
-def _widened(logs: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+def widened(logs: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Return a distribution that is a factor wider around its median."""
     middle = logs[N_PLACES // 2]
     return middle + factor * (logs - middle)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent))  # modules beside this one
 
+import batches
 import estimate
 import numpy as np
 import predict
@@ -216,7 +217,8 @@ def doubts_document(lines: Iterable[Line]) -> dict[str, Any]:
         "unit": "natural logarithm of measured over simulated seconds, at 41 evenly spaced places from 0 to 1",
         "date": "2026-11",
     }
-    return about | estimate.table(each for line in lines for each in line.residuals)
+    of_rows = estimate.table(each for line in lines for each in line.residuals)
+    return about | of_rows | {"batch": batches.document(batches.all_errors())}
 
 
 RecordT = TypeVar("RecordT", Line, Decision)
@@ -369,6 +371,7 @@ def tables() -> dict[str, str]:
         "kinds": kinds_table,
         "decisions": decisions_table,
         "doubts": doubts_table,
+        "batches": batches.table,
         "worse": worse_table,
         "families": families_table,
     }
