@@ -186,6 +186,7 @@ def _of_data_sets(scenario: Scenario) -> Iterator[str]:
         yield "workload.decode"
     if storage and scenario.input.source == "storage" and "storage" in cluster.model_fields_set:
         keys = {"open_s": "open", "operations_per_s": "operations", "request_nbytes": "request_size"}
+        keys |= {"client_requests": "client_requests", "batch_s": "batch"}
         yield from (f"cluster.storage.{key}" for name, key in keys.items() if name in storage.model_fields_set)
 
 
