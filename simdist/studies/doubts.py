@@ -30,6 +30,7 @@ from simdist.plan.ops import Collective, Op
 from simdist.runs.building import lost_share
 from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
+from simdist.scenario.cluster import Transport
 
 Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network"]
 
@@ -56,7 +57,14 @@ _BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
 _OF_COMPUTING = ("batch", "machine", "machines")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
-_OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over EFA 9.9 us and more
+_OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
+_TRANSPORTS: dict[Transport, str] = {
+    "rdma": "RDMA",
+    "efa": "EFA",
+    "tcp": "TCP",
+    "tcpxo": "TCPXO",
+    "slingshot": "Slingshot",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,7 @@ class Doubt:
     @property
     def in_words(self) -> str:
         """What it is, and the measurement that replaces it."""
-        of = f", {self.hardware}" if self.hardware else ""
+        of = f", {self.hardware}" if self.hardware not in ("", self.kind) else ""
         errors = f"errors of {self.n_rows} published rows, {_TITLES[self.kind]}{of}"
         return f"{self.name} ({errors}): measure {_MEASURE[self.kind]}"
 
@@ -181,10 +189,21 @@ def precision(workload: Workload) -> str:
 def link_class(cluster: Cluster, kind: Kind) -> str:
     """Return the class of the links of a kind as rows have it."""
     if kind == "network":
-        return "RDMA" if cluster.network.latency_s < _OF_RDMA_S else "EFA or TCP"
+        return _TRANSPORTS[_transport(cluster)]
     if cluster.mesh:
         return "xGMI"
-    return "PCIe" if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS else "NVLink"
+    if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS:
+        return "PCIe"
+    return "NVLink"
+
+
+def _transport(cluster: Cluster) -> Transport:
+    """Return the kind of the network. Only EFA has a rendezvous in clusters that do not state their transport."""
+    if cluster.transport is not None:
+        return cluster.transport
+    if cluster.network.rendezvous_s:
+        return "efa"
+    return "rdma" if cluster.network.latency_s < _OF_RDMA_S else "tcp"
 
 
 def batch_doubt(table: Table, workload: Workload) -> Doubt:
@@ -207,9 +226,9 @@ def training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> D
 
 
 def collective_doubt(table: Table, kind: Kind, link: str) -> Doubt:
-    """Return the doubt of collectives over a class of link; of all links, if the class has no rows."""
+    """Return the doubt of collectives over a class of link; if it has no rows, of all inside or between machines."""
     of = table["collectives"]
-    return _doubt(kind, of["classes"], (link, ""), tuple(of["sizes"]))
+    return _doubt(kind, of["classes"], (link, kind, ""), tuple(of["sizes"]))
 
 
 def _doubt(kind: Kind, classes: Mapping[str, Any], names: Sequence[str], sizes: tuple[int, ...]) -> Doubt:
