@@ -44,6 +44,13 @@ def test_one_measured_step_is_taken_in_proportion_and_a_line_never_reaches_zero(
     assert [step_s(three, size) for size in (15, 30, 80)] == pytest.approx([2.0, 3.5, 6.0])
 
 
+def test_what_is_computed_again_is_part_of_a_measured_step() -> None:
+    found = job(f"batch_size: 64, recompute: 100%, {TWO}")
+    cost = ComputeCost(found.workload, found.cluster)
+    assert cost.forward_s + cost.backward_s == pytest.approx(0.03)
+    assert cost.backward_s > 2.5 * cost.forward_s
+
+
 def test_seconds_are_in_proportion_to_the_batch_only_if_the_measured_one_is_stated() -> None:
     times = "forward: 10 ms, backward: 20 ms"
     assert passes_ms(f"batch_size: 16, {times}") == 30.0
