@@ -8,7 +8,7 @@ the least factor with which 90 % intervals hold enough rows of families that are
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,11 @@ SIZES = (2**14, 2**21, 2**28)
 BORDERS = (2**16, 2**26)
 OTHERS = 1.0
 """Weight of all families outside a class, in families."""
+ALONE = {"Slingshot", "TCPXO"}
+"""Classes of one family that teach no other, because its times follow no model of NCCL. Over Slingshot, times shrink
+with the size from 2 to 16 MiB. Over TCPXO, they are those of LL up to 16 MiB, and 0.9 ms plus the bytes beyond."""
+LEAST_FAMILIES = 3
+"""Families of a kind of link that a distribution is made of, at least."""
 FACTORS = tuple(1 + number / 10 for number in range(11))
 HELD = 0.88
 """Share of the rows of a family that is left out, in the mean over families; ranges of inputs add to it."""
@@ -31,10 +36,10 @@ class Residual:
 
     Args:
         family: Its family.
-        kind: `machine`, `machines`, or `collective`.
+        kind: `machine`, `machines`, `collective` or `batch`.
         classes: Classes of hardware that it belongs to.
         log: log(measured / simulated).
-        nbytes: Of a collective.
+        nbytes: Of a collective; of a batch, the place of its ratio to the measured one.
     """
 
     family: str
@@ -61,8 +66,8 @@ def quantiles(values: Sequence[float], weights: Sequence[float]) -> NDArray[np.f
 def distribution(residuals: Iterable[Residual], name: str) -> NDArray[np.float64]:
     """Return the quantiles of a class among the residuals of a kind; of all, if the name is empty."""
     residuals = list(residuals)
-    inside = [each for each in residuals if not name or name in each.classes]
-    outside = [each for each in residuals if each not in inside]
+    inside = _members(residuals, name)
+    outside = [each for each in residuals if each not in inside and ALONE.isdisjoint(each.classes)]
     values: list[float] = []
     weights: list[float] = []
     for some, total in ((inside, None), (outside, OTHERS)):
@@ -73,14 +78,26 @@ def distribution(residuals: Iterable[Residual], name: str) -> NDArray[np.float64
     return quantiles(values, weights)
 
 
-def widening(residuals: Sequence[Residual]) -> float:
-    """Return the factor that the distributions of a kind need to hold `HELD` of the rows of a family left out."""
+def of_size(each: Residual) -> int:
+    """Return the size class of a row."""
+    return size_class(each.nbytes)
+
+
+def widening(residuals: Sequence[Residual], bucket: Callable[[Residual], int] = of_size) -> float:
+    """Return the factor that the distributions of a kind need to hold `HELD` of the rows of a family left out.
+
+    Args:
+        residuals: Of the kind.
+        bucket: Which of the distributions of a class a row belongs to.
+    """
     needed: dict[str, list[float]] = {}
     ends: dict[tuple[str, str, int], tuple[float, float, float]] = {}
     for each in residuals:
-        key = each.family, each.classes[-1], size_class(each.nbytes)
+        if not ALONE.isdisjoint(each.classes):
+            continue
+        key = each.family, each.classes[-1], bucket(each)
         if key not in ends:
-            others = [one for one in residuals if one.family != key[0] and size_class(one.nbytes) == key[2]]
+            others = [one for one in residuals if one.family != key[0] and bucket(one) == key[2]]
             if not others:
                 continue
             found = distribution(others, key[1])
@@ -100,12 +117,25 @@ def table(residuals: Iterable[Residual]) -> dict[str, Any]:
     training = {}
     for kind in ("machine", "machines"):
         of_kind = [each for each in residuals if each.kind == kind]
-        factor = widening(of_kind)
-        training[kind] = {name: _entry(of_kind, name, factor, sized=False) for name in names(of_kind)}
+        factors = [widening(of_kind)]
+        training[kind] = {name: _entry(of_kind, name, factors) for name in names(of_kind)}
     collectives = [each for each in residuals if each.kind == "collective"]
-    factor = widening(collectives)
-    classes = {name: _entry(collectives, name, factor, sized=True) for name in names(collectives)}
+    classes = {"": _entry(collectives, "", _factors(collectives))}
+    for kind in ("fabric", "network"):
+        of_kind = pooled(collectives, kind)
+        factors = _factors(of_kind)
+        named = names(each for each in of_kind if kind in each.classes)
+        classes |= {name: _entry(of_kind, name, factors) for name in named if name}
     return {"training": training, "collectives": {"sizes": list(SIZES), "classes": classes}}
+
+
+def pooled(collectives: Sequence[Residual], kind: str) -> list[Residual]:
+    """Return the rows of a kind of link, and all rows of a size that too few families of the kind have."""
+    found: list[Residual] = []
+    for of_size in _by_size(collectives):
+        of_kind = [each for each in of_size if kind in each.classes]
+        found += of_kind if len({each.family for each in of_kind}) >= LEAST_FAMILIES else of_size
+    return found
 
 
 def names(residuals: Iterable[Residual]) -> list[str]:
@@ -113,17 +143,37 @@ def names(residuals: Iterable[Residual]) -> list[str]:
     return ["", *sorted({name for each in residuals for name in each.classes})]
 
 
-def _entry(residuals: Sequence[Residual], name: str, factor: float, *, sized: bool) -> dict[str, Any]:
-    inside = [each for each in residuals if not name or name in each.classes]
-    by_size = [[each for each in residuals if size_class(each.nbytes) == size] for size in range(len(SIZES))]
-    parts = by_size if sized else [list(residuals)]
+def _members(residuals: Iterable[Residual], name: str) -> list[Residual]:
+    """Return the rows of a class; an empty name is that of all."""
+    return [
+        each
+        for each in residuals
+        if (not name or name in each.classes) and (name in ALONE or ALONE.isdisjoint(each.classes))
+    ]
+
+
+def _by_size(residuals: Sequence[Residual]) -> list[list[Residual]]:
+    return [[each for each in residuals if size_class(each.nbytes) == size] for size in range(len(SIZES))]
+
+
+def _factors(residuals: Sequence[Residual]) -> list[float]:
+    """Return the widening of each size."""
+    return [widening(of_size) for of_size in _by_size(residuals)]
+
+
+def _entry(residuals: Sequence[Residual], name: str, factors: Sequence[float]) -> dict[str, Any]:
+    """Return the distributions of a class: one, or with a factor for each size one of each."""
+    inside = _members(residuals, name)
+    parts = [list(residuals)] if len(factors) == 1 else _by_size(residuals)
+    found = [widened(distribution(part, name), factor) for part, factor in zip(parts, factors, strict=True)]
     return {
         "rows": len(inside),
         "families": len({each.family for each in inside}),
-        "logs": [[round(float(log), 4) for log in _widened(distribution(part, name), factor)] for part in parts],
+        "logs": [[round(float(log), 4) for log in logs] for logs in found],
     }
 
 
-def _widened(logs: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+def widened(logs: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Return a distribution that is a factor wider around its median."""
     middle = logs[N_PLACES // 2]
     return middle + factor * (logs - middle)

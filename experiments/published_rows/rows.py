@@ -7,7 +7,7 @@ are read from their `published.json`, with the cluster files of these experiment
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from simdist.studies.doubts import generation
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent
 STEPS = 10
-LAUNCH = "5 us"
-"""Of one process for all GPUs of a machine: 4 to 7 us are published (docs/reference/scenario.md)."""
 LOST = {"volta": (0.052, 0.114), "ampere": (0.023, 0.05), "hopper": (0.011, 0.015)}
 """Typical loss of a machine, single and mixed precision (docs/how-to/describe-your-cluster.md); 5 % of older GPUs."""
 PRESETS = {"InceptionV3": "inception-v3", "ResNet-50": "resnet50", "ResNet-101": "resnet101"}
@@ -110,7 +108,6 @@ class Collective:
         algorithm: As a schedule has it.
         nbytes: As nccl-tests count them.
         measured_s: Seconds.
-        link: Class of its links, if the cluster does not tell it.
     """
 
     family: str
@@ -120,7 +117,6 @@ class Collective:
     algorithm: str
     nbytes: int
     measured_s: float
-    link: str = ""
 
     @property
     def n_gpus(self) -> int:
@@ -274,29 +270,56 @@ _GENERATIONS = {"a100": "ampere", "p4de": "ampere", "b200": "blackwell", "v100":
 
 
 def collective_rows() -> Iterator[Collective]:
-    """Yield all rows of collectives."""
+    """Yield all rows of collectives.
+
+    Where one process launches for all GPUs of a machine, the launch on this host is an input: the smallest all-reduce.
+    """
+    for is_one_process, rows in (*_own_collectives(), *_nccl_tables()):
+        if not is_one_process:
+            yield from rows
+            continue
+        smallest = min((each for each in rows if each.collective == "all_reduce"), key=lambda each: each.nbytes)
+        launch_us = 1e6 * smallest.measured_s / smallest.cluster["gpus_per_node"]
+        for row in rows:
+            if row is not smallest:
+                yield replace(row, cluster={**row.cluster, "launch": f"{launch_us:.4g} us"})
+
+
+def _own_collectives() -> Iterator[tuple[bool, list[Collective]]]:
+    """Yield the rows of a family, and whether one process launches them."""
+    found: dict[str, list[Collective]] = {}
     for row in _read("collectives.csv"):
         family = families()["collectives"][row["family"]]
         if family["cluster"].get("preset", "ideal") not in presets.names("clusters"):
             continue
         sizes = {"nodes": int(row["nodes"]), "gpus_per_node": int(row["gpus_per_node"])}
-        yield Collective(
-            row["family"],
-            family["generation"],
-            row["collective"],
-            family["cluster"] | sizes,
-            "auto",
-            int(row["nbytes"]),
-            1e-6 * float(row["measured_us"]),
-            family.get("link", ""),
+        found.setdefault(row["family"], []).append(
+            Collective(
+                row["family"],
+                family["generation"],
+                row["collective"],
+                family["cluster"] | sizes,
+                "auto",
+                int(row["nbytes"]),
+                1e-6 * float(row["measured_us"]),
+            )
         )
+    for name, rows in found.items():
+        yield families()["collectives"][name].get("one_process", False), rows
+
+
+def _nccl_tables() -> Iterator[tuple[bool, list[Collective]]]:
     folder = EXPERIMENTS / "nccl_tables"
     for name, table in _published("nccl_tables")["tables"].items():
         hardware = next((each for key, each in _GENERATIONS.items() if name.startswith(key)), "hopper")
         base = {"preset": table["preset"]} if "preset" in table else {"file": str(folder / table["cluster"])}
-        launch = {"launch": LAUNCH} if "launched_as" in table else {}
-        cluster = {**base, **launch, "nodes": table["nodes"], "gpus_per_node": 8}
-        for nbytes, measured_us in table["rows_bytes_us"]:
-            algorithm = table.get("algorithm", "auto")
-            seconds = 1e-6 * measured_us
-            yield Collective(table["title"], hardware, "all_reduce", cluster, algorithm, nbytes, seconds)
+        version = {"nccl_version": table["nccl_version"]} if "nccl_version" in table else {}
+        cluster = {**base, **version, "nodes": table["nodes"], "gpus_per_node": 8}
+        algorithm = table.get("algorithm", "auto")
+        yield (
+            "launched_as" in table,
+            [
+                Collective(table["title"], hardware, "all_reduce", cluster, algorithm, nbytes, 1e-6 * measured_us)
+                for nbytes, measured_us in table["rows_bytes_us"]
+            ],
+        )

@@ -16,10 +16,11 @@ from dataclasses import astuple, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent))  # modules beside this one
 
+import batches
 import estimate
 import numpy as np
 import predict
@@ -28,7 +29,7 @@ from decisions import Decision, decisions
 from estimate import Residual
 
 from simdist.report import page_command
-from simdist.scenario import Interference
+from simdist.scenario import Cluster, Interference
 from simdist.studies.comparison import row, with_draws
 from simdist.studies.doubts import Doubt, collective_doubt, generation, kinds_of_step, link_class, of_published_rows
 from simdist.studies.uncertainty import n_draws, places, spread
@@ -133,7 +134,7 @@ def of_collective(row_: published.Collective) -> Line:
         row_.family,
         f"{row_.collective} of {row_.nbytes} B, {row_.n_gpus} GPUs",
         "collective",
-        row_.link or _link(cluster),
+        f"{_kind(cluster)}+{link_class(cluster, _kind(cluster))}",
         row_.nbytes,
         row_.n_gpus,
         row_.measured_s,
@@ -144,8 +145,8 @@ def of_collective(row_: published.Collective) -> Line:
     )
 
 
-def _link(cluster: Any) -> str:
-    return link_class(cluster, "network" if cluster.n_domains > 1 else "fabric")
+def _kind(cluster: Cluster) -> Literal["fabric", "network"]:
+    return "network" if cluster.n_domains > 1 else "fabric"
 
 
 Predicted = tuple[published.Training | published.Collective, Line]
@@ -197,7 +198,8 @@ def _of_training(row_: published.Training, line: Line, table: dict[str, Any]) ->
 def _of_collective(row_: published.Collective, line: Line, table: dict[str, Any]) -> tuple[float, float]:
     """Return the interval of one collective, with draws of its cluster's ranges."""
     cluster = predict.cluster_of(row_)
-    doubt: Doubt = collective_doubt(table, "network" if cluster.n_domains > 1 else "fabric", _link(cluster))
+    kind = _kind(cluster)
+    doubt: Doubt = collective_doubt(table, kind, link_class(cluster, kind))
     ranged = predict.by_place(row_, cluster)
     n = n_draws(1 + len(ranged))
     at = {name: places(name, seed=0, n=n) for name in (doubt.name, *ranged)}
@@ -216,7 +218,8 @@ def doubts_document(lines: Iterable[Line]) -> dict[str, Any]:
         "unit": "natural logarithm of measured over simulated seconds, at 41 evenly spaced places from 0 to 1",
         "date": "2026-11",
     }
-    return about | estimate.table(each for line in lines for each in line.residuals)
+    of_rows = estimate.table(each for line in lines for each in line.residuals)
+    return about | of_rows | {"batch": batches.document(batches.all_errors())}
 
 
 RecordT = TypeVar("RecordT", Line, Decision)
@@ -306,6 +309,15 @@ def kinds_table() -> Iterator[str]:
     collectives = [line for line in saved() if line.nbytes]
     yield f"| all training | {cells(training)}"
     yield f"| all collectives | {cells(collectives)}"
+    alike = [line for line in collectives if _is_alike(line)]
+    for title, lines in by(alike, group).items():
+        yield f"| alike: {title.removeprefix('collectives ')} | {cells(lines)}"
+    yield f"| alike: all collectives | {cells(alike)}"
+
+
+def _is_alike(line: Line) -> bool:
+    """Tell whether other families tell something of a cluster."""
+    return line.family not in NOT_ALIKE and estimate.ALONE.isdisjoint(line.classes.split("+"))
 
 
 def families_table() -> Iterator[str]:
@@ -369,6 +381,7 @@ def tables() -> dict[str, str]:
         "kinds": kinds_table,
         "decisions": decisions_table,
         "doubts": doubts_table,
+        "batches": batches.table,
         "worse": worse_table,
         "families": families_table,
     }

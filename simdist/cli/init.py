@@ -368,7 +368,7 @@ def _workload_text(interview: _Interview, output: Path, cluster: Cluster, given:
         common.parsed("--forward", given["forward"], parse_seconds)
         interview.settings.append(Setting("forward pass", given["forward"], "option --forward"))
         lines += [f"  forward: {given['forward']}  # --forward; the backward pass takes twice as long unless stated"]
-    elif workload.forward_s is None:
+    elif not workload.has_seconds:
         usable = [each for each in _PREFERRED if workload.utilization.at(each) and cluster.device.peak_flops.at(each)]
         if not usable and given["precision"] is None:
             raise ScenarioError(
@@ -380,7 +380,7 @@ def _workload_text(interview: _Interview, output: Path, cluster: Cluster, given:
         precision = interview.setting("precision", "--precision", given["precision"], default, source, check=_precision)
         lines += [f"  precision: {precision}  # {_remark(interview, 'precision')}"]
         lines += ["  # forward: 20 ms  # a measured time replaces that of FLOPs and utilization; so does backward"]
-    if given["forward"] is not None or workload.forward_s is not None:
+    if given["forward"] is not None or workload.has_seconds:
         lines += [f"  precision: {given['precision']}  # --precision"] if given["precision"] else []
     size = interview.setting(
         "batch size", "--batch-size", given["batch_size"], workload.batch_size, f"{_GUESS}: as in {name}", check=_count

@@ -10,8 +10,9 @@ from simdist.errors import ScenarioError
 from simdist.plan import Buffer, Copy, Densify, LowRank, Optimize, Select, TrustRatios
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.cluster import Cluster
-from simdist.scenario.workload import Workload
+from simdist.scenario.workload import MeasuredStep, Workload
 from simdist.settings.precision import Precision
+from simdist.settings.units import format_seconds
 
 #: SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum. Adam has two moments.
 _OPTIMIZER_PASSES = {"sgd": 5, "lars": 5, "adamw": 7}
@@ -52,11 +53,11 @@ def tensor_backward_s(workload: Workload, cluster: Cluster) -> tuple[float, ...]
 class ComputeCost:
     """Prices of the operations on the compute stream.
 
-    Forward seconds are the workload's, or `FLOPs * batch / (peak * utilization)`, with peak and utilization for the
-    workload's precision. A backward pass without seconds of its own takes twice as long: one product for the gradient
-    of the weights, one for the gradient of the inputs. Activation checkpointing repeats a share of the forward pass
-    (`recompute`). A tensor's share of a pass is its share of the FLOPs. If the backward pass was measured per tensor,
-    it is the tensor's seconds.
+    Forward seconds are the workload's, a third of its measured steps, or `FLOPs * batch / (peak * utilization)`, with
+    peak and utilization for the workload's precision. A backward pass without seconds of its own takes twice as long:
+    one product for the gradient of the weights, one for the gradient of the inputs. Activation checkpointing repeats a
+    share of the forward pass (`recompute`). A tensor's share of a pass is its share of the FLOPs. If the backward pass
+    was measured per tensor, it is the tensor's seconds.
 
     Raises:
         ScenarioError: Times are neither given nor derivable.
@@ -71,24 +72,40 @@ class ComputeCost:
         if not weights.any():
             weights = np.array([tensor.count for tensor in workload.tensors], dtype=np.float64)
         self._share_before = _share_before(weights)
-        self.forward_s = self._forward_s(workload.forward_s)
         self._backward_share_before = self._share_before
         n_passes = 2.0
         if workload.recompute:
             backward_weights = weights * (2 + np.array(workload.recomputed_shares))
             self._backward_share_before = _share_before(backward_weights)
             n_passes = float(backward_weights.sum() / weights.sum())
+        self.forward_s = self._forward_s(n_passes)
         self.backward_s = n_passes * self.forward_s if workload.backward_s is None else workload.backward_s
         measured_s = np.array([tensor.backward_s for tensor in workload.tensors if tensor.backward_s is not None])
         if measured_s.size:  # for all tensors or none
             self.backward_s = float(measured_s.sum())
         if measured_s.any():
             self._backward_share_before = _share_before(measured_s)
+        factor = self._of_batch(self.forward_s + self.backward_s)
+        self.forward_s *= factor
+        self.backward_s *= factor
 
-    def _forward_s(self, given_s: float | None) -> float:
-        if given_s is not None:
-            return given_s
+    def _of_batch(self, stated_s: float) -> float:
+        """Return what multiplies the seconds of passes: their batch size, and the host that launches their kernels."""
         workload = self._workload
+        ratio = workload.batch_over_measured
+        is_measured = workload.has_seconds and ratio == 1
+        if not stated_s or is_measured:
+            return 1.0
+        factor = ratio if workload.forward_s is not None else 1.0  # the other times are of this batch size
+        return max(factor, workload.launch_s / stated_s)
+
+    def _forward_s(self, n_backward: float) -> float:
+        """Return the seconds of a forward pass. A backward pass is as much work as `n_backward` of these."""
+        workload = self._workload
+        if workload.step_times:
+            return self._passes_s() / (1 + n_backward)
+        if workload.forward_s is not None:
+            return workload.forward_s
         peaks = self._device.peak_flops
         flops = workload.batch_size * workload.flops
         peak = peaks.at(workload.precision)
@@ -100,6 +117,20 @@ class ComputeCost:
                 f"and in cluster.device.peak (stated: {_listed(peaks.stated)}); give e.g. `forward: 20 ms`"
             )
         return flops / (peak * share)
+
+    def _passes_s(self) -> float:
+        """Return the seconds of a forward and a backward pass: those of a step without its update."""
+        workload = self._workload
+        whole_s = step_s(workload.step_times, workload.batch_size)
+        update_s = workload.optimize_s
+        if update_s is None:
+            update_s = _OPTIMIZER_PASSES[workload.optimizer] * workload.nbytes / self._device.memory_bandwidth_Bps
+        if update_s >= whole_s:
+            raise ScenarioError(
+                f"workload.step_times: a step of batch size {workload.batch_size} takes {format_seconds(whole_s)}, its "
+                f"update alone {format_seconds(update_s)}: write workload.optimize, or times of a whole step"
+            )
+        return whole_s - update_s
 
     def forward(self, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
         """Return the seconds of a forward pass through the tensors of `params`."""
@@ -216,6 +247,25 @@ class ComputeCost:
         """
         touched_nbytes = 2 * src.count * ITEM_NBYTES[dst.dtype]
         return (dst.nbytes + src.nbytes + touched_nbytes) / self._device.memory_bandwidth_Bps
+
+
+def step_s(measured: Sequence[MeasuredStep], batch_size: int) -> float:
+    """Return the seconds of a step: a line between neighbours, continued beyond the last and before the first.
+
+    A line that would reach 0 before an empty batch is none of a GPU. Then, and with one measured step, the time is
+    proportional to the batch size.
+    """
+    after = next((i for i, each in enumerate(measured) if each.batch_size >= batch_size), len(measured) - 1)
+    high = measured[after]
+    if after == 0 and len(measured) > 1:
+        high = measured[1]
+    low = measured[max(0, after - 1)]
+    n_samples = high.batch_size - low.batch_size
+    per_sample_s = (high.time_s - low.time_s) / n_samples if n_samples else high.time_s / high.batch_size
+    fixed_s = low.time_s - per_sample_s * low.batch_size
+    if fixed_s < 0 and batch_size < low.batch_size:
+        return low.time_s * batch_size / low.batch_size
+    return fixed_s + per_sample_s * batch_size
 
 
 def _share_before(weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -11,6 +11,9 @@ Reading `n` files with `r` threads takes ceil(n / r) times the mean file:
     from storage   open + requests * latency + bytes / rate        (+ bytes / write rate, if kept on disk)
     from disk      latency + bytes / rate
 
+A reader has one request to storage in flight, so a rank whose client has fewer slots reads with as many threads. Each
+batch takes `batch_s` besides.
+
 Samples of peers come in requests of up to ceil(n / r), each to one node. A request occupies a thread for
 
     from a peer    2 * network latency + latency + bytes / rate
@@ -97,6 +100,14 @@ class LoadCosts:
         return _Files(*(np.broadcast_to(each, self._dataset.n_samples) for each in (nbytes, requests + 1, seconds)))
 
     @cached_property
+    def _storage_readers(self) -> int:
+        """Files that a rank reads from storage at once."""
+        slots = self._storage.client_requests
+        if slots is None:
+            return self._dataset.readers
+        return min(self._dataset.readers, max(1, slots // self._topology.ranks_per_node))
+
+    @cached_property
     def _batches(self) -> tuple["_Amounts", ...]:
         return tuple(self._amounts(reads) for reads in look_up(self._plan))
 
@@ -131,7 +142,7 @@ class LoadCosts:
             nbytes = self._files.nbytes[samples].sum()
             first_s = storage.open_s + storage.latency_s
             file_s = (self._files.seconds[samples] + self._files.nbytes[samples] / self._disk.write_Bps).mean()
-            rounds = math.ceil(len(samples) / (op.group.size * self._dataset.readers))
+            rounds = math.ceil(len(samples) / (op.group.size * self._storage_readers))
             resources = [*self._from_storage(nodes), topology.disk_write(nodes), topology.readers(ranks)]
             amounts = np.concatenate(
                 [
@@ -173,7 +184,8 @@ class LoadCosts:
         n_decoded = (reads.level >= DISK).sum(axis=1)  # each of them is a file
         file_s = seconds.sum(axis=1) / np.maximum(n_decoded, 1)
         peers = self._peers(reads, is_peer)
-        reading_s = file_s * _rounds(n_decoded, dataset.readers) + self._peers_s(peers)
+        n_readers = np.where(is_storage.any(axis=1), self._storage_readers, dataset.readers)
+        reading_s = file_s * _rounds(n_decoded, n_readers) + self._peers_s(peers)
         first_s = np.select(
             [is_storage.any(axis=1), is_disk.any(axis=1), is_peer.any(axis=1)],
             [self._storage.open_s + self._storage.latency_s, disk.latency_s, self._peer_request_s],
@@ -198,7 +210,7 @@ class LoadCosts:
             np.maximum(reading_s - first_s, 0.0),
             begins_s + np.maximum(decoding_s - last_s, 0.0),
         ]
-        return _Amounts(first_s, last_s, np.stack(columns, axis=1), peers)
+        return _Amounts(first_s + self._storage.batch_s, last_s, np.stack(columns, axis=1), peers)
 
     def _peers_s(self, peers: "_Peers") -> NDArray[np.float64]:
         """Return how long each rank's readers need for samples of peers."""
@@ -286,7 +298,7 @@ class _Amounts:
     peers: _Peers
 
 
-def _rounds(n: NDArray[np.int64], n_threads: int) -> NDArray[np.int64]:
+def _rounds(n: NDArray[np.int64], n_threads: int | NDArray[np.int64]) -> NDArray[np.int64]:
     return -(-n // n_threads)
 
 

@@ -16,6 +16,7 @@ from simdist.settings.precision import Peak
 from simdist.settings.units import BytesPerSecond, Factor, Nbytes, PerSecond, Seconds, Whole
 
 Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
+Transport: TypeAlias = Literal["rdma", "efa", "tcp", "tcpxo", "slingshot"]
 
 _MAX_STORAGE_SERVERS = 1_000_000
 _MAX_GPUS_OF_HOST = 16  # DGX-2; 8 from A100 on
@@ -100,7 +101,7 @@ class Storage(Settings):
     """File servers that nodes read from, such as NFS. Each has all files.
 
     Reading a file takes `open_s`, and then `latency_s` for each request of up to `request_nbytes`; of the server's
-    operations it takes one more than it has requests.
+    operations it takes one more than it has requests. Each reader of a rank has one request in flight.
 
     Args:
         latency_s: Seconds per request.
@@ -110,6 +111,9 @@ class Storage(Settings):
         open_s: Seconds per file besides its requests: to find, open and close it.
         operations_per_s: Operations per second of a server, shared by its nodes; unlimited if absent.
         request_nbytes: Bytes of a file that one request brings (`rsize` of a mount).
+        client_requests: Requests that a node has in flight at most, such as the slots of an NFS session; its ranks
+            share them evenly. Unlimited if absent.
+        batch_s: Seconds that a batch takes besides its files: to put it together and hand it over.
         source: Where the numbers are from.
     """
 
@@ -120,6 +124,8 @@ class Storage(Settings):
     open_s: Seconds = 0.0
     operations_per_s: PerSecond = math.inf
     request_nbytes: Annotated[Nbytes, Field(ge=1)] = 1024**2  # the largest `rsize` that Linux negotiates
+    client_requests: Annotated[Count | None, Field(exclude_if=lambda count: count is None)] = None
+    batch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     source: str = ""
 
 
@@ -198,7 +204,10 @@ class Cluster(Settings):
             CPU (MPI, gloo): all messages pass it, and buffers are copied at `device.host_bandwidth`; absent for GPUs.
         oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
         in_switch_reduction: Whether the switches of the fabric reduce (NVSwitch from Hopper on), and NCCL lets them.
-        nccl_version: Version of NCCL, such as "2.26", where its tuner makes a difference; the newest if absent.
+        nccl_version: Version of NCCL, such as "2.26", where its tuner or its launches make a difference; the newest if
+            absent.
+        transport: Kind of the network, for the errors of published rows. If absent, it follows from latency and
+            rendezvous of `network`.
         chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
             without, they begin with the last and end together.
         library: Whose choice of algorithm `auto` is; `nccl_simple` is NCCL where it has its protocol Simple only.
@@ -232,6 +241,7 @@ class Cluster(Settings):
     nccl_version: Annotated[
         str | None, Field(pattern=r"^2\.\d{1,2}(\.\d{1,2})?$", exclude_if=lambda version: version is None)
     ] = None
+    transport: Annotated[Transport | None, Field(exclude_if=lambda transport: transport is None)] = None
     chunkwise: bool = False
     collective_overhead_s: Seconds = 0.0
     launch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0

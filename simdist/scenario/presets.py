@@ -13,7 +13,7 @@ Kind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
 
 _BASES = {"preset", "file"}
 
-# Keys that say the same thing in two ways: one written over a preset replaces the others.
+# Keys that say the same in two ways, or that belong to a measurement: one written over a preset replaces the others.
 _RIVALS = {
     "tensors": ("tensors_file", "transformer"),
     "tensors_file": ("tensors", "transformer"),
@@ -22,6 +22,9 @@ _RIVALS = {
     "bandwidth": ("table",),
     "efficiency": ("table",),
     "table": ("latency", "bandwidth", "efficiency"),
+    "forward": ("step_times", "measured_batch_size"),
+    "step_times": ("forward", "backward", "measured_batch_size"),
+    "utilization": ("utilization_batch_size",),
 }
 
 

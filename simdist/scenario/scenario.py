@@ -361,7 +361,7 @@ class Scenario(Settings):
     def _check_workload(cls, workload: Workload, info: ValidationInfo) -> Workload:
         cluster = info.data.get("cluster")
         precision = workload.precision
-        if cluster and cluster.device.peak_flops.at(precision) is None and workload.forward_s is None:
+        if cluster and cluster.device.peak_flops.at(precision) is None and not workload.has_seconds:
             stated = ", ".join(cluster.device.peak_flops.stated) or "none"
             hint = f"write e.g. peak: {{{precision}: 125 TFLOP/s}} there, or workload.forward, e.g. 20 ms"
             fault = f"{precision} is not in cluster.device.peak (stated: {stated}): {hint}"

@@ -97,10 +97,11 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield f"cluster.host is what gloo takes of CPU cores, and is charged though library is {cluster.library}"
     if cluster.chunkwise and cluster.library != "gloo":
         yield f"cluster.chunkwise has no effect: it models rings of gloo only, and library is {cluster.library}"
-    if workload.forward_s is not None:
+    if workload.has_seconds:
+        times = "workload.step_times" if workload.step_times else "workload.forward"
         for key, stated in (("utilization", workload.utilization.stated), ("precision", workload.precision != "fp32")):
             if stated and key in workload.model_fields_set:
-                yield f"workload.{key} has no effect: workload.forward states the time"
+                yield f"workload.{key} has no effect: {times} states the time"
     for i, disturbance in enumerate(scenario.disturbances):
         if disturbance.on == "io" and source != "storage":
             yield f"disturbances[{i}] has no effect: it is on io, and with input.source {source} nothing is loaded"
@@ -185,6 +186,7 @@ def _of_data_sets(scenario: Scenario) -> Iterator[str]:
         yield "workload.decode"
     if storage and scenario.input.source == "storage" and "storage" in cluster.model_fields_set:
         keys = {"open_s": "open", "operations_per_s": "operations", "request_nbytes": "request_size"}
+        keys |= {"client_requests": "client_requests", "batch_s": "batch"}
         yield from (f"cluster.storage.{key}" for name, key in keys.items() if name in storage.model_fields_set)
 
 

@@ -2,7 +2,9 @@
 
 import csv
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +15,7 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.transformer import Transformer
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
-from simdist.settings.precision import Precision, Utilization
+from simdist.settings.precision import MeasuredBatch, Precision, Utilization
 from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds
 
 _COLUMNS = ["name", "count", "flops"]
@@ -43,8 +45,23 @@ class Tensor(Settings):
         return self
 
 
+class MeasuredStep(Settings):
+    """A measured step of one GPU: `batch_size` and `time` in a file; in Python also a tuple `(batch_size, time_s)`."""
+
+    batch_size: Annotated[Whole, Field(ge=1)]
+    time_s: Annotated[Seconds, Field(gt=0)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_tuple(cls, value: Any) -> Any:
+        is_pair = isinstance(value, tuple) and len(value) == 2
+        return {"batch_size": value[0], "time_s": value[1]} if is_pair else value
+
+
 class Workload(Settings):
     """A model and its batch. Compute time is stated in seconds, or follows from FLOPs and `utilization`.
+
+    The time of other batch sizes follows from `step_times`, or from `measured_batch_size` in proportion.
 
     Args:
         name: For people.
@@ -64,6 +81,13 @@ class Workload(Settings):
             inputs of the layers. A unit's others are computed again when its turn comes.
         sample_nbytes: Bytes of one input sample, decoded, as it travels from host memory to the GPU; without a data
             set also as it travels from storage.
+        measured_batch_size: Batch size that `forward_s` and `backward_s` were measured at. They are then proportional
+            to `batch_size`. If absent, they are the seconds of any batch.
+        utilization_batch_size: Batch size that `utilization` was measured at: one for any precision, or by precision.
+        step_times: Measured steps of one GPU by batch size, forward, backward and update, at device speed 1: instead of
+            `forward_s` and `backward_s`. One third of the passes is forward.
+        launch_s: Seconds in which the host launches the kernels of a forward and a backward pass. Passes take no less,
+            unless their seconds were measured at this batch size.
         forward_s: Seconds of a forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
         backward_s: Seconds of a backward pass; if absent the sum of the tensors' or, where they state none,
             twice the forward pass, and `recompute`.
@@ -95,6 +119,9 @@ class Workload(Settings):
     sample_nbytes: Nbytes = 0
     activation_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     kept_activation_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
+    measured_batch_size: Annotated[Whole | None, Field(ge=1, exclude_if=lambda size: size is None)] = None
+    step_times: Annotated[tuple[MeasuredStep, ...], Field(exclude_if=lambda times: not times)] = ()
+    launch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
     recompute: Annotated[Fraction, Field(exclude_if=lambda share: share == 0)] = 0.0
@@ -103,6 +130,7 @@ class Workload(Settings):
     trust_ratios_s: Seconds | None = None
     decode_s: Seconds = 0.0
     utilization: Utilization = Utilization()
+    utilization_batch_size: Annotated[MeasuredBatch, Field(exclude_if=lambda sizes: not sizes.stated)] = MeasuredBatch()
 
     @property
     def tensor_counts(self) -> tuple[int, ...]:
@@ -137,6 +165,21 @@ class Workload(Settings):
     def samples_per_step(self) -> int:
         """Samples of one rank in a step."""
         return self.batch_size * self.micro_batches
+
+    @property
+    def has_seconds(self) -> bool:
+        """Whether the time of passes is stated in seconds, and not in FLOPs."""
+        return self.forward_s is not None or bool(self.step_times)
+
+    @property
+    def batch_over_measured(self) -> float:
+        """The batch size over the nearest measured one; 1 if it is measured, or if the measured one is not known."""
+        if self.step_times:
+            sizes = [each.batch_size for each in self.step_times]
+            return self.batch_size / min(max(self.batch_size, sizes[0]), sizes[-1])
+        if self.forward_s is not None:
+            return self.batch_size / (self.measured_batch_size or self.batch_size)
+        return self.batch_size / (self.utilization_batch_size.at(self.precision) or self.batch_size)
 
     @property
     def nbytes(self) -> int:
@@ -212,6 +255,8 @@ class Workload(Settings):
         if all(timed) and self.backward_s is not None:
             hint = "it is their sum: leave it out"
             return [(("backward",), f"{format_seconds(self.backward_s)} beside seconds of every tensor; {hint}")]
+        if self.step_times:
+            return self._step_time_faults(any(timed)) or self._name_faults()
         if self.forward_s is None and not self.utilization.stated:
             hint = "write its seconds, e.g. forward: 20 ms, or utilization: 40% to derive them from FLOPs"
             return [(("forward",), f"how long does the forward pass take? {hint}")]
@@ -221,12 +266,40 @@ class Workload(Settings):
             return [(("precision",), f"{self.precision} is not in workload.utilization (stated: {stated}): {hint}")]
         if self.forward_s is None and self.flops == 0:
             return [(("utilization",), "no tensor states its flops, so no time follows: write e.g. forward: 20 ms")]
+        return self._name_faults()
+
+    def _step_time_faults(self, is_timed: bool) -> list[Fault]:
+        other = {
+            "forward": self.forward_s is not None,
+            "backward": self.backward_s is not None,
+            "measured_batch_size": self.measured_batch_size is not None,
+            "tensors": is_timed,
+        }
+        beside = [key for key, is_stated in other.items() if is_stated]
+        if beside:
+            return [((beside[0],), f"{beside[0]!r} beside step_times: both state times of passes, remove one of them")]
+        return _step_faults(self.step_times)
+
+    def _name_faults(self) -> list[Fault]:
         first = {tensor.name: i for i, tensor in reversed(list(enumerate(self.tensors)))}
         return [
             (("tensors", i, "name"), f"{shown(tensor.name)} is the name of tensor {first[tensor.name]} already")
             for i, tensor in enumerate(self.tensors)
             if first[tensor.name] != i
         ]
+
+
+def _step_faults(measured: Sequence[MeasuredStep]) -> list[Fault]:
+    """Return what is wrong with measured steps: they are sorted, and a larger batch takes no less time."""
+    found: list[Fault] = []
+    for i, (before, each) in enumerate(itertools.pairwise(measured), 1):
+        if each.batch_size <= before.batch_size:
+            text = f"{each.batch_size} is not above {before.batch_size}: sort by batch_size"
+            found.append((("step_times", i, "batch_size"), text))
+        elif each.time_s < before.time_s:
+            times = f"{format_seconds(each.time_s)} is less than the {format_seconds(before.time_s)} of a smaller batch"
+            found.append((("step_times", i, "time"), f"{times}: leave one of them out"))
+    return found
 
 
 def _read_tensors(path: Path) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_arg
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from simdist.settings.base import Settings, shown
-from simdist.settings.units import FlopsPerSecond
+from simdist.settings.units import FlopsPerSecond, Whole
 
 Precision: TypeAlias = Literal["fp32", "tf32", "fp16", "bf16"]
 
@@ -100,3 +100,23 @@ class Utilization(PerPrecision[Share]):
     def _shortest(self, handler: SerializerFunctionWrapHandler) -> Any:
         stated = {precision: share for precision, share in handler(self).items() if share is not None}
         return self.fp32 if list(stated.values()) == [self.fp32] * len(_PRECISIONS) else stated
+
+
+class MeasuredBatch(PerPrecision[Annotated[Whole, Field(ge=1)]]):
+    """The batch size that times were measured at. One value in place of a mapping is that of any precision.
+
+    >>> MeasuredBatch.model_validate(64).at("bf16"), MeasuredBatch(fp32=112).at("bf16")
+    (64, None)
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_value_is_of_any_precision(cls, value: Any) -> Any:
+        is_one = isinstance(value, int | str) and not isinstance(value, bool)
+        return dict.fromkeys(cls.model_fields, value) if is_one else value
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _shortest(self, handler: SerializerFunctionWrapHandler) -> Any:
+        stated = {precision: size for precision, size in handler(self).items() if size is not None}
+        is_one = len(stated) == len(type(self).model_fields) and len({*stated.values()}) == 1
+        return self.fp32 if is_one else stated

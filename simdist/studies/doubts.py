@@ -1,7 +1,8 @@
 """How far predictions of a kind are from what was measured: the errors of published rows.
 
-A kind is a step from what the user measured to what the scenario asks: from one GPU to its machine, from a machine to
-several, and the time of collectives inside machines and between them. The doubt of a kind is the distribution of
+A kind is a step from what the user measured to what the scenario asks: from one batch size to another, from one GPU to
+its machine, from a machine to several, and the time of collectives inside machines and between them. The doubt of a
+kind is the distribution of
 
     log(measured seconds / simulated seconds)
 
@@ -29,13 +30,15 @@ from simdist.plan.ops import Collective, Op
 from simdist.runs.building import lost_share
 from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
+from simdist.scenario.cluster import Transport
 
-Kind: TypeAlias = Literal["machine", "machines", "fabric", "network"]
+Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network"]
 
 #: Distributions, as `doubts.json` has them.
 Table: TypeAlias = Mapping[str, Any]
 
 _TITLES: dict[Kind, str] = {
+    "batch": "from a measured batch size to another",
     "machine": "from one GPU to its machine",
     "machines": "from one machine to several",
     "fabric": "collectives inside machines",
@@ -43,6 +46,7 @@ _TITLES: dict[Kind, str] = {
 }
 _TOOLS = "e.g. with real.calibrate or simdist calibrate --from-nccl-tests"
 _MEASURE: dict[Kind, str] = {
+    "batch": "a step of this batch size, and add it to workload.step_times",
     "machine": "samples/s of one machine, and write interference: {machine_rate: ...}",
     "machines": "samples/s of two machines",
     "fabric": f"busbw of an all-reduce inside a machine, {_TOOLS}",
@@ -50,9 +54,17 @@ _MEASURE: dict[Kind, str] = {
 }
 _BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
 _BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
+_OF_COMPUTING = ("batch", "machine", "machines")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
-_OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over EFA 9.9 us and more
+_OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
+_TRANSPORTS: dict[Transport, str] = {
+    "rdma": "RDMA",
+    "efa": "EFA",
+    "tcp": "TCP",
+    "tcpxo": "TCPXO",
+    "slingshot": "Slingshot",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +97,7 @@ class Doubt:
     @property
     def in_words(self) -> str:
         """What it is, and the measurement that replaces it."""
-        of = f", {self.hardware}" if self.hardware else ""
+        of = f", {self.hardware}" if self.hardware not in ("", self.kind) else ""
         errors = f"errors of {self.n_rows} published rows, {_TITLES[self.kind]}{of}"
         return f"{self.name} ({errors}): measure {_MEASURE[self.kind]}"
 
@@ -125,6 +137,8 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doub
     cluster = scenario.cluster
     of_training = (hardware, precision(scenario.workload))
     found: list[Doubt] = []
+    if scenario.workload.batch_over_measured != 1:
+        found.append(batch_doubt(table, scenario.workload))
     lost = _lost(scenario)
     if cluster.gpus_per_node > 1 and lost is not None and not scenario.imported:
         found.append(replace(training_doubt(table, "machine", *of_training), known=lost))
@@ -175,10 +189,34 @@ def precision(workload: Workload) -> str:
 def link_class(cluster: Cluster, kind: Kind) -> str:
     """Return the class of the links of a kind as rows have it."""
     if kind == "network":
-        return "RDMA" if cluster.network.latency_s < _OF_RDMA_S else "EFA or TCP"
+        return _TRANSPORTS[_transport(cluster)]
     if cluster.mesh:
         return "xGMI"
-    return "PCIe" if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS else "NVLink"
+    if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS:
+        return "PCIe"
+    return "NVLink"
+
+
+def _transport(cluster: Cluster) -> Transport:
+    """Return the kind of the network. Only EFA has a rendezvous in clusters that do not state their transport."""
+    if cluster.transport is not None:
+        return cluster.transport
+    if cluster.network.rendezvous_s:
+        return "efa"
+    return "rdma" if cluster.network.latency_s < _OF_RDMA_S else "tcp"
+
+
+def batch_doubt(table: Table, workload: Workload) -> Doubt:
+    """Return the doubt of the time of a batch that was not measured, by its size over the nearest measured one.
+
+    The rows are those of what else is known: two measured batch sizes or more, or the seconds of launching kernels.
+    """
+    of = table["batch"]
+    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launch_s else ""
+    found = of["classes"][name]
+    at = math.log(workload.batch_over_measured)
+    logs = tuple(float(np.interp(at, np.log(of["ratios"]), each)) for each in zip(*found["logs"], strict=True))
+    return Doubt("batch", name, found["rows"], found["families"], (logs,))
 
 
 def training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> Doubt:
@@ -188,9 +226,9 @@ def training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> D
 
 
 def collective_doubt(table: Table, kind: Kind, link: str) -> Doubt:
-    """Return the doubt of collectives over a class of link; of all links, if the class has no rows."""
+    """Return the doubt of collectives over a class of link; if it has no rows, of all inside or between machines."""
     of = table["collectives"]
-    return _doubt(kind, of["classes"], (link, ""), tuple(of["sizes"]))
+    return _doubt(kind, of["classes"], (link, kind, ""), tuple(of["sizes"]))
 
 
 def _doubt(kind: Kind, classes: Mapping[str, Any], names: Sequence[str], sizes: tuple[int, ...]) -> Doubt:
@@ -215,7 +253,7 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         costs: Its prices.
         at: Place of each doubt in its distribution, from 0 to 1.
     """
-    computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in ("machine", "machines"))
+    computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in _OF_COMPUTING)
     by_kind = {each.kind: (each, each.logs_at(place)) for each, place in at.items()}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     kinds: dict[Group, Kind] = {}

@@ -14,6 +14,7 @@ Source:
     NCCL, src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -28,6 +29,11 @@ from simdist.plan import algorithms, op_text
 
 if TYPE_CHECKING:
     from simdist.scenario.cluster import Cluster
+
+_WORK_OF_ALL_CHANNELS = (2, 22)  # 2.22.3: "Compress work structs so that they are shared between channels"
+_FURTHER_CHANNEL = 0.058  # of a launch: 8 A100, one process: 5.7 and 5.9 % (experiments/nccl_tables)
+_MOST_CHANNELS = 24
+_LINE_NBYTES = 512 * 8  # of LL: 8 B of each of a channel's 512 threads, and for each rank
 
 
 def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64]) -> Transfer:
@@ -57,9 +63,17 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
 
 
 def _launched(call: Call, cluster: "Cluster", transfer: Transfer, capacity_Bps: NDArray[np.float64]) -> Transfer:
-    """Return the transfer of GPUs that one process drives: the next one begins when it is launched on all of them."""
+    """Return the transfer of GPUs that one process drives: the next one begins when it is launched on all of them.
+
+    NCCL up to 2.21 prepared the work of each channel by itself. It takes a channel for each line of LL, 24 at most.
+    """
     n_gpus = int(np.bincount(call.topology.node(call.members)).max())
-    waits_s = max(0.0, n_gpus * cluster.launch_s - transfer.alone_s(capacity_Bps))
+    launch_s = cluster.launch_s
+    release = cluster.nccl_release
+    if release is not None and release < _WORK_OF_ALL_CHANNELS:
+        n_channels = min(_MOST_CHANNELS, math.ceil(call.nbytes / (_LINE_NBYTES * call.n)))
+        launch_s *= 1 + _FURTHER_CHANNEL * max(0, n_channels - 1)
+    waits_s = max(0.0, n_gpus * launch_s - transfer.alone_s(capacity_Bps))
     first, *others = transfer.stages
     return Transfer((replace(first, latency_s=first.latency_s + waits_s), *others))
 

@@ -73,6 +73,33 @@ def test_few_readers_take_as_long_as_their_files_one_after_the_other(readers: in
     assert found == math.ceil(8 / readers) * (0.25 + 2 * 0.5 + 16 / 64)
 
 
+@pytest.mark.parametrize(("gpus", "slots", "readers"), [(1, 2, 2), (1, 16, 8), (4, 8, 2), (4, 3, 1)])
+def test_slots_of_a_client_limit_the_readers_of_its_ranks(gpus: int, slots: int, readers: int) -> None:
+    wide = NFS.model_copy(update={"client_requests": slots, "bandwidth_Bps": 2.0**40})
+    assert load_s(nodes(gpus=gpus, storage=wide)) == pytest.approx(8 / readers * (0.25 + 2 * 0.5), rel=1e-9)
+
+
+def test_slots_of_a_client_do_not_limit_its_disk() -> None:
+    narrow = NFS.model_copy(update={"client_requests": 1})
+    warm = dataclasses.replace(EIGHT, warm=True)
+    assert load_s(nodes(storage=narrow), warm, policy="datacache") == load_s(nodes(), warm, policy="datacache")
+
+
+@pytest.mark.parametrize("policy", ["naive", "datacache"])
+def test_a_batch_takes_time_besides_its_files_from_any_level(policy: str) -> None:
+    slower = NFS.model_copy(update={"batch_s": 0.125})
+    plain, found = (load_s(nodes(storage=each), policy=policy, n_steps=3) for each in (NFS, slower))
+    assert (found == plain + 0.125).all()
+
+
+def test_a_cost_per_batch_alone_keeps_an_accelerator_four_fifths_busy() -> None:
+    """Storage without latency or limits; a batch takes 1.25 s, computing 1 s."""
+    idle = Storage(latency_s=0.0, bandwidth_Bps=2.0**40, batch_s=1.25)
+    plan = loads_plan(dataclasses.replace(EIGHT, n_samples=64), 1, n_steps=8)
+    trace = des.simulate(plan, price(plan, nodes(storage=idle), workload()), {})
+    assert 1.0 * 8 / trace.makespan_s == pytest.approx(0.8, rel=1e-6)
+
+
 def test_files_of_one_size_are_priced_once_however_many_there_are() -> None:
     plan = loads_plan(dataclasses.replace(EIGHT, n_samples=2**22, shuffle="none"), 1, n_steps=1)
     tracemalloc.start()

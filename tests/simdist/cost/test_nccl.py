@@ -385,5 +385,16 @@ def test_one_process_launches_a_collective_on_its_gpus_one_after_the_other(nbyte
     assert seconds(machines(2, launch_s=50e-6), 8) == pytest.approx(8 * 50e-6, rel=1e-12)
 
 
+def test_until_2_21_each_further_channel_takes_a_share_of_the_launch():
+    cluster = machines(launch_s=50e-6)
+    old, new = (cluster.model_copy(update={"nccl_version": version}) for version in ("2.21", "2.22"))
+    assert seconds(old, 32 * 1024) == pytest.approx(8 * 50e-6, rel=1e-12)
+    assert seconds(old, 128 * 1024) == pytest.approx(8 * 50e-6 * (1 + 3 * 0.058), rel=1e-12)
+    for nbytes in (2**20, 2**21):
+        assert seconds(old, nbytes) == pytest.approx(8 * 50e-6 * (1 + 23 * 0.058), rel=1e-12)
+        assert seconds(new, nbytes) == pytest.approx(8 * 50e-6, rel=1e-12)
+        assert seconds(cluster, nbytes) == pytest.approx(8 * 50e-6, rel=1e-12)
+
+
 def test_launches_hide_behind_a_large_collective():
     assert seconds(machines(launch_s=50e-6), GIB) == seconds(machines(), GIB)

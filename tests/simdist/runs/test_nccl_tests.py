@@ -124,7 +124,7 @@ def measured(cluster, op, *sizes, **update):
 def doubts(cluster):
     """Return the kinds of doubts of a job on a cluster."""
     job = load(
-        {"cluster": "dgx-a100", "workload": {"preset": "resnet18", "batch_size": 32}, "steps": 5, "schedules": ["sync"]}
+        {"cluster": "dgx-a100", "workload": {"preset": "resnet18", "batch_size": 12}, "steps": 5, "schedules": ["sync"]}
     )
     return [each.kind for each in doubts_of(job.changed(cluster=cluster))]
 

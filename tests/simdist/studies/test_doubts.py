@@ -56,9 +56,24 @@ def test_classes_follow_from_gpus_precision_and_links():
     again = scenario.loads(scenario.dump(job()))
     assert doubts_of(again) == doubts_of(job()), "a scenario that is written and read has other doubts"
     efa, tcp = (job(preset=name).cluster for name in ("aws-p5", "v100x8-25gbit"))
-    assert [link_class(each, "network") for each in (efa, tcp)] == ["EFA or TCP"] * 2
+    assert [link_class(each, "network") for each in (efa, tcp)] == ["EFA", "TCP"]
+    told = job(more=", transport: slingshot").cluster
+    assert link_class(told, "network") == "Slingshot"
     names_of_fabrics = {"gcp-t4x4-32gbit": "PCIe", "mi300x": "xGMI", "dgx-h100": "NVLink"}
     assert {name: link_class(job(preset=name).cluster, "fabric") for name in names_of_fabrics} == names_of_fabrics
+
+
+def test_a_network_without_rows_is_like_all_other_networks():
+    (tcp,) = (each for each in doubts_of(job(preset="v100x8-25gbit")) if each.kind == "network")
+    assert tcp.hardware == "network"
+    assert tcp.in_words.startswith(
+        f"doubt.network (errors of {tcp.n_rows} published rows, collectives between machines):"
+    )
+    slingshot = job(more=", transport: slingshot")
+    wide, other = (
+        next(each for each in doubts_of(of) if each.kind == "network").factor(0.95, 2**21) for of in (slingshot, job())
+    )
+    assert wide > 2 * other > 2
 
 
 def test_a_rack_is_one_domain_and_only_racks_have_a_network():

@@ -1,0 +1,146 @@
+"""The time of other batch sizes than the measured one: measured steps, proportion, and launching kernels."""
+
+import pytest
+
+from simdist.cost.compute import ComputeCost, step_s
+from simdist.errors import ScenarioError
+from simdist.scenario import Scenario, dump, loads, presets
+from simdist.scenario.workload import MeasuredStep
+from simdist.studies.comparison import compare
+from simdist.studies.doubts import batch_doubt, doubts_of, of_published_rows
+
+TEXT = """
+cluster: {preset: dgx-h200, nodes: 1}
+workload: {preset: resnet18, optimize: 1 ms, WORKLOAD}
+schedules: [sync]
+steps: 2
+"""
+TWO = "step_times: [{batch_size: 64, time: 31 ms}, {batch_size: 256, time: 103 ms}]"
+
+
+def job(workload: str) -> Scenario:
+    return loads(TEXT.replace("WORKLOAD", workload))
+
+
+def passes_ms(workload: str) -> float:
+    found = job(workload)
+    cost = ComputeCost(found.workload, found.cluster)
+    assert cost.backward_s == pytest.approx(2 * cost.forward_s)
+    return pytest.approx(1e3 * (cost.forward_s + cost.backward_s))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "expected_ms"), [(32, 18.0), (64, 30.0), (128, 54.0), (256, 102.0), (512, 198.0)]
+)
+def test_two_measured_steps_are_a_cost_per_step_and_a_cost_per_sample(batch_size: int, expected_ms: float) -> None:
+    assert passes_ms(f"batch_size: {batch_size}, {TWO}") == expected_ms
+
+
+def test_one_measured_step_is_taken_in_proportion_and_a_line_never_reaches_zero() -> None:
+    assert passes_ms("batch_size: 16, step_times: [{batch_size: 64, time: 30 ms}]") == 6.5
+    steep = (MeasuredStep(batch_size=10, time_s=1.0), MeasuredStep(batch_size=20, time_s=3.0))
+    assert [step_s(steep, size) for size in (5, 10, 15, 20, 30)] == pytest.approx([0.5, 1.0, 2.0, 3.0, 5.0])
+    three = (*steep, MeasuredStep(batch_size=40, time_s=4.0))
+    assert [step_s(three, size) for size in (15, 30, 80)] == pytest.approx([2.0, 3.5, 6.0])
+
+
+def test_what_is_computed_again_is_part_of_a_measured_step() -> None:
+    found = job(f"batch_size: 64, recompute: 100%, {TWO}")
+    cost = ComputeCost(found.workload, found.cluster)
+    assert cost.forward_s + cost.backward_s == pytest.approx(0.03)
+    assert cost.backward_s > 2.5 * cost.forward_s
+
+
+def test_seconds_are_in_proportion_to_the_batch_only_if_the_measured_one_is_stated() -> None:
+    times = "forward: 10 ms, backward: 20 ms"
+    assert passes_ms(f"batch_size: 16, {times}") == 30.0
+    assert passes_ms(f"batch_size: 16, {times}, measured_batch_size: 64") == 7.5
+    assert passes_ms(f"batch_size: 64, {times}, measured_batch_size: 64") == 30.0
+
+
+def test_no_pass_takes_less_than_launching_unless_it_was_measured() -> None:
+    times = "forward: 10 ms, backward: 20 ms"
+    assert passes_ms(f"batch_size: 16, {times}, measured_batch_size: 64, launch: 12 ms") == 12.0
+    assert passes_ms(f"batch_size: 64, {times}, measured_batch_size: 64, launch: 40 ms") == 30.0
+    assert passes_ms(f"batch_size: 32, {TWO}, launch: 20 ms") == 20.0
+    assert passes_ms(f"batch_size: 64, {TWO}, launch: 40 ms") == 30.0
+    assert passes_ms("batch_size: 1, launch: 20 ms") == 20.0, "a time from FLOPs ignores launching"
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (f"batch_size: 1, forward: 1 ms, {TWO}", "workload.forward: 'forward' beside step_times"),
+        (f"batch_size: 1, measured_batch_size: 4, {TWO}", "workload.measured_batch_size: 'measured_batch_size' beside"),
+        (
+            "batch_size: 1, step_times: [{batch_size: 8, time: 2 ms}, {batch_size: 4, time: 3 ms}]",
+            r"workload.step_times\[1\].batch_size: 4 is not above 8: sort by batch_size",
+        ),
+        (
+            "batch_size: 1, step_times: [{batch_size: 4, time: 3 ms}, {batch_size: 8, time: 2 ms}]",
+            r"workload.step_times\[1\].time: 2 ms is less than the 3 ms of a smaller batch",
+        ),
+    ],
+)
+def test_wrong_times_are_refused_by_name(workload: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        job(workload)
+
+
+def test_an_update_that_takes_longer_than_the_measured_step_is_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"takes 500 us, its update alone 1 ms: write workload\.optimize"):
+        compare(job("batch_size: 1, step_times: [{batch_size: 2, time: 1 ms}]"))
+
+
+def test_scenarios_with_measured_steps_are_written_and_read_alike() -> None:
+    for text in (f"batch_size: 8, {TWO}", "batch_size: 8, forward: 1 ms, measured_batch_size: 4, launch: 2 ms"):
+        assert loads(dump(job(text))) == job(text)
+    assert job("batch_size: 8").workload.utilization_batch_size.at("fp32") == 12
+
+
+def test_a_time_written_over_a_preset_leaves_out_what_was_measured_with_the_other_time() -> None:
+    own = job("batch_size: 8, utilization: 40%").workload
+    assert own.utilization_batch_size.stated == ()
+    base = {"forward": "1 ms", "backward": "2 ms", "measured_batch_size": 4}
+    assert presets._merged(dict(base), {"forward": "3 ms"}) == {"forward": "3 ms", "backward": "2 ms"}
+    assert presets._merged(dict(base), {"step_times": []}) == {"step_times": []}
+
+
+# ---------------------------------------------------------------- doubts
+
+
+def names(workload: str) -> list[str]:
+    return [each.name for each in doubts_of(job(workload))]
+
+
+def test_a_batch_that_was_not_measured_has_a_doubt() -> None:
+    others = ["doubt.machine", "doubt.fabric"]
+    times = "forward: 10 ms, measured_batch_size: 64"
+    assert names(f"batch_size: 64, {times}") == others
+    assert names(f"batch_size: 32, {times}") == ["doubt.batch", *others]
+    assert names(f"batch_size: 128, {TWO}") == others, "a batch between two measured ones has a doubt"
+    assert names(f"batch_size: 512, {TWO}") == ["doubt.batch", *others]
+    assert names("batch_size: 12") == others
+    assert names("batch_size: 6") == ["doubt.batch", *others]
+    assert names("batch_size: 6, forward: 10 ms") == others
+
+
+def test_the_doubt_grows_with_the_distance_and_shrinks_with_what_is_known() -> None:
+    def width(workload: str) -> float:
+        doubt = batch_doubt(of_published_rows(), job(workload).workload)
+        return doubt.factor(0.95) / doubt.factor(0.05)
+
+    times = "forward: 10 ms, measured_batch_size: 256"
+    near, far = (width(f"batch_size: {size}, {times}") for size in (128, 8))
+    assert 1.05 < near < far
+    assert width(f"batch_size: 8, {times}, launch: 5 ms") < far / 3
+    assert width("batch_size: 8, step_times: [{batch_size: 64, time: 3 ms}, {batch_size: 256, time: 9 ms}]") < far / 3
+
+
+def test_an_interval_contains_the_doubt_of_the_batch() -> None:
+    def interval(size: int) -> tuple[float, float]:
+        (row,) = compare(job(f"batch_size: {size}, forward: 10 ms, backward: 20 ms, measured_batch_size: 64"))
+        assert row.step_s_range
+        return row.step_s_range[0] / row.step_s, row.step_s_range[1] / row.step_s
+
+    assert interval(8)[1] > 2.5 * interval(64)[1]
