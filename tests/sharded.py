@@ -187,7 +187,8 @@ def _number(op: ops.Op) -> int:
 
 def _given(op: ops.Op, settings: Settings, numbers: list[int], schedule: ShardedSchedule) -> float:
     if isinstance(op, ops.Optimize):
-        return sum(each.optimize for each in (*settings.units, *([settings.root] if settings.root else [])))
+        of_root = settings.root.optimize if settings.root else 0
+        return of_root + sum(each.optimize for each in settings.units)
     if not isinstance(op, ops.Forward | ops.Backward | ops.Collective):
         return 0.0
     number = numbers[_number(op)]

@@ -14,7 +14,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario.loading import read_text
 from simdist.settings.base import nearest, shown
 
-Sizes: TypeAlias = dict[str, object]
+_Sizes: TypeAlias = dict[str, object]
 _Config: TypeAlias = Mapping[str, object]
 
 _LONGEST = 8192  # tokens of a sequence that is guessed; models state up to a million for inference
@@ -51,7 +51,7 @@ def read_config(path: Path, *, sequence: int | None = None) -> DescribedJob:
     return _described(sizes, path.name, sequence, _remarks(config))
 
 
-def _described(sizes: Sizes, name: str, sequence: int | None, remarks: tuple[str, ...]) -> DescribedJob:
+def _described(sizes: _Sizes, name: str, sequence: int | None, remarks: tuple[str, ...]) -> DescribedJob:
     longest = sizes.pop("longest")
     assert isinstance(longest, int)
     n_tokens = min(longest, _LONGEST) if sequence is None else sequence
@@ -76,10 +76,10 @@ def _remarks(config: _Config) -> tuple[str, ...]:
     return ()
 
 
-def _llama(config: _Config, where: str) -> Sizes:
+def _llama(config: _Config, where: str) -> _Sizes:
     heads = positive_whole(config, "num_attention_heads", where)
     hidden = positive_whole(config, "hidden_size", where)
-    sizes: Sizes = {
+    sizes: _Sizes = {
         "layers": positive_whole(config, "num_hidden_layers", where),
         "hidden": hidden,
         "heads": heads,
@@ -110,17 +110,17 @@ def _llama_biases(config: _Config, where: str) -> str:
     return "all" if of_attention else "none"
 
 
-def _qwen2(config: _Config, where: str) -> Sizes:
+def _qwen2(config: _Config, where: str) -> _Sizes:
     return _llama(config, where) | {"biases": "qkv"}
 
 
-def _qwen3(config: _Config, where: str) -> Sizes:
+def _qwen3(config: _Config, where: str) -> _Sizes:
     return {"head_dim": 128} | _llama(config, where) | {"query_key_norm": True}
 
 
-def _gpt2(config: _Config, where: str) -> Sizes:
+def _gpt2(config: _Config, where: str) -> _Sizes:
     n_positions = positive_whole(config, "n_positions", where)
-    sizes: Sizes = {
+    sizes: _Sizes = {
         "layers": positive_whole(config, "n_layer", where),
         "hidden": positive_whole(config, "n_embd", where),
         "heads": positive_whole(config, "n_head", where),
@@ -132,7 +132,7 @@ def _gpt2(config: _Config, where: str) -> Sizes:
     return sizes | ({"intermediate": positive_whole(config, "n_inner", where)} if config.get("n_inner") else {})
 
 
-def _opt(config: _Config, where: str) -> Sizes:
+def _opt(config: _Config, where: str) -> _Sizes:
     hidden = positive_whole(config, "hidden_size", where)
     projected = config.get("word_embed_proj_dim", hidden)
     if projected != hidden or not _flag(config, "do_layer_norm_before", where, default=True):
@@ -154,7 +154,7 @@ def _opt(config: _Config, where: str) -> Sizes:
     }
 
 
-def _mpt(config: _Config, where: str) -> Sizes:
+def _mpt(config: _Config, where: str) -> _Sizes:
     hidden = positive_whole(config, "d_model", where)
     ratio = config.get("expansion_ratio", 4)
     if isinstance(ratio, bool) or not isinstance(ratio, int):
@@ -180,7 +180,7 @@ def _flag(config: _Config, key: str, where: str, *, default: bool) -> bool:
     return value
 
 
-_SIZES: dict[str, Callable[[_Config, str], Sizes]] = {
+_SIZES: dict[str, Callable[[_Config, str], _Sizes]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _llama,

@@ -39,7 +39,7 @@ from simdist.traces.links import link_in_words
 if TYPE_CHECKING:
     from simdist.runs.building import Built
     from simdist.studies.epochs import Epochs
-    from simdist.traces.memory import Kind
+    from simdist.traces.memory import MemoryKind
 
 ValueT = TypeVar("ValueT")
 
@@ -616,7 +616,7 @@ class PeakMemory:
     """
 
     nbytes: int
-    of: "Mapping[Kind, int]"
+    of: "Mapping[MemoryKind, int]"
     limit_nbytes: int | None = None
 
     @property

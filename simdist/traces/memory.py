@@ -25,8 +25,10 @@ from simdist.traces.trace import Trace
 #: parameters: what the optimizer updates. optimizer: its state, and anchors. units: gathered parameters. gradients: of
 #: the backward pass, reduced or not. activations: what the forward pass leaves for the backward pass.
 #: communication: inputs and outputs of collectives. other: residuals, inputs, checkpoints.
-Kind: TypeAlias = Literal["parameters", "optimizer", "units", "gradients", "activations", "communication", "other"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+MemoryKind: TypeAlias = Literal[
+    "parameters", "optimizer", "units", "gradients", "activations", "communication", "other"
+]
+MEMORY_KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Occupancy:
     """
 
     at_s: NDArray[np.float64]
-    nbytes: Mapping[Kind, NDArray[np.int64]]
+    nbytes: Mapping[MemoryKind, NDArray[np.int64]]
 
     @property
     def total_nbytes(self) -> NDArray[np.int64]:
@@ -57,13 +59,13 @@ class Occupancy:
         return float(self.at_s[np.argmax(self.total_nbytes)])
 
     @property
-    def at_peak(self) -> dict[Kind, int]:
+    def at_peak(self) -> dict[MemoryKind, int]:
         """Bytes by kind when most are in use."""
         at = int(np.argmax(self.total_nbytes))
         return {kind: int(nbytes[at]) for kind, nbytes in self.nbytes.items()}
 
 
-def kinds_of(plan: Plan) -> dict[str, Kind]:
+def kinds_of(plan: Plan) -> dict[str, MemoryKind]:
     """Return what each buffer on the device is for. Buffers that lie in others are left out."""
     each_op = list(dict.fromkeys(op for body in plan.bodies for op in body))
     updates = [op for op in each_op if isinstance(op, ops.Optimize)]
@@ -76,7 +78,7 @@ def kinds_of(plan: Plan) -> dict[str, Kind]:
     read = {name for op in passes for name in op.srcs}
     sent = {name for op in each_op if isinstance(op, ops.COLLECTIVES) for name in (*ops.reads(op), *ops.writes(op))}
 
-    def kind(buffer: Buffer) -> Kind:
+    def kind(buffer: Buffer) -> MemoryKind:
         if buffer.initialized and buffer.tensors and buffer.name in inner:
             return "parameters"
         if buffer.name in outer:
@@ -96,7 +98,7 @@ def kinds_of(plan: Plan) -> dict[str, Kind]:
     return {buffer.name: kind(buffer) for buffer in owned}
 
 
-def nbytes_of(buffer: Buffer, kind: Kind) -> int:
+def nbytes_of(buffer: Buffer, kind: MemoryKind) -> int:
     """Return the bytes of a buffer. Whole gradients have no padding before they are copied together."""
     if kind == "gradients" and buffer.padding:
         return buffer.nbytes * (buffer.count - buffer.padding) // buffer.count
@@ -123,14 +125,14 @@ def occupancy(
     plan = trace.plan
     kinds = kinds_of(plan)
     known = activation_nbytes or {}
-    lasting: defaultdict[Kind, int] = defaultdict(int)
+    lasting: defaultdict[MemoryKind, int] = defaultdict(int)
     for buffer in plan.buffers:
         if buffer.initialized and buffer.name in kinds:
             lasting[kinds[buffer.name]] += buffer.nbytes
     lasting["optimizer"] += state_nbytes
     start_s = trace.start_s[:, rank]
     end_s = trace.end_s[:, rank]
-    changes: list[tuple[float, int, Kind]] = [(0.0, 0, kind) for kind in KINDS]
+    changes: list[tuple[float, int, MemoryKind]] = [(0.0, 0, kind) for kind in MEMORY_KINDS]
     for life in lifetimes(plan):
         if life.buffer.name not in kinds:
             continue
@@ -147,8 +149,8 @@ def occupancy(
     at_s = np.array([at for at, _, _ in changes])
     order = np.argsort(at_s, kind="stable")
     moments, first = np.unique(at_s[order], return_index=True)
-    held: dict[Kind, NDArray[np.int64]] = {}
-    for kind in KINDS:
+    held: dict[MemoryKind, NDArray[np.int64]] = {}
+    for kind in MEMORY_KINDS:
         steps = np.array([nbytes if of == kind else 0 for _, nbytes, of in changes], dtype=np.int64)[order]
         held[kind] = lasting[kind] + np.cumsum(np.add.reduceat(steps, first))
     return Occupancy(moments, held)

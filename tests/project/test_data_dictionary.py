@@ -101,6 +101,13 @@ steps: 4
 schedules: [{kind: backup_workers, backup: 1}, {kind: local_sgd, period: 2, inner_steps: {1: 1}}, {kind: naive_ag}]
 """
 
+SHARDED = """\
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal}
+workload: {tensors: [{name: all, count: 9}], batch_size: 1, forward: 1 s}
+steps: 2
+schedules: [fsdp, sync]
+"""
+
 Found = dict[str, set[str]]
 """Column or key -> the types of its values."""
 
@@ -234,6 +241,7 @@ def of_comparisons(study: Study, folder: Path) -> dict[str, Found]:
     open_ends = CALM.replace("Gbit/s}", "Gbit/s}, uncertain: {network.latency: {from: 20 us, to: 30 us}}")
     unsure = result("compare", write(folder / "unsure.yaml", open_ends))["rows"]
     unsure += result("compare", write(folder / "dropping.yaml", DROPPING), "--baseline", "local_sgd")["rows"]
+    unsure += result("compare", write(folder / "sharded.yaml", SHARDED), "--baseline", "fsdp")["rows"]
     return {
         "A schedule among others": keys(rows + alone + unsure),
         "An epoch of a schedule": keys(each(rows, "epochs")),
@@ -481,7 +489,7 @@ def of_measurements(*_: object) -> dict[str, Found]:
     told = [
         RunReport(
             *("run", "digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}),
-            *(1.0, clocks, clocks, 0.0, 0.0, reads, links),
+            *(1.0, clocks, clocks, (8, 8), 0.0, 0.0, reads, links),
         )
         for reads, links in ((None, None), (of_ranks, "none"))
     ]
@@ -564,7 +572,7 @@ def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study
     tables = documented()
     rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
     of_some = {"epochs", "added_s", "links_s", "shares", "late", "gradients_used"}
-    of_some |= {"step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi"}
+    of_some |= {"step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi", "memory_nbytes", "memory_of_nbytes"}
     of_facets = {"epoch_first_s", "epoch_last_s", "checkpoints_add_s", "links_add_s"}
     pairs = {"step_s_ci95", "speedup_ci95"}
     ends = {"step_s_low", "step_s_high", "speedup_low", "speedup_high"}

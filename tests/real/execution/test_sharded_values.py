@@ -171,13 +171,17 @@ def test_gradients_of_unsharded_models_are_clipped(four: Pool, shared_update: bo
     assert_alike(found, by_one_process(Sharded((4,), max_norm=0.05), training, 6), 1e-12)
 
 
+def no_batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+    raise AssertionError("nothing is trained")
+
+
 def test_trust_ratios_of_gradients_before_clipping_are_refused() -> None:
     training = Training(optimizer="lars")
     plan = Sync().plan(training.job(2, 1))
     module, optimizer = training.make()
     memory = Memory(plan, CPU, Binding.buffers_of(plan))
     with pytest.raises(PlanError, match="computes trust ratios from gradients, so they cannot be clipped afterwards"):
-        ModuleProgram(plan, module, nn.Identity(), optimizer, lambda _: None, memory, device=CPU, max_norm=1.0)
+        ModuleProgram(plan, module, nn.Identity(), optimizer, no_batch, memory, device=CPU, max_norm=1.0)
 
 
 MODELS = {
