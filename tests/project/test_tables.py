@@ -71,7 +71,7 @@ def test_no_family_of_published_rows_is_met_worse_than_it_was() -> None:
     assert worse == {}
 
 
-@pytest.mark.parametrize(("collectives", "most", "met"), [(False, 3.0, 0.87), (True, 7.0, 0.9)])
+@pytest.mark.parametrize(("collectives", "most", "met"), [(False, 3.1, 0.87), (True, 7.0, 0.9)])
 def test_published_rows_are_met_within_10_percent_or_in_their_intervals(collectives, most, met) -> None:
     every = tables.all_rows(collectives=collectives)
     assert median(map(abs, every.errors)) < most
