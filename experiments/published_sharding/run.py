@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
+from memory import memory_table
 from predict import Prediction, families, predictions
 
 from simdist.report import page_command
@@ -114,6 +115,7 @@ def tables() -> dict[str, str]:
         "summary": "\n".join(summary_table()),
         **by_family,
         "networks": "\n".join(networks_table()),
+        "memory": "\n".join(memory_table()),
     }
 
 

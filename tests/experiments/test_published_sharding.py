@@ -58,6 +58,21 @@ def test_page_shows_the_summary_and_what_other_networks_would_give():
     assert shown("networks") == "\n".join(experiment().networks_table())
 
 
+def test_page_shows_the_memory_of_the_code():
+    assert shown("memory") == "\n".join(experiment().memory_table())
+
+
+def test_bytes_that_a_block_of_gpt_leaves_are_those_of_the_paper():
+    """34 s b h without the two bytes of masks of dropout: arXiv 2205.05198, section 4.1; its MLP has no gate."""
+    experiment()
+    memory = sys.modules["memory"]
+    of_gate = 2 * (4 * memory.INTERMEDIATE)
+    of_gelu = 2 * (2 * 4 * memory.HIDDEN)
+    more_keys = 2 * 2 * (memory.HIDDEN - memory.KEYS)
+    gpt = memory.BLOCK - memory.LOGSUMEXP - of_gate + of_gelu + more_keys
+    assert gpt == 32 * memory.HIDDEN
+
+
 def test_simulated_step_of_the_calibrated_row_takes_as_long_as_the_measured_one():
     found = experiment().predicted("torchtitan")
     bases = [each for each in found if each.row is each.base]
