@@ -200,6 +200,7 @@ def _is_single(row: list[str]) -> bool:
     return "AMP" not in row[1] and "TensorFlow" not in row[1]
 
 
+_FSDP = "llm foundry H100 + llm foundry A100 + torchtitan"
 FAMILIES: dict[str, list[Family]] = {
     "hsgd_stragglers": [
         Family("speed-ups of hierarchical SGD, 64 to 256 GPUs: the lowest", "published", 3),
@@ -226,6 +227,11 @@ FAMILIES: dict[str, list[Family]] = {
         Family("an iteration on 16 machines", "extra", "iteration: simulated"),
         Family("what 16 machines add to it", "extra", counts=False),
         Family("bytes on a network card", "nic"),
+    ],
+    "published_sharding": [
+        Family("FSDP on 16 to 128 H100 and A100, from the fewest GPUs: llm-foundry, torchtitan", _FSDP),
+        Family("no row of the same model: 13B to 70B from 7B, IBM", "IBM A100 + IBM H100", counts=False),
+        Family("on a network that is not published: YaFSDP", "YaFSDP", counts=False),
     ],
     "nccl_tables": [
         *_by_size("all-reduce of 8 H100 or H200 in one machine", "h100 + h200"),

@@ -207,3 +207,11 @@ def test_the_root_is_gathered_first_and_reduced_last() -> None:
     assert gathers == ["gathered.0", "gathered.2", "gathered.1", "gathered.1"]
     scattered = [op.dst for op in plan.bodies[0] if type(op).__name__ == "ReduceScatter"]
     assert scattered == ["reduced.1", "reduced.0", "reduced.2"]
+
+
+@pytest.mark.parametrize(("micro_batches", "dtype"), [(1, "bfloat16"), (2, "float32")])
+def test_whole_gradients_add_up_in_the_type_in_which_they_are_reduced(micro_batches, dtype):
+    """As `to_accumulated_grad_if_needed` of torch: they take twice the memory of the gradients of one pass."""
+    local = FSDP(accumulation="local", param_dtype="bfloat16", reduce_dtype="float32")
+    plan = plan_of(local, 2, micro_batches=micro_batches)
+    assert {buffer.dtype for buffer in plan.buffers if buffer.name.startswith("grad.")} == {dtype}

@@ -1,0 +1,135 @@
+"""Published rates of sharded training, 8 to 128 GPUs: each series from one of its rows, and what memory it takes.
+
+python experiments/published_sharding/run.py           print the tables (some minutes)
+python experiments/published_sharding/run.py --write   write them into the README
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from memory import memory_table
+from predict import Prediction, families, predictions
+
+from simdist.report import page_command
+
+HERE = Path(__file__).parent
+NEAR = 0.1
+SUMMARY_HEAD = "| rows | n | median | worst | within 10 % | linear: median | within 10 % | sum: median | within 10 % |"
+
+
+@cache
+def predicted(family: str) -> tuple[Prediction, ...]:
+    """Return the rows of a family with what is predicted for them."""
+    return tuple(predictions(family))
+
+
+def table_name(family: str) -> str:
+    """Return the name of a family's table on the page, in which a name has no hyphen."""
+    return family.replace("-", " ")
+
+
+def rows_table(family: str) -> Iterator[str]:
+    """Yield the rows of a family."""
+    yield "| model | GPUs | batch | sequence | measured | simulated | error | linear | sum |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for each in predicted(family):
+        row = each.row
+        passes = f" x {row.micro_batches}" if row.micro_batches > 1 else ""
+        traits = [row.model]
+        if row.compiled:
+            traits.append("compiled")
+        if row.sharding == "grad":
+            traits.append("ZeRO-2")
+        if row.recompute and family.startswith("llm"):
+            traits.append("checkpointing")
+        cells = [
+            ", ".join(traits),
+            str(row.gpus),
+            f"{row.batch_size}{passes}",
+            str(row.sequence),
+            f"{row.tokens_per_s:,.0f}",
+            f"{each.simulated_per_s:,.0f}",
+        ]
+        if row is each.base:
+            cells += [f"calibrated: {each.utilization:.1%}", "", ""]
+        else:
+            cells += [percent(error) for error in each.errors]
+        yield f"| {' | '.join(cells)} |"
+
+
+def percent(error: float) -> str:
+    """Return a relative error as text."""
+    return "" if math.isnan(error) else f"{error:+.1%}"
+
+
+def summary_table() -> Iterator[str]:
+    """Yield how near each family comes, without the rows that were calibrated on."""
+    yield SUMMARY_HEAD
+    yield "|---|---|---|---|---|---|---|---|---|"
+    every: list[Prediction] = []
+    for family in families():
+        found = [each for each in predicted(family) if each.row is not each.base]
+        yield summary_row(family, found)
+        every += found
+    same = [each for each in every if each.row.model == each.base.model]
+    yield summary_row("**all of a calibrated model**", same)
+    yield summary_row("of these, passes alike", [each for each in same if is_alike(each)])
+    yield summary_row("**all**", every)
+
+
+def is_alike(each: Prediction) -> bool:
+    """Tell whether a pass has about the tokens of the calibrated one, and repeats as much of the forward pass."""
+    ratio = each.row.batch_size * each.row.sequence / (each.base.batch_size * each.base.sequence)
+    return 0.5 < ratio < 2 and each.row.recompute == each.base.recompute
+
+
+OTHER_NETWORKS = {"YaFSDP": "50 Gbit/s", "llm-foundry H100": "200 Gbit/s"}
+"""Of each of the eight cards, where the source states no network."""
+
+
+def networks_table() -> Iterator[str]:
+    """Yield how near a family comes if the network is a slower one, where the source does not state it."""
+    yield SUMMARY_HEAD
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for family, bandwidth in OTHER_NETWORKS.items():
+        found = [each for each in predictions(family, network=bandwidth) if each.row is not each.base]
+        yield summary_row(f"{family}, 8 x {bandwidth}", found)
+
+
+def summary_row(name: str, found: Sequence[Prediction]) -> str:
+    """Return the row of the summary for some rows."""
+    simulated, linear, summed = ([each.errors[number] for each in found] for number in range(3))
+    worst = max(simulated, key=abs)
+    cells = [name, str(len(found)), f"{median(map(abs, simulated)):.1%}", percent(worst), near(simulated)]
+    for errors in (linear, summed):
+        cells += [f"{median(map(abs, errors)):.1%}", near(errors)]
+    return f"| {' | '.join(cells)} |"
+
+
+def near(errors: Sequence[float]) -> str:
+    """Return how many errors are within 10 %."""
+    n_near = sum(abs(error) <= NEAR for error in errors)
+    return f"{n_near} ({n_near / len(errors):.0%})"
+
+
+def tables() -> dict[str, str]:
+    """Return every table of the README by its name there."""
+    by_family = {table_name(family): "\n".join(rows_table(family)) for family in families()}
+    return {
+        "summary": "\n".join(summary_table()),
+        **by_family,
+        "networks": "\n".join(networks_table()),
+        "memory": "\n".join(memory_table()),
+    }
+
+
+def main() -> None:
+    """Run the experiment."""
+    page_command(__doc__ or "", HERE / "README.md", tables)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Published rates of sharded training: the experiment agrees with its page."""
+
+import sys
+from functools import cache
+from types import ModuleType
+
+import pytest
+from scripts import ROOT, load_script
+
+HERE = ROOT / "experiments" / "published_sharding"
+
+
+@cache
+def experiment() -> ModuleType:
+    sys.path.insert(0, str(HERE))
+    try:
+        return load_script(HERE / "run.py")
+    finally:
+        sys.path.remove(str(HERE))
+
+
+def predict() -> ModuleType:
+    return sys.modules["predict"]
+
+
+def row(family: str, gpus: int, **traits: object):
+    experiment()
+    return next(
+        each
+        for each in predict().published()
+        if each.family == family
+        and each.gpus == gpus
+        and all(getattr(each, name) == value for name, value in traits.items())
+    )
+
+
+def shown(name: str) -> str:
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    return page.partition(f"<!-- table {name} -->\n")[2].partition("\n<!-- end -->")[0]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "torchtitan",
+        "IBM A100",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("IBM H100", "YaFSDP", "llm-foundry H100")),
+        pytest.param("llm-foundry A100", marks=pytest.mark.full),
+    ],
+)
+def test_page_shows_the_rows_of_the_code(family):
+    assert shown(experiment().table_name(family)) == "\n".join(experiment().rows_table(family))
+
+
+@pytest.mark.full
+def test_page_shows_the_summary_and_what_other_networks_would_give():
+    assert shown("summary") == "\n".join(experiment().summary_table())
+    assert shown("networks") == "\n".join(experiment().networks_table())
+
+
+def test_page_shows_the_memory_of_the_code():
+    assert shown("memory") == "\n".join(experiment().memory_table())
+
+
+def test_bytes_that_a_block_of_gpt_leaves_are_those_of_the_paper():
+    """34 s b h without the two bytes of masks of dropout: arXiv 2205.05198, section 4.1; its MLP has no gate."""
+    experiment()
+    memory = sys.modules["memory"]
+    of_gate = 2 * (4 * memory.INTERMEDIATE)
+    of_gelu = 2 * (2 * 4 * memory.HIDDEN)
+    more_keys = 2 * 2 * (memory.HIDDEN - memory.KEYS)
+    gpt = memory.BLOCK - memory.LOGSUMEXP - of_gate + of_gelu + more_keys
+    assert gpt == 32 * memory.HIDDEN
+
+
+def test_simulated_step_of_the_calibrated_row_takes_as_long_as_the_measured_one():
+    found = experiment().predicted("torchtitan")
+    bases = [each for each in found if each.row is each.base]
+    assert [each.row.gpus for each in bases] == [8, 8]
+    assert [each.simulated_per_s for each in bases] == pytest.approx([5762, 6667], rel=1e-5)
+
+
+def test_row_of_torchtitan_on_128_gpus_is_predicted_from_8():
+    errors = [each.errors[0] for each in experiment().predicted("torchtitan") if each.row.gpus == 128]
+    assert len(errors) == 2
+    assert max(map(abs, errors)) < 0.05
+
+
+def test_series_is_calibrated_on_the_row_with_the_fewest_gpus_and_then_the_most_tokens():
+    experiment()
+    rows = [each for each in predict().published() if each.series == ("YaFSDP", "llama2-7b", False)]
+    base = predict().base_of(rows)
+    assert (base.gpus, base.sequence) == (64, 8192)
+
+
+def test_rows_state_tokens_per_second_or_seconds_of_an_iteration():
+    assert row("torchtitan", 8, compiled=True).tokens_per_s == 6667
+    assert row("YaFSDP", 64, sequence=2048, model="llama2-7b").tokens_per_s == pytest.approx(2048 / 0.90)
+
+
+def test_sum_of_computation_and_communication_by_hand():
+    """Two gathers in bf16 and a reduction in fp32 of 8.03 billion parameters, at NVLink's and at the network's rate."""
+    n_params = 8_030_261_248
+    fabric_Bps = 450e9 * 0.824
+    alone_s = 8 * n_params * 7 / 8 / fabric_Bps
+    base = row("torchtitan", 8, compiled=False)
+    assert predict().communication_s(base) == pytest.approx(alone_s)
+    together = row("torchtitan", 128, compiled=False)
+    together_s = 8 * n_params * 127 / 128 / min(fabric_Bps, 8 * 50e9 * 0.96)
+    assert predict().communication_s(together) == pytest.approx(together_s)
+    step_s = 16384 / 5762 - alone_s + together_s
+    assert predict().summed_per_s(together, base) == pytest.approx(16384 / step_s)
+
+
+def test_no_utilization_makes_a_step_shorter_than_its_communication():
+    from dataclasses import replace
+
+    slow = replace(row("torchtitan", 128, compiled=True), tokens_per_s=1e6)
+    with pytest.raises(ValueError, match="communication alone takes longer"):
+        predict().solved_utilization(slow)
