@@ -203,6 +203,8 @@ class Attribution:
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance."""
         lane = template.lane
+        if lane.kind == "comm" and lane.name != COMM.name and not self._has_several and COMM.name in self._last_end_s:
+            self._queued_s = unpacked(self._last_end_s[COMM.name], len(self._gap_s))  # before there were several lanes
         self._last_end_s[lane.name] = end_s
         if lane.kind != "comm" or self._has_several or lane.name != COMM.name or self._batch or self._held:
             ready_s, start_s, end_s = (unpacked(each, len(self._gap_s)) for each in (ready_s, start_s, end_s))
