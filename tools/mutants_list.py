@@ -621,7 +621,58 @@ _TEST_SCHEDULES = ("tests/simdist/schedules/test_schedules.py",)
 _TEST_GRADIENTS = ("tests/simdist/schedules/test_gradient_schedules.py",)
 _TEST_FUSION = ("tests/simdist/schedules/test_fusion.py",)
 
+_SHARDED = "simdist/schedules/sharded.py"
+_TEST_SHARDED = ("tests/simdist/schedules/test_sharded.py",)
+
 _SCHEDULES = (
+    Mutant(
+        "schedules",
+        "gathers of the forward pass run only one unit ahead",
+        _SHARDED,
+        "self._gates += self._copied_out[-2:-1]",
+        "self._gates += self._copied_out[-1:]",
+        (*_TEST_SHARDED, "-k", "timelines"),
+    ),
+    Mutant(
+        "schedules",
+        "the first gather of the backward pass waits for nothing",
+        _SHARDED,
+        "        self._gates += self._copied_out[-1:]\n        root_comes_first",
+        "        root_comes_first",
+        (*_TEST_SHARDED, "-k", "random_jobs"),
+    ),
+    Mutant(
+        "schedules",
+        "computing does not wait for a reduce-scatter before the next one",
+        _SHARDED,
+        'self._ops.append(ops.Wait(f"reduced.{self._unsent[0]}", COMPUTE))',
+        "",
+        (*_TEST_SHARDED, "-k", "random_jobs or stream"),
+    ),
+    Mutant(
+        "schedules",
+        "the first unit is reduced without waiting for the root's reductions",
+        _SHARDED,
+        "            if root and number not in root:\n                self._wait_for_all(micro_batch)\n",
+        "",
+        (*_TEST_SHARDED, "-k", "random_jobs"),
+    ),
+    Mutant(
+        "schedules",
+        "tensors are padded as a whole, not by rows",
+        _SHARDED,
+        "rows = -(-n_rows // self.n_sharers) * self.n_sharers",
+        "rows = n_rows",
+        (*_TEST_SHARDED, "-k", "padded"),
+    ),
+    Mutant(
+        "schedules",
+        "memory is given back when a buffer is written, not when it was read",
+        "simdist/plan/liveness.py",
+        "alive[name].last[lane_of(op).name] = row",
+        "alive[name].last.setdefault(lane_of(op).name, row)",
+        ("tests/simdist/traces/test_memory.py",),
+    ),
     Mutant(
         "schedules",
         "periods are counted from step 0, not from the end of the warm-up",

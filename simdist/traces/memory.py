@@ -74,7 +74,7 @@ def kinds_of(plan: Plan) -> dict[str, MemoryKind]:
     outer = {name for op in updates if op.optimizer == "outer" for name in op.params}
     gradients = {op.dst for op in each_op if isinstance(op, ops.Backward)}
     gradients |= {name for op in updates for name in op.grads}
-    written = {name for op in passes for name in op.dsts}
+    written = {op.dsts[0] for op in passes}  # the others are losses
     read = {name for op in passes for name in op.srcs}
     sent = {name for op in each_op if isinstance(op, ops.COLLECTIVES) for name in (*ops.reads(op), *ops.writes(op))}
 

@@ -1,0 +1,126 @@
+"""Memory of a device over time: closed forms of sharded and unsharded training."""
+
+import numpy as np
+import pytest
+from sharded import Seconds, plan_of, priced
+
+from simdist.engines import simulate
+from simdist.plan import Plan, ops
+from simdist.plan.liveness import lifetimes
+from simdist.runs.building import build
+from simdist.runs.memory import memory_of, most_nbytes
+from simdist.scenario import loads
+from simdist.schedules.fsdp import FSDP
+from simdist.schedules.sharded import ShardedSchedule
+from simdist.traces.memory import Occupancy, occupancy
+from simdist.traces.trace import Trace
+
+UNIT = 24 * 4  # bytes of a gathered unit
+N_UNITS = 10
+COMPUTE_BOUND = Seconds(forward=4, backward=8, gather=2, reduce=3)
+
+
+def traced(schedule: ShardedSchedule) -> Trace:
+    plan = plan_of(schedule, N_UNITS)
+    return simulate(plan, priced(plan, COMPUTE_BOUND), {}, engine="fast")
+
+
+def most_gathered(trace: Trace, kind: type[ops.Op]) -> int:
+    """Return the most units that are whole, gathered or being gathered while an operation of a kind computes."""
+    found: Occupancy = occupancy(trace)
+    rows = [each for each, op in enumerate(ops_of(trace.plan)) if isinstance(op, kind)]
+    begin_s, end_s = trace.start_s[rows, 0].min(), trace.end_s[rows, 0].max()
+    now = (found.at_s >= begin_s) & (found.at_s < end_s)
+    whole = found.nbytes["units"] + found.nbytes["communication"]
+    inputs = np.zeros_like(whole)
+    for life in lifetimes(trace.plan):
+        if life.buffer.name.startswith("ready"):
+            last_s = max(trace.end_s[row, 0] for row in life.ends)
+            inputs += np.where((found.at_s >= trace.start_s[life.begin, 0]) & (found.at_s < last_s), UNIT, 0)
+    return int((whole - inputs)[now].max()) // UNIT
+
+
+def ops_of(plan: Plan) -> list[ops.Op]:
+    return [op for number in plan.body_of_steps() for op in plan.bodies[number]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "forward", "backward"),
+    [
+        ({}, 3, 2),
+        ({"reshard_after_forward": False}, N_UNITS, N_UNITS),
+        ({"forward_prefetch": 2, "backward_prefetch": 2}, 4, 3),
+        ({"forward_prefetch": 3}, 5, 2),
+    ],
+)
+def test_units_in_memory_at_once(settings: dict[str, object], forward: int, backward: int) -> None:
+    trace = traced(FSDP(**settings))
+    assert most_gathered(trace, ops.Forward) == forward
+    assert most_gathered(trace, ops.Backward) == backward
+
+
+def test_a_backward_pass_holds_two_units_a_gradient_and_an_input_of_a_reduce_scatter() -> None:
+    found = occupancy(traced(FSDP()))
+    slices = [found.nbytes["parameters"][0]] * 2  # parameters and, when all are reduced, gradients
+    assert found.peak_nbytes <= 4 * UNIT + sum(slices) + N_UNITS * 4
+    assert found.peak_nbytes >= 3 * UNIT + slices[0]
+    assert found.at_s[0] == 0.0
+    assert sum(found.at_peak.values()) == found.peak_nbytes
+
+
+SCENARIO = """
+cluster: {nodes: 2, gpus_per_node: 4, fabric: ideal, network: ideal}
+workload:
+  tensors: [{name: "blocks.0.w", count: 8000, rows: 8}, {name: "blocks.1.w", count: 8000, rows: 8}]
+  batch_size: 2
+  forward: 10 ms
+  optimizer: OPTIMIZER
+  activation_size: 1 kB
+schedules: [sync, fsdp, {kind: sync, shared_update: true, label: zero-1}]
+steps: 4
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "n_states"), [("sgd", 1), ("adamw", 2)])
+def test_lasting_memory_is_that_of_zero(optimizer: str, n_states: int) -> None:
+    """Parameters of 4 bytes, and states of the optimizer: whole, in slices, or (ZeRO-1) states in slices."""
+    scenario = loads(SCENARIO.replace("OPTIMIZER", optimizer))
+    whole = 16_000 * 4
+    found = {}
+    for schedule in scenario.schedules:
+        built = build(scenario, schedule)
+        memory = memory_of(scenario, built)
+        assert memory.peak_nbytes <= most_nbytes(built, scenario.workload)
+        found[schedule.name] = [int(memory.nbytes[kind][0]) for kind in ("parameters", "optimizer")]
+    assert found["sync"] == [whole, n_states * whole]
+    assert found["fsdp"] == [whole // 8, n_states * whole // 8]
+    assert found["zero-1"] == [whole, n_states * whole // 8]
+
+
+def test_activations_rise_in_the_forward_pass_and_fall_in_the_backward_pass() -> None:
+    scenario = loads(SCENARIO.replace("OPTIMIZER", "sgd"))
+    built = build(scenario, scenario.schedules[1])
+    held = memory_of(scenario, built).nbytes["activations"]
+    assert held.max() == 2 * 1_000  # samples of a pass
+    assert set(held.tolist()) == {0, 1_000, 2_000}
+
+
+def test_recomputed_activations_are_there_in_their_units_backward_pass_only() -> None:
+    text = SCENARIO.replace("OPTIMIZER", "sgd").replace("1 kB", "1 kB\n  kept_activation_size: 100 B")
+    scenario = loads(text)
+    built = build(scenario, scenario.schedules[1])
+    held = memory_of(scenario, built).nbytes["activations"]
+    assert held.max() == 2 * (100 + 900 // 2)
+
+
+def test_compare_names_what_does_not_fit() -> None:
+    from simdist.studies.comparison import compare
+    from simdist.studies.facets import MEMORY
+
+    text = SCENARIO.replace("OPTIMIZER", "adamw").replace("nodes: 2", "nodes: 2, device: {memory_size: 160 kB}")
+    scenario = loads(text)
+    rows = compare(scenario, n_seeds=1)
+    assert 100_000 < rows[1].document()["memory_nbytes"] < 160_000
+    doubts = MEMORY.doubts(scenario, [row.line(MEMORY) for row in rows])
+    assert [text.split(" needs")[0] for text in doubts] == ["sync", "fsdp, zero-1 fit"]
+    assert rows.frame()["memory_nbytes"].notna().all()
