@@ -61,14 +61,12 @@ def state_nbytes(plan: Plan, workload: Workload) -> int:
 
 
 def activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
-    """Return the bytes that forward passes leave for backward passes, by buffer. Empty if the workload states none.
+    """Return the bytes that forward passes leave for backward passes, by buffer. 0 if the workload states none.
 
     A unit's share is its share of the FLOPs or, where no FLOPs are stated, of the parameters.
     """
-    if workload.activation_nbytes is None:
-        return {}
     kept_nbytes = workload.kept_activation_nbytes
-    of_sample = workload.activation_nbytes if kept_nbytes is None else kept_nbytes
+    of_sample = (workload.activation_nbytes if kept_nbytes is None else kept_nbytes) or 0
     shares = _Shares(plan, workload)
     passes = [op for op in _distinct(plan) if isinstance(op, ops.Forward)]
     return {op.dsts[0]: round(of_sample * workload.batch_size * shares.of(op.srcs)) for op in passes}
