@@ -11,12 +11,16 @@ from sharded import Seconds, plan_of, priced, rows_of, schedule_of, step_s, time
 
 from simdist.engines import simulate
 from simdist.plan import AllGather, Wait, lane_of
+from simdist.plan.plan import ITEM_NBYTES
+from simdist.runs.building import build
+from simdist.scenario import loads
 from simdist.schedules import Job
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
+from simdist.tune.constraints import sent_nbytes
 
 NAMES = {
     "AG": "AllGather gathered",
@@ -215,3 +219,36 @@ def test_whole_gradients_add_up_in_the_type_in_which_they_are_reduced(micro_batc
     local = FSDP(accumulation="local", param_dtype="bfloat16", reduce_dtype="float32")
     plan = plan_of(local, 2, micro_batches=micro_batches)
     assert {buffer.dtype for buffer in plan.buffers if buffer.name.startswith("grad.")} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "n_gathers"),
+    [
+        (HSDP(shard=4), 2),
+        (HSDP(shard=4, reshard_after_forward=False), 1),
+        (HSDP(shard=4, param_dtype="bfloat16", reduce_dtype="float32"), 2),
+        (FSDP(), 2),
+        (FSDP(param_dtype="float16", reshard_after_forward=False), 1),
+    ],
+)
+def test_bytes_that_a_rank_sends_are_those_of_rings(schedule: ShardedSchedule, n_gathers: int) -> None:
+    """Gathers and reduce-scatters send (N - 1)/N of a padded unit, all-reduces 2 (R - 1)/R of a slice."""
+    scenario = loads("""
+    cluster: {nodes: 1, gpus_per_node: 8, fabric: {latency: 0 s, bandwidth: 1 GB/s}, network: ideal}
+    workload:
+      tensors: [{name: "h.0.w", count: 1300, rows: 13}, {name: "h.1.w", count: 700, rows: 7}, {name: "h.1.b", count: 5}]
+      batch_size: 1
+      forward: 10 ms
+    schedules: [sync]
+    steps: 3
+    """)
+    chosen = schedule.model_copy(update={"algorithm": "ring"})
+    built = build(scenario, chosen)
+    n = schedule.sharers(8)
+    rows = [(13, 100), (7, 100), (5, 1)]
+    padded = sum(-(-count // n) * n * width for count, width in rows)
+    gathered = padded * ITEM_NBYTES[schedule.param_dtype or "float32"]
+    reduced = padded * ITEM_NBYTES[schedule.reduce_dtype or schedule.param_dtype or "float32"]
+    replicas = 8 // n
+    expected = (n_gathers * gathered + reduced) * (n - 1) / n + 2 * (replicas - 1) / replicas * reduced / n
+    assert sent_nbytes(scenario, built) == pytest.approx(expected, rel=1e-12)
