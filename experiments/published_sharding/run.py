@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from memory import memory_table
-from predict import Prediction, families, predictions
+from rates_of_rows import Prediction, families, predictions
 
 from simdist.report import page_command
 

@@ -11,6 +11,8 @@ from simdist.configurations.rates import Estimate, estimate, rounded
 from simdist.configurations.torchtitan import read_job
 from simdist.errors import ScenarioError
 from simdist.scenario import Cluster, Workload, presets
+from simdist.schedules.fsdp import FSDP
+from simdist.schedules.hsdp import HSDP
 from simdist.settings.precision import Precision
 
 _ANY_SHARE = 0.5  # of the peak, where only FLOPs are asked for
@@ -121,7 +123,8 @@ def _sharded(shard: int, world_size: int, settings: dict[str, object]) -> str:
     """Return a schedule in which so many ranks share a copy of the model."""
     if shard == 1:
         return "sync"
-    kind: dict[str, object] = {"kind": "fsdp"} if shard == world_size else {"kind": "hsdp", "shard": shard}
+    chosen = FSDP() if shard == world_size else HSDP(shard=shard)
+    kind: dict[str, object] = {"kind": chosen.kind} | ({"shard": shard} if shard < world_size else {})
     return _flow(kind | settings)
 
 

@@ -299,9 +299,8 @@ def _positive(job: _Configuration, meaning: str, default: int) -> int:
 
 def _mesh(job: _Configuration) -> Mesh:
     """Return how ranks share copies; -1 shards among all that are there."""
-    kind = job.get("data parallel type", "fsdp")
     old = _degree(job, "data parallel")
-    if kind == "ddp":
+    if job.get("data parallel type", "") == "ddp":
         return Mesh(old, 1, f"{job.path}: {job.where('data parallel')}")
     settings = _sharding(job)
     if job.where("data parallel") in job.values:

@@ -31,7 +31,7 @@ from real.recording.clock import common_start_s, compare, drift, to_common_s  # 
 from real.recording.timing import now_s  # noqa: E402
 from simdist.cost import Resources  # noqa: E402
 from simdist.cost.traffic import Traffic  # noqa: E402
-from simdist.plan import COLLECTIVES, Delay, Forward, occurrences  # noqa: E402
+from simdist.plan import COLLECTIVES, Delay, occurrences  # noqa: E402
 from simdist.plan.walk import walk  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
@@ -115,15 +115,15 @@ def perform_own(*of_ranks: Sequence[object]) -> None:
 
 def perform_and_raise(stray: int, *args: object) -> None:
     """One rank cannot compute from a forward pass on."""
-    perform_op = EmulatedProgram.perform
+    forward = EmulatedProgram.forward
 
-    def fail(self: EmulatedProgram, op, step: int) -> None:
-        if isinstance(op, Forward) and step == N_DONE:
+    def fail(self: EmulatedProgram, parts, step: int, complete) -> None:
+        if step == N_DONE:
             raise ValueError("the loss is\nNaN")
-        perform_op(self, op, step)
+        forward(self, parts, step, complete)
 
     if int(os.environ["RANK"]) == stray:
-        EmulatedProgram.perform = fail
+        EmulatedProgram.forward = fail
     perform(*args)
 
 

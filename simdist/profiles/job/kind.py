@@ -111,7 +111,7 @@ def _names(kinds: set[CollectiveKind], hints: frozenset[Hint], *, averages: bool
     if "point_to_point" in kinds:
         yield "pipeline parallelism"
     is_sharded = "all_gather" in kinds and not kinds.isdisjoint({"reduce_scatter", "reduce"})
-    if "fsdp" in hints or (is_sharded and "embeddings" not in hints):
+    if "sharded model" in hints or (is_sharded and "embeddings" not in hints):
         yield "sharded parameters (FSDP or ZeRO)"
     if "all_reduce" in kinds and averages:
         yield "all_reduces of no gradients (tensor parallelism, or statistics)"

@@ -183,12 +183,12 @@ def meaning_of(category: str, name: str) -> EventKind | None:
 
 
 #: Hints in names of events: distribution of the model over ranks, loading of batches, and memory that copies read.
-Hint: TypeAlias = Literal["embeddings", "experts", "fsdp", "loader processes", "pinned", "pageable"]
+Hint: TypeAlias = Literal["embeddings", "experts", "sharded model", "loader processes", "pinned", "pageable"]
 
 _HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = (
     ("embeddings", re.compile(r"fbgemm::|KJT|PooledEmbedding|embedding_?bag", re.IGNORECASE)),  # of TorchRec
     ("experts", re.compile(r"(?<![a-z])moe(?![a-z])|experts?(?![a-z])|DeepEP", re.IGNORECASE)),
-    ("fsdp", re.compile(r"fsdp|FullyShard|DeepSpeedZero", re.IGNORECASE)),
+    ("sharded model", re.compile(r"fsdp|FullyShard|DeepSpeedZero", re.IGNORECASE)),
     ("loader processes", re.compile(r"_MultiProcessingDataLoaderIter")),
     ("pinned", re.compile(r"Pinned -> Device")),
     ("pageable", re.compile(r"Pageable -> Device")),
@@ -200,7 +200,7 @@ def hints_of(name: str) -> list[Hint]:
 
     Example:
         >>> hints_of("FSDP::all_gather"), hints_of("## all2all_data:kjt values ##"), hints_of("aten::mm")
-        (['fsdp'], ['embeddings'], [])
+        (['sharded model'], ['embeddings'], [])
     """
     return [hint for hint, pattern in _HINTS if pattern.search(name)]
 
