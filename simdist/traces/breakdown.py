@@ -206,8 +206,12 @@ class Attribution:
         if lane.kind == "comm" and lane.name != COMM.name and not self._has_several and COMM.name in self._last_end_s:
             self._queued_s = unpacked(self._last_end_s[COMM.name], len(self._gap_s))  # before there were several lanes
         self._last_end_s[lane.name] = end_s
-        if lane.kind != "comm" or self._has_several or lane.name != COMM.name or self._batch or self._held:
-            ready_s, start_s, end_s = (unpacked(each, len(self._gap_s)) for each in (ready_s, start_s, end_s))
+        n_ranks = len(self._gap_s)
+        is_packed = len(ready_s) != n_ranks or len(start_s) != n_ranks or len(end_s) != n_ranks
+        if is_packed and (
+            lane.kind != "comm" or self._has_several or lane.name != COMM.name or self._batch or self._held
+        ):
+            ready_s, start_s, end_s = (unpacked(each, n_ranks) for each in (ready_s, start_s, end_s))
         if lane.kind == "compute":
             if template.after or not self._on_time:
                 self._cut(start_s)
