@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simdist import engines
 from simdist.errors import UnsupportedError
@@ -16,22 +17,20 @@ from simdist.traces.memory import Occupancy, occupancy
 #: Numbers that an optimizer keeps for each parameter.
 _STATES = {"sgd": 1, "lars": 1, "adamw": 2}
 _MOST_ROWS = 50_000  # of a trace that is simulated for its memory
-_STEPS_AFTER = 2  # simulated after the first step of every kind
+_STEPS_AFTER = 1  # simulated after the first step of every kind
 
 
 def memory_of(scenario: Scenario, built: Built) -> Occupancy:
     """Return the memory of the first rank's device over the first steps, without disturbances.
 
-    The steps are those until every kind of step has been seen, and two more.
+    The steps are those until every kind of step has been seen and, on the fast engine, two more.
     """
-    plan = _first_steps(built.plan)
-    shape = 1, plan.n_steps, plan.world_size
-    channels = {op.channel for body in plan.bodies for op in body if isinstance(op, ops.Delay)}
-    delays = dict.fromkeys(channels, np.zeros(shape))
+    plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
     try:
-        trace = engines.simulate(plan, built.costs, delays, engine="fast")
+        trace = engines.simulate(plan, built.costs, _no_delays(plan), engine="fast")
     except UnsupportedError:
-        trace = engines.simulate(plan, built.costs, delays, engine="des")
+        plan = _first_steps(built.plan, n_more=0)
+        trace = engines.simulate(plan, built.costs, _no_delays(plan), engine="des")
     workload = scenario.workload
     return occupancy(
         trace,
@@ -100,8 +99,13 @@ def _distinct(plan: Plan) -> list[ops.Op]:
     return list(dict.fromkeys(op for body in plan.bodies for op in body))
 
 
-def _first_steps(plan: Plan) -> Plan:
-    """Return the plan's first steps, until every body was there and some more."""
+def _no_delays(plan: Plan) -> dict[ops.Channel, NDArray[np.float64]]:
+    channels = {op.channel for body in plan.bodies for op in body if isinstance(op, ops.Delay)}
+    return dict.fromkeys(channels, np.zeros((1, plan.n_steps, plan.world_size)))
+
+
+def _first_steps(plan: Plan, *, n_more: int) -> Plan:
+    """Return the plan's first steps, until every body was there, and some more."""
     missing = set(range(len(plan.bodies)))
     bodies: list[int] = []
     n_rows = 0
@@ -110,7 +114,7 @@ def _first_steps(plan: Plan) -> Plan:
         missing.discard(number)
         n_rows += len(plan.bodies[number])
         n_after += not missing
-        if bodies and (n_after > _STEPS_AFTER or n_rows > _MOST_ROWS):
+        if bodies and (n_after > n_more + 1 or n_rows > _MOST_ROWS):
             break
         bodies.append(number)
     steps = [plan.bodies[number] for number in bodies]

@@ -13,14 +13,12 @@ _PERIODS = (None, 4, 16, 64)  # that `tune` tries
 
 
 def _degrees(job: Job) -> tuple[int, ...]:
-    """Return the numbers of ranks that may share a copy: those of a node, or parts of it.
+    """Return the numbers of ranks that may share a copy: those of a node.
 
-    If several nodes shared a copy, gathers and all-reduces between copies would meet on the network, which only the
-    discrete-event engine simulates: too slow for a search of large worlds.
+    With any other number, gathers and all-reduces between copies meet on links, which only the discrete-event engine
+    simulates: too slow for a search of large worlds.
     """
-    per_node = job.ranks_per_node
-    found = tuple(n for n in range(2, per_node + 1) if per_node % n == 0 and n < job.world_size)
-    return found or (job.world_size,)
+    return (min(job.ranks_per_node, job.world_size),)
 
 
 @final
