@@ -23,7 +23,7 @@ _STEPS_AFTER = 1  # simulated after the first step of every kind
 def memory_of(scenario: Scenario, built: Built) -> Occupancy:
     """Return the memory of the first rank's device over the first steps, without disturbances.
 
-    The steps are those until every kind of step has been seen and, on the fast engine, two more.
+    The steps are those until every kind of step has been seen and, on the fast engine, one more.
     """
     plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
     try:

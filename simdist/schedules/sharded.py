@@ -37,6 +37,7 @@ REGATHER = Lane("regather", "comm", "regather")
 REPLICATE = Lane("replicate", "comm", "replicate")
 
 Reshard: TypeAlias = bool | int | None
+FloatType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16"]
 
 
 class ShardedSchedule(Schedule, abc.ABC):
@@ -74,9 +75,9 @@ class ShardedSchedule(Schedule, abc.ABC):
     and reduce-scatters them in the last one."""
     reshard_after_backward: bool = True
     """Free units after the backward pass of every micro-batch, not of the last one only."""
-    param_dtype: DType | None = None
+    param_dtype: FloatType | None = None
     """Type of gathered parameters and of their gradients; that of the workload if absent."""
-    reduce_dtype: DType | None = None
+    reduce_dtype: FloatType | None = None
     """Type in which gradients are reduced; `param_dtype` if absent."""
 
     @classmethod
@@ -94,7 +95,12 @@ class ShardedSchedule(Schedule, abc.ABC):
     @field_validator("reshard_after_forward", mode="before")
     @classmethod
     def _is_whole(cls, value: object) -> object:
-        return value if value is None or isinstance(value, bool) else parse_whole(value)
+        if value is None or isinstance(value, bool):
+            return value
+        n_ranks = parse_whole(value)
+        if n_ranks < 1:
+            raise ValueError(f"{n_ranks} ranks keep a unit: write true, false, or 1 and more")
+        return n_ranks
 
     @property
     def traits(self) -> str:
@@ -128,7 +134,7 @@ class ShardedSchedule(Schedule, abc.ABC):
         found = [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
         n_sharers = self.sharers(world_size)
         kept = self.reshard_after_forward
-        if isinstance(kept, int) and not isinstance(kept, bool) and n_sharers % max(kept, 1):
+        if isinstance(kept, int) and not isinstance(kept, bool) and n_sharers % kept:
             found.append(("reshard_after_forward", f"{kept} does not divide the {n_sharers} ranks that share a unit"))
         return found
 

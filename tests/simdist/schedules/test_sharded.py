@@ -7,6 +7,7 @@ from fsdp_rules import rows_by_rules
 from fsdp_settings import random_settings
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from sharded import Seconds, plan_of, priced, rows_of, schedule_of, step_s, times
 
 from simdist.engines import simulate
@@ -192,6 +193,18 @@ def test_a_wait_of_a_stream_delays_no_later_writer() -> None:
     plan = plan_of(HSDP(shard=2), 3)
     waits = [op for op in plan.bodies[0] if isinstance(op, Wait) and lane_of(op).kind == "compute"]
     assert [op.buffer for op in waits] == ["reduced.2", "reduced.1"]
+
+
+@pytest.mark.parametrize("kept", [0, -2])
+def test_no_ranks_cannot_keep_a_unit(kept: object) -> None:
+    with pytest.raises(ValidationError, match=r"ranks keep a unit: write true, false, or 1 and more"):
+        FSDP.model_validate({"reshard_after_forward": kept})
+
+
+@pytest.mark.parametrize("field", ["param_dtype", "reduce_dtype"])
+def test_parameters_and_gradients_are_floating_point(field: str) -> None:
+    with pytest.raises(ValidationError, match="bfloat16"):
+        FSDP.model_validate({field: "uint8"})
 
 
 def test_units_follow_from_names_or_sizes() -> None:
