@@ -208,11 +208,14 @@ class Stage:
         latency_s: Seconds before the bytes flow.
         resources: Indices of the resources used, each once.
         nbytes: Bytes on each of them.
+        together_nbytes: Bytes that it and others that always flow with it, at its rate, put on each of them. Such a
+            stage stands for them all. None if it stands for itself.
     """
 
     latency_s: float
     resources: NDArray[np.int64]
     nbytes: NDArray[np.float64]
+    together_nbytes: NDArray[np.float64] | None = None
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> float:
         """Return its duration if it shares its resources with no other."""

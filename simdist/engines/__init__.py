@@ -1,4 +1,7 @@
-"""Two engines that compute the same times: `des`, the event-driven reference, and `fast`, by numpy recurrences."""
+"""Two engines that compute the same times: `des`, the event-driven reference, and `fast`, by numpy recurrences.
+
+If the choice is free and `fast` cannot simulate a plan, events of ranks that are alike are simulated once: see `alike`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
@@ -22,7 +25,7 @@ _Simulated = TypeVar("_Simulated")
 
 
 def choose_engine(engine: Engine, *, by_fast: Callable[[], _Simulated], by_des: Callable[[], _Simulated]) -> _Simulated:
-    """Simulate with an engine. `auto` takes the fast engine, and the discrete-event engine where the fast one refuses.
+    """Simulate with an engine. `auto` takes the fast engine, and events where the fast one refuses.
 
     Raises:
         UnsupportedError: The caller asked for `fast`, which cannot compute this exactly.
@@ -75,8 +78,14 @@ def simulate(
         return fast.simulate(plan, costs, delays, progress=progress)
 
     def by_des() -> "Trace":
-        from simdist.engines import des
+        from simdist.engines import alike, des
 
+        if engine == "auto" and not (actors or observers):
+            check_delays(plan, delays)
+            try:
+                return alike.simulate(plan, costs, DrawnDelays(delays), progress=progress)
+            except UnsupportedError:
+                pass
         return des.simulate(plan, costs, delays, traffic=traffic, actors=actors, observers=observers, progress=progress)
 
     return choose_engine(engine, by_fast=by_fast, by_des=by_des)

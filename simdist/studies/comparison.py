@@ -385,7 +385,7 @@ def measure(
         return times_of(built.schedule.name, "fast", Simulated(built.plan, parts), facets)
 
     def by_des() -> ScheduleTimes:
-        parts, epochs = zip(*_measure_des(scenario, draw, built, seeds, progress), strict=True)
+        parts, epochs = zip(*_measure_des(scenario, draw, built, seeds, progress, engine), strict=True)
         found = tuple(each for each in epochs if each)
         return times_of(built.schedule.name, "des", Simulated(built.plan, parts, found), facets)
 
@@ -480,16 +480,25 @@ def with_draws(
 
     def one_by_one() -> NDArray[np.float64]:
         runs = (unchecked_copy(each, seed=seed) for each, seed in zip(drawn, seeds, strict=True))
-        times = (
-            measure(run, each, n_seeds=1, engine=engine, progress=progress)
-            for run, each in zip(runs, built_again, strict=True)
-        )
-        return np.concatenate([each.step_s for each in times])
+        times_s = [_step_s(run, each, engine, progress) for run, each in zip(runs, built_again, strict=True)]
+        return np.array(times_s)
 
-    step_s = choose_engine(engine, by_fast=together, by_des=one_by_one)
+    step_s = choose_engine("auto", by_fast=together, by_des=one_by_one) if engine == "auto" else one_by_one()
     times_s = {"step": step_s, "stated": measured.step_s[numbers]}
     by_name = {each.name: at for each, at in places.items()} | {each.name: at for each, at in of_doubts.items()}
     return replace(measured, drawn=times_s | by_name)
+
+
+def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress | None) -> float:
+    """Return the seconds per step of one seed, by events: of one rank of each kind if that is possible."""
+    if not built.actors:
+        from simdist.engines import alike
+
+        try:
+            return alike.step_s(built.plan, built.costs, delay_sampler(scenario, [scenario.seed]))
+        except UnsupportedError:
+            pass
+    return float(measure(scenario, built, n_seeds=1, engine=engine, progress=progress, facets=()).step_s[0])
 
 
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:
@@ -564,23 +573,50 @@ def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress
 
 
 def _measure_des(
-    scenario: Scenario, draw: Draw, built: Built, seeds: list[int], progress: Progress | None
+    scenario: Scenario,
+    draw: Draw,
+    built: Built,
+    seeds: list[int],
+    progress: Progress | None,
+    engine: Engine,
 ) -> Iterator[tuple[Breakdown, "Epochs | None"]]:
+    different = seeds if scenario.is_random or built.actors else seeds[:1]
+    if engine == "auto" and not built.actors and not built.plan.dataset:
+        found = _measure_alike(draw, built, different, progress)
+        if found is not None:
+            yield from [(found, None)] * (len(seeds) // len(different))
+            return
+    for number, seed in enumerate(different):
+        report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
+        measured = _measure_events(scenario, built, draw([seed]), seed, report)
+        yield from [measured] * (len(seeds) // len(different))
+
+
+def _measure_alike(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Breakdown | None:
+    """Simulate one rank of each kind, for all seeds; None if that is not possible."""
+    from simdist.engines import alike
+
+    report = _reporter(progress, built, n_seeds=len(seeds), before=0, each=len(seeds))
+    try:
+        return alike.measure(built.plan, built.costs, draw(seeds), n_seeds=len(seeds), progress=report)
+    except UnsupportedError:
+        return None
+
+
+def _measure_events(
+    scenario: Scenario, built: Built, delays: DelaySource, seed: int, progress: Callable[[int], None] | None
+) -> tuple[Breakdown, "Epochs | None"]:
     from simdist.engines import des
     from simdist.studies.epochs import find_epochs
     from simdist.studies.held import find_held
     from simdist.traces.reads import expected
 
+    drawn = delays.take(scenario.steps)
+    links = traffic(scenario, built.costs, seed)
+    trace = des.simulate(built.plan, built.costs, drawn, traffic=links, actors=built.actors, progress=progress)
+    held = find_held(trace, built.costs) if trace.links else None
     reads = expected(built.plan) if built.plan.dataset else None
-    different = seeds if scenario.is_random or built.actors else seeds[:1]
-    for number, seed in enumerate(different):
-        delays = draw([seed]).take(scenario.steps)
-        report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
-        links = traffic(scenario, built.costs, seed)
-        trace = des.simulate(built.plan, built.costs, delays, traffic=links, actors=built.actors, progress=report)
-        held = find_held(trace, built.costs) if trace.links else None
-        measured = break_down(trace, held), find_epochs(trace, reads) if reads else None
-        yield from [measured] * (len(seeds) // len(different))
+    return break_down(trace, held), find_epochs(trace, reads) if reads else None
 
 
 def _reporter(

@@ -168,8 +168,8 @@ class Flows:
             if len(self._use_of) >= _REMEMBERED:
                 self._use_of.clear()
             resources = stage.resources
-            nbytes = stage.nbytes
-            most_nbytes = float(nbytes.max()) if len(nbytes) else 0.0
+            most_nbytes = float(stage.nbytes.max(initial=0.0))
+            nbytes = stage.nbytes if stage.together_nbytes is None else stage.together_nbytes
             if not nbytes.all():
                 resources = resources[nbytes > 0]
                 nbytes = nbytes[nbytes > 0]

@@ -1,0 +1,729 @@
+"""The event engine for jobs with ranks that are alike: one rank of each kind is simulated, and stands for the others.
+
+It computes what `simdist.engines.des` does, up to rounding. The run is cut into *spans*: repetitions of the plan's
+steps. Ranks that begin a span alike and have the same delays in it are alike throughout (`simdist.engines.symmetry`).
+A straggler differs from the others in one span, and is often like them in the next.
+
+**Streams run ahead.** A time is computed as soon as the times that it depends on are known. Only transfers that share
+links are events. They begin, and flow at max-min fair rates until one ends. A few kinds of transfers meet again and
+again, so their rates are kept.
+
+**Spans recur.** A span has a time of its own, from the moment at which all that came before is over. A span that begins
+like an earlier one takes the same course, whichever ranks straggle. So it is simulated once, for all seeds.
+
+A span must not begin to use links before the one before it has ended its transfers. If it does, both are one span.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.costs import Costs, Local, Shared, Stage, Varying
+from simdist.engines.network.flows import Flow, Flows, nothing
+from simdist.engines.symmetry import Meetings, Partition, Symmetry, mixed
+from simdist.errors import UnsupportedError
+from simdist.plan import Delay, Enter, Op, Plan, Tick, op_text
+from simdist.plan.delays import Delays, DelaySource
+from simdist.plan.ops import tick_s
+from simdist.plan.walk import Stretch, drops_late, stretches
+from simdist.traces.breakdown import Attribution, Breakdown
+from simdist.traces.trace import Trace, ended_with_its_last_result
+
+Times: TypeAlias = NDArray[np.float64]
+Progress: TypeAlias = Callable[[int], None]
+
+_TOGETHER = 1e-12  # transfers end together if they are due within this share of the time to the next end
+_MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
+_MOST_JOINED = 8  # repetitions in a span
+_MOST_RATES = 65_536  # combinations of transfers kept
+_MOST_VALUES = 8_000_000  # times of spans kept
+_BLOCK = 32  # instances with times that are spread over ranks at once
+_NAN = float("nan")
+
+
+def simulate(plan: Plan, costs: Costs, delays: DelaySource, *, progress: Progress | None = None) -> Trace:
+    """Simulate a plan and keep every time.
+
+    Args:
+        plan: A legal plan.
+        costs: Its price list.
+        delays: Source of `[1, n_steps, world_size]` delays.
+        progress: Called with the number of steps done.
+
+    Raises:
+        UnsupportedError: Few ranks are alike, or the plan has what ranks that are alike cannot show.
+    """
+    times_s = np.empty((3, plan.n_instances, plan.world_size))
+    for (told,) in _side_by_side(plan, costs, delays, 1, progress):
+        index = told.repetition.index
+        end = index + len(told.repetition.stretch.templates)
+        for row, found in zip(times_s, told.times_s, strict=True):
+            row[index:end] = told.base_s + found[:, told.of_ranks]
+    ready_s, start_s, end_s = times_s
+    return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
+
+
+def measure(
+    plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, progress: Progress | None = None
+) -> Breakdown:
+    """Simulate a plan for many seeds and keep only where the time went.
+
+    Args:
+        plan: A legal plan.
+        costs: Its price list.
+        delays: Source of `[n_seeds, n_steps, world_size]` delays.
+        n_seeds: Seeds.
+        progress: Called with the number of steps done.
+
+    Raises:
+        UnsupportedError: See `simulate`.
+    """
+    attribution = Attribution(plan.world_size, n_seeds)
+    for of_seeds in _side_by_side(plan, costs, delays, n_seeds, progress):
+        repetition = of_seeds[0].repetition
+        templates = repetition.stretch.templates
+        for first in range(0, len(templates), _BLOCK):
+            some = templates[first : first + _BLOCK]
+            times_s = np.empty((3, len(some), plan.world_size, n_seeds))
+            for seed, told in enumerate(of_seeds):
+                for row, found in zip(times_s, told.times_s, strict=True):
+                    of_kinds = told.base_s + found[first : first + _BLOCK]
+                    row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.of_ranks]
+            for number, template in enumerate(some):
+                attribution.add(repetition.index + first + number, template, *times_s[:, number])
+    return attribution.finish(plan.n_steps)
+
+
+def step_s(plan: Plan, costs: Costs, delays: DelaySource) -> float:
+    """Return the seconds per step.
+
+    Args:
+        plan: A legal plan.
+        costs: Its price list.
+        delays: Source of `[1, n_steps, world_size]` delays.
+
+    Raises:
+        UnsupportedError: See `simulate`.
+    """
+    makespan_s = 0.0
+    for (told,) in _side_by_side(plan, costs, delays, 1, None):
+        makespan_s = max(makespan_s, told.base_s + float(told.times_s[2].max()))
+    return makespan_s / plan.n_steps
+
+
+def _side_by_side(
+    plan: Plan, costs: Costs, delays: DelaySource, n_seeds: int, progress: Progress | None
+) -> "Iterator[tuple[_Told, ...]]":
+    """Simulate a plan, and yield each repetition of its steps, of all seeds."""
+    _refuse(plan, costs)
+    run = _Run(plan, costs)
+    seeds = [_Seed(run) for _ in range(n_seeds)]
+    told: list[deque[_Told]] = [deque() for _ in seeds]
+
+    def ready() -> "Iterator[tuple[_Told, ...]]":
+        while all(told):
+            found = tuple(each.popleft() for each in told)
+            yield found
+            if progress:
+                progress(found[0].repetition.step + found[0].repetition.stretch.n_steps)
+
+    for repetitions in _repetitions(plan, delays, n_seeds):
+        for seed, its, repetition in zip(seeds, told, repetitions, strict=True):
+            its.extend(seed.add(repetition))
+        yield from ready()
+    for seed, its in zip(seeds, told, strict=True):
+        its.extend(seed.finish())
+    yield from ready()
+
+
+def _refuse(plan: Plan, costs: Costs) -> None:
+    """Refuse what makes all ranks differ.
+
+    Raises:
+        UnsupportedError: Members of a collective begin or end on their own, batches differ, or links change.
+    """
+    if drops_late(plan) or any(isinstance(op, Enter) for body in plan.bodies for op in body):
+        raise UnsupportedError("ranks that sit out steps are simulated one by one")
+    if costs.disturbed or costs.shares:
+        raise UnsupportedError("links that differ from others are simulated one by one")
+    for op, cost in costs.of.items():
+        if isinstance(cost, Varying) or (isinstance(cost, Shared) and (cost.segments or cost.first_come)):
+            raise UnsupportedError(f"{op_text(op)}: ranks differ")
+
+
+@dataclass(frozen=True, slots=True)
+class _SeedSteps:
+    """One repetition of a stretch, and its delays.
+
+    Args:
+        stretch: Its stretch.
+        index: Its first instance.
+        step: Its first step.
+        delays_s: Channel -> `[n_steps, world_size]`.
+    """
+
+    stretch: Stretch
+    index: int
+    step: int
+    delays_s: dict[str, Times]
+
+
+def _repetitions(plan: Plan, delays: DelaySource, n_seeds: int) -> Iterator[list[_SeedSteps]]:
+    """Yield each repetition, of all seeds."""
+    channels = sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)})
+    for stretch in stretches(plan):
+        for number in range(stretch.times):
+            index = stretch.first_index + number * len(stretch.templates)
+            step = stretch.first_step + number * stretch.n_steps
+            drawn: Delays = delays.take(stretch.n_steps) if channels else {}
+            yield [
+                _SeedSteps(stretch, index, step, {channel: drawn[channel][seed] for channel in channels})
+                for seed in range(n_seeds)
+            ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A repetition that has been simulated.
+
+    Args:
+        repetition: The repetition.
+        base_s: When its span begins.
+        times_s: When each instance was ready, started and ended, from then on, by kind of rank, `[n, n_kinds]` each.
+        of_ranks: Kind of each rank.
+    """
+
+    repetition: _SeedSteps
+    base_s: float
+    times_s: tuple[Times, Times, Times]
+    of_ranks: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a span needs to know of those before it. Times count from the moment `base_s` of the run.
+
+    Args:
+        base_s: See above.
+        end_s: Ends of earlier instances that later ones may come after, `[world_size]`, by index.
+        free_s: When each lane is free, `[world_size]`, by name.
+        idle_from_s: When the last transfer on links that others may want has ended.
+    """
+
+    base_s: float
+    end_s: dict[int, Times]
+    free_s: dict[str, Times]
+    idle_from_s: float
+
+    def later(self, by_s: float) -> "_State":
+        """Return the same state, with times that count from a later moment."""
+        end_s = {index: each - by_s for index, each in self.end_s.items()}
+        free_s = {lane: each - by_s for lane, each in self.free_s.items()}
+        return _State(self.base_s + by_s, end_s, free_s, self.idle_from_s - by_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """The course of a span.
+
+    Args:
+        times_s: When each instance was ready, started and ended, by kind of rank, `[n, n_kinds]` each.
+        first_start_s: When the first transfer began that shares links; inf without any.
+        last_end_s: When the last one ended; -inf without any.
+    """
+
+    times_s: tuple[Times, Times, Times]
+    first_start_s: float
+    last_end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _SpanDone:
+    """A span that has been simulated.
+
+    Args:
+        course: Its course.
+        of_ranks: Kind of each rank.
+        base_s: When it begins.
+        after: The state at its end.
+    """
+
+    course: _Course
+    of_ranks: NDArray[np.int64]
+    base_s: float
+    after: _State
+
+    def begins_after(self, before: _State) -> bool:
+        """Return whether no transfer begins before those of earlier spans have ended."""
+        return self.base_s + self.course.first_start_s >= before.base_s + before.idle_from_s
+
+
+class _Seed:
+    """The run of one seed, span by span. The latest span waits until the next one is known not to meet it."""
+
+    def __init__(self, run: "_Run") -> None:
+        self._run = run
+        self._before = _State(0.0, {}, {}, -math.inf)
+        self._pending: list[_SeedSteps] = []
+        self._done: _SpanDone | None = None
+
+    def add(self, repetition: _SeedSteps) -> list[_Told]:
+        """Simulate the next repetition. Return those that no later one can change.
+
+        Raises:
+            UnsupportedError: Few ranks are alike, or transfers go on from step to step.
+        """
+        if self._done is None:
+            self._pending = [repetition]
+            self._done = self._run.simulate([repetition], self._before)
+            return []
+        found = self._run.simulate([repetition], self._done.after)
+        if not found.begins_after(self._done.after):
+            self._pending.append(repetition)
+            self._done = self._run.simulate(self._pending, self._before)
+            if len(self._pending) > _MOST_JOINED or not self._done.begins_after(self._before):
+                raise UnsupportedError("transfers of a step still run when a later step begins")
+            return []
+        told = self.finish()
+        self._before = self._done.after
+        self._pending = [repetition]
+        self._done = found
+        return told
+
+    def finish(self) -> list[_Told]:
+        """Return the repetitions of the latest span."""
+        told = []
+        begin = 0
+        assert self._done is not None
+        for each in self._pending:
+            end = begin + len(each.stretch.templates)
+            ready_s, start_s, end_s = (row[begin:end] for row in self._done.course.times_s)
+            told.append(_Told(each, self._done.base_s, (ready_s, start_s, end_s), self._done.of_ranks))
+            begin = end
+        return told
+
+
+class _Run:
+    """Simulates spans of a plan."""
+
+    def __init__(self, plan: Plan, costs: Costs) -> None:
+        self._world_size = plan.world_size
+        self._costs = costs
+        self._symmetry = Symmetry(costs, plan.world_size)
+        self._has_ticks = any(isinstance(op, Tick) for body in plan.bodies for op in body)
+        own = (cost.seconds for cost in costs.of.values() if isinstance(cost, Local))
+        rows = {row.tobytes(): row for row in own if isinstance(row, np.ndarray)}
+        self._own = list(rows.values())
+        self._rates: dict[bytes, _Rates] = {}
+        self._courses: dict[tuple[object, ...], _Course] = {}
+        self._n_values = 0
+        self._has_begun = False
+
+    def simulate(self, repetitions: Sequence[_SeedSteps], before: _State) -> _SpanDone:
+        """Simulate some repetitions that follow one another.
+
+        Raises:
+            UnsupportedError: Few ranks are alike.
+        """
+        if before.free_s and not self._has_ticks:
+            before = before.later(max(float(each.max()) for each in before.free_s.values()))
+        index = repetitions[0].index
+        lanes = {template.lane.name for each in repetitions for template in each.stretch.templates}
+        never_s = np.full(self._world_size, -before.base_s)
+        free_s = {lane: before.free_s.get(lane, never_s) for lane in sorted(lanes)}
+        needed = _needed(repetitions)
+        rows = [*self._own, *(before.end_s[other] for other in needed), *free_s.values()]
+        rows += [row for each in repetitions for delays_s in each.delays_s.values() for row in delays_s]
+        distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
+        partition = self._partition(begins)
+        key = tuple(each.stretch.first_index for each in repetitions), distinct.tobytes(), partition.colours
+        course = self._courses.get(key)
+        if course is None:
+            firsts = partition.firsts
+            events = _Events(list(_tasks(repetitions)), partition, self._costs, self._rates_of(partition))
+            for other in needed:
+                events.ends[other] = before.end_s[other][firsts].tolist()
+            course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()}, index)
+            self._keep(key, course)
+        after = self._after(repetitions, before, course, partition.of_ranks)
+        return _SpanDone(course, partition.of_ranks, before.base_s, after)
+
+    def _partition(self, begins: NDArray[np.int64]) -> Partition:
+        found = self._symmetry.partition(begins)
+        if not self._has_begun and len(found.firsts) > _MOST_KINDS * self._world_size:
+            raise UnsupportedError(f"{len(found.firsts)} of {self._world_size} ranks are like no other")
+        self._has_begun = True
+        return found
+
+    def _rates_of(self, partition: Partition) -> "_Rates":
+        if partition.colours not in self._rates:
+            if len(self._rates) >= _MOST_PARTITIONS:
+                self._rates.clear()
+            self._rates[partition.colours] = _Rates(partition)
+        return self._rates[partition.colours]
+
+    def _keep(self, key: tuple[object, ...], course: _Course) -> None:
+        self._n_values += 3 * course.times_s[0].size
+        if self._n_values > _MOST_VALUES:
+            self._courses.clear()
+            self._n_values = 3 * course.times_s[0].size
+        self._courses[key] = course
+
+    def _after(
+        self, repetitions: Sequence[_SeedSteps], before: _State, course: _Course, of_ranks: NDArray[np.int64]
+    ) -> _State:
+        """Return the state at the end of a span, with the ends that later ones may refer to."""
+        _, _, kinds_end_s = course.times_s
+        n_tasks = len(kinds_end_s)
+        index = repetitions[0].index
+        next_index = index + n_tasks
+        last = repetitions[-1].stretch
+        distances = set(last.live)
+        for at, template in enumerate(last.templates):
+            distances.update(back - at for back in template.after if back > at)
+        n = len(last.templates)
+        furthest = max(distances, default=0)
+        if len(repetitions) == 1 and n:
+            kept = {distance % n or n for distance in distances}  # ends from further back pass through
+        else:
+            kept = set(range(1, min(furthest, n_tasks) + 1))
+        end_s = {other: row for other, row in before.end_s.items() if other >= next_index - furthest}
+        end_s |= {next_index - distance: kinds_end_s[-distance][of_ranks] for distance in kept}
+        free_s = dict(before.free_s)
+        lasts = {}
+        at = 0
+        for each in repetitions:
+            for template in each.stretch.templates:
+                lasts[template.lane.name] = at
+                at += 1
+        free_s |= {lane: kinds_end_s[number][of_ranks] for lane, number in lasts.items()}
+        return _State(before.base_s, end_s, free_s, max(before.idle_from_s, course.last_end_s))
+
+
+_MOST_PARTITIONS = 256
+
+
+def _needed(repetitions: Sequence[_SeedSteps]) -> list[int]:
+    """Return the instances before some repetitions that theirs come after."""
+    index = repetitions[0].index
+    found: set[int] = set()
+    for each in repetitions:
+        for at, template in enumerate(each.stretch.templates, each.index):
+            found.update(at - back for back in template.after if at - back < index)
+    return sorted(found)
+
+
+def _tasks(repetitions: Sequence[_SeedSteps]) -> "Iterator[_SpanTask]":
+    for each in repetitions:
+        for at, template in enumerate(each.stretch.templates, each.index):
+            after = tuple(at - back for back in template.after)
+            own_s: Times | None = None
+            if isinstance(template.op, Delay):
+                own_s = each.delays_s[template.op.channel][template.step]
+            yield _SpanTask(at, template.op, template.lane.name, after, own_s)
+
+
+def _colours(rows: Sequence[Times], world_size: int) -> NDArray[np.uint64]:
+    """Return a colour for each rank by its values in rows, `[world_size]` each."""
+    values = np.array(rows, dtype=np.float64).reshape(-1, world_size) + 0.0  # no -0.0
+    numbers = np.arange(len(values), dtype=np.uint64)[:, np.newaxis]
+    return np.asarray(mixed(np.broadcast_to(numbers, values.shape), values.view(np.uint64)).sum(axis=0))
+
+
+@dataclass(frozen=True, slots=True)
+class _SpanTask:
+    """An instance.
+
+    Args:
+        index: Its number.
+        op: Its operation.
+        lane: Name of its lane.
+        after: What it comes after.
+        own_s: Seconds of each rank, if it is a delay.
+    """
+
+    index: int
+    op: Op
+    lane: str
+    after: tuple[int, ...]
+    own_s: Times | None
+
+
+class _Stream:
+    """A lane of a rank that stands for others."""
+
+    __slots__ = ("at", "kind", "now_s", "tasks")
+
+    def __init__(self, kind: int, tasks: "list[_KindTask]", now_s: float) -> None:
+        self.kind = kind
+        self.tasks = tasks
+        self.now_s = now_s
+        self.at = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _KindTask:
+    """An instance, with what streams need to execute it."""
+
+    number: int
+    index: int
+    after: tuple[int, ...]
+    seconds: list[float] | None
+    period_s: float | None
+    meetings: Meetings | None
+    price: int
+
+
+class _Transit:
+    """A transfer under way."""
+
+    __slots__ = ("group", "key", "left_nbytes", "place", "rate_Bps", "step")
+
+    def __init__(self, step: _KindTask, group: int) -> None:
+        self.step = step
+        self.group = group
+        self.place = 0
+        self.left_nbytes = 0.0
+        self.rate_Bps = 0.0
+        self.key = (step.price, group, 0)
+
+    def go_on(self) -> Stage | None:
+        """Return the next stage, if there is one."""
+        meetings = self.step.meetings
+        assert meetings is not None
+        assert meetings.stages is not None
+        stages = meetings.stages[self.group]
+        if self.place == len(stages):
+            return None
+        self.key = (self.step.price, self.group, self.place)
+        self.place += 1
+        return stages[self.place - 1]
+
+
+class _Rates:
+    """The rates of transfers that are under way together."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._stages = partition.meetings
+        self._capacity_Bps = partition.capacity_Bps.tolist()
+        self._known: dict[tuple[tuple[int, int, int], ...], list[float]] = {}
+
+    def of(self, flights: "Sequence[_Transit]") -> list[float]:
+        """Return bytes per second of each."""
+        key = tuple([each.key for each in flights])
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_RATES:
+                self._known.clear()
+            found = self._known[key] = self._found(key)
+        return found
+
+    def _found(self, keys: Iterable[tuple[int, int, int]]) -> list[float]:
+        flows = Flows(self._capacity_Bps)
+        joined = []
+        for price, group, place in keys:
+            stages = self._stages[price].stages
+            assert stages is not None
+            flow = Flow(stages[group][place], nothing)
+            flows.join(flow)
+            joined.append(flow)
+        flows.settle(0.0)
+        return [flows.rate_Bps(flow) for flow in joined]
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """Members that a group of an instance still waits for, and the latest so far."""
+
+    n_missing: int
+    latest_s: float = field(default=-math.inf)
+
+
+class _Events:
+    """The events of a span."""
+
+    def __init__(self, tasks: Sequence[_SpanTask], partition: Partition, costs: Costs, rates: _Rates) -> None:
+        self._n_kinds = len(partition.firsts)
+        self._rates = rates
+        nans = [_NAN] * self._n_kinds
+        self.ends = {task.index: nans.copy() for task in tasks}
+        self._ready = [nans.copy() for _ in tasks]
+        self._start = [nans.copy() for _ in tasks]
+        self._first_start_s = math.inf
+        self._last_end_s = -math.inf
+        self._lanes: dict[str, list[_KindTask]] = {}
+        for number, task in enumerate(tasks):
+            self._lanes.setdefault(task.lane, []).append(_step(number, task, partition, costs))
+        self._waiting: dict[tuple[int, int], list[_Stream]] = {}
+        self._awake: deque[_Stream] = deque()
+        self._arrivals: dict[tuple[int, int], _Gathering] = {}
+        self._coming: list[tuple[float, int, _Transit]] = []  # a heap: when it flows
+        self._flying: list[_Transit] = []
+        self._n_begun = 0
+
+    def run(self, free_s: dict[str, list[float]], index: int) -> _Course:
+        """Execute all tasks, given when lanes are free and the number of the first one."""
+        for kind in range(self._n_kinds):
+            for lane, tasks in self._lanes.items():
+                self._awake.append(_Stream(kind, tasks, free_s[lane][kind]))
+        self._run_streams()
+        self._fly()
+        ends = [self.ends[index + number] for number in range(len(self._ready))]
+        shape = len(ends), self._n_kinds
+        ready_s, start_s, end_s = (np.array(each).reshape(shape) for each in (self._ready, self._start, ends))
+        return _Course((ready_s, start_s, end_s), self._first_start_s, self._last_end_s)
+
+    def _run_streams(self) -> None:
+        awake = self._awake
+        while awake:
+            self._run_stream(awake.popleft())
+
+    def _run_stream(self, stream: _Stream) -> None:
+        """Execute tasks of a stream until it has to wait for a time that is not known yet."""
+        ends = self.ends
+        kind = stream.kind
+        now_s = stream.now_s
+        tasks = stream.tasks
+        at = stream.at
+        while at < len(tasks):
+            task = tasks[at]
+            for other in task.after:
+                end_s = ends[other][kind]
+                if end_s != end_s:
+                    stream.at = at
+                    stream.now_s = now_s
+                    self._waiting.setdefault((other, kind), []).append(stream)
+                    return
+                if end_s > now_s:
+                    now_s = end_s
+            at += 1
+            self._ready[task.number][kind] = now_s
+            if task.meetings is None:
+                self._start[task.number][kind] = now_s
+                if task.seconds is not None:
+                    now_s += task.seconds[kind]
+                elif task.period_s is not None:
+                    written_s = max((ends[other][kind] for other in task.after), default=0.0)
+                    now_s += max(float(tick_s(written_s, task.period_s)) - now_s, 0.0)
+                self._end(task, (kind,), now_s)
+                continue
+            self._arrive(task, task.meetings, kind, now_s)
+            end_s = ends[task.index][kind]
+            if end_s != end_s:
+                stream.at = at
+                self._waiting.setdefault((task.index, kind), []).append(stream)
+                return
+            now_s = end_s
+        stream.at = at
+
+    def _arrive(self, task: _KindTask, meetings: Meetings, kind: int, now_s: float) -> None:
+        """Arrive at a collective. The last member to arrive begins it."""
+        group = meetings.group_of[kind]
+        members = meetings.members[group]
+        key = task.index, group
+        arrivals = self._arrivals.get(key) or _Gathering(len(members))
+        arrivals.latest_s = max(arrivals.latest_s, now_s)
+        arrivals.n_missing -= 1
+        if arrivals.n_missing:
+            self._arrivals[key] = arrivals
+            return
+        self._arrivals.pop(key, None)
+        start_s = arrivals.latest_s
+        row = self._start[task.number]
+        for member in members:
+            row[member] = start_s
+        if meetings.stages is None:
+            self._end(task, members, start_s + meetings.alone_s[group])
+            return
+        self._first_start_s = min(self._first_start_s, start_s)
+        self._go_on(_Transit(task, group), start_s)
+
+    def _go_on(self, flight: _Transit, now_s: float) -> None:
+        """Begin the next stage of a transfer, or end it."""
+        stage = flight.go_on()
+        if stage is None:
+            meetings = flight.step.meetings
+            assert meetings is not None
+            self._last_end_s = max(self._last_end_s, now_s)
+            self._end(flight.step, meetings.members[flight.group], now_s)
+            return
+        flight.left_nbytes = float(stage.nbytes.max(initial=0.0))
+        self._n_begun += 1
+        heappush(self._coming, (now_s + stage.latency_s, self._n_begun, flight))
+
+    def _end(self, task: _KindTask, members: Iterable[int], end_s: float) -> None:
+        """Set the end of an instance. The streams that wait for it go on."""
+        row = self.ends[task.index]
+        waiting = self._waiting
+        for member in members:
+            row[member] = end_s
+            streams = waiting.pop((task.index, member), None)
+            if streams is None:
+                continue
+            for stream in streams:
+                if end_s > stream.now_s:
+                    stream.now_s = end_s
+                self._awake.append(stream)
+
+    def _fly(self) -> None:
+        """Let transfers flow, from event to event."""
+        coming = self._coming
+        now_s = -math.inf
+        next_end_s = math.inf
+        due_s: list[float] = []
+        while coming or self._flying:
+            begin_s = coming[0][0] if coming else math.inf
+            then_s = min(begin_s, next_end_s)
+            for flight in self._flying:  # none before the first event
+                flight.left_nbytes -= flight.rate_Bps * (then_s - now_s)
+            now_s = then_s
+            if next_end_s <= then_s:
+                self._end_due(due_s, now_s)
+            while coming and coming[0][0] <= now_s:
+                self._take_off(heappop(coming)[2], now_s)
+            rates = self._rates.of(self._flying)
+            due_s = []
+            for flight, rate_Bps in zip(self._flying, rates, strict=True):
+                flight.rate_Bps = rate_Bps
+                due_s.append(flight.left_nbytes / rate_Bps)
+            next_end_s = now_s + min(due_s, default=math.inf)
+
+    def _end_due(self, due_s: Sequence[float], now_s: float) -> None:
+        limit_s = min(due_s) * (1 + _TOGETHER)
+        flying = self._flying
+        self._flying = [flight for flight, left_s in zip(flying, due_s, strict=True) if left_s > limit_s]
+        for flight, left_s in zip(flying, due_s, strict=True):
+            if left_s <= limit_s:
+                self._go_on(flight, now_s)
+        self._run_streams()
+
+    def _take_off(self, flight: _Transit, now_s: float) -> None:
+        if flight.left_nbytes:
+            self._flying.append(flight)
+        else:
+            self._go_on(flight, now_s)
+            self._run_streams()
+
+
+def _step(number: int, task: _SpanTask, partition: Partition, costs: Costs) -> _KindTask:
+    cost = costs.of.get(task.op)
+    seconds = None
+    meetings = None
+    if task.own_s is not None:
+        seconds = task.own_s[partition.firsts].tolist()
+    elif isinstance(cost, Local):
+        own = cost.seconds
+        if isinstance(own, np.ndarray):
+            seconds = own[partition.firsts].tolist()
+        elif own:
+            seconds = [own] * len(partition.firsts)
+    elif cost is not None:
+        meetings = partition.meetings[id(cost)]
+    period_s = task.op.period_s if isinstance(task.op, Tick) else None
+    return _KindTask(number, task.index, task.after, seconds, period_s, meetings, id(cost))

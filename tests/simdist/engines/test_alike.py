@@ -1,0 +1,290 @@
+"""Ranks that are alike are simulated once: the times are those of all ranks one by one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from priced_runs import runs
+
+from simdist.cost import price
+from simdist.cost.costs import Costs, Stage
+from simdist.engines import DrawnDelays, alike, des
+from simdist.engines.symmetry import Symmetry
+from simdist.errors import UnsupportedError
+from simdist.plan import AllReduce, Buffer, Delay, Load, Plan, Save
+from simdist.plan.group import Group
+from simdist.plan.plan import Run
+from simdist.runs.building import build, delay_sampler, delays
+from simdist.scenario import loads
+from simdist.scenario.cluster import Cluster, Link, Storage
+from simdist.scenario.workload import Tensor, Workload
+from simdist.studies.comparison import compare
+from simdist.traces.breakdown import STATES, break_down
+
+ARRAYS = ("ready_s", "start_s", "end_s")
+LINE = Link(latency_s=1e-3, bandwidth_Bps=1e6)
+WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1, backward_s=0.2)
+
+SHARDED = """
+cluster:
+  nodes: {nodes}
+  gpus_per_node: {gpus}
+  fabric: {{latency: 3 us, bandwidth: 200 GB/s}}
+  network: {{latency: 10 us, bandwidth: {bandwidth}}}
+  oversubscription: {oversubscription}
+workload:
+  tensors: [{tensors}]
+  batch_size: 1
+  micro_batches: {micro_batches}
+  forward: {forward_ms} ms
+  backward: {backward_ms} ms
+  optimize: 1 ms
+disturbances: [{disturbance}]
+schedules: [{schedule}]
+steps: {steps}
+seed: {seed}
+"""
+DISTURBANCES = (
+    "",
+    "{kind: transient, on: host, probability: 5%, delay: 20 ms}",
+    "{kind: transient, probability: 10%, delay: 3 ms}",
+    "{kind: persistent, ranks: [1], delay: 5 ms}",
+    "{kind: jitter, on: host, median: 1 ms, sigma: 0.5}",
+)
+
+
+def same(trace, reference):
+    for name in ARRAYS:
+        np.testing.assert_allclose(
+            getattr(trace, name), getattr(reference, name), rtol=1e-12, atol=1e-12 * reference.makespan_s
+        )
+
+
+@settings(max_examples=400, deadline=None)
+@given(runs())
+def test_all_times_are_those_of_the_ranks_one_by_one(run):
+    plan, costs, drawn = run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alike, "_MOST_KINDS", 1.0)
+        try:
+            trace = alike.simulate(plan, costs, DrawnDelays(drawn))
+        except UnsupportedError:
+            assume(False)
+    same(trace, des.simulate(plan, costs, drawn))
+
+
+@st.composite
+def sharded_jobs(draw):
+    nodes = draw(st.sampled_from([2, 4, 8]))
+    gpus = draw(st.sampled_from([2, 4]))
+    n = nodes * gpus
+    sizes = draw(st.lists(st.sampled_from([1, 3, 10]), min_size=2, max_size=4))
+    shard = draw(st.sampled_from([size for size in (2, 4, 8, 16) if size <= n]))
+    hierarchical = f"{{kind: hierarchical_sgd, levels: {{1: {gpus}, 2: {n}}}}}"
+    schedule = draw(st.sampled_from([f"{{kind: hsdp, shard: {shard}}}", "fsdp", "sync", hierarchical]))
+    return SHARDED.format(
+        nodes=nodes,
+        gpus=gpus,
+        bandwidth=draw(st.sampled_from(["5 GB/s", "25 GB/s"])),
+        oversubscription=draw(st.sampled_from([1, 3])),
+        tensors=", ".join(f"{{name: layers.{number}.w, count: {size}000000}}" for number, size in enumerate(sizes)),
+        micro_batches=draw(st.sampled_from([1, 2])) if "sgd" not in schedule else 1,
+        forward_ms=draw(st.sampled_from([2, 10])),
+        backward_ms=draw(st.sampled_from([4, 20])),
+        disturbance=draw(st.sampled_from(DISTURBANCES)),
+        schedule=schedule,
+        steps=draw(st.sampled_from([2, 5])),
+        seed=draw(st.integers(0, 1000)),
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(sharded_jobs())
+def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
+    scenario = loads(text)
+    built = build(scenario, scenario.schedules[0])
+    drawn = delays(scenario)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alike, "_MOST_KINDS", 1.0)
+        trace = alike.simulate(built.plan, built.costs, DrawnDelays(drawn))
+    same(trace, des.simulate(built.plan, built.costs, drawn))
+
+
+@settings(max_examples=20, deadline=None)
+@given(sharded_jobs())
+def test_several_seeds_are_broken_down_like_their_traces(text):
+    scenario = loads(text)
+    built = build(scenario, scenario.schedules[0])
+    seeds = [3, 4, 5]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alike, "_MOST_KINDS", 1.0)
+        measured = alike.measure(built.plan, built.costs, delay_sampler(scenario, seeds), n_seeds=len(seeds))
+        step_s = [alike.step_s(built.plan, built.costs, delay_sampler(scenario, [seed])) for seed in seeds]
+    np.testing.assert_allclose(step_s, measured.step_s, rtol=1e-12)
+    for number, seed in enumerate(seeds):
+        drawn = delay_sampler(scenario, [seed]).take(scenario.steps)
+        expected = break_down(des.simulate(built.plan, built.costs, drawn))
+        for state in STATES:
+            np.testing.assert_allclose(
+                getattr(measured, f"{state}_s")[:, number],
+                getattr(expected, f"{state}_s")[:, 0],
+                rtol=0,
+                atol=1e-12 * float(expected.makespan_s[0]),
+            )
+
+
+def crossing(n_steps=1, delay="host"):
+    """Return a plan in which pairs of neighbours and pairs across nodes average, and its prices: 2 nodes of 4."""
+    buffers = (Buffer("near", 250, initialized=True), Buffer("far", 250, initialized=True))
+    body = (Delay(delay), AllReduce("near", Group(4)), AllReduce("far", Group(2, stride=4)))
+    plan = Plan.from_steps("crossing", world_size=8, buffers=buffers, steps=[body] * n_steps)
+    return plan, price(plan, Cluster(nodes=2, gpus_per_node=4, fabric=LINE, network=LINE), WORKLOAD)
+
+
+def test_a_straggler_makes_four_kinds_of_ranks():
+    plan, costs = crossing()
+    begins = np.zeros(8, dtype=np.int64)
+    begins[1] = 1
+    found = Symmetry(costs, plan.world_size).partition(begins)
+    kinds = [sorted(np.flatnonzero(found.of_ranks == kind).tolist()) for kind in range(len(found.firsts))]
+    assert sorted(kinds) == [[0, 2, 3], [1], [4, 6, 7], [5]]  # its node, itself, other nodes, its peer on them
+
+
+def test_flows_that_share_a_link_are_one_flow_with_their_load():
+    plan, costs = crossing()
+    found = Symmetry(costs, plan.world_size).partition(np.zeros(8, dtype=np.int64))
+    assert len(found.firsts) == 1
+    ((stage,),) = found.meetings[id(costs.of[AllReduce("far", Group(2, stride=4))])].stages
+    assert isinstance(stage, Stage)
+    assert float(stage.nbytes.max()) == 1_000.0
+    assert stage.together_nbytes.tolist() == [4_000.0] * len(stage.resources)  # 4 GPUs on the NIC of a node
+
+
+def test_flows_of_groups_that_share_a_link_take_as_long_as_together():
+    plan, costs = crossing()
+    trace = alike.simulate(plan, costs, DrawnDelays({"host": np.zeros((1, 1, 8))}))
+    same(trace, des.simulate(plan, costs, {"host": np.zeros((1, 1, 8))}))
+    assert trace.end_s[2].max() == pytest.approx(trace.start_s[2].max() + 2e-3 + 4e-3)  # 4 x 1 kB at 1 MB/s
+
+
+def test_groups_that_other_operations_have_are_told_apart():
+    """A link that carries only operation a is not like a link that carries only operation b."""
+    plan, costs = crossing(n_steps=2)
+    shifted = {channel: np.array([[[0.0] * 8, [0.0, 0.5] + [0.0] * 6]]) for channel in ("host",)}
+    same(alike.simulate(plan, costs, DrawnDelays(shifted)), des.simulate(plan, costs, shifted))
+
+
+def counted_courses(monkeypatch):
+    """Count the spans that are simulated."""
+    courses = []
+    run = alike._Events.run
+
+    def counting(events, *arguments):
+        courses.append(events)
+        return run(events, *arguments)
+
+    monkeypatch.setattr(alike._Events, "run", counting)
+    return courses
+
+
+def job(steps, disturbance="", *, schedule="{kind: hsdp, shard: 8}"):
+    """Return a job on 4 nodes of 4."""
+    return loads(
+        SHARDED.format(
+            nodes=4,
+            gpus=4,
+            bandwidth="5 GB/s",
+            oversubscription=1,
+            tensors=", ".join(f"{{name: layers.{number}.w, count: 10000000}}" for number in range(4)),
+            micro_batches=1,
+            forward_ms=2,
+            backward_ms=4,
+            disturbance=disturbance,
+            schedule=schedule,
+            steps=steps,
+            seed=0,
+        )
+    )
+
+
+def test_spans_that_recur_are_simulated_once(monkeypatch):
+    courses = counted_courses(monkeypatch)
+    scenario = job(50)
+    built = build(scenario, scenario.schedules[0])
+    alike.simulate(built.plan, built.costs, DrawnDelays({}))
+    assert len(courses) <= 4  # the first steps differ from the others
+
+
+def test_a_straggler_takes_the_same_course_on_any_rank(monkeypatch):
+    courses = counted_courses(monkeypatch)
+    scenario = job(64, DISTURBANCES[1])
+    built = build(scenario, scenario.schedules[0])
+    late_s = np.zeros((1, 64, 16))
+    for rank in range(16):
+        late_s[0, 1 + 4 * rank, rank] = 0.02
+    trace = alike.simulate(built.plan, built.costs, DrawnDelays({"host": late_s}))
+    same(trace, des.simulate(built.plan, built.costs, {"host": late_s}))
+    assert len(courses) <= 12  # 4 x 16 steps, of which the last before the next straggler are alike
+
+
+def saving(n_steps, every):
+    """Return a plan whose checkpoints are still being written when the next step begins, over the NIC."""
+    buffers = (Buffer("flat", 250, initialized=True), Buffer("copy", 2_000, initialized=True))
+    step = (AllReduce("flat", Group(4)),)
+    last = (*step, Save(("copy",)))
+    steps = [last if number % every == 0 else step for number in range(n_steps)]
+    plan = Plan.from_steps("saving", world_size=4, buffers=buffers, steps=steps)
+    storage = Storage(latency_s=1e-3, bandwidth_Bps=2e6, client_bandwidth_Bps=1e6)
+    cluster = Cluster(nodes=4, gpus_per_node=1, fabric=LINE, network=LINE, storage=storage)
+    return plan, price(plan, cluster, WORKLOAD)
+
+
+def test_transfers_that_go_on_in_the_next_step_are_simulated_with_it():
+    plan, costs = saving(9, every=3)
+    trace = alike.simulate(plan, costs, DrawnDelays({}))
+    reference = des.simulate(plan, costs, {})
+    assert reference.end_s[1].max() > reference.start_s[2].max()  # they do meet
+    same(trace, reference)
+
+
+def test_transfers_that_never_end_with_a_step_are_refused():
+    plan, costs = saving(30, every=1)
+    with pytest.raises(UnsupportedError, match="still run when a later step begins"):
+        alike.simulate(plan, costs, DrawnDelays({}))
+
+
+def test_transfers_that_outlast_a_step_without_any_are_refused():
+    """A load of step 0 and a save of step 2 share the storage server. Step 1 has no transfer."""
+    buffers = (Buffer("batch", 4_096, dtype="uint8", place="host"), Buffer("copy", 1, initialized=True))
+    plan = Plan.from_steps("apart", world_size=2, buffers=buffers, steps=[(Load("batch"),), (), (Save(("copy",)),)])
+    plan = replace(plan, order=tuple(Run((body,)) for body in range(3)))
+    storage = Storage(latency_s=1e-3, bandwidth_Bps=1e6, client_bandwidth_Bps=3e5)
+    cluster = Cluster(nodes=2, gpus_per_node=1, fabric=LINE, network=LINE, storage=storage)
+    with pytest.raises(UnsupportedError, match="still run when a later step begins"):
+        alike.simulate(plan, price(plan, cluster, WORKLOAD), DrawnDelays({}))
+
+
+def test_ranks_that_all_differ_are_refused():
+    plan, costs = crossing()
+    with pytest.raises(UnsupportedError, match="8 of 8 ranks are like no other"):
+        alike.simulate(plan, costs, DrawnDelays({"host": np.arange(8.0).reshape(1, 1, 8)}))
+
+
+def test_links_that_differ_are_refused():
+    plan, costs = crossing()
+    slow = Costs(costs.resources, costs.capacity_Bps, costs.of, costs.contested, shares={0: 0.5})
+    with pytest.raises(UnsupportedError, match="links that differ"):
+        alike.simulate(plan, slow, DrawnDelays({"host": np.zeros((1, 1, 8))}))
+
+
+def test_a_comparison_takes_one_rank_of_each_kind_and_gives_the_same_answer(monkeypatch):
+    scenario = job(5, DISTURBANCES[2].replace("10%", "2%"))
+    by_events = compare(scenario, n_seeds=4, engine="des", baseline="hsdp-8")
+    courses = counted_courses(monkeypatch)
+    (row,) = compare(scenario, n_seeds=4, baseline="hsdp-8")
+    assert courses
+    assert row.engine == "des"
+    assert row.step_s == pytest.approx(by_events[0].step_s, rel=1e-12)
+    assert row.wait_s == pytest.approx(by_events[0].wait_s, rel=1e-9)
