@@ -16,10 +16,10 @@ A span must not begin to use links before the one before it has ended its transf
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ _TOGETHER = 1e-12  # transfers end together if they are due within this share of
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
 _MOST_JOINED = 8  # repetitions in a span
 _MOST_RATES = 65_536  # combinations of transfers kept
+_MOST_PARTITIONS = 256  # kept
+_MOST_STATES = 4096  # kept, with their rows
 _MOST_VALUES = 8_000_000  # times of spans kept
 _BLOCK = 32  # instances with times that are spread over ranks at once
 _NAN = float("nan")
@@ -67,6 +69,25 @@ def simulate(plan: Plan, costs: Costs, delays: DelaySource, *, progress: Progres
             row[index:end] = told.base_s + found[:, told.of_ranks]
     ready_s, start_s, end_s = times_s
     return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
+
+
+def times_of_first_rank(plan: Plan, costs: Costs, delays: DelaySource) -> tuple[Times, Times, Times]:
+    """Return when each instance was ready, started and ended on rank 0, `[n_instances]` each.
+
+    Args:
+        plan: A legal plan.
+        costs: Its price list.
+        delays: Source of `[1, n_steps, world_size]` delays.
+
+    Raises:
+        UnsupportedError: See `simulate`.
+    """
+    rows: list[list[Times]] = [[], [], []]
+    for (told,) in _side_by_side(plan, costs, delays, 1, None):
+        for row, found in zip(rows, told.times_s, strict=True):
+            row.append(told.base_s + found[:, told.of_ranks[0]])
+    ready_s, start_s, end_s = (np.concatenate(row) for row in rows)
+    return ready_s, start_s, end_s
 
 
 def measure(
@@ -100,20 +121,22 @@ def measure(
     return attribution.finish(plan.n_steps)
 
 
-def step_s(plan: Plan, costs: Costs, delays: DelaySource) -> float:
-    """Return the seconds per step.
+def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int) -> Times:
+    """Return the seconds per step of each seed, `[n_seeds]`.
 
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Source of `[1, n_steps, world_size]` delays.
+        delays: Source of `[n_seeds, n_steps, world_size]` delays.
+        n_seeds: Seeds.
 
     Raises:
         UnsupportedError: See `simulate`.
     """
-    makespan_s = 0.0
-    for (told,) in _side_by_side(plan, costs, delays, 1, None):
-        makespan_s = max(makespan_s, told.base_s + float(told.times_s[2].max()))
+    makespan_s = np.zeros(n_seeds)
+    for of_seeds in _side_by_side(plan, costs, delays, n_seeds, None):
+        for seed, told in enumerate(of_seeds):
+            makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)
     return makespan_s / plan.n_steps
 
 
@@ -204,6 +227,11 @@ class _Told:
     times_s: tuple[Times, Times, Times]
     of_ranks: NDArray[np.int64]
 
+    @property
+    def last_s(self) -> float:
+        """When the last instance ended."""
+        return float(self.times_s[2].max(initial=0.0))
+
 
 @dataclass(frozen=True, slots=True)
 class _State:
@@ -211,7 +239,7 @@ class _State:
 
     Args:
         base_s: See above.
-        end_s: Ends of earlier instances that later ones may come after, `[world_size]`, by index.
+        end_s: Ends of earlier instances that later ones may come after, `[world_size]`, by how far back they lie.
         free_s: When each lane is free, `[world_size]`, by name.
         idle_from_s: When the last transfer on links that others may want has ended.
     """
@@ -223,9 +251,16 @@ class _State:
 
     def later(self, by_s: float) -> "_State":
         """Return the same state, with times that count from a later moment."""
-        end_s = {index: each - by_s for index, each in self.end_s.items()}
+        end_s = {back: each - by_s for back, each in self.end_s.items()}
         free_s = {lane: each - by_s for lane, each in self.free_s.items()}
         return _State(self.base_s + by_s, end_s, free_s, self.idle_from_s - by_s)
+
+    def equals(self, other: "_State") -> bool:
+        """Return whether a state is the same from its moment on."""
+        if self.idle_from_s != other.idle_from_s:
+            return False
+        pairs = (self.end_s, other.end_s), (self.free_s, other.free_s)
+        return all(_equal(ours, theirs) for ours, theirs in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +293,12 @@ class _SpanDone:
     of_ranks: NDArray[np.int64]
     base_s: float
     after: _State
+
+    def moved(self, by_s: float) -> "_SpanDone":
+        """Return the same span, later."""
+        if not by_s:
+            return self
+        return replace(self, base_s=self.base_s + by_s, after=replace(self.after, base_s=self.after.base_s + by_s))
 
     def begins_after(self, before: _State) -> bool:
         """Return whether no transfer begins before those of earlier spans have ended."""
@@ -309,6 +350,51 @@ class _Seed:
         return told
 
 
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """What some repetitions that follow one another have in common with all of the same stretches.
+
+    Args:
+        key: Their stretches.
+        lanes: Names of their lanes, in order.
+        needed: How far before their first instance those lie that theirs come after, in order.
+        lasts: Number of the last instance on each lane.
+        kept: How far before their end those lie that later ones may come after.
+        furthest: The same of all instances, also earlier ones.
+    """
+
+    key: tuple[int, ...]
+    lanes: tuple[str, ...]
+    needed: tuple[int, ...]
+    lasts: dict[str, int]
+    kept: tuple[int, ...]
+    furthest: int
+
+    @classmethod
+    def of(cls, stretches: Sequence[Stretch]) -> "_Pattern":
+        """Return the pattern of stretches, each once."""
+        lasts: dict[str, int] = {}
+        needed: set[int] = set()
+        number = 0
+        for stretch in stretches:
+            for template in stretch.templates:
+                lasts[template.lane.name] = number
+                needed.update(back - number for back in template.after if back > number)
+                number += 1
+        last = stretches[-1]
+        n = len(last.templates)
+        distances = set(last.live)
+        for at, template in enumerate(last.templates):
+            distances.update(back - at for back in template.after if back > at)
+        furthest = max(distances, default=0)
+        if len(stretches) == 1 and n:
+            kept = {distance % n or n for distance in distances}  # ends from further back pass through
+        else:
+            kept = set(range(1, min(furthest, number) + 1))
+        key = tuple(stretch.first_step for stretch in stretches)
+        return cls(key, tuple(sorted(lasts)), tuple(sorted(needed)), lasts, tuple(sorted(kept)), furthest)
+
+
 class _Run:
     """Simulates spans of a plan."""
 
@@ -320,9 +406,12 @@ class _Run:
         own = (cost.seconds for cost in costs.of.values() if isinstance(cost, Local))
         rows = {row.tobytes(): row for row in own if isinstance(row, np.ndarray)}
         self._own = list(rows.values())
+        self._patterns: dict[tuple[int, ...], _Pattern] = {}
         self._rates: dict[bytes, _Rates] = {}
         self._courses: dict[tuple[object, ...], _Course] = {}
         self._n_values = 0
+        self._done: dict[tuple[object, ...], _SpanDone] = {}
+        self._again: dict[tuple[object, ...], tuple[_State, _SpanDone]] = {}
         self._has_begun = False
 
     def simulate(self, repetitions: Sequence[_SeedSteps], before: _State) -> _SpanDone:
@@ -331,28 +420,65 @@ class _Run:
         Raises:
             UnsupportedError: Few ranks are alike.
         """
+        pattern = self._pattern(repetitions)
+        delays_s = [row for each in repetitions for of_steps in each.delays_s.values() for row in of_steps]
+        if not before.free_s.keys() >= set(
+            pattern.lanes
+        ):  # a lane that was never used is free from the start of the run
+            return self._simulate(repetitions, pattern, delays_s, before)
+        rows = b"".join(row.tobytes() for row in delays_s)
+        key = id(before.end_s), id(before.free_s), before.idle_from_s, pattern.key, rows
+        known = self._again.get(key)
+        if known is None:
+            known = before, self._simulate(repetitions, pattern, delays_s, before)
+            if len(self._again) >= _MOST_STATES:
+                self._again.clear()
+            self._again[key] = known
+        like, done = known
+        return done.moved(before.base_s - like.base_s)
+
+    def _simulate(
+        self, repetitions: Sequence[_SeedSteps], pattern: _Pattern, delays_s: list[Times], before: _State
+    ) -> _SpanDone:
         if before.free_s and not self._has_ticks:
             before = before.later(max(float(each.max()) for each in before.free_s.values()))
-        index = repetitions[0].index
-        lanes = {template.lane.name for each in repetitions for template in each.stretch.templates}
         never_s = np.full(self._world_size, -before.base_s)
-        free_s = {lane: before.free_s.get(lane, never_s) for lane in sorted(lanes)}
-        needed = _needed(repetitions)
-        rows = [*self._own, *(before.end_s[other] for other in needed), *free_s.values()]
-        rows += [row for each in repetitions for delays_s in each.delays_s.values() for row in delays_s]
+        free_s = {lane: before.free_s.get(lane, never_s) for lane in pattern.lanes}
+        rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
         distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
         partition = self._partition(begins)
-        key = tuple(each.stretch.first_index for each in repetitions), distinct.tobytes(), partition.colours
+        key = pattern.key, distinct.tobytes(), partition.colours
         course = self._courses.get(key)
         if course is None:
             firsts = partition.firsts
+            index = repetitions[0].index
             events = _Events(list(_tasks(repetitions)), partition, self._costs, self._rates_of(partition))
-            for other in needed:
-                events.ends[other] = before.end_s[other][firsts].tolist()
+            for back in pattern.needed:
+                events.ends[index - back] = before.end_s[back][firsts].tolist()
             course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()}, index)
             self._keep(key, course)
-        after = self._after(repetitions, before, course, partition.of_ranks)
-        return _SpanDone(course, partition.of_ranks, before.base_s, after)
+        done = _SpanDone(course, partition.of_ranks, before.base_s, self._after(pattern, before, course, partition))
+        return self._same(done, key)
+
+    def _pattern(self, repetitions: Sequence[_SeedSteps]) -> _Pattern:
+        key = tuple(each.stretch.first_step for each in repetitions)
+        if key not in self._patterns:
+            self._patterns[key] = _Pattern.of([each.stretch for each in repetitions])
+        return self._patterns[key]
+
+    def _same(self, done: _SpanDone, key: tuple[object, ...]) -> _SpanDone:
+        """Return an earlier span with the same course and the same state after it, or else this one.
+
+        The next span then begins with the very rows that an earlier one began with, and `simulate` knows them.
+        """
+        key = *key, done.of_ranks.tobytes()
+        known = self._done.get(key)
+        if known is not None and known.after.equals(done.after):
+            return known.moved(done.base_s - known.base_s)
+        if len(self._done) >= _MOST_STATES:
+            self._done.clear()
+        self._done[key] = done
+        return done
 
     def _partition(self, begins: NDArray[np.int64]) -> Partition:
         found = self._symmetry.partition(begins)
@@ -375,48 +501,20 @@ class _Run:
             self._n_values = 3 * course.times_s[0].size
         self._courses[key] = course
 
-    def _after(
-        self, repetitions: Sequence[_SeedSteps], before: _State, course: _Course, of_ranks: NDArray[np.int64]
-    ) -> _State:
-        """Return the state at the end of a span, with the ends that later ones may refer to."""
+    def _after(self, pattern: _Pattern, before: _State, course: _Course, partition: Partition) -> _State:
+        """Return the state at the end of a span."""
         _, _, kinds_end_s = course.times_s
-        n_tasks = len(kinds_end_s)
-        index = repetitions[0].index
-        next_index = index + n_tasks
-        last = repetitions[-1].stretch
-        distances = set(last.live)
-        for at, template in enumerate(last.templates):
-            distances.update(back - at for back in template.after if back > at)
-        n = len(last.templates)
-        furthest = max(distances, default=0)
-        if len(repetitions) == 1 and n:
-            kept = {distance % n or n for distance in distances}  # ends from further back pass through
-        else:
-            kept = set(range(1, min(furthest, n_tasks) + 1))
-        end_s = {other: row for other, row in before.end_s.items() if other >= next_index - furthest}
-        end_s |= {next_index - distance: kinds_end_s[-distance][of_ranks] for distance in kept}
+        n = len(kinds_end_s)
+        of_ranks = partition.of_ranks
+        end_s = {back + n: row for back, row in before.end_s.items() if back + n <= pattern.furthest}
+        end_s |= {back: kinds_end_s[-back][of_ranks] for back in pattern.kept}
         free_s = dict(before.free_s)
-        lasts = {}
-        at = 0
-        for each in repetitions:
-            for template in each.stretch.templates:
-                lasts[template.lane.name] = at
-                at += 1
-        free_s |= {lane: kinds_end_s[number][of_ranks] for lane, number in lasts.items()}
+        free_s |= {lane: kinds_end_s[number][of_ranks] for lane, number in pattern.lasts.items()}
         return _State(before.base_s, end_s, free_s, max(before.idle_from_s, course.last_end_s))
 
 
-_MOST_PARTITIONS = 256
-
-
-def _needed(repetitions: Sequence[_SeedSteps]) -> list[int]:
-    """Return the instances before some repetitions that theirs come after."""
-    index = repetitions[0].index
-    found: set[int] = set()
-    for each in repetitions:
-        for at, template in enumerate(each.stretch.templates, each.index):
-            found.update(at - back for back in template.after if at - back < index)
-    return sorted(found)
+def _equal(ours: Mapping[Any, Times], theirs: Mapping[Any, Times]) -> bool:
+    return ours.keys() == theirs.keys() and all(np.array_equal(row, theirs[key]) for key, row in ours.items())
 
 
 def _tasks(repetitions: Sequence[_SeedSteps]) -> "Iterator[_SpanTask]":

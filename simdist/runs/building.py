@@ -39,7 +39,7 @@ class Built:
         schedule: The schedule.
         plan: Its plan, checked and proved.
         costs: Prices of the plan's operations.
-        n_proved_ranks: Number of ranks that the proof traced.
+        n_proved_ranks: Number of ranks that the proof traced; 0 if it is still to be proved.
         actors: The user's processes that run beside it, see `simdist.engines.actors`.
     """
 
@@ -126,8 +126,13 @@ def in_steps(scenario: Scenario, schedule: Schedule) -> Scenario:
     return with_checkpoint_steps(scenario, schedule, job(scenario))
 
 
-def build(scenario: Scenario, schedule: Schedule) -> Built:
+def build(scenario: Scenario, schedule: Schedule, *, proves: bool = True) -> Built:
     """Write the plan of a schedule, check it, prove that it computes what the schedule declares, and price it.
+
+    Args:
+        scenario: The scenario.
+        schedule: The schedule.
+        proves: Whether to prove it now. A search proves only the plans that it shows.
 
     Raises:
         PlanError: The plan is invalid, or computes something else.
@@ -136,7 +141,7 @@ def build(scenario: Scenario, schedule: Schedule) -> Built:
     described = job(in_steps(scenario, schedule))
     plan = schedule.plan(described)
     check(plan)
-    n_proved_ranks = prove(plan, lambda step: schedule.result(step, described))
+    n_proved_ranks = prove(plan, lambda step: schedule.result(step, described)) if proves else 0
     return Built(schedule, plan, price_of(plan, scenario), n_proved_ranks)
 
 

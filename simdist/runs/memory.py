@@ -5,14 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist import engines
+from simdist.engines import alike, des, fast
 from simdist.errors import UnsupportedError
 from simdist.plan import Plan, ops
+from simdist.plan.delays import DrawnDelays
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
-from simdist.traces.memory import Occupancy, occupancy
+from simdist.traces.memory import Occupancy, occupancy_of_times
 
 #: Numbers that an optimizer keeps for each parameter.
 _STATES = {"sgd": 1, "lars": 1, "adamw": 2}
@@ -23,21 +24,36 @@ _STEPS_AFTER = 1  # simulated after the first step of every kind
 def memory_of(scenario: Scenario, built: Built) -> Occupancy:
     """Return the memory of the first rank's device over the first steps, without disturbances.
 
-    The steps are those until every kind of step has been seen and, on the fast engine, one more.
+    The steps are those until every kind of step has been seen and, unless ranks are simulated one by one, one more.
     """
-    plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
-    try:
-        trace = engines.simulate(plan, built.costs, _no_delays(plan), engine="fast")
-    except UnsupportedError:
-        plan = _first_steps(built.plan, n_more=0)
-        trace = engines.simulate(plan, built.costs, _no_delays(plan), engine="des")
+    plan, start_s, end_s = _times(built)
     workload = scenario.workload
-    return occupancy(
-        trace,
+    return occupancy_of_times(
+        plan,
+        start_s,
+        end_s,
         state_nbytes=state_nbytes(plan, workload),
         activation_nbytes=activation_nbytes(plan, workload),
         recomputed_nbytes=recomputed_nbytes(plan, workload),
     )
+
+
+def _times(built: Built) -> tuple[Plan, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the first steps of a plan, and when their instances start and end on the first rank."""
+    plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
+    none = _no_delays(plan)
+    try:
+        _, start_s, end_s = alike.times_of_first_rank(plan, built.costs, DrawnDelays(none))
+    except UnsupportedError:
+        pass
+    else:
+        return plan, start_s, end_s
+    try:
+        trace = fast.simulate(plan, built.costs, none)
+    except UnsupportedError:
+        plan = _first_steps(built.plan, n_more=0)
+        trace = des.simulate(plan, built.costs, _no_delays(plan))
+    return plan, trace.start_s[:, 0], trace.end_s[:, 0]
 
 
 def most_nbytes(built: Built, workload: Workload) -> int:

@@ -31,6 +31,9 @@ MemoryKind: TypeAlias = Literal[
 MEMORY_KINDS: tuple[MemoryKind, ...] = get_args(MemoryKind)
 
 
+_SAME = 1e-13  # of the whole time
+
+
 @dataclass(frozen=True)
 class Occupancy:
     """Bytes in use on the device of one rank.
@@ -118,11 +121,39 @@ def occupancy(
     Args:
         trace: The trace.
         rank: The rank.
+        state_nbytes: See `occupancy_of_times`.
+        activation_nbytes: See `occupancy_of_times`.
+        recomputed_nbytes: See `occupancy_of_times`.
+    """
+    return occupancy_of_times(
+        trace.plan,
+        trace.start_s[:, rank],
+        trace.end_s[:, rank],
+        state_nbytes=state_nbytes,
+        activation_nbytes=activation_nbytes,
+        recomputed_nbytes=recomputed_nbytes,
+    )
+
+
+def occupancy_of_times(
+    plan: Plan,
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+    *,
+    state_nbytes: int = 0,
+    activation_nbytes: Mapping[str, int] | None = None,
+    recomputed_nbytes: Mapping[str, int] | None = None,
+) -> Occupancy:
+    """Return the memory of a rank, given its times.
+
+    Args:
+        plan: The plan.
+        start_s: When each instance started on the rank, `[n_instances]`.
+        end_s: When it ended.
         state_nbytes: Bytes of the optimizer's state.
         activation_nbytes: Bytes of the activations in a buffer, by name; by default those of the buffer.
         recomputed_nbytes: Bytes of the activations that a `Backward` computes again, by its gradients' buffer.
     """
-    plan = trace.plan
     kinds = kinds_of(plan)
     known = activation_nbytes or {}
     lasting: defaultdict[MemoryKind, int] = defaultdict(int)
@@ -130,27 +161,34 @@ def occupancy(
         if buffer.initialized and buffer.name in kinds:
             lasting[kinds[buffer.name]] += buffer.nbytes
     lasting["optimizer"] += state_nbytes
-    start_s = trace.start_s[:, rank]
-    end_s = trace.end_s[:, rank]
+    starts_s = start_s.tolist()
+    ends_s = end_s.tolist()
     changes: list[tuple[float, int, MemoryKind]] = [(0.0, 0, kind) for kind in MEMORY_KINDS]
     for life in lifetimes(plan):
         if life.buffer.name not in kinds:
             continue
         kind = kinds[life.buffer.name]
         nbytes = known.get(life.buffer.name, nbytes_of(life.buffer, kind))
-        begin_s = float(start_s[life.begin])
-        last_s = float(max(end_s[row] for row in life.ends))
+        begin_s = starts_s[life.begin]
+        last_s = max(ends_s[row] for row in life.ends)
         if last_s > begin_s:
             changes += [(begin_s, nbytes, kind), (last_s, -nbytes, kind)]
     for each in occurrences(plan):
         again = recomputed_nbytes.get(each.op.dst, 0) if recomputed_nbytes and isinstance(each.op, ops.Backward) else 0
         for row in each.rows.tolist() if again else ():
-            changes += [(float(start_s[row]), again, "activations"), (float(end_s[row]), -again, "activations")]
+            changes += [(starts_s[row], again, "activations"), (ends_s[row], -again, "activations")]
     at_s = np.array([at for at, _, _ in changes])
     order = np.argsort(at_s, kind="stable")
-    moments, first = np.unique(at_s[order], return_index=True)
+    first = _first_of_moments(at_s[order])
+    moments = at_s[order][first]
     held: dict[MemoryKind, NDArray[np.int64]] = {}
     for kind in MEMORY_KINDS:
         steps = np.array([nbytes if of == kind else 0 for _, nbytes, of in changes], dtype=np.int64)[order]
         held[kind] = lasting[kind] + np.cumsum(np.add.reduceat(steps, first))
     return Occupancy(moments, held)
+
+
+def _first_of_moments(at_s: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the places at which a moment begins. Times that differ by rounding are one moment."""
+    apart = np.diff(at_s) > _SAME * at_s[-1]
+    return np.concatenate(([0], 1 + np.flatnonzero(apart)))

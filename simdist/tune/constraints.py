@@ -5,6 +5,7 @@ step if gradients or parameters are averaged over it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import Costs, Shared, price
+from simdist.cost.costs import used_by
 from simdist.plan import COLLECTIVES, Result, occurrences
 from simdist.runs.building import Built, job
 from simdist.runs.memory import memory_of
@@ -139,11 +141,16 @@ def sent_nbytes(scenario: Scenario, built: Built) -> float:
     """
     costs = _counting_costs(scenario, built)
     total = np.zeros(costs.resources.n_resources)
+    n_times = Counter[int]()
+    shared: dict[int, Shared] = {}
     for each in occurrences(built.plan):
         cost = costs.of[each.op]
         if isinstance(each.op, COLLECTIVES) and isinstance(cost, Shared):
-            for stage in (stage for transfer in cost.transfers for stage in transfer.stages):
-                total[stage.resources] += stage.nbytes * len(each.steps)
+            n_times[id(cost)] += len(each.steps)
+            shared[id(cost)] = cost
+    for key, cost in shared.items():
+        for _, _, stage, used in used_by(cost.transfers):
+            np.add.at(total, used, np.broadcast_to(stage.nbytes * n_times[key], used.shape))
     resources = costs.resources
     machines = np.arange(resources.n_machines)
     ranks = np.arange(resources.world_size)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built, in_steps
 from simdist.scenario import AnyScenario, Scenario, load
@@ -156,7 +159,12 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
     budget = wanted.budget(len(found.candidates))
     n_expected = len(found.candidates) if budget is None else min(budget, len(found.candidates))
     n_seeds = wanted.n_search_seeds if drawn.is_random else 1
-    evaluator = Evaluator(runs, wanted.constraints, lambda its, built: _simulated(wanted, its, built, n_seeds))
+
+    def times_s(its: Scenario, built: Built) -> NDArray[np.float64]:
+        n_parts = 1 if wanted.per == "step" else its.workload.micro_batches
+        return comparison.step_times_s(its, built, n_seeds=n_seeds) / n_parts
+
+    evaluator = Evaluator(runs, wanted.constraints, times_s)
 
     def evaluate(candidate: Candidate) -> Evaluated | None:
         if progress:
@@ -195,18 +203,16 @@ def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | Non
     def measure_again(its: Scenario, built: Built) -> ScheduleTimes:
         if progress:
             progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
-        return _simulated(wanted, its, built, n_seeds, is_drawn=True)
+        return _simulated(wanted, its, built, n_seeds)
 
     numbers = iter(range(len(again) + 1))
     shown = measure_finalists(fresh, found.baseline, again, measure_again)
     return Tuned(fresh, tuple(shown), verdict(fresh, shown, wanted.constraints), found, wanted.per)
 
 
-def _simulated(
-    wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int, *, is_drawn: bool = False
-) -> ScheduleTimes:
+def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
     found = comparison.measure(scenario, built, n_seeds=n_seeds)
-    found = with_draws(scenario, built, found) if is_drawn else found
+    found = with_draws(scenario, built, found)
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 

@@ -121,7 +121,7 @@ def test_several_seeds_are_broken_down_like_their_traces(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(alike, "_MOST_KINDS", 1.0)
         measured = alike.measure(built.plan, built.costs, delay_sampler(scenario, seeds), n_seeds=len(seeds))
-        step_s = [alike.step_s(built.plan, built.costs, delay_sampler(scenario, [seed])) for seed in seeds]
+        step_s = alike.step_s(built.plan, built.costs, delay_sampler(scenario, seeds), n_seeds=len(seeds))
     np.testing.assert_allclose(step_s, measured.step_s, rtol=1e-12)
     for number, seed in enumerate(seeds):
         drawn = delay_sampler(scenario, [seed]).take(scenario.steps)

@@ -53,13 +53,17 @@ def tuned_small():
 @pytest.fixture
 def measured(monkeypatch):
     """What is simulated, in order: the plan, and the seeds."""
-    found, simulate = [], comparison.measure
+    found = []
 
-    def spy(scenario, built, *, n_seeds):
-        found.append((built.plan.digest(), tuple(range(scenario.seed, scenario.seed + n_seeds))))
-        return simulate(scenario, built, n_seeds=n_seeds)
+    def spied(simulate):
+        def spy(scenario, built, *, n_seeds):
+            found.append((built.plan.digest(), tuple(range(scenario.seed, scenario.seed + n_seeds))))
+            return simulate(scenario, built, n_seeds=n_seeds)
 
-    monkeypatch.setattr(comparison, "measure", spy)
+        return spy
+
+    for name in ("measure", "step_times_s"):
+        monkeypatch.setattr(comparison, name, spied(getattr(comparison, name)))
     return found
 
 
@@ -70,7 +74,7 @@ def every(text: str, constraints: Constraints, extras: Extras) -> tuple[Space, d
     evaluator = Evaluator(
         Runs(scenario, None, constraints.global_every),
         constraints,
-        lambda its, built: comparison.measure(its, built, n_seeds=1),
+        lambda its, built: comparison.step_times_s(its, built, n_seeds=1),
     )
     found = space(scenario, constraints, extras)
     return found, {each: evaluator.evaluate(each) for each in found.candidates}
