@@ -1,8 +1,8 @@
 """The event engine for jobs with ranks that are alike: one rank of each kind is simulated, and stands for the others.
 
-It computes what `simdist.engines.des` does, up to rounding. The run is cut into *spans*: repetitions of the plan's
-steps. Ranks that begin a span alike and have the same delays in it are alike throughout (`simdist.engines.symmetry`).
-A straggler differs from the others in one span, and is often like them in the next.
+It computes what `simdist.engines.des` does, up to rounding. The run is cut into *spans*: steps of the plan. Ranks that
+begin a span alike and have the same delays in it are alike throughout (`simdist.engines.symmetry`). A straggler differs
+from the others in one span, and is often like them in the next.
 
 **Streams run ahead.** A time is computed as soon as the times that it depends on are known. Only transfers that share
 links are events. They begin, and flow at max-min fair rates until one ends. A few kinds of transfers meet again and
@@ -15,6 +15,7 @@ A span must not begin to use links before the one before it has ended its transf
 """
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,7 @@ from simdist.errors import UnsupportedError
 from simdist.plan import Delay, Enter, Op, Plan, Tick, op_text
 from simdist.plan.delays import Delays, DelaySource
 from simdist.plan.ops import tick_s
-from simdist.plan.walk import Stretch, drops_late, stretches
+from simdist.plan.walk import Stretch, Template, drops_late, stretches
 from simdist.traces.breakdown import Attribution, Breakdown
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
@@ -40,7 +41,7 @@ Progress: TypeAlias = Callable[[int], None]
 
 _TOGETHER = 1e-12  # transfers end together if they are due within this share of the time to the next end
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
-_MOST_JOINED = 8  # repetitions in a span
+_MOST_JOINED = 32  # steps in a span
 _MOST_RATES = 65_536  # combinations of transfers kept
 _MOST_PARTITIONS = 256  # kept
 _MOST_STATES = 4096  # kept, with their rows
@@ -63,8 +64,8 @@ def simulate(plan: Plan, costs: Costs, delays: DelaySource, *, progress: Progres
     """
     times_s = np.empty((3, plan.n_instances, plan.world_size))
     for (told,) in _side_by_side(plan, costs, delays, 1, progress):
-        index = told.repetition.index
-        end = index + len(told.repetition.stretch.templates)
+        index = told.step.index
+        end = index + len(told.step.pattern.templates)
         for row, found in zip(times_s, told.times_s, strict=True):
             row[index:end] = told.base_s + found[:, told.of_ranks]
     ready_s, start_s, end_s = times_s
@@ -107,8 +108,8 @@ def measure(
     """
     attribution = Attribution(plan.world_size, n_seeds)
     for of_seeds in _side_by_side(plan, costs, delays, n_seeds, progress):
-        repetition = of_seeds[0].repetition
-        templates = repetition.stretch.templates
+        step = of_seeds[0].step
+        templates = step.pattern.templates
         for first in range(0, len(templates), _BLOCK):
             some = templates[first : first + _BLOCK]
             times_s = np.empty((3, len(some), plan.world_size, n_seeds))
@@ -117,7 +118,7 @@ def measure(
                     of_kinds = told.base_s + found[first : first + _BLOCK]
                     row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.of_ranks]
             for number, template in enumerate(some):
-                attribution.add(repetition.index + first + number, template, *times_s[:, number])
+                attribution.add(step.index + first + number, template, *times_s[:, number])
     return attribution.finish(plan.n_steps)
 
 
@@ -143,7 +144,7 @@ def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int) -> Ti
 def _side_by_side(
     plan: Plan, costs: Costs, delays: DelaySource, n_seeds: int, progress: Progress | None
 ) -> "Iterator[tuple[_Told, ...]]":
-    """Simulate a plan, and yield each repetition of its steps, of all seeds."""
+    """Simulate a plan, and yield each step, of all seeds."""
     _refuse(plan, costs)
     run = _Run(plan, costs)
     seeds = [_Seed(run) for _ in range(n_seeds)]
@@ -154,11 +155,11 @@ def _side_by_side(
             found = tuple(each.popleft() for each in told)
             yield found
             if progress:
-                progress(found[0].repetition.step + found[0].repetition.stretch.n_steps)
+                progress(found[0].step.step + 1)
 
-    for repetitions in _repetitions(plan, delays, n_seeds):
-        for seed, its, repetition in zip(seeds, told, repetitions, strict=True):
-            its.extend(seed.add(repetition))
+    for steps in _steps(plan, delays, n_seeds):
+        for seed, its, step in zip(seeds, told, steps, strict=True):
+            its.extend(seed.add(step))
         yield from ready()
     for seed, its in zip(seeds, told, strict=True):
         its.extend(seed.finish())
@@ -181,48 +182,125 @@ def _refuse(plan: Plan, costs: Costs) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _SeedSteps:
-    """One repetition of a stretch, and its delays.
+class _Pattern:
+    """What steps have in common that take the same course if they begin alike.
 
     Args:
-        stretch: Its stretch.
-        index: Its first instance.
-        step: Its first step.
-        delays_s: Channel -> `[n_steps, world_size]`.
+        key: Tells patterns apart.
+        templates: Its instances.
+        lanes: Names of their lanes, in order.
+        needed: How far before the first instance those lie that the others come after, in order.
+        lasts: Number of the last instance on each lane.
+        kept: How far before the end those lie that later ones may come after, in order.
+        furthest: The same of all instances, also those of earlier steps.
     """
 
-    stretch: Stretch
+    key: tuple[int, ...]
+    templates: tuple[Template, ...]
+    lanes: tuple[str, ...]
+    needed: tuple[int, ...]
+    lasts: dict[str, int]
+    kept: tuple[int, ...]
+    furthest: int
+
+    @classmethod
+    def of(
+        cls, key: tuple[int, ...], templates: tuple[Template, ...], kept: Sequence[int], furthest: int
+    ) -> "_Pattern":
+        """Return the pattern of some instances that follow one another."""
+        lasts = {template.lane.name: number for number, template in enumerate(templates)}
+        needed = {
+            back - number for number, template in enumerate(templates) for back in template.after if back > number
+        }
+        return cls(key, templates, tuple(sorted(lasts)), tuple(sorted(needed)), lasts, tuple(kept), furthest)
+
+    @classmethod
+    def of_several(cls, patterns: "Sequence[_Pattern]") -> "_Pattern":
+        """Return the pattern of steps that follow one another."""
+        key = tuple(number for each in patterns for number in each.key)
+        templates = tuple(template for each in patterns for template in each.templates)
+        furthest = patterns[-1].furthest
+        return cls.of(key, templates, range(1, min(furthest, len(templates)) + 1), furthest)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeedStep:
+    """A step of a seed, and its delays.
+
+    Args:
+        pattern: What it has in common with others.
+        index: Its first instance.
+        step: Its number.
+        delays_s: By channel, `[world_size]`.
+    """
+
+    pattern: _Pattern
     index: int
     step: int
     delays_s: dict[str, Times]
 
 
-def _repetitions(plan: Plan, delays: DelaySource, n_seeds: int) -> Iterator[list[_SeedSteps]]:
-    """Yield each repetition, of all seeds."""
+class _Patterns:
+    """Finds the patterns of steps. Steps with the same operations and the same distances have the same pattern."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[object, int] = {}
+
+    def of(self, stretch: Stretch) -> list[_Pattern]:
+        """Return the pattern of each step of a repetition."""
+        n = len(stretch.templates)
+        step_of = [template.step for template in stretch.templates]
+        firsts = [bisect_left(step_of, step) for step in range(stretch.n_steps + 1)]
+        ends = [firsts[step + 1] for step in step_of]  # of the step of each instance
+        wanted = {(n - distance) % n for distance in stretch.live} if n else set()
+        furthest = max(stretch.live, default=0)
+        for at, template in enumerate(stretch.templates):
+            for back in template.after:
+                target = (at - back) % n
+                if back > at - firsts[template.step]:
+                    wanted.add(target)
+                    furthest = max(furthest, back + firsts[template.step] - at)
+        found = []
+        for step in range(stretch.n_steps):
+            first, end = firsts[step], firsts[step + 1]
+            templates = stretch.templates[first:end]
+            kept = sorted(ends[at] - at for at in range(first, end) if at in wanted)
+            content = tuple((each.op, each.lane.name, each.after) for each in templates), tuple(kept), furthest
+            number = self._numbers.setdefault(content, len(self._numbers))
+            found.append(_Pattern.of((number,), templates, kept, furthest))
+        return found
+
+
+def _steps(plan: Plan, delays: DelaySource, n_seeds: int) -> Iterator[list[_SeedStep]]:
+    """Yield each step, of all seeds."""
     channels = sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)})
+    patterns = _Patterns()
+    index = 0
     for stretch in stretches(plan):
+        of_steps = patterns.of(stretch)
         for number in range(stretch.times):
-            index = stretch.first_index + number * len(stretch.templates)
-            step = stretch.first_step + number * stretch.n_steps
             drawn: Delays = delays.take(stretch.n_steps) if channels else {}
-            yield [
-                _SeedSteps(stretch, index, step, {channel: drawn[channel][seed] for channel in channels})
-                for seed in range(n_seeds)
-            ]
+            for at, pattern in enumerate(of_steps):
+                step = stretch.first_step + number * stretch.n_steps + at
+                yield [
+                    _SeedStep(pattern, index, step, {channel: drawn[channel][seed, at] for channel in channels})
+                    for seed in range(n_seeds)
+                ]
+                index += len(pattern.templates)
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """A repetition that has been simulated.
+    """A step that has been simulated.
 
     Args:
-        repetition: The repetition.
+        step: The step.
         base_s: When its span begins.
         times_s: When each instance was ready, started and ended, from then on, by kind of rank, `[n, n_kinds]` each.
         of_ranks: Kind of each rank.
     """
 
-    repetition: _SeedSteps
+    step: _SeedStep
     base_s: float
     times_s: tuple[Times, Times, Times]
     of_ranks: NDArray[np.int64]
@@ -311,88 +389,43 @@ class _Seed:
     def __init__(self, run: "_Run") -> None:
         self._run = run
         self._before = _State(0.0, {}, {}, -math.inf)
-        self._pending: list[_SeedSteps] = []
+        self._pending: list[_SeedStep] = []
         self._done: _SpanDone | None = None
 
-    def add(self, repetition: _SeedSteps) -> list[_Told]:
-        """Simulate the next repetition. Return those that no later one can change.
+    def add(self, step: _SeedStep) -> list[_Told]:
+        """Simulate the next step. Return those that no later one can change.
 
         Raises:
             UnsupportedError: Few ranks are alike, or transfers go on from step to step.
         """
         if self._done is None:
-            self._pending = [repetition]
-            self._done = self._run.simulate([repetition], self._before)
+            self._pending = [step]
+            self._done = self._run.simulate([step], self._before)
             return []
-        found = self._run.simulate([repetition], self._done.after)
+        found = self._run.simulate([step], self._done.after)
         if not found.begins_after(self._done.after):
-            self._pending.append(repetition)
+            self._pending.append(step)
             self._done = self._run.simulate(self._pending, self._before)
             if len(self._pending) > _MOST_JOINED or not self._done.begins_after(self._before):
                 raise UnsupportedError("transfers of a step still run when a later step begins")
             return []
         told = self.finish()
         self._before = self._done.after
-        self._pending = [repetition]
+        self._pending = [step]
         self._done = found
         return told
 
     def finish(self) -> list[_Told]:
-        """Return the repetitions of the latest span."""
+        """Return the steps of the latest span."""
         told = []
         begin = 0
         assert self._done is not None
         for each in self._pending:
-            end = begin + len(each.stretch.templates)
+            end = begin + len(each.pattern.templates)
             ready_s, start_s, end_s = (row[begin:end] for row in self._done.course.times_s)
             told.append(_Told(each, self._done.base_s, (ready_s, start_s, end_s), self._done.of_ranks))
             begin = end
         return told
-
-
-@dataclass(frozen=True, slots=True)
-class _Pattern:
-    """What some repetitions that follow one another have in common with all of the same stretches.
-
-    Args:
-        key: Their stretches.
-        lanes: Names of their lanes, in order.
-        needed: How far before their first instance those lie that theirs come after, in order.
-        lasts: Number of the last instance on each lane.
-        kept: How far before their end those lie that later ones may come after.
-        furthest: The same of all instances, also earlier ones.
-    """
-
-    key: tuple[int, ...]
-    lanes: tuple[str, ...]
-    needed: tuple[int, ...]
-    lasts: dict[str, int]
-    kept: tuple[int, ...]
-    furthest: int
-
-    @classmethod
-    def of(cls, stretches: Sequence[Stretch]) -> "_Pattern":
-        """Return the pattern of stretches, each once."""
-        lasts: dict[str, int] = {}
-        needed: set[int] = set()
-        number = 0
-        for stretch in stretches:
-            for template in stretch.templates:
-                lasts[template.lane.name] = number
-                needed.update(back - number for back in template.after if back > number)
-                number += 1
-        last = stretches[-1]
-        n = len(last.templates)
-        distances = set(last.live)
-        for at, template in enumerate(last.templates):
-            distances.update(back - at for back in template.after if back > at)
-        furthest = max(distances, default=0)
-        if len(stretches) == 1 and n:
-            kept = {distance % n or n for distance in distances}  # ends from further back pass through
-        else:
-            kept = set(range(1, min(furthest, number) + 1))
-        key = tuple(stretch.first_step for stretch in stretches)
-        return cls(key, tuple(sorted(lasts)), tuple(sorted(needed)), lasts, tuple(sorted(kept)), furthest)
 
 
 class _Run:
@@ -406,31 +439,30 @@ class _Run:
         own = (cost.seconds for cost in costs.of.values() if isinstance(cost, Local))
         rows = {row.tobytes(): row for row in own if isinstance(row, np.ndarray)}
         self._own = list(rows.values())
-        self._patterns: dict[tuple[int, ...], _Pattern] = {}
-        self._rates: dict[bytes, _Rates] = {}
+        self._rates: dict[int, _Rates] = {}
         self._courses: dict[tuple[object, ...], _Course] = {}
         self._n_values = 0
         self._done: dict[tuple[object, ...], _SpanDone] = {}
         self._again: dict[tuple[object, ...], tuple[_State, _SpanDone]] = {}
         self._has_begun = False
 
-    def simulate(self, repetitions: Sequence[_SeedSteps], before: _State) -> _SpanDone:
-        """Simulate some repetitions that follow one another.
+    def simulate(self, steps: Sequence[_SeedStep], before: _State) -> _SpanDone:
+        """Simulate some steps that follow one another.
 
         Raises:
             UnsupportedError: Few ranks are alike.
         """
-        pattern = self._pattern(repetitions)
-        delays_s = [row for each in repetitions for of_steps in each.delays_s.values() for row in of_steps]
+        pattern = steps[0].pattern if len(steps) == 1 else _Pattern.of_several([each.pattern for each in steps])
+        delays_s = [row for each in steps for row in each.delays_s.values()]
         if not before.free_s.keys() >= set(
             pattern.lanes
         ):  # a lane that was never used is free from the start of the run
-            return self._simulate(repetitions, pattern, delays_s, before)
+            return self._simulate(steps, pattern, delays_s, before)
         rows = b"".join(row.tobytes() for row in delays_s)
         key = id(before.end_s), id(before.free_s), before.idle_from_s, pattern.key, rows
         known = self._again.get(key)
         if known is None:
-            known = before, self._simulate(repetitions, pattern, delays_s, before)
+            known = before, self._simulate(steps, pattern, delays_s, before)
             if len(self._again) >= _MOST_STATES:
                 self._again.clear()
             self._again[key] = known
@@ -438,7 +470,7 @@ class _Run:
         return done.moved(before.base_s - like.base_s)
 
     def _simulate(
-        self, repetitions: Sequence[_SeedSteps], pattern: _Pattern, delays_s: list[Times], before: _State
+        self, steps: Sequence[_SeedStep], pattern: _Pattern, delays_s: list[Times], before: _State
     ) -> _SpanDone:
         if before.free_s and not self._has_ticks:
             before = before.later(max(float(each.max()) for each in before.free_s.values()))
@@ -447,24 +479,19 @@ class _Run:
         rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
         distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
         partition = self._partition(begins)
-        key = pattern.key, distinct.tobytes(), partition.colours
+        of_kinds = begins[partition.firsts]
+        key = pattern.key, distinct.tobytes(), of_kinds.tobytes(), partition.form
         course = self._courses.get(key)
         if course is None:
             firsts = partition.firsts
-            index = repetitions[0].index
-            events = _Events(list(_tasks(repetitions)), partition, self._costs, self._rates_of(partition))
+            index = steps[0].index
+            events = _Events(list(_tasks(steps)), partition, self._costs, self._rates_of(partition))
             for back in pattern.needed:
                 events.ends[index - back] = before.end_s[back][firsts].tolist()
             course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()}, index)
             self._keep(key, course)
         done = _SpanDone(course, partition.of_ranks, before.base_s, self._after(pattern, before, course, partition))
         return self._same(done, key)
-
-    def _pattern(self, repetitions: Sequence[_SeedSteps]) -> _Pattern:
-        key = tuple(each.stretch.first_step for each in repetitions)
-        if key not in self._patterns:
-            self._patterns[key] = _Pattern.of([each.stretch for each in repetitions])
-        return self._patterns[key]
 
     def _same(self, done: _SpanDone, key: tuple[object, ...]) -> _SpanDone:
         """Return an earlier span with the same course and the same state after it, or else this one.
@@ -488,11 +515,11 @@ class _Run:
         return found
 
     def _rates_of(self, partition: Partition) -> "_Rates":
-        if partition.colours not in self._rates:
+        if partition.form not in self._rates:
             if len(self._rates) >= _MOST_PARTITIONS:
                 self._rates.clear()
-            self._rates[partition.colours] = _Rates(partition)
-        return self._rates[partition.colours]
+            self._rates[partition.form] = _Rates(partition)
+        return self._rates[partition.form]
 
     def _keep(self, key: tuple[object, ...], course: _Course) -> None:
         self._n_values += 3 * course.times_s[0].size
@@ -517,13 +544,11 @@ def _equal(ours: Mapping[Any, Times], theirs: Mapping[Any, Times]) -> bool:
     return ours.keys() == theirs.keys() and all(np.array_equal(row, theirs[key]) for key, row in ours.items())
 
 
-def _tasks(repetitions: Sequence[_SeedSteps]) -> "Iterator[_SpanTask]":
-    for each in repetitions:
-        for at, template in enumerate(each.stretch.templates, each.index):
+def _tasks(steps: Sequence[_SeedStep]) -> "Iterator[_SpanTask]":
+    for each in steps:
+        for at, template in enumerate(each.pattern.templates, each.index):
             after = tuple(at - back for back in template.after)
-            own_s: Times | None = None
-            if isinstance(template.op, Delay):
-                own_s = each.delays_s[template.op.channel][template.step]
+            own_s = each.delays_s[template.op.channel] if isinstance(template.op, Delay) else None
             yield _SpanTask(at, template.op, template.lane.name, after, own_s)
 
 

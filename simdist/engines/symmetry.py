@@ -47,23 +47,30 @@ class Meetings:
     alone_s: list[float]
     stages: list[tuple[Stage, ...]] | None
 
+    @property
+    def content(self) -> tuple[object, ...]:
+        """All that it says, to compare."""
+        members = tuple(map(tuple, self.members))
+        stages = tuple(tuple(map(_content, each)) for each in self.stages or ())
+        return tuple(self.group_of), members, tuple(self.alone_s), stages
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Partition:
     """Ranks by kind.
 
-    Kinds have an order that does not depend on the numbers of ranks. So two partitions with the same colours have the
-    same meetings, and runs that begin alike take the same course, on other ranks.
+    Kinds have an order that does not depend on the numbers of ranks. So stragglers on other ranks often give the same
+    meetings, and a run that begins alike takes the same course.
 
     Args:
-        colours: Of each kind, `[n_kinds]`.
+        form: Number of its meetings and links: equal for partitions that have equal ones.
         of_ranks: Kind of each rank, `[world_size]`.
         firsts: First rank of each kind, `[n_kinds]`. It stands for the others.
         meetings: The groups of each collective, by `id` of its price.
         capacity_Bps: Of the links that stand for others.
     """
 
-    colours: bytes
+    form: int
     of_ranks: _Numbers
     firsts: _Numbers
     meetings: dict[int, Meetings]
@@ -96,6 +103,7 @@ class Symmetry:
             groups.finish(number, [each for each in self._traffic.values() if each.groups is groups])
         self._capacity_Bps = costs.capacity_Bps[self._links]
         self._known: dict[bytes, Partition] = {}
+        self._forms: dict[tuple[object, ...], int] = {}
 
     def partition(self, begins: _Numbers) -> Partition:
         """Return the coarsest partition that keeps ranks apart that begin in different ways.
@@ -129,13 +137,16 @@ class Symmetry:
                 colours[group] = mixed(colours[group], of_members, of_links)
             links = mixed(links, on_links)
             ranks = mixed(ranks, *(colours[group][groups.group_of] for group, groups in self._groups.items()))
-        kinds, firsts, kind_of_ranks = np.unique(ranks, return_index=True, return_inverse=True)
+        _, firsts, kind_of_ranks = np.unique(ranks, return_index=True, return_inverse=True)
         _, first_links, kind_of_links = np.unique(links, return_index=True, return_inverse=True)
         meetings = {
             key: each.of_kinds(colours[each.groups.group], firsts, kind_of_ranks, first_links, kind_of_links)
             for key, each in self._traffic.items()
         }
-        return Partition(kinds.tobytes(), kind_of_ranks, firsts, meetings, self._capacity_Bps[first_links])
+        capacity_Bps = self._capacity_Bps[first_links]
+        content = (*(each.content for each in meetings.values()), capacity_Bps.tobytes())
+        form = self._forms.setdefault(content, len(self._forms))
+        return Partition(form, kind_of_ranks, firsts, meetings, capacity_Bps)
 
 
 _MOST_KNOWN = 256
@@ -283,3 +294,9 @@ def _scrambled(numbers: _Colours) -> _Colours:
 
 def _bits(number: float) -> _Colours:
     return np.array([number], dtype=np.float64).view(np.uint64)
+
+
+def _content(stage: Stage) -> tuple[object, ...]:
+    assert stage.together_nbytes is not None
+    arrays = (stage.resources, stage.nbytes, stage.together_nbytes)
+    return stage.latency_s, *(each.tobytes() for each in arrays)

@@ -13,7 +13,7 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
-from simdist.traces.memory import Occupancy, occupancy_of_times
+from simdist.traces.memory import Occupancy, kinds_of, occupancy_of_times
 
 #: Numbers that an optimizer keeps for each parameter.
 _STATES = {"sgd": 1, "lars": 1, "adamw": 2}
@@ -63,6 +63,13 @@ def most_nbytes(built: Built, workload: Workload) -> int:
     nbytes = sum(activations.get(buffer.name, buffer.nbytes) for buffer in on_device)
     again = max(recomputed_nbytes(built.plan, workload).values(), default=0)
     return nbytes + again + state_nbytes(built.plan, workload)
+
+
+def lasting_nbytes(plan: Plan, workload: Workload) -> int:
+    """Return bytes that are in use throughout: parameters, the optimizer's state, and what else lasts."""
+    kinds = kinds_of(plan)
+    lasting = (buffer.nbytes for buffer in plan.buffers if buffer.initialized and buffer.name in kinds)
+    return sum(lasting) + state_nbytes(plan, workload)
 
 
 def state_nbytes(plan: Plan, workload: Workload) -> int:
@@ -121,18 +128,21 @@ def _no_delays(plan: Plan) -> dict[ops.Channel, NDArray[np.float64]]:
 
 
 def _first_steps(plan: Plan, *, n_more: int) -> Plan:
-    """Return the plan's first steps, until every body was there, and some more."""
+    """Return the plan's first steps, until every body was there, and some more. Of equal steps, two are enough."""
     missing = set(range(len(plan.bodies)))
     bodies: list[int] = []
     n_rows = 0
     n_after = 0
     for number in plan.body_of_steps():
         missing.discard(number)
-        n_rows += len(plan.bodies[number])
         n_after += not missing
+        n_rows += len(plan.bodies[number])
         if bodies and (n_after > n_more + 1 or n_rows > _MOST_ROWS):
             break
-        bodies.append(number)
+        if bodies[-2:] == [number, number]:
+            n_rows -= len(plan.bodies[number])
+        else:
+            bodies.append(number)
     steps = [plan.bodies[number] for number in bodies]
     return Plan.from_steps(
         plan.name, world_size=plan.world_size, buffers=plan.buffers, steps=steps, dataset=plan.dataset

@@ -13,12 +13,12 @@ _PERIODS = (None, 4, 16, 64)  # that `tune` tries
 
 
 def _degrees(job: Job) -> tuple[int, ...]:
-    """Return the numbers of ranks that may share a copy: those of a node.
-
-    With any other number, gathers and all-reduces between copies meet on links, which only the discrete-event engine
-    simulates: too slow for a search of large worlds.
-    """
-    return (min(job.ranks_per_node, job.world_size),)
+    """Return the numbers of ranks that may share a copy: parts of a node, or several whole nodes."""
+    n = job.world_size
+    node = min(job.ranks_per_node, n)
+    divisors = (each for each in range(2, n) if n % each == 0)
+    found = tuple(each for each in divisors if each % node == 0 or node % each == 0)
+    return found or (node,)
 
 
 @final

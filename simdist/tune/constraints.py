@@ -16,7 +16,7 @@ from simdist.cost import Costs, Shared, price
 from simdist.cost.costs import used_by
 from simdist.plan import COLLECTIVES, Result, occurrences
 from simdist.runs.building import Built, job
-from simdist.runs.memory import memory_of
+from simdist.runs.memory import lasting_nbytes, memory_of
 from simdist.scenario import Link, Scenario
 from simdist.settings.base import unchecked_copy
 from simdist.settings.units import format_nbytes
@@ -93,8 +93,14 @@ def broken(known: Facts, constraints: Constraints) -> tuple[str, ...]:
     return (*constraints.broken_by(known.group_sizes, known.world_size), *too_large)
 
 
-def facts(scenario: Scenario, built: Built) -> Facts:
-    """Return the facts about a schedule that its plan gives."""
+def facts(scenario: Scenario, built: Built, *, memory_nbytes: float = math.inf) -> Facts:
+    """Return the facts about a schedule that its plan gives.
+
+    Args:
+        scenario: Of the schedule.
+        built: The schedule.
+        memory_nbytes: Limit of a device. If what lasts from step to step is more, nothing else is counted.
+    """
     plan = built.plan
     described = job(scenario)
     bodies = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
@@ -102,7 +108,9 @@ def facts(scenario: Scenario, built: Built) -> Facts:
     results = [built.schedule.result(step, described) for step in first_steps.tolist()]
     group_sizes = exchanged(results)[of_step][late_steps(results) :]
     host_nbytes = sum(each.nbytes for each in plan.buffers if each.place == "host")
-    device_nbytes = memory_of(scenario, built).peak_nbytes
+    device_nbytes = lasting_nbytes(plan, scenario.workload)
+    if device_nbytes <= memory_nbytes:
+        device_nbytes = memory_of(scenario, built).peak_nbytes
     return Facts(group_sizes, plan.world_size, sent_nbytes(scenario, built), device_nbytes, host_nbytes)
 
 

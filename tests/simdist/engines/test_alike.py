@@ -176,6 +176,23 @@ def test_groups_that_other_operations_have_are_told_apart():
     same(alike.simulate(plan, costs, DrawnDelays(shifted)), des.simulate(plan, costs, shifted))
 
 
+def test_a_kind_of_one_rank_is_not_taken_for_one_of_three():
+    """In one seed three ranks save together and then one, in the other one first and then three."""
+    buffers = (Buffer("copy", 750, initialized=True),)
+    plan = Plan.from_steps("saving", world_size=4, buffers=buffers, steps=[(Delay("host"), Save(("copy",)))])
+    cluster = Cluster(
+        nodes=1,
+        gpus_per_node=4,
+        fabric=LINE,
+        network=LINE,
+        storage=Storage(latency_s=1e-3, bandwidth_Bps=1e6, client_bandwidth_Bps=3e5),
+    )
+    costs = price(plan, cluster, WORKLOAD)
+    drawn = {"host": np.array([[[0.6, 0.3, 0.3, 0.3]], [[0.3, 0.6, 0.6, 0.6]]])}
+    step_s = alike.step_s(plan, costs, DrawnDelays(drawn), n_seeds=2)
+    assert step_s == pytest.approx([0.6 + 1e-3 + 0.01, 0.6 + 1e-3 + 0.03])
+
+
 def counted_courses(monkeypatch):
     """Count the spans that are simulated."""
     courses = []
@@ -242,7 +259,7 @@ def saving(n_steps, every):
 
 
 def test_transfers_that_go_on_in_the_next_step_are_simulated_with_it():
-    plan, costs = saving(9, every=3)
+    plan, costs = saving(3, every=3)
     trace = alike.simulate(plan, costs, DrawnDelays({}))
     reference = des.simulate(plan, costs, {})
     assert reference.end_s[1].max() > reference.start_s[2].max()  # they do meet
@@ -250,7 +267,7 @@ def test_transfers_that_go_on_in_the_next_step_are_simulated_with_it():
 
 
 def test_transfers_that_never_end_with_a_step_are_refused():
-    plan, costs = saving(30, every=1)
+    plan, costs = saving(60, every=1)
     with pytest.raises(UnsupportedError, match="still run when a later step begins"):
         alike.simulate(plan, costs, DrawnDelays({}))
 
