@@ -234,13 +234,8 @@ class Checkpoints:
         found = None
         if self._rank == 0:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                if not os.access(self._folder, os.W_OK):
-                    raise RunError(f"{self._folder}: this user may not write checkpoints there")
-                self._until_closed.enter_context(locked(self._folder))
+                claim(self._folder, self._until_closed)
                 found = self._find()
-            except OSError as error:
-                problem = f"{self._folder}: cannot hold checkpoints: {error.strerror or error}"
             except RunError as error:
                 problem = str(error)
         byte_transfer.raise_on_all(problem, group=self._group)
@@ -270,17 +265,47 @@ class Checkpoints:
             except DamagedError as error:
                 damaged.append(f"{path}: {error}")
                 continue
-            if index.job != self._job:
-                raise RunError(
-                    f"{path} is of {index.job}; this is {self._job}: go on as that one, or begin in another folder; to "
-                    f"take its model and optimizer along, call real.load_checkpoint before real.wrap"
-                )
+            check_job(path, index.job, self._job, "call real.load_checkpoint before real.wrap")
             for text in damaged:
                 warnings.warn(f"{text}; going on from {path}", RuntimeWarning, stacklevel=2)
             return path, index
         if damaged:
             raise RunError(f"no checkpoint is complete: {'; '.join(damaged)}; delete them to begin again")
         return None
+
+
+def claim(folder: Path, until_closed: ExitStack) -> None:
+    """Make a folder for checkpoints if it is missing, and lock it.
+
+    Raises:
+        RunError: It cannot be made or written, or another job has locked it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise RunError(f"{folder}: this user may not write checkpoints there")
+        until_closed.enter_context(locked(folder))
+    except OSError as error:
+        raise RunError(f"{folder}: cannot hold checkpoints: {error.strerror or error}") from None
+
+
+def check_job(path: Path, found: JobIdentity, mine: JobIdentity, to_load: str) -> None:
+    """Check that a checkpoint belongs to this job.
+
+    Args:
+        path: The checkpoint.
+        found: The job that it belongs to.
+        mine: This job.
+        to_load: How to load its model nevertheless.
+
+    Raises:
+        RunError: It belongs to another one.
+    """
+    if found != mine:
+        raise RunError(
+            f"{path} is of {found}; this is {mine}: go on as that one, or begin in another folder; to take its model "
+            f"and optimizer along, {to_load}"
+        )
 
 
 def _first_owners(sha256: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]:

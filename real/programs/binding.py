@@ -99,6 +99,11 @@ class Binding:
         return needed
 
     @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of the buffers that hold all parameters."""
+        return tuple(self._laid)
+
+    @property
     def parameter_buffers(self) -> list[Tensor]:
         """The buffers that hold all parameters."""
         return [self._memory.dense(name) for name in self._laid]
