@@ -5,28 +5,39 @@ expected = by_hand(training, n_copies=2, ...)
 """
 
 import functools
-import math
+import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import distribute_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from trainings import Training, loss
 
 import real
 from real.loops.shards import whole
+from real.watching.lateness import Lateness, LatenessWindow
 from simdist.errors import SimdistError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
-from simdist.schedules import Schedule
+from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
+from simdist.schedules.hsdp import HSDP
 
 Copies = list[tuple[nn.Module, torch.optim.Optimizer]]
+SMALL = Training("even", "sgd")
+SLICES = replace(SMALL.job(4, 2), tensor_counts=(24, 4, 16, 2))  # of two ranks each
+LOCAL_TO_THE_END = real.Averaging(final_average=False)
+TWO = real.Launch(ranks_per_node=2, timeout_s=30.0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class ShardedLoop:
         trace: File.
         delays: Injected.
         outer: Makes the outer optimizer.
-        param_dtype: In which the model computes.
+        param_dtype: In which the model computes. Gradients are reduced in their own type.
         ranks_per_node: Ranks of one machine.
         evaluates: Call the model in every step before, without training.
     """
@@ -80,11 +91,11 @@ def mesh_of(shard: int, native_copies: int = 1) -> DeviceMesh:
 
 
 def sharded(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None) -> nn.Module:
-    """Make each child with parameters, and the model, a unit."""
+    """Make each child with parameters, and the model, a unit. Only the model's output has the type of the policy."""
     policy = policy or MixedPrecisionPolicy()
     for child in module.children():
         if any(True for _ in child.parameters()):
-            fully_shard(child, mesh=mesh, mp_policy=policy)
+            fully_shard(child, mesh=mesh, mp_policy=replace(policy, output_dtype=None))
     return fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
@@ -103,7 +114,8 @@ def train(loop: ShardedLoop) -> np.ndarray:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.mul_(1 + rank // (loop.shard * loop.native_copies))
-    policy = MixedPrecisionPolicy(param_dtype=loop.param_dtype, output_dtype=loop.training.dtype)
+    dtype = loop.training.dtype
+    policy = MixedPrecisionPolicy(param_dtype=loop.param_dtype, reduce_dtype=dtype, output_dtype=dtype)
     sharded(module, mesh_of(loop.shard, loop.native_copies), policy)
     optimizer = loop.training.optimizer_of(module)
     averaging = real.Averaging(final_average=False)
@@ -149,6 +161,8 @@ def one_pass(
             module.set_requires_gradient_sync(is_last)
         case "slices":
             module.set_requires_all_reduce(is_last)
+        case "by the plan":
+            pass
     loss(module(inputs), targets).backward()
 
 
@@ -163,7 +177,7 @@ class ByHand:
         shard: Ranks that share one.
         n_passes: Micro-batches of a step.
         max_norm: Of gradients, which are clipped; 0 leaves them.
-        gradients: Copies average their gradients.
+        after_backward: Called with the copies when they have their gradients.
         after_step: Called with the step and the copies.
     """
 
@@ -173,7 +187,7 @@ class ByHand:
     shard: int = 2
     n_passes: int = 1
     max_norm: float = 0.0
-    gradients: bool = False
+    after_backward: Callable[[Copies], object] = field(default=lambda _copies: None)
     after_step: Callable[[int, Copies], object] = field(default=lambda _step, _copies: None)
 
 
@@ -187,8 +201,7 @@ def by_hand(how: ByHand) -> np.ndarray:
                 for rank in range(number * how.shard, (number + 1) * how.shard):
                     inputs, targets = how.training.batch(step * how.n_passes + micro_batch, rank)
                     (loss(module(inputs), targets) / how.shard).backward()
-        if how.gradients:
-            average([[each.grad for each in module.parameters()] for module, _ in copies])
+        how.after_backward(copies)
         for module, optimizer in copies:
             if how.max_norm:
                 nn.utils.clip_grad_norm_(module.parameters(), how.max_norm)
@@ -206,6 +219,11 @@ def average(of_copies: list[list[Tensor]]) -> None:
         mean = torch.stack(list(same)).mean(dim=0)
         for each in same:
             each.copy_(mean)
+
+
+def averaging_gradients(copies: Copies) -> None:
+    """Average the gradients of all copies."""
+    average([[each.grad for each in module.parameters()] for module, _ in copies])
 
 
 def averaging_over(sizes: Mapping[int, int]) -> Callable[[int, Copies], object]:
@@ -245,10 +263,221 @@ class OuterByHand:
                 each.copy_(anchor)
 
 
+def model_and_optimizer(shard: int = 2, training: Training = SMALL) -> tuple[nn.Module, torch.optim.Optimizer]:
+    module, _ = training.make()
+    sharded(module, mesh_of(shard))
+    return module, training.optimizer_of(module)
+
+
+def one_step(module: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
+    inputs, targets = SMALL.batch(step, dist.get_rank())
+    optimizer.zero_grad()
+    loss(module(inputs), targets).backward()
+    optimizer.step()
+
+
+def exchanges_between_copies(n_passes: int) -> int:
+    """Return how often this rank's worker averages a bucket in one step of several micro-batches."""
+    module, optimizer = model_and_optimizer()
+    n_calls = 0
+    all_reduce = dist.all_reduce
+
+    def counted(tensor: Tensor, **options: object) -> object:
+        nonlocal n_calls
+        n_calls += tensor.numel() > 1
+        return all_reduce(tensor, **options)
+
+    with (
+        real.wrap(module, optimizer, Sync(), n_steps=1, averaging=LOCAL_TO_THE_END, launch=TWO) as worker,
+        mock.patch.object(dist, "all_reduce", counted),
+    ):
+        for number in range(n_passes):
+            inputs, targets = SMALL.batch(number, worker.rank)
+            with worker.no_sync() if number < n_passes - 1 else nullcontext():
+                loss(module(inputs), targets).backward()
+        optimizer.step()
+    return n_calls
+
+
+def distance_of_copies(module: nn.Module) -> float:
+    """Return the largest difference between the parameters of copies."""
+    mine = torch.from_numpy(whole_vector(module))
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return float((torch.stack(found) - mine).abs().max())
+
+
+def average_on_demand() -> tuple[float, float, float]:
+    """Return how far copies are apart before an average, after it, and at the end of the loop."""
+    module, optimizer = model_and_optimizer()
+    with real.wrap(module, optimizer, LocalSGD(period=100), n_steps=4, launch=TWO) as worker:
+        for step in worker.steps():
+            one_step(module, optimizer, step)
+            if step == 1:
+                before = distance_of_copies(module)
+                worker.average()
+                after = distance_of_copies(module)
+    return before, after, distance_of_copies(module)
+
+
+def loaded_by_torch(folder: Path, copy: int, training: Training) -> np.ndarray:
+    """Return the parameters that a model without shards loads from a checkpoint."""
+    module, _ = training.make()
+    state = {f"copy{copy}": {"model": module.state_dict()}}
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # that it is one process
+        checkpoint.load(state, checkpoint_id=folder, no_dist=True)
+    return whole_vector(module)
+
+
+def watched(schedule: Schedule, shard: int, late_rank: int) -> Sequence[Lateness]:
+    """Return what the watch says of all ranks in the last window, if one of them is late in every step."""
+    module, optimizer = model_and_optimizer(shard)
+    windows: list[LatenessWindow] = []
+    experiment = real.Experiment(watching=real.Watching(every=10, report=windows.append))
+    with real.wrap(module, optimizer, schedule, n_steps=20, experiment=experiment, launch=TWO) as worker:
+        for step in worker.steps():
+            if worker.rank == late_rank:
+                time.sleep(0.15)
+            one_step(module, optimizer, step)
+    return windows[-1].ranks if windows else ()
+
+
+def train_by_own_plan(schedule: Schedule, training: Training, n_steps: int) -> np.ndarray:
+    """Train by the plan that `plan_for` writes."""
+    module, _ = model_and_optimizer(2, training)
+    plan = real.plan_for(module, schedule, dist.get_world_size(), n_steps=n_steps, ranks_per_node=2)
+    return train(ShardedLoop(plan, training, None))
+
+
+def fails_within_a_copy(timeout_s: float) -> None:
+    """Fail on rank 3 while rank 2, which shares its copy, gathers; the script has made the process group."""
+    dist.init_process_group("gloo")
+    module, optimizer = model_and_optimizer()
+    launch = real.Launch(ranks_per_node=2, timeout_s=timeout_s)
+    with real.wrap(module, optimizer, LocalSGD(period=2), n_steps=6, launch=launch) as worker:
+        for step in worker.steps():
+            if step == 3 and worker.rank == 3:
+                raise ValueError("bad batch")
+            one_step(module, optimizer, step)
+
+
 def error_of(function: Callable[[], object]) -> str:
     """Return what a function raises, or nothing."""
     try:
         function()
-    except (SimdistError, TypeError) as error:
+    except SimdistError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def error_of_train(loop: ShardedLoop) -> str:
+    return error_of(lambda: train(loop))
+
+
+# --- refused ---
+
+
+def refusals() -> dict[str, str]:
+    """Return the error of each misuse."""
+    return {
+        "another degree": error_of(lambda: wrapped(HSDP(shard=4))),
+        "FSDP1": error_of(fsdp1),
+        "tensor parallel": error_of(tensor_parallel),
+        "distributed by hand": error_of(distributed_by_hand),
+        "ranks apart": error_of(ranks_apart),
+        "two meshes": error_of(two_meshes),
+        "a part only": error_of(a_part_only),
+        "shared update": error_of(lambda: wrapped(Sync(shared_update=True))),
+        "LARS": error_of(lambda: wrapped(Sync(), "lars")),
+        "levels of ranks": error_of(lambda: wrapped(HierarchicalSGD(levels={2: 4}))),
+        "plan of ranks": error_of(lambda: wrapped(Sync().plan(SLICES))),
+        "plan of hsdp": error_of(lambda: wrapped(HSDP(shard=2).plan(SMALL.job(4, 2)))),
+        "not sharded": error_of(not_sharded),
+        "skip": error_of(skips),
+        "join": error_of(joins),
+        "no zero_grad": error_of(no_zero_grad),
+        "two forward passes": error_of(two_passes),
+        "some units do not reduce": error_of(some_units_reduce),
+    }
+
+
+def wrapped(schedule: Schedule | Plan, optimizer: str = "sgd") -> None:
+    module, updates = model_and_optimizer(2, replace(SMALL, optimizer=optimizer))
+    n_steps = 2 if isinstance(schedule, Schedule) else None
+    real.wrap(module, updates, schedule, n_steps=n_steps, launch=TWO).close()
+
+
+def refused(module: nn.Module) -> None:
+    real.wrap(module, torch.optim.SGD(module.parameters(), lr=0.1), Sync(), n_steps=2, launch=TWO).close()
+
+
+def fsdp1() -> None:
+    refused(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
+
+
+def tensor_parallel() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "tensor"))
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    parallelize_module(module, mesh["tensor"], {"0": RowwiseParallel(), "1": ColwiseParallel()})
+    refused(fully_shard(module, mesh=mesh["shard"]))
+
+
+def distributed_by_hand() -> None:
+    refused(distribute_module(nn.Linear(4, 4), init_device_mesh("cpu", (4,))))
+
+
+def ranks_apart() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "replicate"))["shard"]
+    refused(fully_shard(nn.Sequential(nn.Linear(4, 4)), mesh=mesh))
+
+
+def two_meshes() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(module[0], mesh=mesh_of(2))
+    refused(fully_shard(module, mesh=mesh_of(4)))
+
+
+def a_part_only() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(module[0], mesh=mesh_of(2))
+    refused(module)
+
+
+def not_sharded() -> None:
+    module, optimizer = SMALL.make()
+    real.wrap(module, optimizer, HSDP(shard=2), n_steps=2, launch=TWO)
+
+
+def skips() -> None:
+    module, optimizer = model_and_optimizer()
+    with real.wrap(module, optimizer, Sync(), n_steps=2, launch=TWO) as worker:
+        worker.skip()
+
+
+def joins() -> None:
+    module, optimizer = model_and_optimizer()
+    with real.wrap(module, optimizer, Sync(), n_steps=2, launch=TWO) as worker, worker.join():
+        pass
+
+
+def no_zero_grad() -> None:
+    module, optimizer = model_and_optimizer()
+    with real.wrap(module, optimizer, Sync(), n_steps=2, launch=TWO) as worker:
+        for step in worker.steps():
+            inputs, targets = SMALL.batch(step, worker.rank)
+            loss(module(inputs), targets).backward()
+            optimizer.step()
+
+
+def two_passes() -> None:
+    module, optimizer = model_and_optimizer()
+    with real.wrap(module, optimizer, Sync(), n_steps=2, launch=TWO) as worker:
+        module(SMALL.batch(0, worker.rank)[0])
+        module(SMALL.batch(1, worker.rank)[0])
+
+
+def some_units_reduce() -> None:
+    module, optimizer = model_and_optimizer()
+    with real.wrap(module, optimizer, Sync(), n_steps=2, launch=TWO):
+        module[0].set_requires_gradient_sync(False)
+        one_step(module, optimizer)

@@ -87,6 +87,16 @@ class BoundModel:
         self.shards.put_parameters()
         self.give_back()
 
+    def take_gradients(self) -> None:
+        """Let the buckets find the gradients of a sharded model."""
+        if self.shards is not None and self.binding.buckets.moves_gradients:
+            self.shards.take_gradients()
+
+    def put_gradients(self) -> None:
+        """Let a sharded model have the gradients of the buckets."""
+        if self.shards is not None and self.binding.buckets.moves_gradients:
+            self.shards.put_gradients()
+
     def give_back(self) -> None:
         """Free the buffers of parameters, which hold copies of a sharded model."""
         for name in self.binding.parameter_names:

@@ -309,7 +309,11 @@ class Hooks:
     def _output_gradient_arrives(self, _gradient: Tensor) -> None:
         """Request a callback at the end of this backward pass, not of one nested in it by activation checkpoints."""
         self._awaits_end = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        if self._shards:  # after the callback of fully_shard, which it may queue later
+            queue_callback(lambda: queue_callback(self._backward_ends))
+        else:
+            queue_callback(self._backward_ends)
 
     def _gradient_arrives(self, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -349,14 +353,14 @@ class Hooks:
                 return
             self._n_left -= 1
             if self._n_left:
+                self._model.put_gradients()
                 self._at = _At.NEXT
                 return
             update = self._reach(ops.Optimize).op
             if self._shared and isinstance(update, ops.Optimize):
                 self._shared.note(update)
             self._binding.buckets.skip_unused()
-            if self._shards:
-                self._shards.put_gradients()
+            self._model.put_gradients()
             self._note_gradient()
             if not self._has_updated:
                 self._versions = _versions(self._optimizer)
@@ -369,7 +373,7 @@ class Hooks:
             for parameter in self._shards.parameters:
                 if parameter.grad is not None:
                     self._gradient_arrives(parameter)
-            self._shards.take_gradients()
+            self._model.take_gradients()
             self._at = _At.BACKWARD
         if self._at is _At.BACKWARD:
             self._binding.buckets.finish()
@@ -514,7 +518,8 @@ class Hooks:
         kept, version = self._kept
         if gradient is None or not kept or kept() is not gradient:
             return
-        if local_part(gradient)._version == version + self._n_arrived:
+        n_writers = self._shards.n_in_memory_of(gradient) if self._shards else 1
+        if local_part(gradient)._version == version + self._n_arrived * n_writers:
             raise self._refusal(
                 "gradients of the step before are still there, so they would be added up; call "
                 "optimizer.zero_grad() in every step; to accumulate them, do all passes but a step's last in "

@@ -166,6 +166,12 @@ class Shards:
             )
         return False not in found
 
+    def n_in_memory_of(self, gradient: Tensor) -> int:
+        """Return how many gradients share the memory of one, and so its version."""
+        storage = local_part(gradient).untyped_storage().data_ptr()
+        gradients = (each.grad for each in self.parameters)
+        return sum(each is not None and local_part(each).untyped_storage().data_ptr() == storage for each in gradients)
+
     @torch.no_grad()
     def take_parameters(self) -> None:
         """Copy slices into the stand-ins.

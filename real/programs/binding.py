@@ -336,6 +336,11 @@ class GradientBuckets:
             self._bring_next()
 
     @property
+    def moves_gradients(self) -> bool:
+        """Whether the plan does anything with gradients but update parameters."""
+        return bool(self._handles)
+
+    @property
     def unused(self) -> set[Tensor]:
         """The parameters that the passes of this step did not use on this rank."""
         return {parameter for parameter, _ in self._unused}

@@ -1,0 +1,326 @@
+"""`real.wrap` of models under `fully_shard`: copies of a model that exchange gradients or parameters."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pool import Pool
+from trainings import Training
+
+if torch.__version__ < "2.13":
+    pytest.skip("the helpers record what fully_shard calls from torch 2.13 on", allow_module_level=True)
+
+import sharded_loops
+from fsdp_trainings import Sharded, by_fully_shard
+from processes import run
+from sharded_loops import ByHand, OuterByHand, ShardedLoop, averaging_over, by_hand
+
+from real.loops.shards import parameter_exchanges
+from simdist.plan import Copy, Delay, Plan
+from simdist.runs import run_directory
+from simdist.runs.building import build, delays
+from simdist.scenario import loads
+from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
+from simdist.schedules.diloco import DiLoCo
+from simdist.schedules.fsdp import FSDP
+from simdist.schedules.hsdp import HSDP
+from simdist.traces.trace import Trace
+
+N_STEPS = 8
+TRAINING = Training("odd", "adamw")  # rows that no number of ranks divides
+SINGLE = Training("odd", "sgd", torch.float32)
+TOLERANCE = 1e-12
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Pool]:
+    pool = Pool(4)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Pool]:
+    pool = Pool(8)
+    yield pool
+    pool.close()
+
+
+def assert_equal(found: list[np.ndarray], expected: np.ndarray, tolerance: float = TOLERANCE) -> None:
+    """Compare the parameters of ranks with those of copies, `[copy, n]`."""
+    n_sharers = len(found) // len(expected)
+    for rank, parameters in enumerate(found):
+        of_copy = expected[rank // n_sharers]
+        assert abs(parameters - of_copy).max() <= tolerance * abs(of_copy).max()
+
+
+# --- values ---
+
+
+def test_sync_between_copies_is_native_hsdp(four: Pool) -> None:
+    found = four.run(sharded_loops.train, ShardedLoop(Sync(), TRAINING, N_STEPS))
+    native = four.run(by_fully_shard, Sharded((2, 2)), TRAINING, N_STEPS)
+    for ours, (theirs, _) in zip(found, native, strict=True):
+        assert abs(ours - theirs).max() <= TOLERANCE * abs(theirs).max()
+
+
+LOCAL: Mapping[str, tuple[Schedule, Callable[[int, sharded_loops.Copies], object]]] = {
+    "local SGD": (LocalSGD(period=3), averaging_over({3: 2})),
+    "HSDP with a period": (HSDP(shard=2, period=3), averaging_over({3: 2})),
+    "DiLoCo": (DiLoCo(period=3), OuterByHand(TRAINING, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_copies_that_train_locally_are_workers(four: Pool, name: str) -> None:
+    schedule, after_step = LOCAL[name]
+    found = four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, N_STEPS))
+    expected = by_hand(ByHand(TRAINING, N_STEPS, after_step=after_step))
+    assert_equal(found, expected)
+    assert abs(expected[0] - expected[1]).max() > 1e-3  # the last two steps are local
+
+
+def test_hierarchical_sgd_counts_copies(eight: Pool) -> None:
+    schedule = HierarchicalSGD(levels={2: 2, 4: 4}, intra_node_gradients=False)
+    found = eight.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 7))
+    expected = by_hand(ByHand(TRAINING, 7, n_copies=4, after_step=averaging_over({2: 2, 4: 4})))
+    assert_equal(found, expected)
+    assert abs(expected[0] - expected[2]).max() > 1e-3
+
+
+def test_gradients_are_averaged_among_the_copies_of_a_node(eight: Pool) -> None:
+    schedule = HierarchicalSGD(levels={2: 4})
+    found = eight.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 3, ranks_per_node=4))
+
+    def after_backward(copies: sharded_loops.Copies) -> None:
+        for node in (copies[:2], copies[2:]):
+            sharded_loops.average([[each.grad for each in module.parameters()] for module, _ in node])
+
+    how = ByHand(TRAINING, 3, n_copies=4, after_backward=after_backward, after_step=averaging_over({2: 4}))
+    assert_equal(found, by_hand(how))
+
+
+@pytest.mark.parametrize("schedule", [Sync(), LocalSGD(period=2)], ids=lambda schedule: schedule.name)
+def test_ranks_whose_slices_are_empty_take_part(eight: Pool, schedule: Schedule) -> None:
+    """Three rows on 4 ranks."""
+    found = eight.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 4, shard=4))
+    if schedule.kind == "sync":
+        expected = by_hand(ByHand(TRAINING, 4, shard=4, after_backward=sharded_loops.averaging_gradients))
+    else:
+        expected = by_hand(ByHand(TRAINING, 4, shard=4, after_step=averaging_over({2: 2})))
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("accumulates", ["no_sync", "whole gradients", "slices"])
+@pytest.mark.parametrize("schedule", [Sync(), LocalSGD(period=2)], ids=lambda schedule: schedule.name)
+def test_accumulated_and_clipped(four: Pool, schedule: Schedule, accumulates: str) -> None:
+    """An evaluation in every step leaves gathered parameters."""
+    loop = ShardedLoop(
+        schedule, TRAINING, 5, n_passes=3, accumulates=accumulates, max_norm=0.05, evaluates=accumulates == "no_sync"
+    )
+    found = four.run(sharded_loops.train, loop)
+    how = ByHand(TRAINING, 5, n_passes=3, max_norm=0.05, after_step=averaging_over({2: 2}))
+    if schedule.kind == "sync":
+        how = ByHand(TRAINING, 5, n_passes=3, max_norm=0.05, after_backward=sharded_loops.averaging_gradients)
+    assert_equal(found, by_hand(how))
+
+
+def test_copies_all_reduce_once_a_step(four: Pool) -> None:
+    """Native HSDP sends three times as much in three micro-batches."""
+    counts = four.run(sharded_loops.exchanges_between_copies, 3)
+    assert counts == [1] * 4
+
+
+def test_mixed_precision_is_that_of_native_hsdp(four: Pool) -> None:
+    """The type of the model's output is converted, so its gradient arrives there before fully_shard knows of it."""
+    loop = ShardedLoop(Sync(), SINGLE, N_STEPS, param_dtype=torch.bfloat16)
+    native = Sharded((2, 2), param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found = four.run(sharded_loops.train, loop)
+    for ours, (theirs, _) in zip(found, four.run(by_fully_shard, native, SINGLE, N_STEPS), strict=True):
+        assert ours.dtype == np.float32
+        assert abs(ours - theirs).max() <= 1e-6 * abs(theirs).max()
+    exact = by_hand(ByHand(SINGLE, N_STEPS, after_backward=sharded_loops.averaging_gradients))
+    assert abs(found[0] - exact[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize(("shard", "native_copies"), [(4, 1), (2, 2)])
+def test_one_copy_on_all_ranks_trains_as_without_wrap(four: Pool, shard: int, native_copies: int) -> None:
+    loop = ShardedLoop(FSDP() if native_copies == 1 else Sync(), TRAINING, N_STEPS, shard, native_copies)
+    found = four.run(sharded_loops.train, loop)
+    native = four.run(by_fully_shard, Sharded((4,) if native_copies == 1 else (2, 2)), TRAINING, N_STEPS)
+    for ours, (theirs, _) in zip(found, native, strict=True):
+        assert (ours == theirs).all()
+
+
+def test_workers_may_be_hsdp_groups(eight: Pool) -> None:
+    found = eight.run(sharded_loops.train, ShardedLoop(LocalSGD(period=2), TRAINING, 4, 2, 2))
+    assert_equal(found, by_hand(ByHand(TRAINING, 4, shard=4, after_step=averaging_over({2: 2}))))
+
+
+def test_averages_on_demand_and_at_the_end_are_over_copies(four: Pool) -> None:
+    for before, after, end in four.run(sharded_loops.average_on_demand):
+        assert before > 1e-3
+        assert (after, end) == (0.0, 0.0)
+
+
+# --- checkpoints ---
+
+
+@pytest.mark.parametrize("schedule", [Sync(), LocalSGD(period=3), DiLoCo(period=3)], ids=lambda each: each.name)
+def test_a_resumed_loop_ends_as_an_uninterrupted_one(four: Pool, schedule: Schedule, tmp_path: Path) -> None:
+    whole = four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, N_STEPS))
+    four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, N_STEPS, checkpoint=tmp_path, stop_before=5))
+    assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-0000000002", "step-0000000004"]
+    resumed = four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, N_STEPS, checkpoint=tmp_path))
+    assert all((ours == theirs).all() for ours, theirs in zip(resumed, whole, strict=True))
+    assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-0000000006", "step-0000000008"]
+
+
+def test_an_incomplete_checkpoint_is_passed_over_and_another_job_refused(four: Pool, tmp_path: Path) -> None:
+    schedule = LocalSGD(period=3)
+    loop = ShardedLoop(schedule, TRAINING, N_STEPS, checkpoint=tmp_path)
+    whole = four.run(sharded_loops.train, loop)
+    (tmp_path / "step-0000000008" / "simdist.json").unlink()  # which is written last
+    resumed = four.run(sharded_loops.train, loop)
+    assert all((ours == theirs).all() for ours, theirs in zip(resumed, whole, strict=True))
+    others = four.run(sharded_loops.error_of_train, ShardedLoop(Sync(), TRAINING, N_STEPS, checkpoint=tmp_path))
+    assert all("step-0000000008 is of plan local-3" in each and "on 4 ranks" in each for each in others)
+
+
+def test_torch_loads_a_copy_without_the_job(four: Pool, tmp_path: Path) -> None:
+    trained = four.run(sharded_loops.train, ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path))
+    for copy in (0, 1):
+        loaded = sharded_loops.loaded_by_torch(tmp_path / "step-0000000008", copy, TRAINING)
+        assert (loaded == trained[2 * copy]).all()
+
+
+# --- delays, traces, the watch ---
+
+DELAY_S = 0.05
+
+
+def delays_of(rank: int, n_steps: int) -> dict[str, np.ndarray]:
+    late = np.zeros((1, n_steps, 4))
+    late[0, :, rank] = DELAY_S
+    return {"host": late}
+
+
+@pytest.mark.parametrize("shard", [2, 4])
+def test_a_straggler_is_in_the_trace_of_its_rank(four: Pool, shard: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    schedule = LocalSGD(period=2) if shard == 2 else FSDP()
+    four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 4, shard, trace=path, delays=delays_of(3, 4)))
+    trace = Trace.load(path)
+    assert trace.plan.world_size == 4
+    spans = trace.end_s - trace.start_s
+    rows = [row for row, (_, op) in enumerate(ops_of(trace.plan)) if isinstance(op, Delay)]
+    assert len(rows) == 4
+    assert (spans[rows, 3] >= DELAY_S).all()
+    assert (spans[rows, :3] < DELAY_S).all()
+
+
+def ops_of(plan: Plan) -> list[tuple[int, object]]:
+    return [(step, op) for step, body in enumerate(plan.body_of_steps()) for op in plan.bodies[body]]
+
+
+def test_a_late_rank_is_named_by_the_watch(four: Pool) -> None:
+    """The ranks of its copy wait for it where they gather, and the other copy waits where gradients are averaged."""
+    for schedule, shard in ((Sync(), 2), (FSDP(), 4)):
+        late = four.run(sharded_loops.watched, schedule, shard, 2)[0]
+        assert late[2].kind == "persistent"
+        assert [each.rank for each in late if each.ms > 75] == [2]
+
+
+SCENARIO = """
+cluster: {preset: ideal, nodes: 2, gpus_per_node: 2}
+workload:
+  tensors: [{name: a, count: 42, rows: 7}, {name: b, count: 7}, {name: c, count: 35, rows: 5}, {name: d, count: 5},
+            {name: e, count: 45, rows: 9}, {name: f, count: 9}, {name: g, count: 27, rows: 3}, {name: h, count: 3}]
+  batch_size: 5
+  micro_batches: 2
+  forward: 1 ms
+disturbances: [{kind: persistent, delay: 50 ms, ranks: [1]}]
+schedules: [{kind: hsdp, shard: 2}]
+steps: 3
+"""
+
+
+@pytest.mark.parametrize("settings", [{"shard": 2}, {"shard": 2, "period": 2}, {"shard": 2, "all_reduce": "last"}])
+def test_a_simulated_run_is_followed_between_copies(four: Pool, settings: dict[str, object], tmp_path: Path) -> None:
+    scenario = loads(SCENARIO.replace("{kind: hsdp, shard: 2}", json.dumps({"kind": "hsdp", **settings})))
+    folder = tmp_path / "run"
+    built = build(scenario, scenario.schedules[0])
+    run_directory.write(folder, scenario, built.plan, delays(scenario))
+    path = tmp_path / "trace.npz"
+    training = Training("odd", "momentum", torch.float32)
+    loop = ShardedLoop(folder, training, None, n_passes=2, accumulates="by the plan", trace=path)
+    found = four.run(sharded_loops.train, loop)
+    how = ByHand(training, 3, n_passes=2, after_backward=sharded_loops.averaging_gradients)
+    if "period" in settings:
+        how = ByHand(training, 3, n_passes=2, after_step=averaging_over({2: 2}))
+    assert_equal(found, by_hand(how), 1e-6)
+    trace = Trace.load(path)
+    rows = [row for row, (_, op) in enumerate(ops_of(trace.plan)) if isinstance(op, Delay)]
+    assert ((trace.end_s - trace.start_s)[rows, 1] >= 0.05).all()
+
+
+def test_a_plan_of_plan_for_is_followed(four: Pool) -> None:
+    found = four.run(sharded_loops.train_by_own_plan, LocalSGD(period=3), TRAINING, N_STEPS)
+    assert_equal(found, by_hand(ByHand(TRAINING, N_STEPS, after_step=averaging_over({3: 2}))))
+
+
+def test_parameters_are_copied_only_in_steps_that_exchange_them() -> None:
+    plan = LocalSGD(period=3).plan(TRAINING.job(2, 6))
+    exchanges = parameter_exchanges(plan, ("param",))
+    assert [exchanges(step) for step in range(6)] == [False, False, True, False, False, True]
+    assert any(isinstance(op, Copy) for op in plan.bodies[1])
+
+
+# --- refused ---
+
+
+def test_what_does_not_fit_is_refused_with_a_remedy(four: Pool) -> None:
+    for errors in four.run(sharded_loops.refusals):
+        assert {name: text for name, text in errors.items() if REFUSED[name] not in text} == {}
+        assert errors.keys() == REFUSED.keys()
+
+
+REFUSED = {
+    "another degree": "ScenarioError: hsdp-4: 4 of 4 ranks share a copy, and fully_shard shards over 2: write "
+    "HSDP(shard=2), or choose another mesh",
+    "FSDP1": "UnsupportedError: FullyShardedDataParallel has a FullyShardedDataParallel: it keeps parameters in flat "
+    "tensors of its own; shard the bare model, which is its .module, by fully_shard",
+    "tensor parallel": "UnsupportedError: FSDPSequential: 0.weight is distributed by (S(0), S(1)) on a mesh of (2, 2), "
+    "as in tensor parallelism; copies that a plan synchronises are sharded by fully_shard alone",
+    "distributed by hand": "UnsupportedError: Linear has a DTensor, distributed by hand, which a plan does not know",
+    "ranks apart": "UnsupportedError: FSDPSequential: 0.weight is sharded over ranks ",
+    "two meshes": "UnsupportedError: FSDPSequential: its parameters are sharded over 2 and 4 ranks: apply fully_shard "
+    "with one mesh to all modules",
+    "a part only": "UnsupportedError: Sequential: fully_shard has left out 1.weight, 1.bias: apply it to the outermost "
+    "module, too",
+    "shared update": "UnsupportedError: plan sync-shared: slices of whole tensors, and each rank has a slice of "
+    "them: take Sync(), LocalSGD,",
+    "LARS": "UnsupportedError: plan sync: TrustRatios of whole tensors",
+    "levels of ranks": "ScenarioError: hsgd-2-4 of copies: levels: group of 4 at period 2 does not divide 2 ranks",
+    "plan of ranks": "PlanError: plan sync: all_reduce(grad.0, mean over group of 4) would mix slices of different "
+    "tensors, because 2 ranks share a copy of the model",
+    "plan of hsdp": "it shards the model, which fully_shard does in a loop; give real.wrap the schedule, or a run",
+    "not sharded": "UnsupportedError: hsdp-2 shards the model, of which this loop has all parameters on every rank: "
+    "apply fully_shard to it before real.wrap",
+    "skip": "RunError: worker.skip() of a model under fully_shard: the ranks that share a copy gather its parameters",
+    "join": "RunError: worker.join() of a model under fully_shard: the ranks that share a copy gather its parameters",
+    "no zero_grad": "RunError: step 1: gradients of the step before are still there",
+    "two forward passes": "RunError: step 0: a second forward pass in training mode, between the forward and the",
+    "some units do not reduce": "RunError: some units of the model reduce gradients in this pass and others do not",
+}
+
+
+def test_a_rank_that_fails_is_named_while_the_others_wait_within_a_copy() -> None:
+    endings = run(sharded_loops.fails_within_a_copy, 4, 4.0)
+    for rank in (0, 1, 2):
+        assert endings[rank].code == 1
+        assert "rank 3 (" in endings[rank].output
+        assert "bad batch" in endings[rank].output
