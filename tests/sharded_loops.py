@@ -139,13 +139,13 @@ def train(loop: ShardedLoop) -> np.ndarray:
                 with torch.no_grad():
                     module(loop.training.batch(step, rank)[0])
                 module.train()
-            optimizer.zero_grad()
             for number in range(loop.n_passes):
                 inputs, targets = loop.training.batch(step * loop.n_passes + number, rank)
                 one_pass(loop, module, worker, inputs, targets, is_last=number == loop.n_passes - 1)
             if loop.max_norm:
                 worker.clip_grad_norm_(loop.max_norm)
             optimizer.step()
+            optimizer.zero_grad()
     return whole_vector(module)
 
 
@@ -372,6 +372,13 @@ def error_of(function: Callable[[], object]) -> str:
 
 def error_of_train(loop: ShardedLoop) -> str:
     return error_of(lambda: train(loop))
+
+
+def error_without_shards(folder: Path) -> str:
+    """Return the error of a loop whose model is not sharded."""
+    module, optimizer = SMALL.make()
+    options = {"n_steps": 2, "checkpointing": real.Checkpointing(folder), "launch": TWO}
+    return error_of(lambda: real.wrap(module, optimizer, Sync(), **options).close())
 
 
 # --- refused ---

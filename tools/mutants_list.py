@@ -1597,8 +1597,8 @@ _REAL = (
         "real: checkpoints",
         "a checkpoint of another job is resumed",
         _CHECKPOINT,
-        "if index.job != self._job:",
-        "if index.job.world_size != self._job.world_size:",
+        "if found != mine:",
+        "if found.world_size != mine.world_size:",
         (_TEST_CHECKPOINT, "-k", "another_job"),
     ),
     Mutant(

@@ -258,6 +258,8 @@ class Checkpoints:
         """Return the newest complete checkpoint, None if there is no file; delete partial files of killed writers."""
         for part in self._folder.glob(".*.ckpt.*.part"):
             part.unlink(missing_ok=True)
+        if folders := sorted(self._folder.glob("step-*/")):
+            raise RunError(f"{folders[-1]} is of a model under fully_shard; begin in another folder")
         damaged: list[str] = []
         for path in self._files():
             try:
@@ -344,6 +346,8 @@ def load_checkpoint(
     Raises:
         RunError: The file is damaged, or belongs to another model.
     """
+    if Path(path).is_dir():
+        raise RunError(f"{path} is of a model under fully_shard: load it by torch.distributed.checkpoint")
     state = RankState(module, optimizer or torch.optim.SGD(module.parameters()), {}, torch.device("cpu"))
     with naming_file(Path(path), "read"):
         try:

@@ -11,8 +11,8 @@ All ranks need to reach the folder. torch reads a part of it by pickle, which ma
 
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -68,11 +68,15 @@ class LearnedOfCopy:
 
     def get(self) -> dict[str, Any]:
         """Return the state, as torch.distributed.checkpoint takes it."""
-        from torch.distributed.checkpoint.state_dict import get_state_dict
+        first = self.optimizer.param_groups[0]["params"][0]
+        with _gradients({first: torch.zeros_like(first) if first.grad is None else first.grad}):
+            return self._get()  # with a gradient, torch does not step an optimizer that has no state, such as SGD
 
-        self.reshard()
-        model, optimizer = get_state_dict(self.module, self.optimizer)
-        return {f"copy{self.copy}": {"model": model, "optimizer": optimizer}}
+    def made(self) -> dict[str, Any]:
+        """Return a state to load into. If the optimizer has none yet, torch lets it do a step that changes nothing."""
+        updated = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        with _gradients(dict.fromkeys(updated)):
+            return self._get()
 
     def set(self, state: Mapping[str, Any]) -> None:
         """Take a state that `get` returned and torch has loaded."""
@@ -82,6 +86,26 @@ class LearnedOfCopy:
         set_state_dict(
             self.module, self.optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
         )
+
+    def _get(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        self.reshard()
+        model, optimizer = get_state_dict(self.module, self.optimizer)
+        return {f"copy{self.copy}": {"model": model, "optimizer": optimizer}}
+
+
+@contextmanager
+def _gradients(wanted: Mapping[Tensor, Tensor | None]) -> Iterator[None]:
+    """Let parameters have other gradients for a while."""
+    kept = {parameter: parameter.grad for parameter in wanted}
+    try:
+        for parameter, gradient in wanted.items():
+            parameter.grad = gradient
+        yield
+    finally:
+        for parameter, gradient in kept.items():
+            parameter.grad = gradient
 
 
 @final
@@ -141,7 +165,7 @@ class ShardedCheckpoints:
         (step,) = steps
         if step < 0:
             return None
-        state = self._learned.get()
+        state = self._learned.made()
         sections: dict[str, Tensor] = {}
         state[f"rank{self._rank}"] = sections
         self._wait(lambda: self._load(step, state, sections))
@@ -214,6 +238,9 @@ class ShardedCheckpoints:
         return int(byte_transfer.broadcast_text(str(step), group=self._group))
 
     def _find(self) -> int:
+        """Return the step of the newest checkpoint whose index is intact, -1 without one."""
+        if files := sorted(self._folder.glob("step-*.ckpt")):
+            raise RunError(f"{files[-1]} is of a model without fully_shard; begin in another folder")
         for path in self._folders():
             with naming_file(path, "read"), open_regular(path / _INDEX_NAME) as file:
                 content = file.read()

@@ -18,7 +18,9 @@ from fsdp_trainings import Sharded, by_fully_shard
 from processes import run
 from sharded_loops import ByHand, OuterByHand, ShardedLoop, averaging_over, by_hand
 
+from real.checkpoints.checkpoint import load_checkpoint
 from real.loops.shards import parameter_exchanges
+from simdist.errors import RunError
 from simdist.plan import Copy, Delay, Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
@@ -169,12 +171,19 @@ def test_averages_on_demand_and_at_the_end_are_over_copies(four: Pool) -> None:
 # --- checkpoints ---
 
 
-@pytest.mark.parametrize("schedule", [Sync(), LocalSGD(period=3), DiLoCo(period=3)], ids=lambda each: each.name)
-def test_a_resumed_loop_ends_as_an_uninterrupted_one(four: Pool, schedule: Schedule, tmp_path: Path) -> None:
-    whole = four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, N_STEPS))
-    four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, N_STEPS, checkpoint=tmp_path, stop_before=5))
+@pytest.mark.parametrize(
+    ("schedule", "optimizer"),
+    [(Sync(), "sgd"), (LocalSGD(period=3), "adamw"), (DiLoCo(period=3), "momentum")],
+    ids=["sync", "local SGD", "DiLoCo"],
+)
+def test_a_resumed_loop_ends_as_an_uninterrupted_one(
+    four: Pool, schedule: Schedule, optimizer: str, tmp_path: Path
+) -> None:
+    training = Training("odd", optimizer)
+    whole = four.run(sharded_loops.train, ShardedLoop(schedule, training, N_STEPS))
+    four.run(sharded_loops.train, ShardedLoop(schedule, training, N_STEPS, checkpoint=tmp_path, stop_before=5))
     assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-0000000002", "step-0000000004"]
-    resumed = four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, N_STEPS, checkpoint=tmp_path))
+    resumed = four.run(sharded_loops.train, ShardedLoop(schedule, training, N_STEPS, checkpoint=tmp_path))
     assert all((ours == theirs).all() for ours, theirs in zip(resumed, whole, strict=True))
     assert sorted(each.name for each in tmp_path.glob("step-*")) == ["step-0000000006", "step-0000000008"]
 
@@ -188,6 +197,19 @@ def test_an_incomplete_checkpoint_is_passed_over_and_another_job_refused(four: P
     assert all((ours == theirs).all() for ours, theirs in zip(resumed, whole, strict=True))
     others = four.run(sharded_loops.error_of_train, ShardedLoop(Sync(), TRAINING, N_STEPS, checkpoint=tmp_path))
     assert all("step-0000000008 is of plan local-3" in each and "on 4 ranks" in each for each in others)
+    with pytest.raises(RunError, match=r"step-0000000008 is of a model under fully_shard: load it by torch.distributed"):
+        load_checkpoint(tmp_path / "step-0000000008", TRAINING.make()[0])
+
+
+def test_checkpoints_of_sharded_and_of_whole_models_share_no_folder(four: Pool, tmp_path: Path) -> None:
+    (tmp_path / "of whole").mkdir()
+    (tmp_path / "of whole" / "step-0000000002.ckpt").touch()
+    (tmp_path / "of shards" / "step-0000000002").mkdir(parents=True)
+    loop = ShardedLoop(Sync(), TRAINING, N_STEPS, checkpoint=tmp_path / "of whole")
+    for error in four.run(sharded_loops.error_of_train, loop):
+        assert "step-0000000002.ckpt is of a model without fully_shard; begin in another folder" in error
+    for error in four.run(sharded_loops.error_without_shards, tmp_path / "of shards"):
+        assert "step-0000000002 is of a model under fully_shard; begin in another folder" in error
 
 
 def test_torch_loads_a_copy_without_the_job(four: Pool, tmp_path: Path) -> None:
