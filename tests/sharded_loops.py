@@ -6,7 +6,6 @@ expected = by_hand(training, n_copies=2, ...)
 
 import functools
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_module
@@ -320,12 +318,16 @@ def average_on_demand() -> tuple[float, float, float]:
     return before, after, distance_of_copies(module)
 
 
-def loaded_by_torch(folder: Path, copy: int, training: Training) -> np.ndarray:
-    """Return the parameters that a model without shards loads from a checkpoint."""
-    module, _ = training.make()
-    state = {f"copy{copy}": {"model": module.state_dict()}}
-    with warnings.catch_warnings(category=UserWarning, action="ignore"):  # that it is one process
-        checkpoint.load(state, checkpoint_id=folder, no_dist=True)
+def go_on(folder: Path, training: Training, n_steps: int, shard: int) -> np.ndarray:
+    """Load a checkpoint into a model that is sharded in another way, and train it further."""
+    module, optimizer = model_and_optimizer(shard, training)
+    first = real.load_checkpoint(folder, module, optimizer)
+    with real.wrap(module, optimizer, Sync(), n_steps=n_steps, first_step=first, launch=TWO) as worker:
+        for step in worker.steps():
+            inputs, targets = training.batch(step, worker.rank)
+            optimizer.zero_grad()
+            loss(module(inputs), targets).backward()
+            optimizer.step()
     return whole_vector(module)
 
 

@@ -9,7 +9,7 @@ Rank 0 writes the file. The others send, one after the other, the contents that 
 holds more than two states. The previous file is kept in case the newest is damaged. To resume, rank 0 reads the newest
 complete file and sends each rank its state. So only its machine needs access to the folder.
 
-`load_checkpoint` loads the trained model without the job, for other numbers of ranks, schedules and uses.
+`real.load_checkpoint` loads the trained model without the job, for other numbers of ranks, schedules and uses.
 """
 
 import hashlib
@@ -26,9 +26,8 @@ from typing import final
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
-from torch import Tensor, nn
+from torch import Tensor
 
-from real.checkpoints.rank_state import RankState
 from real.collectives import byte_transfer
 from simdist.errors import RunError, naming_file
 from simdist.files import MAX_FILE_NBYTES, locked, open_regular, replacing
@@ -327,36 +326,3 @@ def content_of(archive: zipfile.ZipFile, name: str) -> Tensor:
 def _sha256(content: Tensor) -> Tensor:
     """Return the SHA-256 of bytes, uint8 `[32]`."""
     return torch.frombuffer(bytearray(hashlib.sha256(content.numpy().data).digest()), dtype=torch.uint8)
-
-
-def load_checkpoint(
-    path: Path | str, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, rank: int = 0
-) -> int:
-    """Load a checkpoint of `real.wrap` into a model and its optimizer; no other rank is needed.
-
-    Args:
-        path: The file.
-        module: A module with the parameters and buffers of the wrapped one.
-        optimizer: Optimizer of its parameters; None leaves out the optimizer's state.
-        rank: Rank with the state to load; between averages, ranks have different states.
-
-    Returns:
-        The number of finished steps.
-
-    Raises:
-        RunError: The file is damaged, or belongs to another model.
-    """
-    if Path(path).is_dir():
-        raise RunError(f"{path} is of a model under fully_shard: load it by torch.distributed.checkpoint")
-    state = RankState(module, optimizer or torch.optim.SGD(module.parameters()), {}, torch.device("cpu"))
-    with naming_file(Path(path), "read"):
-        try:
-            index = read_index(Path(path))
-        except DamagedError as error:
-            raise RunError(f"{path}: {error}") from None
-        if rank not in range(len(index.ranks)):
-            raise RunError(f"{path}: it has no rank {rank}, of {len(index.ranks)} from 0")
-        with zipfile.ZipFile(path) as archive:
-            for section in ("tensors", "optimizer") if optimizer else ("tensors",):
-                state.restore(section, content_of(archive, index.ranks[rank][section]))
-    return index.step

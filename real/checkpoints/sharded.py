@@ -29,9 +29,7 @@ from simdist.files import open_regular, replacing
 
 _N_KEPT = 2
 _INDEX_NAME = "simdist.json"
-_TO_LOAD = (
-    'load "copy0.model" and "copy0.optimizer" of it by torch.distributed.checkpoint before real.wrap, with first_step='
-)
+TO_LOAD = "call real.load_checkpoint before real.wrap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,16 +240,14 @@ class ShardedCheckpoints:
         if files := sorted(self._folder.glob("step-*.ckpt")):
             raise RunError(f"{files[-1]} is of a model without fully_shard; begin in another folder")
         for path in self._folders():
-            with naming_file(path, "read"), open_regular(path / _INDEX_NAME) as file:
-                content = file.read()
-            try:
-                index = _INDEX.validate_json(content)
-            except ValidationError:
+            with naming_file(path, "read"):
+                index = _read_index(path)
+            if index is None:
                 warnings.warn(
                     f"{path / _INDEX_NAME} has changed; going on from an older one", RuntimeWarning, stacklevel=2
                 )
                 continue
-            check_job(path, index.job, self._job, _TO_LOAD)
+            check_job(path, index.job, self._job, TO_LOAD)
             return index.step
         return -1
 
@@ -276,6 +272,68 @@ class ShardedCheckpoints:
             raise RunError(
                 f"{path}: cannot be read: {_first_line(error)}; delete it to go on from an older one"
             ) from None
+
+
+def load_copy(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None, rank: int) -> int:
+    """Load the copy of a rank into a model, sharded or not. Each rank that calls this reads what it needs.
+
+    Args:
+        path: Folder of the checkpoint.
+        module: The model.
+        optimizer: Its optimizer; None leaves out the optimizer's state.
+        rank: A rank of the job that wrote the checkpoint.
+
+    Returns:
+        The number of finished steps.
+
+    Raises:
+        RunError: The checkpoint is not complete, or belongs to another model.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    with naming_file(path, "read"):
+        index = _read_index(path)
+        known = FileSystemReader(path).read_metadata().state_dict_metadata
+    if index is None:
+        raise RunError(f"{path / _INDEX_NAME} has changed")
+    world_size = index.job.world_size
+    if rank not in range(world_size):
+        raise RunError(f"{path}: it has no rank {rank}, of {world_size} from 0")
+    copies = {name.split(".")[0] for name in known if name.startswith("copy")}
+    copy = rank // (world_size // len(copies))
+    learned = LearnedOfCopy(module, optimizer, copy, _nothing) if optimizer else None
+    state = learned.made() if learned else {f"copy{copy}": {"model": get_model_state_dict(module)}}
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that it is one process
+            load(state, checkpoint_id=path, no_dist=True)
+    except (CheckpointException, OSError, ValueError, RuntimeError) as error:
+        raise RunError(f"{path} is of {index.job.model}, and does not fit: {_first_line(error)}") from None
+    if learned:
+        learned.set(state)
+    else:
+        set_model_state_dict(module, state[f"copy{copy}"]["model"])
+    return index.step
+
+
+def _read_index(path: Path) -> ShardedIndex | None:
+    """Return the index of a checkpoint; None if it has changed.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with open_regular(path / _INDEX_NAME) as file:
+        content = file.read()
+    try:
+        return _INDEX.validate_json(content)
+    except ValidationError:
+        return None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _first_line(error: BaseException) -> str:

@@ -370,13 +370,19 @@ class Hooks:
         """Complete the buckets of parameters that the loss did not depend on; of a sharded model, all buckets."""
         self._awaits_end = False
         if self._shards and self._at is _At.LOSS:
-            for parameter in self._shards.parameters:
-                if parameter.grad is not None:
-                    self._gradient_arrives(parameter)
-            self._model.take_gradients()
-            self._at = _At.BACKWARD
+            self._take_gradients(self._shards)
         if self._at is _At.BACKWARD:
             self._binding.buckets.finish()
+
+    def _take_gradients(self, shards: Shards) -> None:
+        """Take the gradients of a sharded model, unless there are none, as after `torch.autograd.grad`."""
+        arrived = [parameter for parameter in shards.parameters if parameter.grad is not None]
+        if not arrived and shards.reduces_gradients():
+            return
+        for parameter in arrived:
+            self._gradient_arrives(parameter)
+        self._model.take_gradients()
+        self._at = _At.BACKWARD
 
     def _update_begins(
         self, _optimizer: object, args: tuple[object, ...], kwargs: dict[str, object]

@@ -18,7 +18,7 @@ from fsdp_trainings import Sharded, by_fully_shard
 from processes import run
 from sharded_loops import ByHand, OuterByHand, ShardedLoop, averaging_over, by_hand
 
-from real.checkpoints.checkpoint import load_checkpoint
+from real.checkpoints.loading import load_checkpoint
 from real.loops.shards import parameter_exchanges
 from simdist.errors import RunError
 from simdist.plan import Copy, Delay, Plan
@@ -197,8 +197,6 @@ def test_an_incomplete_checkpoint_is_passed_over_and_another_job_refused(four: P
     assert all((ours == theirs).all() for ours, theirs in zip(resumed, whole, strict=True))
     others = four.run(sharded_loops.error_of_train, ShardedLoop(Sync(), TRAINING, N_STEPS, checkpoint=tmp_path))
     assert all("step-0000000008 is of plan local-3" in each and "on 4 ranks" in each for each in others)
-    with pytest.raises(RunError, match=r"step-0000000008 is of a model under fully_shard: load it by torch.distributed"):
-        load_checkpoint(tmp_path / "step-0000000008", TRAINING.make()[0])
 
 
 def test_checkpoints_of_sharded_and_of_whole_models_share_no_folder(four: Pool, tmp_path: Path) -> None:
@@ -212,11 +210,24 @@ def test_checkpoints_of_sharded_and_of_whole_models_share_no_folder(four: Pool, 
         assert "step-0000000002 is of a model under fully_shard; begin in another folder" in error
 
 
-def test_torch_loads_a_copy_without_the_job(four: Pool, tmp_path: Path) -> None:
+def test_a_copy_is_loaded_without_the_job(four: Pool, tmp_path: Path) -> None:
     trained = four.run(sharded_loops.train, ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path))
     for copy in (0, 1):
-        loaded = sharded_loops.loaded_by_torch(tmp_path / "step-0000000008", copy, TRAINING)
-        assert (loaded == trained[2 * copy]).all()
+        module, _ = TRAINING.make()
+        assert load_checkpoint(tmp_path / "step-0000000008", module, rank=2 * copy) == 8
+        assert (sharded_loops.whole_vector(module) == trained[2 * copy]).all()
+    with pytest.raises(RunError, match=r"step-0000000008: it has no rank 4, of 4 from 0"):
+        load_checkpoint(tmp_path / "step-0000000008", module, rank=4)
+    with pytest.raises(RunError, match=r"step-0000000008 is of FSDPSequential of .* with AdamW, and does not fit"):
+        load_checkpoint(tmp_path / "step-0000000008", torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("shard", [1, 4])
+def test_a_job_goes_on_with_another_sharding(four: Pool, shard: int, tmp_path: Path) -> None:
+    four.run(sharded_loops.train, ShardedLoop(Sync(), TRAINING, 4, checkpoint=tmp_path))
+    found = four.run(sharded_loops.go_on, tmp_path / "step-0000000004", TRAINING, N_STEPS, shard)
+    expected = by_hand(ByHand(TRAINING, N_STEPS, after_backward=sharded_loops.averaging_gradients))
+    assert_equal(found, expected)
 
 
 # --- delays, traces, the watch ---
