@@ -221,7 +221,7 @@ def average(of_copies: list[list[Tensor]]) -> None:
 
 def averaging_gradients(copies: Copies) -> None:
     """Average the gradients of all copies."""
-    average([[each.grad for each in module.parameters()] for module, _ in copies])
+    average([[each.grad for each in module.parameters() if each.grad is not None] for module, _ in copies])
 
 
 def averaging_over(sizes: Mapping[int, int]) -> Callable[[int, Copies], object]:
@@ -272,6 +272,36 @@ def one_step(module: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0)
     optimizer.zero_grad()
     loss(module(inputs), targets).backward()
     optimizer.step()
+
+
+def train_blocks(compiled: bool) -> np.ndarray:
+    """Train a model with activation checkpoints whose blocks are units; it may be compiled."""
+    training = Training("checkpointed", "adamw")
+    module, _ = training.make()
+    for block in module.blocks:
+        fully_shard(block, mesh=mesh_of(2))
+    fully_shard(module, mesh=mesh_of(2))
+    optimizer = training.optimizer_of(module)
+    model = torch.compile(module, backend="eager") if compiled else module
+    with real.wrap(model, optimizer, Sync(), n_steps=4, launch=TWO) as worker:
+        for step in worker.steps():
+            inputs, targets = training.batch(step, worker.rank)
+            optimizer.zero_grad()
+            loss(model(inputs), targets).backward()
+            optimizer.step()
+    return whole_vector(module)
+
+
+def penalized() -> str:
+    """Differentiate the loss before the backward pass, as for a penalty; return the error if a step then lacks one."""
+    module, optimizer = model_and_optimizer()
+    with real.wrap(module, optimizer, Sync(), n_steps=2, launch=TWO) as worker:
+        inputs, targets = SMALL.batch(0, worker.rank)
+        value = loss(module(inputs.requires_grad_()), targets)
+        torch.autograd.grad(value, inputs, retain_graph=True)
+        value.backward()
+        optimizer.step()
+        return str(worker.step)
 
 
 def exchanges_between_copies(n_passes: int) -> int:
@@ -351,14 +381,16 @@ def train_by_own_plan(schedule: Schedule, training: Training, n_steps: int) -> n
     return train(ShardedLoop(plan, training, None))
 
 
-def fails_within_a_copy(timeout_s: float) -> None:
-    """Fail on rank 3 while rank 2, which shares its copy, gathers; the script has made the process group."""
+def fails_within_a_copy(how: str, timeout_s: float) -> None:
+    """Let rank 3 go wrong while rank 2, which shares its copy, gathers; the script has made the process group."""
     dist.init_process_group("gloo")
     module, optimizer = model_and_optimizer()
     launch = real.Launch(ranks_per_node=2, timeout_s=timeout_s)
     with real.wrap(module, optimizer, LocalSGD(period=2), n_steps=6, launch=launch) as worker:
         for step in worker.steps():
             if step == 3 and worker.rank == 3:
+                if how == "leaves":
+                    break
                 raise ValueError("bad batch")
             one_step(module, optimizer, step)
 

@@ -130,6 +130,28 @@ def test_accumulated_and_clipped(four: Pool, schedule: Schedule, accumulates: st
     assert_equal(found, by_hand(how))
 
 
+@pytest.mark.parametrize("schedule", [Sync(), LocalSGD(period=2)], ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("model", ["frozen", "all use it or none"])
+def test_parameters_without_a_gradient_are_left_alone(four: Pool, model: str, schedule: Schedule) -> None:
+    training = Training(model, "adamw")
+    found = four.run(sharded_loops.train, ShardedLoop(schedule, training, 5))
+    how = ByHand(training, 5, after_step=averaging_over({2: 2}))
+    if schedule.kind == "sync":
+        how = ByHand(training, 5, after_backward=sharded_loops.averaging_gradients)
+    assert_equal(found, by_hand(how))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_activation_checkpoints_and_compiled_models(four: Pool, compiled: bool) -> None:
+    found = four.run(sharded_loops.train_blocks, compiled)
+    training = Training("checkpointed", "adamw")
+    assert_equal(found, by_hand(ByHand(training, 4, after_backward=sharded_loops.averaging_gradients)))
+
+
+def test_derivatives_before_the_backward_pass_do_not_end_it(four: Pool) -> None:
+    assert four.run(sharded_loops.penalized) == ["1"] * 4
+
+
 def test_copies_all_reduce_once_a_step(four: Pool) -> None:
     """Native HSDP sends three times as much in three micro-batches."""
     counts = four.run(sharded_loops.exchanges_between_copies, 3)
@@ -351,9 +373,12 @@ REFUSED = {
 }
 
 
-def test_a_rank_that_fails_is_named_while_the_others_wait_within_a_copy() -> None:
-    endings = run(sharded_loops.fails_within_a_copy, 4, 4.0)
+@pytest.mark.parametrize(
+    ("how", "message"), [("raises", "bad batch"), ("leaves", "this rank left its loop before step 3 of 6")]
+)
+def test_a_rank_that_goes_wrong_is_named_while_the_others_wait_within_a_copy(how: str, message: str) -> None:
+    endings = run(sharded_loops.fails_within_a_copy, 4, how, 6.0)
     for rank in (0, 1, 2):
         assert endings[rank].code == 1
         assert "rank 3 (" in endings[rank].output
-        assert "bad batch" in endings[rank].output
+        assert message in endings[rank].output
