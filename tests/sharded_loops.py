@@ -434,6 +434,7 @@ def refusals() -> dict[str, str]:
         "plan of ranks": error_of(lambda: wrapped(Sync().plan(SLICES))),
         "plan of hsdp": error_of(lambda: wrapped(HSDP(shard=2).plan(SMALL.job(4, 2)))),
         "not sharded": error_of(not_sharded),
+        "feed": error_of(feeds),
         "skip": error_of(skips),
         "join": error_of(joins),
         "no zero_grad": error_of(no_zero_grad),
@@ -487,6 +488,12 @@ def a_part_only() -> None:
 def not_sharded() -> None:
     module, optimizer = SMALL.make()
     real.wrap(module, optimizer, HSDP(shard=2), n_steps=2, launch=TWO)
+
+
+def feeds() -> None:
+    module, optimizer = model_and_optimizer()
+    with real.wrap(module, optimizer, Sync(), n_steps=2, launch=TWO) as worker:
+        worker.feed("folder")
 
 
 def skips() -> None:

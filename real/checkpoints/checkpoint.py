@@ -257,7 +257,7 @@ class Checkpoints:
         """Return the newest complete checkpoint, None if there is no file; delete partial files of killed writers."""
         for part in self._folder.glob(".*.ckpt.*.part"):
             part.unlink(missing_ok=True)
-        if folders := sorted(self._folder.glob("step-*/")):
+        if folders := sorted(each for each in self._folder.glob("step-*") if each.is_dir()):
             raise RunError(f"{folders[-1]} is of a model under fully_shard; begin in another folder")
         damaged: list[str] = []
         for path in self._files():
@@ -266,7 +266,7 @@ class Checkpoints:
             except DamagedError as error:
                 damaged.append(f"{path}: {error}")
                 continue
-            check_job(path, index.job, self._job, "call real.load_checkpoint before real.wrap")
+            check_job(path, index.job, self._job)
             for text in damaged:
                 warnings.warn(f"{text}; going on from {path}", RuntimeWarning, stacklevel=2)
             return path, index
@@ -290,14 +290,13 @@ def claim(folder: Path, until_closed: ExitStack) -> None:
         raise RunError(f"{folder}: cannot hold checkpoints: {error.strerror or error}") from None
 
 
-def check_job(path: Path, found: JobIdentity, mine: JobIdentity, to_load: str) -> None:
+def check_job(path: Path, found: JobIdentity, mine: JobIdentity) -> None:
     """Check that a checkpoint belongs to this job.
 
     Args:
         path: The checkpoint.
         found: The job that it belongs to.
         mine: This job.
-        to_load: How to load its model nevertheless.
 
     Raises:
         RunError: It belongs to another one.
@@ -305,7 +304,7 @@ def check_job(path: Path, found: JobIdentity, mine: JobIdentity, to_load: str) -
     if found != mine:
         raise RunError(
             f"{path} is of {found}; this is {mine}: go on as that one, or begin in another folder; to take its model "
-            f"and optimizer along, {to_load}"
+            f"and optimizer along, call real.load_checkpoint before real.wrap"
         )
 
 

@@ -29,7 +29,6 @@ from simdist.files import open_regular, replacing
 
 _N_KEPT = 2
 _INDEX_NAME = "simdist.json"
-TO_LOAD = "call real.load_checkpoint before real.wrap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ class ShardedCheckpoints:
                     f"{path / _INDEX_NAME} has changed; going on from an older one", RuntimeWarning, stacklevel=2
                 )
                 continue
-            check_job(path, index.job, self._job, TO_LOAD)
+            check_job(path, index.job, self._job)
             return index.step
         return -1
 

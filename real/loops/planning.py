@@ -98,13 +98,12 @@ class PlanRequest:
         n_sharers = self.ranks_per_copy
         if n_sharers == 1:
             return ranks_per_node_for(schedule, self.world_size, self.ranks_per_node, self.nodes)
-        if self.ranks_per_node is not None:
+        if self.ranks_per_node is not None or not self.nodes:
             ranks_per_node = ranks_per_node_for(schedule, self.world_size, self.ranks_per_node, ())
             return ranks_per_node // n_sharers if ranks_per_node % n_sharers == 0 else 1
-        nodes = [1] * self.n_copies
-        if self.nodes and not any(n_ranks % n_sharers for n_ranks in self.nodes):
-            nodes = [n_ranks // n_sharers for n_ranks in self.nodes]
-        return ranks_per_node_for(schedule, self.n_copies, None, nodes)
+        if any(n_ranks % n_sharers for n_ranks in self.nodes):
+            return 1
+        return ranks_per_node_for(schedule, self.n_copies, None, [n_ranks // n_sharers for n_ranks in self.nodes])
 
 
 def plan_for(

@@ -34,7 +34,7 @@ from simdist.plan import Plan, ops
 from simdist.plan.plan import StepIndex
 
 _MESH = (
-    'init_device_mesh("cpu", (COPIES, RANKS), mesh_dim_names=("replicate", "shard"))["shard"], for RANKS consecutive '
+    'init_device_mesh(DEVICE, (COPIES, RANKS), mesh_dim_names=("replicate", "shard"))["shard"], for RANKS consecutive '
     "ranks that share a copy"
 )
 

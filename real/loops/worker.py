@@ -24,7 +24,7 @@ from real.loops.ranks import Peers, average, everyone, last_of, patient_group, w
 from real.loops.resuming import Resuming
 from real.loops.tracing import Measuring
 from real.session import Session
-from simdist.errors import RunError
+from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Load
 from simdist.plan.ops import entering
 
@@ -122,7 +122,13 @@ class Worker(nn.Module):
         Raises:
             ScenarioError: The plan has no data set, or is for another one.
             RunError: The data set cannot be reached, or a rank is missing.
+            UnsupportedError: The model is under `fully_shard`.
         """
+        if self._model.shards is not None:
+            raise UnsupportedError(
+                "worker.feed() of a model under fully_shard: its plan deals no samples to ranks; read the data set in "
+                "the loop"
+            )
         folder = None if cache is None else Path(cache)
         opened = open_batches(
             self.plan, self._connection, first_step=self.step, url=url, cache=folder, timeout_s=timeout_s

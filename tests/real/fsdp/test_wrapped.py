@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from processes import run
 from sharded_loops import ByHand, OuterByHand, ShardedLoop, averaging_over, by_hand
 
 from real.checkpoints.loading import load_checkpoint
+from real.loops.planning import PlanRequest
 from real.loops.shards import parameter_exchanges
 from simdist.errors import RunError
 from simdist.plan import Copy, Delay, Plan
@@ -327,6 +329,26 @@ def test_a_plan_of_plan_for_is_followed(four: Pool) -> None:
     assert_equal(found, by_hand(ByHand(TRAINING, N_STEPS, after_step=averaging_over({3: 2}))))
 
 
+@pytest.mark.parametrize(
+    ("ranks_per_copy", "ranks_per_node", "nodes", "expected"),
+    [
+        (4, None, (8, 8), 2),
+        (8, None, (8, 8), 1),
+        (16, None, (8, 8), 1),
+        (4, None, (4, 12), 1),
+        (2, 8, (), 4),
+        (4, 2, (8, 8), 1),
+        (1, None, (8, 8), 8),
+    ],
+)
+def test_nodes_are_counted_in_copies(
+    ranks_per_copy: int, ranks_per_node: int | None, nodes: tuple[int, ...], expected: int
+) -> None:
+    shards = mock.Mock(ranks_per_copy=ranks_per_copy)
+    request = PlanRequest(torch.nn.Linear(2, 2), None, 1, ranks_per_node, 16, nodes=nodes, shards=shards)
+    assert request.copies_per_node(LocalSGD(period=2)) == expected
+
+
 def test_parameters_are_copied_only_in_steps_that_exchange_them() -> None:
     plan = LocalSGD(period=3).plan(TRAINING.job(2, 6))
     exchanges = parameter_exchanges(plan, ("param",))
@@ -365,6 +387,7 @@ REFUSED = {
     "plan of hsdp": "it shards the model, which fully_shard does in a loop; give real.wrap the schedule, or a run",
     "not sharded": "UnsupportedError: hsdp-2 shards the model, of which this loop has all parameters on every rank: "
     "apply fully_shard to it before real.wrap",
+    "feed": "UnsupportedError: worker.feed() of a model under fully_shard: its plan deals no samples to ranks; read",
     "skip": "RunError: worker.skip() of a model under fully_shard: the ranks that share a copy gather its parameters",
     "join": "RunError: worker.join() of a model under fully_shard: the ranks that share a copy gather its parameters",
     "no zero_grad": "RunError: step 1: gradients of the step before are still there",
