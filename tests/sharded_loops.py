@@ -235,6 +235,47 @@ def averaging_over(sizes: Mapping[int, int]) -> Callable[[int, Copies], object]:
     return after_step
 
 
+class LateByHand:
+    """Local SGD whose averages come some steps late, to which each copy adds what it did meanwhile.
+
+    Args:
+        period: Steps.
+        late_steps: How late.
+    """
+
+    def __init__(self, period: int, late_steps: int) -> None:
+        self.period = period
+        self.late_steps = late_steps
+        self.sent: list[list[Tensor]] = []
+
+    @torch.no_grad()
+    def __call__(self, step: int, copies: Copies) -> None:
+        if self.sent and (step - self.late_steps) % self.period == self.period - 1:
+            means = [[each.clone() for each in sent] for sent in self.sent]
+            average(means)
+            for (module, _), sent, mean in zip(copies, self.sent, means, strict=True):
+                for parameter, before, common in zip(module.parameters(), sent, mean, strict=True):
+                    parameter.add_(common - before)
+        if step % self.period == self.period - 1:
+            self.sent = [[each.detach().clone() for each in module.parameters()] for module, _ in copies]
+
+
+class WarmUpByHand:
+    """Averages gradients in the first steps.
+
+    Args:
+        n_steps: How many.
+    """
+
+    def __init__(self, n_steps: int) -> None:
+        self.n_left = n_steps
+
+    def __call__(self, copies: Copies) -> None:
+        if self.n_left > 0:
+            averaging_gradients(copies)
+        self.n_left -= 1
+
+
 class OuterByHand:
     """DiLoCo: SGD with Nesterov momentum of the anchors.
 

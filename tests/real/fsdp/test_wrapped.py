@@ -17,13 +17,13 @@ if torch.__version__ < "2.13":
 import sharded_loops
 from fsdp_trainings import Sharded, by_fully_shard
 from processes import run
-from sharded_loops import ByHand, OuterByHand, ShardedLoop, averaging_over, by_hand
+from sharded_loops import ByHand, LateByHand, OuterByHand, ShardedLoop, WarmUpByHand, averaging_over, by_hand
 
 from real.checkpoints.loading import load_checkpoint
 from real.loops.planning import PlanRequest
 from real.loops.shards import parameter_exchanges
 from simdist.errors import RunError
-from simdist.plan import Copy, Delay, Plan
+from simdist.plan import Channel, Copy, Delay, Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
 from simdist.scenario import loads
@@ -85,6 +85,16 @@ def test_copies_that_train_locally_are_workers(four: Pool, name: str) -> None:
     expected = by_hand(ByHand(TRAINING, N_STEPS, after_step=after_step))
     assert_equal(found, expected)
     assert abs(expected[0] - expected[1]).max() > 1e-3  # the last two steps are local
+
+
+def test_averages_come_late_and_after_a_warm_up(four: Pool) -> None:
+    schedule = LocalSGD(period=3, overlap_steps=2)
+    found = four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, N_STEPS + 1))
+    assert_equal(found, by_hand(ByHand(TRAINING, N_STEPS + 1, after_step=LateByHand(3, 2))))
+    schedule = LocalSGD(period=2, warmup_steps=2)
+    found = four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 7))
+    how = ByHand(TRAINING, 7, after_backward=WarmUpByHand(2), after_step=averaging_over({2: 2}))
+    assert_equal(found, by_hand(how))
 
 
 def test_hierarchical_sgd_counts_copies(eight: Pool) -> None:
@@ -259,17 +269,18 @@ def test_a_job_goes_on_with_another_sharding(four: Pool, shard: int, tmp_path: P
 DELAY_S = 0.05
 
 
-def delays_of(rank: int, n_steps: int) -> dict[str, np.ndarray]:
-    late = np.zeros((1, n_steps, 4))
-    late[0, :, rank] = DELAY_S
-    return {"host": late}
-
-
-@pytest.mark.parametrize("shard", [2, 4])
-def test_a_straggler_is_in_the_trace_of_its_rank(four: Pool, shard: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "shard", "channel"),
+    [(LocalSGD(period=2), 2, "host"), (Sync(), 2, "backward"), (FSDP(), 4, "compute")],
+    ids=["local SGD", "sync", "FSDP"],
+)
+def test_a_straggler_is_in_the_trace_of_its_rank(
+    four: Pool, schedule: Schedule, shard: int, channel: Channel, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.npz"
-    schedule = LocalSGD(period=2) if shard == 2 else FSDP()
-    four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 4, shard, trace=path, delays=delays_of(3, 4)))
+    late = np.zeros((1, 4, 4))
+    late[0, :, 3] = DELAY_S
+    four.run(sharded_loops.train, ShardedLoop(schedule, TRAINING, 4, shard, trace=path, delays={channel: late}))
     trace = Trace.load(path)
     assert trace.plan.world_size == 4
     spans = trace.end_s - trace.start_s
