@@ -26,7 +26,7 @@ import real
 from real.loops.shards import whole
 from real.watching.lateness import Lateness, LatenessWindow
 from simdist.errors import SimdistError
-from simdist.plan import Plan
+from simdist.plan import AllReduce, Optimize, Plan
 from simdist.plan.delays import Delays
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
 from simdist.schedules.hsdp import HSDP
@@ -420,6 +420,17 @@ def train_by_own_plan(schedule: Schedule, training: Training, n_steps: int) -> n
     module, _ = model_and_optimizer(2, training)
     plan = real.plan_for(module, schedule, dist.get_world_size(), n_steps=n_steps, ranks_per_node=2)
     return train(ShardedLoop(plan, training, None))
+
+
+def train_by_plan_that_averages_in_place(training: Training, n_steps: int) -> np.ndarray:
+    """Train by a plan whose steps end with an all-reduce of the parameters themselves."""
+    module, _ = model_and_optimizer(2, training)
+    plan = real.plan_for(module, LocalSGD(period=1), dist.get_world_size(), n_steps=n_steps, ranks_per_node=2)
+    (body,) = plan.bodies
+    (average,) = (op for op in body if isinstance(op, AllReduce))
+    update = next(place for place, op in enumerate(body) if isinstance(op, Optimize))
+    in_place = (*body[: update + 1], replace(average, buffer="param"))
+    return train(ShardedLoop(replace(plan, bodies=(in_place,)), training, None))
 
 
 def fails_within_a_copy(how: str, timeout_s: float) -> None:

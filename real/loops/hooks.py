@@ -20,7 +20,7 @@ Passes without `set_requires_gradient_sync` do not belong to the plan, like thos
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import final
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from real.checkpoints.rank_state import carried_buffers
 from real.execution.executor import Executor
 from real.loops.bound_model import BoundModel
-from real.loops.shards import Shards, local_part, parameter_exchanges, whole
+from real.loops.shards import Shards, local_part, uses_of_parameters, whole
 from real.loops.step_shape import n_passes
 from real.programs.binding import trained_parameters
 from real.session import Session
@@ -84,7 +84,7 @@ class Hooks:
         self._module = model.module
         self._optimizer = model.optimizer
         self._model = model
-        self._exchanges_parameters = parameter_exchanges(plan, model.binding.parameter_names)
+        self._use_of_parameters = uses_of_parameters(plan, model.binding.parameter_names) if model.shards else None
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.module.named_parameters()}
         self._binding = model.binding
         self._shared = model.shared
@@ -477,8 +477,7 @@ class Hooks:
     def _end_step(self, *, updated: bool) -> None:
         with self._guard.explaining(f"step {self.step}"):
             self._executor.done(self._reached[ops.Optimize])
-            with self._model.staged() if self._exchanges_parameters(self.step) else nullcontext():
-                self._executor.finish_step(self.step)
+            self._finish_step()
             if self._carried and not updated:  # an overflow that compression keeps would be in every later step
                 self._executor.drain()
                 for kept in self._carried:
@@ -490,6 +489,17 @@ class Hooks:
         self._at = _At.BEGIN
         self._n_left = self._n_passes
         self._after_step()
+
+    def _finish_step(self) -> None:
+        """Perform the rest of a step. A sharded model takes back its parameters when it is done with them."""
+        use = self._use_of_parameters(self.step) if self._use_of_parameters else None
+        if use is None or not use.is_any:
+            self._executor.finish_step(self.step)
+            return
+        with self._model.staged():
+            self._executor.finish_step(self.step)
+            if use.ends_elsewhere:
+                self._executor.drain()
 
     def _reach(self, kind: type[ops.Forward] | type[ops.Backward] | type[ops.Optimize]) -> Instance:
         reached = self._executor.reach(kind)

@@ -30,7 +30,7 @@ except ImportError:  # its place before torch 2.5
     from torch.distributed._tensor import DTensor, Replicate, Shard  # type: ignore[attr-defined]
 
 from simdist.errors import RunError, UnsupportedError
-from simdist.plan import Plan, ops
+from simdist.plan import Body, Plan, op_text, ops
 from simdist.plan.plan import StepIndex
 
 _MESH = (
@@ -221,24 +221,49 @@ class Shards:
             each.parameter.grad = gradient
 
 
-def parameter_exchanges(plan: Plan, names: Collection[str]) -> Callable[[int], bool]:
-    """Return the function that tells whether a step does more with buffers of parameters than train with them.
+@dataclass(frozen=True, slots=True)
+class ParameterUse:
+    """What a step does with buffers of parameters, besides training with them.
+
+    Args:
+        is_any: It does something.
+        ends_elsewhere: The last operation on one of them is not computation, so it may go on after the step.
+    """
+
+    is_any: bool
+    ends_elsewhere: bool
+
+
+def uses_of_parameters(plan: Plan, names: Collection[str]) -> Callable[[int], ParameterUse]:
+    """Return the function that tells what a step does with buffers of parameters.
 
     Args:
         plan: The plan.
         names: Buffers of parameters.
+
+    Raises:
+        UnsupportedError: A step uses them before its update, when a sharded model does not lend its parameters.
     """
     steps = StepIndex(plan, [len(body) for body in plan.bodies])
+    uses = [_use_of(plan, body, frozenset(names)) for body in plan.bodies]
+    return lambda step: uses[steps.body(step)]
 
-    def uses(op: ops.Op) -> bool:
-        if isinstance(op, ops.Forward | ops.Backward | ops.Wait):
-            return False
+
+def _use_of(plan: Plan, body: Body, names: frozenset[str]) -> ParameterUse:
+    last: dict[str, ops.Op] = {}
+    is_updated = False
+    for op in body:
         if isinstance(op, ops.Optimize) and op.optimizer == "inner":
-            return False
-        return not set(names).isdisjoint((*ops.reads(op), *ops.writes(op)))
-
-    exchanges = [any(map(uses, body)) for body in plan.bodies]
-    return lambda step: exchanges[steps.body(step)]
+            is_updated = True
+        elif not isinstance(op, ops.Forward | ops.Backward | ops.Wait):
+            used = names.intersection((*ops.reads(op), *ops.writes(op)))
+            if used and not is_updated:
+                raise UnsupportedError(
+                    f"plan {plan.name}: {op_text(op)} uses parameters before the update of its step, and fully_shard "
+                    f"has them until then: write it after the update"
+                )
+            last.update(dict.fromkeys(used, op))
+    return ParameterUse(bool(last), any(ops.lane_of(op).kind != "compute" for op in last.values()))
 
 
 def is_fully_sharded(module: nn.Module) -> bool:

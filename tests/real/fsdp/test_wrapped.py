@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -21,9 +22,9 @@ from sharded_loops import ByHand, LateByHand, OuterByHand, ShardedLoop, WarmUpBy
 
 from real.checkpoints.loading import load_checkpoint
 from real.loops.planning import PlanRequest
-from real.loops.shards import parameter_exchanges
-from simdist.errors import RunError
-from simdist.plan import Channel, Copy, Delay, Plan
+from real.loops.shards import ParameterUse, uses_of_parameters
+from simdist.errors import RunError, UnsupportedError
+from simdist.plan import AllReduce, Channel, Copy, Delay, Group, Plan, Run
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
 from simdist.scenario import loads
@@ -340,6 +341,11 @@ def test_a_plan_of_plan_for_is_followed(four: Pool) -> None:
     assert_equal(found, by_hand(ByHand(TRAINING, N_STEPS, after_step=averaging_over({3: 2}))))
 
 
+def test_a_step_that_ends_with_an_average_in_place_waits_for_it(four: Pool) -> None:
+    found = four.run(sharded_loops.train_by_plan_that_averages_in_place, TRAINING, N_STEPS)
+    assert_equal(found, by_hand(ByHand(TRAINING, N_STEPS, after_step=averaging_over({1: 2}))))
+
+
 @pytest.mark.parametrize(
     ("ranks_per_copy", "ranks_per_node", "nodes", "expected"),
     [
@@ -362,9 +368,22 @@ def test_nodes_are_counted_in_copies(
 
 def test_parameters_are_copied_only_in_steps_that_exchange_them() -> None:
     plan = LocalSGD(period=3).plan(TRAINING.job(2, 6))
-    exchanges = parameter_exchanges(plan, ("param",))
-    assert [exchanges(step) for step in range(6)] == [False, False, True, False, False, True]
-    assert any(isinstance(op, Copy) for op in plan.bodies[1])
+    use = uses_of_parameters(plan, ("param",))
+    assert [use(step).is_any for step in range(6)] == [False, False, True, False, False, True]
+    assert not use(2).ends_elsewhere
+    body = tuple(op for op in plan.bodies[1] if not isinstance(op, Copy))
+    (average,) = (op for op in body if isinstance(op, AllReduce))
+    in_place = replace(plan, bodies=((*body, replace(average, buffer="param")),), order=(Run((0,)),))
+    assert uses_of_parameters(in_place, ("param",))(0) == ParameterUse(is_any=True, ends_elsewhere=True)
+
+
+def test_parameters_are_not_lent_before_the_update() -> None:
+    plan = Sync().plan(TRAINING.job(2, 2))
+    first = (AllReduce("param", Group(2)), *plan.bodies[0])
+    with pytest.raises(
+        UnsupportedError, match=r"plan sync: all_reduce\(param, .*\) uses parameters before the update of"
+    ):
+        uses_of_parameters(replace(plan, bodies=(first,)), ("param",))
 
 
 # --- refused ---
