@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from simdist import exporting
 
 if TYPE_CHECKING:
-    from real.checkpoints.checkpoint import load_checkpoint
+    from real.checkpoints.loading import load_checkpoint
     from real.loops.options import Averaging, Checkpointing, Experiment, Launch
     from real.loops.planning import plan_for
     from real.loops.worker import Worker
@@ -38,7 +38,7 @@ __getattr__, __dir__ = exporting(
         "Launch": "loops.options",
         "Watching": "watching.watch",
         "Worker": "loops.worker",
-        "load_checkpoint": "checkpoints.checkpoint",
+        "load_checkpoint": "checkpoints.loading",
         "plan_for": "loops.planning",
         "watch": "watching.watch",
         "wrap": "loops.wrap",

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -483,11 +482,6 @@ def endless_delays() -> None:
 
 def ddp_inside() -> None:
     wrapped(nn.Sequential(DistributedDataParallel(nn.Linear(2, 2))))
-
-
-def dtensors() -> None:
-    module, mesh = nn.Linear(2, 2), init_device_mesh("cpu", (1,))
-    wrapped(fully_shard(module, mesh=mesh))
 
 
 def distributed_tensors() -> None:

@@ -1447,6 +1447,8 @@ _TEST_CHECKPOINT = "tests/real/checkpoints/test_checkpoint.py"
 _TOPK = "real/kernels/topk.py"
 _TEST_TOPK = ("tests/real/kernels/test_topk.py",)
 _TEST_VALUES = "tests/real/execution/test_values.py"
+_TEST_WRAPPED = "tests/real/fsdp/test_wrapped.py"
+_TEST_COPIES = "tests/simdist/plan/test_copies.py"
 
 _REAL = (
     Mutant(
@@ -1597,8 +1599,8 @@ _REAL = (
         "real: checkpoints",
         "a checkpoint of another job is resumed",
         _CHECKPOINT,
-        "if index.job != self._job:",
-        "if index.job.world_size != self._job.world_size:",
+        "if found != mine:",
+        "if found.world_size != mine.world_size:",
         (_TEST_CHECKPOINT, "-k", "another_job"),
     ),
     Mutant(
@@ -1688,6 +1690,70 @@ _REAL = (
         "buffer if self.rank == root else _like(buffer, members))",
         "buffer)",
         (_TEST_VALUES, "-k", "collectives_leave_what_numpy_says_in_both_worlds"),
+    ),
+    Mutant(
+        "real: sharded copies",
+        "neighbours exchange slices of different tensors",
+        "simdist/plan/copies.py",
+        "Group(op.group.size, op.group.stride * ranks_per_copy)",
+        "op.group",
+        (_TEST_COPIES,),
+    ),
+    Mutant(
+        "real: sharded copies",
+        "gradients are taken before fully_shard has reduced them",
+        "real/loops/hooks.py",
+        "queue_callback(lambda: queue_callback(self._backward_ends))",
+        "queue_callback(self._backward_ends)",
+        (_TEST_WRAPPED, "-k", "mixed_precision"),
+    ),
+    Mutant(
+        "real: sharded copies",
+        "each copy updates with its own gradient",
+        "real/loops/shards.py",
+        "            each.parameter.grad = gradient\n",
+        "            pass\n",
+        (_TEST_WRAPPED, "-k", "native_hsdp"),
+    ),
+    Mutant(
+        "real: sharded copies",
+        "slices do not get the averages of parameters",
+        "real/loops/shards.py",
+        "            each.local.copy_(each.unpadded(each.stand_in))",
+        "            pass",
+        (_TEST_WRAPPED, "-k", "copies_that_train_locally"),
+    ),
+    Mutant(
+        "real: sharded copies",
+        "a pass without all-reduces belongs to the plan",
+        "real/loops/shards.py",
+        "return bool(group.reduce_grads and group.all_reduce_grads)",
+        "return bool(group.reduce_grads)",
+        (_TEST_WRAPPED, "-k", "accumulated_and_clipped"),
+    ),
+    Mutant(
+        "real: sharded copies",
+        "copies begin like the last one",
+        "real/loops/resuming.py",
+        "dist.broadcast(part, src=peers.ranks[0], group=peers.process_group)",
+        "dist.broadcast(part, src=peers.ranks[-1], group=peers.process_group)",
+        (_TEST_WRAPPED, "-k", "copies_that_train_locally"),
+    ),
+    Mutant(
+        "real: sharded copies",
+        "a checkpoint has one copy for all",
+        "real/loops/resuming.py",
+        "shards.copy_of(connection.place.rank)",
+        "0",
+        (_TEST_WRAPPED, "-k", "resumed"),
+    ),
+    Mutant(
+        "real: sharded copies",
+        "a step after an update that was not zeroed goes unnoticed",
+        "real/loops/hooks.py",
+        "version + self._n_arrived * n_writers:",
+        "version + self._n_arrived:",
+        (_TEST_WRAPPED, "-k", "refused_with_a_remedy"),
     ),
 )
 

@@ -9,7 +9,7 @@ Rank 0 writes the file. The others send, one after the other, the contents that 
 holds more than two states. The previous file is kept in case the newest is damaged. To resume, rank 0 reads the newest
 complete file and sends each rank its state. So only its machine needs access to the folder.
 
-`load_checkpoint` loads the trained model without the job, for other numbers of ranks, schedules and uses.
+`real.load_checkpoint` loads the trained model without the job, for other numbers of ranks, schedules and uses.
 """
 
 import hashlib
@@ -26,9 +26,8 @@ from typing import final
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
-from torch import Tensor, nn
+from torch import Tensor
 
-from real.checkpoints.rank_state import RankState
 from real.collectives import byte_transfer
 from simdist.errors import RunError, naming_file
 from simdist.files import MAX_FILE_NBYTES, locked, open_regular, replacing
@@ -234,13 +233,8 @@ class Checkpoints:
         found = None
         if self._rank == 0:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                if not os.access(self._folder, os.W_OK):
-                    raise RunError(f"{self._folder}: this user may not write checkpoints there")
-                self._until_closed.enter_context(locked(self._folder))
+                claim(self._folder, self._until_closed)
                 found = self._find()
-            except OSError as error:
-                problem = f"{self._folder}: cannot hold checkpoints: {error.strerror or error}"
             except RunError as error:
                 problem = str(error)
         byte_transfer.raise_on_all(problem, group=self._group)
@@ -263,6 +257,8 @@ class Checkpoints:
         """Return the newest complete checkpoint, None if there is no file; delete partial files of killed writers."""
         for part in self._folder.glob(".*.ckpt.*.part"):
             part.unlink(missing_ok=True)
+        if folders := sorted(each for each in self._folder.glob("step-*") if each.is_dir()):
+            raise RunError(f"{folders[-1]} is of a model under fully_shard; begin in another folder")
         damaged: list[str] = []
         for path in self._files():
             try:
@@ -270,17 +266,46 @@ class Checkpoints:
             except DamagedError as error:
                 damaged.append(f"{path}: {error}")
                 continue
-            if index.job != self._job:
-                raise RunError(
-                    f"{path} is of {index.job}; this is {self._job}: go on as that one, or begin in another folder; to "
-                    f"take its model and optimizer along, call real.load_checkpoint before real.wrap"
-                )
+            check_job(path, index.job, self._job)
             for text in damaged:
                 warnings.warn(f"{text}; going on from {path}", RuntimeWarning, stacklevel=2)
             return path, index
         if damaged:
             raise RunError(f"no checkpoint is complete: {'; '.join(damaged)}; delete them to begin again")
         return None
+
+
+def claim(folder: Path, until_closed: ExitStack) -> None:
+    """Make a folder for checkpoints if it is missing, and lock it.
+
+    Raises:
+        RunError: It cannot be made or written, or another job has locked it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise RunError(f"{folder}: this user may not write checkpoints there")
+        until_closed.enter_context(locked(folder))
+    except OSError as error:
+        raise RunError(f"{folder}: cannot hold checkpoints: {error.strerror or error}") from None
+
+
+def check_job(path: Path, found: JobIdentity, mine: JobIdentity) -> None:
+    """Check that a checkpoint belongs to this job.
+
+    Args:
+        path: The checkpoint.
+        found: The job that it belongs to.
+        mine: This job.
+
+    Raises:
+        RunError: It belongs to another one.
+    """
+    if found != mine:
+        raise RunError(
+            f"{path} is of {found}; this is {mine}: go on as that one, or begin in another folder; to take its model "
+            f"and optimizer along, call real.load_checkpoint before real.wrap"
+        )
 
 
 def _first_owners(sha256: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]:
@@ -300,34 +325,3 @@ def content_of(archive: zipfile.ZipFile, name: str) -> Tensor:
 def _sha256(content: Tensor) -> Tensor:
     """Return the SHA-256 of bytes, uint8 `[32]`."""
     return torch.frombuffer(bytearray(hashlib.sha256(content.numpy().data).digest()), dtype=torch.uint8)
-
-
-def load_checkpoint(
-    path: Path | str, module: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, rank: int = 0
-) -> int:
-    """Load a checkpoint of `real.wrap` into a model and its optimizer; no other rank is needed.
-
-    Args:
-        path: The file.
-        module: A module with the parameters and buffers of the wrapped one.
-        optimizer: Optimizer of its parameters; None leaves out the optimizer's state.
-        rank: Rank with the state to load; between averages, ranks have different states.
-
-    Returns:
-        The number of finished steps.
-
-    Raises:
-        RunError: The file is damaged, or belongs to another model.
-    """
-    state = RankState(module, optimizer or torch.optim.SGD(module.parameters()), {}, torch.device("cpu"))
-    with naming_file(Path(path), "read"):
-        try:
-            index = read_index(Path(path))
-        except DamagedError as error:
-            raise RunError(f"{path}: {error}") from None
-        if rank not in range(len(index.ranks)):
-            raise RunError(f"{path}: it has no rank {rank}, of {len(index.ranks)} from 0")
-        with zipfile.ZipFile(path) as archive:
-            for section in ("tensors", "optimizer") if optimizer else ("tensors",):
-                state.restore(section, content_of(archive, index.ranks[rank][section]))
-    return index.step

@@ -51,6 +51,7 @@ class RankState:
         also: Other objects with a state.
         updating: Holder of the optimizer's state; None if the optimizer holds it itself.
         outer: The outer optimizer, if there is one.
+        is_sharded: The model is under `fully_shard`, so its tensors and those of its optimizer are not packed.
     """
 
     module: nn.Module
@@ -60,6 +61,12 @@ class RankState:
     also: Mapping[str, Stateful] = field(default_factory=dict)
     updating: Stateful | None = None
     outer: torch.optim.Optimizer | None = None
+    is_sharded: bool = False
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Names of the sections."""
+        return tuple(each for each in SECTIONS if each not in LEARNED) if self.is_sharded else SECTIONS
 
     def pack(self, section: str) -> Tensor:
         """Return a section as uint8 `[nbytes]`; equal states give equal bytes."""

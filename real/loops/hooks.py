@@ -13,6 +13,9 @@ A plan with k micro-batches has k forward and backward passes in a step. All pas
 plan has one pass, passes in `no_sync` do not belong to the plan. It performs the pass that follows them.
 
 The hooks also check the order of events. A loop that leaves this order gets an error at that place.
+
+A model under `fully_shard` has complete gradients when `backward()` is about to return. All buckets are complete then.
+Passes without `set_requires_gradient_sync` do not belong to the plan, like those in `no_sync`.
 """
 
 import weakref
@@ -29,6 +32,7 @@ from torch import Tensor, nn
 from real.checkpoints.rank_state import carried_buffers
 from real.execution.executor import Executor
 from real.loops.bound_model import BoundModel
+from real.loops.shards import Shards, local_part, uses_of_parameters, whole
 from real.loops.step_shape import n_passes
 from real.programs.binding import trained_parameters
 from real.session import Session
@@ -79,9 +83,10 @@ class Hooks:
         self._guard = session.watch
         self._module = model.module
         self._optimizer = model.optimizer
+        self._model = model
+        self._use_of_parameters = uses_of_parameters(plan, model.binding.parameter_names) if model.shards else None
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in model.module.named_parameters()}
         self._binding = model.binding
-        self._rating = model.rating
         self._shared = model.shared
         self._executor = executor
         self._after_step = after_step
@@ -111,7 +116,9 @@ class Hooks:
         torch.compiler.reset()  # a model that was compiled and called before would not look for new hooks
         model.arrivals.listen(self._gradient_arrives)
         self._handles = [
-            model.module.register_forward_pre_hook(_not_compiled(self._forward_begins)),
+            model.module.register_forward_pre_hook(
+                _not_compiled(self._forward_begins), prepend=self._shards is not None
+            ),
             model.module.register_forward_hook(_not_compiled(self._forward_ends)),
             model.optimizer.register_step_pre_hook(self._update_begins),
             model.optimizer.register_step_post_hook(self._update_ends),
@@ -131,6 +138,11 @@ class Hooks:
             if self._shared:
                 self._shared.keep()
             self._end_step(updated=False)
+
+    @property
+    def _shards(self) -> Shards | None:
+        """The slices of a sharded model."""
+        return self._model.shards
 
     @property
     def left_out(self) -> str:
@@ -166,6 +178,7 @@ class Hooks:
 
     def skip(self, update: Callable[[], object] | None) -> None:
         """Do a step without this rank's batch. After a backward pass, leave out the update."""
+        self.check_alone("worker.skip()")
         if self._at in (_At.FORWARD, _At.BACKWARD):
             raise self._refusal(f"worker.skip() {self._at.value}; call it in place of a batch's loss.backward()")
         if self._at is not _At.UPDATE:
@@ -182,6 +195,7 @@ class Hooks:
 
     def _leave_batch_out(self) -> None:
         """Do the passes of a step without this rank's batch, also after its forward pass."""
+        self.check_alone("a step without a batch")
         if self._at is not _At.LOSS:
             self._begin_step()
         if not self._has_accumulated and self._n_left == self._n_passes:
@@ -205,7 +219,16 @@ class Hooks:
         if self._shared and isinstance(update, ops.Optimize) and self._shared.hides(update):
             with self._guard.explaining(f"step {self.step}"):
                 return self._shared.clip(update, max_norm, everyone)
-        return nn.utils.clip_grad_norm_(self._trained, max_norm)
+        return whole(nn.utils.clip_grad_norm_(self._trained, max_norm))
+
+    def check_alone(self, doing: str) -> None:
+        """Raise an error if ranks share a copy of the model: the others wait for this rank in each of their passes."""
+        if self._shards and self._shards.ranks_per_copy > 1:
+            raise RunError(
+                f"{doing} of a model under fully_shard: the ranks that share a copy gather its parameters in every "
+                f"pass, and would wait for this rank: do the pass with the loss multiplied by 0, or give all ranks "
+                f"equally many batches"
+            )
 
     def check_unshared(self, doing: str) -> None:
         """Raise an error if ranks share updates: others would wait for this rank's slice."""
@@ -236,13 +259,17 @@ class Hooks:
                 f"a pass that trains another model through this one, as in a GAN, and all passes but a step's last, "
                 f"each with its backward pass, in `with worker.no_sync():`. To leave a batch out, call worker.skip()"
             )
-        if self.accumulate and self._n_left == 1:
+        if self._n_left == 1 and self._only_adds():
             if self._n_passes > 1:
                 raise self._refusal(f"pass {self._n_passes} in worker.no_sync(); {self._passes_planned}")
             self._at = _At.NEXT
             return
         self._begin_step()
         self._begin_pass()
+
+    def _only_adds(self) -> bool:
+        """Tell whether the next pass only adds up gradients on this rank, or on the ranks that share a copy."""
+        return self.accumulate or (self._shards is not None and not self._shards.reduces_gradients())
 
     def _begin_step(self) -> None:
         """Check that the plan has a pass for the loop, and sit steps out before it."""
@@ -282,7 +309,11 @@ class Hooks:
     def _output_gradient_arrives(self, _gradient: Tensor) -> None:
         """Request a callback at the end of this backward pass, not of one nested in it by activation checkpoints."""
         self._awaits_end = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+        queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        if self._shards:  # after the callback of fully_shard, which it may queue later
+            queue_callback(lambda: queue_callback(self._backward_ends))
+        else:
+            queue_callback(self._backward_ends)
 
     def _gradient_arrives(self, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -322,22 +353,36 @@ class Hooks:
                 return
             self._n_left -= 1
             if self._n_left:
+                self._model.put_gradients()
                 self._at = _At.NEXT
                 return
             update = self._reach(ops.Optimize).op
             if self._shared and isinstance(update, ops.Optimize):
                 self._shared.note(update)
             self._binding.buckets.skip_unused()
+            self._model.put_gradients()
             self._note_gradient()
             if not self._has_updated:
                 self._versions = _versions(self._optimizer)
             self._at = _At.UPDATE
 
     def _backward_ends(self) -> None:
-        """Complete the buckets of parameters that the loss did not depend on."""
+        """Complete the buckets of parameters that the loss did not depend on; of a sharded model, all buckets."""
         self._awaits_end = False
+        if self._shards and self._at is _At.LOSS:
+            self._take_gradients(self._shards)
         if self._at is _At.BACKWARD:
             self._binding.buckets.finish()
+
+    def _take_gradients(self, shards: Shards) -> None:
+        """Take the gradients of a sharded model, unless there are none, as after `torch.autograd.grad`."""
+        arrived = [parameter for parameter in shards.parameters if parameter.grad is not None]
+        if not arrived and shards.reduces_gradients():
+            return
+        for parameter in arrived:
+            self._gradient_arrives(parameter)
+        self._model.take_gradients()
+        self._at = _At.BACKWARD
 
     def _update_begins(
         self, _optimizer: object, args: tuple[object, ...], kwargs: dict[str, object]
@@ -399,7 +444,7 @@ class Hooks:
             )
         update = self._reached[ops.Optimize].op
         assert isinstance(update, ops.Optimize)
-        if self._rating.are_stale(update):
+        if self._model.rating.are_stale(update):
             raise self._refusal(
                 "gradients have changed since backward() returned, and their trust ratios are of "
                 "before; with Lars, neither clip gradients nor scale the loss"
@@ -411,7 +456,7 @@ class Hooks:
             )
         if self._shared:
             self._shared.begin(update)
-        self._rating.give(update)
+        self._model.rating.give(update)
 
     def _update_ends(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         if self._has_skipped:
@@ -432,7 +477,7 @@ class Hooks:
     def _end_step(self, *, updated: bool) -> None:
         with self._guard.explaining(f"step {self.step}"):
             self._executor.done(self._reached[ops.Optimize])
-            self._executor.finish_step(self.step)
+            self._finish_step()
             if self._carried and not updated:  # an overflow that compression keeps would be in every later step
                 self._executor.drain()
                 for kept in self._carried:
@@ -444,6 +489,17 @@ class Hooks:
         self._at = _At.BEGIN
         self._n_left = self._n_passes
         self._after_step()
+
+    def _finish_step(self) -> None:
+        """Perform the rest of a step. A sharded model takes back its parameters when it is done with them."""
+        use = self._use_of_parameters(self.step) if self._use_of_parameters else None
+        if use is None or not use.is_any:
+            self._executor.finish_step(self.step)
+            return
+        with self._model.staged():
+            self._executor.finish_step(self.step)
+            if use.ends_elsewhere:
+                self._executor.drain()
 
     def _reach(self, kind: type[ops.Forward] | type[ops.Backward] | type[ops.Optimize]) -> Instance:
         reached = self._executor.reach(kind)
@@ -466,7 +522,7 @@ class Hooks:
     def _note_gradient(self) -> None:
         """Note the first gradient after the backward pass, and again after an update, because clipping writes to it."""
         gradient = self._first.grad if self._first is not None else None
-        self._kept = (None, 0) if gradient is None else (weakref.ref(gradient), gradient._version)
+        self._kept = (None, 0) if gradient is None else (weakref.ref(gradient), local_part(gradient)._version)
 
     def _check_was_zeroed(self, parameter: Tensor) -> None:
         """Raise an error if the first gradient of a step was added to the gradient of the step before.
@@ -476,7 +532,10 @@ class Hooks:
         """
         gradient = parameter.grad
         kept, version = self._kept
-        if gradient is not None and kept and kept() is gradient and gradient._version == version + self._n_arrived:
+        if gradient is None or not kept or kept() is not gradient:
+            return
+        n_writers = self._shards.n_in_memory_of(gradient) if self._shards else 1
+        if local_part(gradient)._version == version + self._n_arrived * n_writers:
             raise self._refusal(
                 "gradients of the step before are still there, so they would be added up; call "
                 "optimizer.zero_grad() in every step; to accumulate them, do all passes but a step's last in "
@@ -510,8 +569,11 @@ class Hooks:
         """Look for new parameters. The slower check of the module runs only before steps 0, 1, 2, 4, 8 and so on."""
         if _n_updated(self._optimizer) != self._n_updated:
             return True
-        known = set(self._trained) if self.step & (self.step - 1) == 0 else set()
-        return bool(known) and not known.issuperset(trained_parameters(self._module))
+        if self.step & (self.step - 1):
+            return False
+        if self._shards:
+            self._shards.reshard()  # after an evaluation, modules may still have gathered parameters
+        return not set(self._trained).issuperset(trained_parameters(self._module))
 
 
 def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,8 @@ class Averaging:
     """Options for averages of parameters, in addition to the schedule.
 
     Args:
-        outer_optimizer: Makes DiLoCo's outer optimizer from the list of all trained parameters; by default
+        outer_optimizer: Makes DiLoCo's outer optimizer from the list of all trained parameters, or of this rank's
+            slices of them under `fully_shard`; by default
             `torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True)`.
         final_average: Average the parameters over all ranks at the end of the loop, if they differ.
         average_buffers: The average at the end includes floating-point buffers, such as BatchNorm's.

@@ -11,32 +11,34 @@ from real.collectives.worlds import check_servers
 from real.loops.foreign import check_layers, unwrapped
 from real.loops.mixed_types import split_by_type
 from real.loops.nodes import ranks_per_node_for
+from real.loops.shards import Shards, is_fully_sharded, shards_of
 from real.loops.step_shape import check_shape
 from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
 from simdist.plan import Delay, Group, Plan, Result, load
 from simdist.plan.check import check
+from simdist.plan.copies import check_copies, over_copies
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.plan import DType
 from simdist.proof import prove
 from simdist.runs import run_directory
-from simdist.schedules import Job, Schedule
+from simdist.schedules import InputPath, Job, Schedule
+from simdist.schedules.sharded import ShardedSchedule
 from simdist.settings.base import shown
 
-_NEEDS_ALL = "a schedule needs all parameters on every rank"
-_SHARDS = (
-    ": write Sync(shared_update=True) to shard the optimizer's state, or let `python -m real RUN --program "
-    "MODULE:FUNCTION` perform a plan of fsdp or hsdp, which shards the model"
-)
 #: Classes, by name, so that they need not be imported: those that synchronise or shard parameters themselves.
 _SYNCHRONISED: Mapping[str, str] = {
     "DistributedDataParallel": "real.wrap takes its place, so wrap the bare model, which is its .module",
     "DataParallel": "start one process per device, and wrap the bare model, which is its .module",
-    "FullyShardedDataParallel": f"{_NEEDS_ALL}, so wrap the model without FSDP{_SHARDS}",
-    "FSDPModule": f"{_NEEDS_ALL}, so wrap the model without fully_shard{_SHARDS}",
-    "DTensor": "a schedule needs all of every parameter on every rank, so wrap the model before it is distributed",
+    "FullyShardedDataParallel": (
+        "it keeps parameters in flat tensors of its own; shard the bare model, which is its .module, by fully_shard "
+        "(torch.distributed.fsdp)"
+    ),
 }
+_DISTRIBUTED = (
+    "distributed by hand, which a plan does not know: shard the model by fully_shard instead, or wrap it before"
+)
 ENDLESS_STEPS = 2**48  # of a loop whose end is not known
 _LEAST_STEPS = 64  # that are written, to see that a schedule does repeat its cycle
 
@@ -60,6 +62,7 @@ class PlanRequest:
         world_size: Number of ranks.
         final_average: The loop averages parameters when it ends.
         nodes: Ranks of each machine, in order. Empty takes torchrun's number for all.
+        shards: The slices of a model under `fully_shard`. None: each rank has the whole model.
     """
 
     module: nn.Module
@@ -69,6 +72,38 @@ class PlanRequest:
     world_size: int
     final_average: bool = True
     nodes: tuple[int, ...] = ()
+    shards: Shards | None = None
+
+    @property
+    def tensors(self) -> list[nn.Parameter]:
+        """The tensors of the plan."""
+        return trained_parameters(self.shards.model if self.shards else self.module)
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """Ranks that share a copy of the model."""
+        return self.shards.ranks_per_copy if self.shards else 1
+
+    @property
+    def n_copies(self) -> int:
+        """Copies of the model. Each is a rank to its schedule."""
+        return self.world_size // self.ranks_per_copy
+
+    def copies_per_node(self, schedule: Schedule) -> int:
+        """Return how many copies one machine has. A copy that is shared by several machines counts as a machine.
+
+        Raises:
+            ScenarioError: The number is not known, or machines differ and the schedule needs equal ones.
+        """
+        n_sharers = self.ranks_per_copy
+        if n_sharers == 1:
+            return ranks_per_node_for(schedule, self.world_size, self.ranks_per_node, self.nodes)
+        if self.ranks_per_node is not None or not self.nodes:
+            ranks_per_node = ranks_per_node_for(schedule, self.world_size, self.ranks_per_node, ())
+            return ranks_per_node // n_sharers if ranks_per_node % n_sharers == 0 else 1
+        if any(n_ranks % n_sharers for n_ranks in self.nodes):
+            return 1
+        return ranks_per_node_for(schedule, self.n_copies, None, [n_ranks // n_sharers for n_ranks in self.nodes])
 
 
 def plan_for(
@@ -84,7 +119,7 @@ def plan_for(
     """Return the plan that `real.wrap` performs for a model. This needs no other rank.
 
     Args:
-        module: The model, on any device. Its parameters do not change.
+        module: The model, on any device. Its parameters do not change. One under `fully_shard` needs all its ranks.
         schedule: The schedule.
         world_size: Ranks.
         n_steps: Steps in all.
@@ -101,10 +136,12 @@ def plan_for(
     >>> plan.name, plan.world_size, plan.n_steps
     ('local-2', 8, 6)
     """
+    shards = shards_of(module)
     device_of(module)
     if optimizer is not None:
         optimizer = optimizer_of(module, optimizer)
-    return planned(schedule, delays, PlanRequest(module, optimizer, n_steps, ranks_per_node, world_size)).plan
+    request = PlanRequest(module, optimizer, n_steps, ranks_per_node, world_size, shards=shards)
+    return planned(schedule, delays, request).plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +189,7 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
         )
     elif (path := Path(schedule)).is_dir():
         run = run_directory.read(path)
-        plan = run.plan
+        plan = _between_copies_of(run, wanted) if wanted.shards else run.plan
         delays = run.delays if delays is None else delays
     else:
         plan = load(path)
@@ -176,14 +213,17 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
         raise ScenarioError(f"n_steps={wanted.n_steps}; write how many steps the loop has in all, or None")
     if wanted.n_steps is None and delays:
         raise ScenarioError("n_steps=None; delays are given step by step: write n_steps=...")
-    ranks_per_node = ranks_per_node_for(schedule, wanted.world_size, wanted.ranks_per_node, wanted.nodes)
-    problems = schedule.problems(wanted.world_size, ranks_per_node)
+    if isinstance(schedule, ShardedSchedule):
+        schedule = _between_copies(schedule, wanted)
+    ranks_per_node = wanted.copies_per_node(schedule)
+    problems = schedule.problems(wanted.n_copies, ranks_per_node)
     if problems:
-        raise ScenarioError("; ".join(f"{schedule.name}: {name}: {problem}" for name, problem in problems))
-    parameters = trained_parameters(wanted.module)
+        of = " of copies" if wanted.shards else ""
+        raise ScenarioError("; ".join(f"{schedule.name}{of}: {name}: {problem}" for name, problem in problems))
+    parameters = wanted.tensors
     types = [_DTYPES[parameter.dtype] for parameter in parameters]
     job = Job(
-        world_size=wanted.world_size,
+        world_size=wanted.n_copies,
         ranks_per_node=ranks_per_node,
         n_steps=1,
         tensor_counts=tuple(parameter.numel() for parameter in parameters),
@@ -198,9 +238,78 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
     plan = split_by_type(schedule.plan(job), types, job.tensor_counts, job.dtype)
     check(plan)
     prove(plan, lambda step: schedule.result(step, job))
+    if wanted.shards:
+        plan = over_copies(plan, wanted.ranks_per_copy)
     endless = plan.repeated(cycle, ENDLESS_STEPS)
     performed = plan.repeated(cycle, wanted.n_steps) if wanted.n_steps else endless
     return Planned(performed, delays, endless, tuple(_doubts(schedule, job, wanted)))
+
+
+def _between_copies(schedule: ShardedSchedule, wanted: PlanRequest) -> Schedule:
+    """Return what copies of the model exchange under a schedule that shards it.
+
+    Raises:
+        ScenarioError: It shards the model in another way than `fully_shard` did.
+        UnsupportedError: The model is not sharded.
+    """
+    if wanted.shards is None:
+        raise UnsupportedError(
+            f"{schedule.name} shards the model, of which this loop has all parameters on every rank: apply "
+            f"fully_shard to it before real.wrap"
+        )
+    n_sharers = schedule.sharers(wanted.world_size)
+    if n_sharers != wanted.ranks_per_copy:
+        raise ScenarioError(
+            f"{schedule.name}: {n_sharers} of {wanted.world_size} ranks share a copy, and fully_shard shards over "
+            f"{wanted.ranks_per_copy}: write HSDP(shard={wanted.ranks_per_copy}), or choose another mesh"
+        )
+    return schedule.between_copies()
+
+
+def _between_copies_of(run: run_directory.RunDirectory, wanted: PlanRequest) -> Plan:
+    """Return the plan of a run directory between the copies of a sharded model, with the delays of all ranks.
+
+    Raises:
+        PlanError: The run is for another model.
+        RunError: The run is for another number of ranks.
+        UnsupportedError: The schedule of the run does not shard the model.
+    """
+    from simdist.runs import building  # what only this needs takes a while to import
+
+    assert wanted.shards is not None
+    (schedule,) = run.scenario.schedules
+    if run.plan.world_size != wanted.world_size:
+        raise RunError(f"{run.path}: its plan is for {run.plan.world_size} ranks, and there are {wanted.world_size}")
+    if not isinstance(schedule, ShardedSchedule):
+        raise UnsupportedError(
+            f"{run.path}: ranks of {schedule.name} hold whole models, and fully_shard shards this one over "
+            f"{wanted.ranks_per_copy} ranks: write kind: hsdp with shard: {wanted.ranks_per_copy} in its scenario, or "
+            f"give real.wrap a schedule between copies"
+        )
+    between = _between_copies(schedule, wanted)
+    described = building.job(run.scenario)
+    if described.tensor_counts != wanted.shards.whole_counts:
+        raise PlanError(
+            f"{run.path} is for a model of {len(described.tensor_counts)} tensors with "
+            f"{sum(described.tensor_counts):,} elements; this one has {len(wanted.tensors)} with "
+            f"{sum(wanted.shards.whole_counts):,}, or others: build the plan with this model's workload"
+        )
+    job = replace(
+        described,
+        world_size=wanted.n_copies,
+        ranks_per_node=wanted.copies_per_node(between),
+        tensor_counts=tuple(parameter.numel() for parameter in wanted.tensors),
+        tensor_rows=tuple(map(_rows, wanted.tensors)),
+        input_path=InputPath(),
+        checkpoint=None,
+        speeds=(),
+        units=(),
+    )
+    types = [_DTYPES[parameter.dtype] for parameter in wanted.tensors]
+    plan = split_by_type(between.plan(job), types, job.tensor_counts, job.dtype)
+    check(plan)
+    prove(plan, lambda step: between.result(step, job))
+    return over_copies(plan, wanted.ranks_per_copy)
 
 
 def _rows(parameter: nn.Parameter) -> int:
@@ -221,7 +330,7 @@ def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:
     if unread := sorted(schedule.model_fields_set & {"data", "prefetch", "readers", "decode_workers"}):
         yield f"has {', '.join(unread)}, without effect: the loop brings its own batches"
     if job.world_size == 1 and len(cycle) > 1:
-        yield "has one rank, and nothing to average"
+        yield f"has one {'copy of the model' if wanted.shards else 'rank'}, and nothing to average"
     results = [schedule.result(step, job) for step in cycle]
     averages = [each for each in results if each.parameters.size > 1]
     if (
@@ -257,6 +366,8 @@ def _left_out(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[s
 def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
     """Raise an error if the loop, the number of ranks or the delays do not fit a legal plan."""
     check_shape(plan)
+    if wanted.shards:
+        check_copies(plan, wanted.ranks_per_copy)
     check_servers(plan)
     check_delays(plan, delays)
     if plan.world_size != wanted.world_size:
@@ -273,10 +384,14 @@ def device_of(module: nn.Module) -> torch.device:
             else synchronises or shards them.
     """
     parameters = trained_parameters(module)
-    for each in (*module.modules(), *parameters):
+    for each in module.modules():
         for base in type(each).__mro__:
             if advice := _SYNCHRONISED.get(base.__name__):
                 raise UnsupportedError(f"{type(module).__name__} has a {base.__name__}: {advice}")
+    if not any(map(is_fully_sharded, module.modules())):
+        for parameter in parameters:
+            if any(base.__name__ == "DTensor" for base in type(parameter).__mro__):
+                raise UnsupportedError(f"{type(module).__name__} has a DTensor, {_DISTRIBUTED}")
     check_layers(module)
     if not parameters:
         raise UnsupportedError(f"{type(module).__name__} has no parameter that is trained")

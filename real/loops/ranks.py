@@ -9,8 +9,9 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, TypeVar
 
@@ -25,11 +26,46 @@ from simdist.errors import RunError
 
 T = TypeVar("T")
 _PATIENCE_S = 1800.0  # a checkpoint may be large, and the disk slow
+_PIECE_NBYTES = 2**24
 _LOOK_S = 0.2  # between two checks whether another rank has failed
 
 
-def average(connection: Connection, tensors: Iterable[Tensor]) -> None:
-    """Replace tensors on the device by their means over all ranks, unless all ranks have equal tensors.
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The ranks with which this rank exchanges parameters: all, or those with the same slice of a sharded model.
+
+    Args:
+        ranks: In order, with this rank.
+        process_group: The same for torch; None means the default process group, or that the rank is alone.
+    """
+
+    ranks: tuple[int, ...]
+    process_group: dist.ProcessGroup | None
+
+
+def everyone(connection: Connection) -> Peers:
+    """Return all ranks as peers."""
+    return Peers(tuple(range(connection.place.world_size)), connection.group)
+
+
+def meet_peers(connection: Connection, groups: Sequence[tuple[int, ...]]) -> Peers:
+    """Make process groups of some ranks each, and return that of this rank. All ranks take part."""
+    mine: Peers | None = None
+    for ranks in groups:
+        limit = timedelta(seconds=connection.timeout_s)
+        made = dist.new_group(list(ranks), timeout=limit) if len(ranks) > 1 else None
+        if connection.place.rank in ranks:
+            assert made is None or isinstance(made, dist.ProcessGroup)
+            connection.made.extend([made] if made else [])
+            mine = Peers(ranks, made)
+    assert mine is not None
+    return mine
+
+
+def average(connection: Connection, tensors: Iterable[Tensor], peers: Peers) -> None:
+    """Replace tensors on the device by their means over the peers, unless these have equal tensors.
+
+    All ranks take part, each with its peers.
 
     Raises:
         RunError: A rank is missing.
@@ -37,15 +73,17 @@ def average(connection: Connection, tensors: Iterable[Tensor]) -> None:
     tensors = list(tensors)
     hashed = hashlib.sha256()
     for tensor in tensors:
-        hashed.update(tensor.flatten().view(torch.uint8).cpu().numpy().data)
+        for piece in tensor.flatten().view(torch.uint8).split(_PIECE_NBYTES):
+            hashed.update(piece.to("cpu", copy=True).numpy().data)  # memory that numpy sees could not be given back
     with connection.guard.explaining("the average"):
-        if len(set(connection.exchange("the average", hashed.hexdigest()))) == 1:
+        found = connection.exchange("the average", hashed.hexdigest())
+        if len({found[rank] for rank in peers.ranks}) == 1:
             return
         if not dist.is_initialized():
             raise RunError("the average: the process group was destroyed before worker.close(); do that after it")
         for tensor in tensors:
-            tensor.div_(connection.place.world_size)
-            dist.all_reduce(tensor, group=connection.group)
+            tensor.div_(len(peers.ranks))
+            dist.all_reduce(tensor, group=peers.process_group)
         if connection.device.type == "cuda":
             torch.cuda.synchronize(connection.device)
 

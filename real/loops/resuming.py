@@ -1,19 +1,24 @@
 """Resumes a loop from its newest checkpoint, and writes its checkpoints."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import final
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from real.checkpoints.checkpoint import Checkpoints, JobIdentity
-from real.checkpoints.rank_state import LEARNED, SECTIONS, RankState, fingerprint
+from real.checkpoints.rank_state import LEARNED, RankState, fingerprint
+from real.checkpoints.sharded import LearnedOfCopy, ShardedCheckpoints
 from real.collectives import byte_transfer
 from real.execution.executor import Executor
 from real.loops.options import Checkpointing
-from real.loops.ranks import patient_group, wait
+from real.loops.planning import Planned
+from real.loops.ranks import Peers, patient_group, wait
+from real.loops.shards import Shards, local_part
 from real.processes.launch import Connection
 from simdist.errors import RunError
 from simdist.plan import Plan
@@ -43,7 +48,7 @@ class Resuming:
         connection: Connection,
         *,
         first_step: int,
-        checkpoints: Checkpoints | None,
+        checkpoints: Checkpoints | ShardedCheckpoints | None,
         every: int,
         random: Tensor | None,
     ) -> None:
@@ -72,7 +77,7 @@ class Resuming:
         if not self._checkpoints or (step % self._every and not is_last):
             return False
         executor.drain()
-        self._checkpoints.save(step, _packed(self.state, SECTIONS))
+        self._checkpoints.save(step, _packed(self.state, self.state.sections))
         return True
 
     def take_over(self, rank: int, group: dist.ProcessGroup | None) -> None:
@@ -92,23 +97,27 @@ class Resuming:
 def resume(
     state: RankState,
     connection: Connection,
-    plan: Plan,
-    endless: Plan,
+    found: Planned,
     *,
     first_step: int,
     checkpointing: Checkpointing | None,
     until_closed: ExitStack,
+    shards: Shards | None,
+    peers: Peers,
 ) -> Resuming:
     """Give all ranks the state of the newest checkpoint, or that of rank 0 if there is none. All ranks take part.
+
+    Copies of a sharded model get the state of the first copy if there is none.
 
     Args:
         state: State of this rank.
         connection: To the other ranks.
-        plan: The plan to perform.
-        endless: The plan that identifies the job.
+        found: The plan to perform, and the one that identifies the job.
         first_step: First step without a checkpoint.
         checkpointing: Options for checkpoints. None neither reads nor writes any.
         until_closed: Locks the folder until it is closed.
+        shards: The slices of a sharded model. None: each rank has the whole model.
+        peers: Ranks with the same slice of a sharded model; otherwise all ranks.
 
     Raises:
         RunError: The checkpoint is damaged or belongs to another job, or the state contains an object that cannot be
@@ -120,19 +129,22 @@ def resume(
         resumed = None
     else:
         folder = Path(checkpointing.folder)
-        checkpoints = _open_checkpoints(state, connection, endless, folder, until_closed)
+        checkpoints = _open_checkpoints(state, connection, found.endless, folder, until_closed, shards)
         every = checkpointing.every
         resumed = checkpoints.resume()
     if resumed is None:
         begins = f"first_step={first_step}"
-        take_over(state, 0, connection.place.rank, connection.group)
+        if shards is None:
+            take_over(state, 0, connection.place.rank, connection.group)
+        else:
+            take_over_slices(state, connection, peers)
     else:
         begins = f"{folder}: its newest checkpoint is of {resumed.step} steps"
         first_step = resumed.step
-        for section in SECTIONS:
+        for section in state.sections:
             state.restore(section, resumed.sections[section])
-    if not 0 <= first_step <= plan.n_steps:
-        raise RunError(f"{begins}, and n_steps={plan.n_steps}: choose a larger number, or another folder")
+    if not 0 <= first_step <= found.plan.n_steps:
+        raise RunError(f"{begins}, and n_steps={found.plan.n_steps}: choose a larger number, or another folder")
     return Resuming(
         state,
         connection,
@@ -144,8 +156,13 @@ def resume(
 
 
 def _open_checkpoints(
-    state: RankState, connection: Connection, endless: Plan, folder: Path, until_closed: ExitStack
-) -> Checkpoints:
+    state: RankState,
+    connection: Connection,
+    endless: Plan,
+    folder: Path,
+    until_closed: ExitStack,
+    shards: Shards | None,
+) -> Checkpoints | ShardedCheckpoints:
     state.restore("also", state.pack("also"))  # detect now, not after hours, that it cannot be saved
     model = fingerprint(state.module, state.optimizer)
     job = JobIdentity(endless.name, endless.digest(), endless.world_size, model)
@@ -154,7 +171,10 @@ def _open_checkpoints(
     def wait_for(function: Callable[[], None]) -> None:
         wait(connection, function, "a checkpoint")
 
-    return Checkpoints(folder, job, group=group, wait=wait_for, until_closed=until_closed)
+    if shards is None:
+        return Checkpoints(folder, job, group=group, wait=wait_for, until_closed=until_closed)
+    learned = LearnedOfCopy(state.module, state.optimizer, shards.copy_of(connection.place.rank), shards.reshard)
+    return ShardedCheckpoints(folder, job, learned, group=group, wait=wait_for, until_closed=until_closed)
 
 
 def take_over(state: RankState, src: int, rank: int, group: dist.ProcessGroup | None) -> None:
@@ -169,6 +189,37 @@ def take_over(state: RankState, src: int, rank: int, group: dist.ProcessGroup | 
     sent = _packed(state, LEARNED) if rank == src else {}
     for section in LEARNED:
         state.restore(section, byte_transfer.broadcast(sent.get(section), src=src, group=group))
+
+
+@torch.no_grad()
+def take_over_slices(state: RankState, connection: Connection, peers: Peers) -> None:
+    """Give all copies of a sharded model the state of the first one, and all ranks the buffers of rank 0.
+
+    All ranks take part.
+
+    Args:
+        state: State of this rank.
+        connection: To the other ranks.
+        peers: Ranks with the same slice.
+
+    Raises:
+        RunError: Optimizers have states of different tensors.
+    """
+    updated = (parameter for group in state.optimizer.param_groups for parameter in group["params"])
+    tensors: list[Tensor] = [*state.module.parameters()]
+    described = []
+    for number, parameter in enumerate(updated):
+        for name, value in sorted(state.optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, Tensor):
+                tensors.append(value)
+                described.append(f"{number} {name} {tuple(value.shape)}")
+    digest = hashlib.sha256("; ".join(described).encode()).hexdigest()[:12]
+    connection.agree("the optimizer's state", f"{len(described)} tensors ({digest})")
+    if len(peers.ranks) > 1:
+        for part in map(local_part, tensors):
+            dist.broadcast(part, src=peers.ranks[0], group=peers.process_group)
+    for buffer in state.module.buffers():
+        dist.broadcast(buffer, src=0, group=connection.group)
 
 
 def _packed(state: RankState, sections: tuple[str, ...]) -> Mapping[str, Tensor]:

@@ -27,7 +27,7 @@ def check_shape(plan: Plan) -> None:
 
 def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
     if any(buffer.sharded_over != ops.ALONE for buffer in plan.buffers):
-        return "it shards the model, of which a loop has all parameters on every rank"
+        return "it shards the model, which fully_shard does in a loop; give real.wrap the schedule, or a run directory"
     body = tuple(op for op in body if not (isinstance(op, ops.Optimize) and op.optimizer == "outer"))
     kinds = [type(op) for op in body if isinstance(op, ops.Forward | ops.Backward | ops.Optimize)]
     backwards = [(op.dst, op.adds) for op in body if isinstance(op, ops.Backward)]

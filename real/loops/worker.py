@@ -20,11 +20,11 @@ from real.loops.feeding import LoopBatches, open_batches
 from real.loops.hooks import Hooks
 from real.loops.options import Averaging
 from real.loops.planning import ENDLESS_STEPS
-from real.loops.ranks import average, last_of, patient_group, wait
+from real.loops.ranks import Peers, average, everyone, last_of, patient_group, wait
 from real.loops.resuming import Resuming
 from real.loops.tracing import Measuring
 from real.session import Session
-from simdist.errors import RunError
+from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Load
 from simdist.plan.ops import entering
 
@@ -56,6 +56,7 @@ class Worker(nn.Module):
         resuming: Resuming,
         averaging: Averaging,
         measuring: Measuring,
+        peers: Peers,
         until_closed: ExitStack,
     ) -> None:
         super().__init__()
@@ -73,7 +74,8 @@ class Worker(nn.Module):
         self.watch = measuring.watch
         self._tracing = measuring.tracing
         self._until_closed = until_closed
-        self._binding = model.binding
+        self._model = model
+        self._peers = peers
         self._averaging = averaging
         self._concluded = resuming.first_step
         self._iterating = False
@@ -120,7 +122,13 @@ class Worker(nn.Module):
         Raises:
             ScenarioError: The plan has no data set, or is for another one.
             RunError: The data set cannot be reached, or a rank is missing.
+            UnsupportedError: The model is under `fully_shard`.
         """
+        if self._model.shards is not None:
+            raise UnsupportedError(
+                "worker.feed() of a model under fully_shard: its plan deals no samples to ranks; read the data set in "
+                "the loop"
+            )
         folder = None if cache is None else Path(cache)
         opened = open_batches(
             self.plan, self._connection, first_step=self.step, url=url, cache=folder, timeout_s=timeout_s
@@ -225,6 +233,7 @@ class Worker(nn.Module):
         """
         self._check_open("worker.join()")
         self._hooks.check_unshared("worker.join()")
+        self._hooks.check_alone("worker.join()")
         if any(map(entering, self.plan.bodies)):
             raise RunError(f"worker.join(): ranks of {self.plan.name} sit steps out; give all of them enough data")
         if self._join_group is None:
@@ -384,8 +393,11 @@ class Worker(nn.Module):
             )
 
     def _average(self, *, buffers: bool) -> None:
-        floating = [each for each in self.module.buffers() if buffers and each.is_floating_point()]
-        average(self._connection, [*self._binding.parameter_buffers, *floating])
+        with self._model.staged():
+            average(self._connection, self._model.binding.parameter_buffers, self._peers)
+        if buffers:
+            floating = [each for each in self.module.buffers() if each.is_floating_point()]
+            average(self._connection, floating, everyone(self._connection))
 
     def _tell_left_out(self) -> None:
         """Warn once if ranks have skipped different updates. All ranks take part."""

@@ -32,8 +32,9 @@ from real.loops.bound_model import BoundModel, bound
 from real.loops.nodes import meet_nodes
 from real.loops.options import Averaging, Checkpointing, Experiment, Launch, check_groups, refuse_keywords
 from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, device_of, optimizer_of, planned
-from real.loops.ranks import meet_ranks
+from real.loops.ranks import everyone, meet_peers, meet_ranks
 from real.loops.resuming import Resuming, resume
+from real.loops.shards import shards_of
 from real.loops.tracing import Measuring, Tracing, kept_times
 from real.loops.worker import Worker
 from real.processes.launch import Connection
@@ -93,6 +94,7 @@ def wrap(
     check_groups(averaging, checkpointing, experiment, launch)
     if first_step < 0:
         raise ScenarioError(f"first_step={first_step}; steps count from 0")
+    shards = shards_of(module)
     device = device_of(module)
     optimizer = optimizer_of(module, optimizer)
     with ExitStack() as stack:
@@ -105,6 +107,7 @@ def wrap(
             connection.place.world_size,
             averaging.final_average,
             meet_nodes(connection),
+            shards,
         )
         found = planned(schedule, experiment.delays, request)
         plan = found.plan
@@ -116,23 +119,24 @@ def wrap(
         every = checkpointing.every if checkpointing else "no"
         _agree(connection, plan, fingerprint(module, optimizer), f"{first_step} {every} {bool(trace)}")
         session = _open_session(stack, connection, found, trace)
-        model = stack.enter_context(bound(session, module, optimizer, averaging.outer_optimizer))
+        model = stack.enter_context(bound(session, module, optimizer, averaging.outer_optimizer, shards))
+        peers = everyone(connection) if shards is None else meet_peers(connection, shards.groups())
         state = _state_of(session, model, checkpointing.also if checkpointing else {})
         resuming = resume(
             state,
             connection,
-            plan,
-            found.endless,
+            found,
             first_step=first_step,
             checkpointing=checkpointing,
             until_closed=stack,
+            shards=shards,
+            peers=peers,
         )
-        if not resuming.is_resumed:
-            model.outer.begin()  # once the parameters are those of rank 0
-        step_watch = None
-        if experiment.watching is not None:
-            step_watch = StepWatch(experiment.watching, first_step=resuming.first_step, device=device)
-            stack.enter_context(step_watch)
+        with model.staged():
+            if not resuming.is_resumed:
+                model.outer.begin()  # once the parameters are those of rank 0
+            transforms.warm_up(session.plan, session.memory)
+        step_watch = _watch(stack, experiment, model, resuming.first_step)
         program = LoopProgram(session.memory, model.rating, model.outer, session.rank)
         executor = _warm_executor(session, program, resuming, step_watch)
         stack.callback(executor.close)
@@ -142,7 +146,7 @@ def wrap(
         elif executor.has_ticks:  # they fall at the same time on all ranks
             _start(session, executor)
         measuring = Measuring(tracing, step_watch)
-        return Worker(session, model, executor, resuming, averaging, measuring, stack.pop_all())
+        return Worker(session, model, executor, resuming, averaging, measuring, peers, stack.pop_all())
 
 
 def _agree(connection: Connection, plan: Plan, model: str, begins: str) -> None:
@@ -177,14 +181,23 @@ def _state_of(session: Session, model: BoundModel, also: Mapping[str, Stateful])
         also,
         model.shared or model.optimizer,
         model.outer.optimizer,
+        model.shards is not None,
     )
+
+
+def _watch(stack: ExitStack, experiment: Experiment, model: BoundModel, first_step: int) -> StepWatch | None:
+    """Begin to watch for late ranks, if the loop should. Ranks of a copy also wait for one another in its passes."""
+    if experiment.watching is None:
+        return None
+    module = model.module if model.shards else None
+    device = device_of(model.module)
+    return stack.enter_context(StepWatch(experiment.watching, first_step=first_step, device=device, module=module))
 
 
 def _warm_executor(
     session: Session, program: LoopProgram, resuming: Resuming, step_watch: StepWatch | None
 ) -> Executor:
-    """Warm up kernels and connections for the first step, then make the executor."""
-    transforms.warm_up(session.plan, session.memory)
+    """Warm up connections for the first step, then make the executor."""
     session.warm_up()
     return make_executor(
         session,

@@ -99,6 +99,11 @@ class Binding:
         return needed
 
     @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of the buffers that hold all parameters."""
+        return tuple(self._laid)
+
+    @property
     def parameter_buffers(self) -> list[Tensor]:
         """The buffers that hold all parameters."""
         return [self._memory.dense(name) for name in self._laid]
@@ -329,6 +334,11 @@ class GradientBuckets:
             self.fill(turn, self._missing[turn.dst])
             self._complete()
             self._bring_next()
+
+    @property
+    def moves_gradients(self) -> bool:
+        """Whether the plan does anything with gradients but update parameters."""
+        return bool(self._handles)
 
     @property
     def unused(self) -> set[Tensor]:

@@ -6,7 +6,8 @@
   `no_sync` wait for nothing, so they only add work. If the model has buffers, it also waits for those of rank 0 when a
   forward pass begins.
 * Sharded models (FSDP) wait for parameters when a forward pass begins, and again for each layer. Only the first wait is
-  noted, so a rank that loads or pauses late is visible, and one that computes slowly is not.
+  noted, so a rank that loads or pauses late is visible, and one that computes slowly is not. Under `fully_shard`, that
+  is the first wait of a unit with parameters of its own, which the outermost module need not have.
 
 Other models wait where the script says so, in `watch.waiting()`.
 """
@@ -68,7 +69,7 @@ def attach(module: nn.Module, meets: Meets) -> list[Handle]:
         inner = module.get_submodule("_fsdp_wrapped_module")
         return _attach_to_forward(module, inner, meets)
     if "FSDPModule" in names:
-        return _attach_to_forward(module, module, meets)
+        return _attach_to_units(module, meets)
     return []
 
 
@@ -122,3 +123,40 @@ def _attach_to_forward(outer: nn.Module, inner: nn.Module, meets: Meets) -> list
         outer.register_forward_pre_hook(arrive, prepend=True),
         inner.register_forward_pre_hook(leave, prepend=inner is not outer),
     ]
+
+
+def _attach_to_units(root: nn.Module, meets: Meets) -> list[Handle]:
+    """Note the arrival before all hooks of a model, and the leave when its first unit has its parameters."""
+    is_waiting = False
+
+    def arrive(_module: nn.Module, _inputs: object) -> None:
+        nonlocal is_waiting
+        if not torch.compiler.is_compiling():
+            is_waiting = True
+            meets.arrive()
+
+    def leave(_module: nn.Module, _inputs: object) -> None:
+        nonlocal is_waiting
+        if is_waiting and not torch.compiler.is_compiling():
+            is_waiting = False
+            meets.leave()
+
+    units = [each for each in root.modules() if _is_unit(each)]
+    gathering = [each for each in units if _has_own_parameters(each)]
+    first = gathering[:1] if gathering[:1] == [root] else gathering
+    return [
+        root.register_forward_pre_hook(arrive, prepend=True),
+        *(each.register_forward_pre_hook(leave) for each in first),
+    ]
+
+
+def _is_unit(module: nn.Module) -> bool:
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+
+
+def _has_own_parameters(unit: nn.Module) -> bool:
+    """Tell whether a unit has parameters that no unit within it has."""
+    inner = {
+        each for module in unit.modules() if module is not unit and _is_unit(module) for each in module.parameters()
+    }
+    return not inner.issuperset(unit.parameters())

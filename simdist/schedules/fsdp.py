@@ -2,7 +2,9 @@
 
 from typing import ClassVar, Literal, final
 
+from simdist.schedules.base import Schedule
 from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.sync import Sync
 
 
 @final
@@ -34,3 +36,7 @@ class FSDP(ShardedSchedule):
     def sharers(self, world_size: int) -> int:
         """Return all ranks."""
         return world_size
+
+    def between_copies(self) -> Schedule:
+        """Return synchronous SGD: there is only one copy."""
+        return Sync(label=self.name, algorithm=self.algorithm)

@@ -4,8 +4,11 @@ from typing import ClassVar, Literal, final
 
 from pydantic import Field
 
+from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
+from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Whole
 
@@ -74,6 +77,12 @@ class HSDP(ShardedSchedule):
     def sharers(self, world_size: int) -> int:
         """Return the ranks that share a copy."""
         return self.shard
+
+    def between_copies(self) -> Schedule:
+        """Return local SGD with a period, or synchronous SGD."""
+        if self.period:
+            return LocalSGD(label=self.name, algorithm=self.algorithm, period=self.period)
+        return Sync(label=self.name, algorithm=self.algorithm)
 
     def all_reduces(self, job: Job, micro_batch: int) -> bool:
         """Tell whether copies average their gradients in a micro-batch."""

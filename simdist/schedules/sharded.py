@@ -121,6 +121,13 @@ class ShardedSchedule(Schedule, abc.ABC):
     def sharers(self, world_size: int) -> int:
         """Return the number of ranks that share a copy of the model."""
 
+    @abc.abstractmethod
+    def between_copies(self) -> Schedule:
+        """Return what copies of the model exchange, as a schedule in which each copy is a rank.
+
+        It averages gradients once a step, also if a step has several micro-batches.
+        """
+
     def all_reduces(self, job: Job, micro_batch: int) -> bool:
         """Tell whether copies of the model average their gradients in a micro-batch of a step."""
         return True

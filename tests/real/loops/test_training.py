@@ -464,8 +464,7 @@ MISUSES = {
     loops.layer_replaced: "RunError: step 0: parameters were unfrozen, replaced or added after real.wrap",
     loops.group_added: "RunError: step 3: parameters were unfrozen, replaced or added after real.wrap",
     loops.ddp_inside: "has a DistributedDataParallel: real.wrap takes its place, so wrap the bare model, which is its",
-    loops.dtensors: "has a FSDPModule: a schedule needs all parameters on every rank, so wrap the model without",
-    loops.distributed_tensors: "has a DTensor: a schedule needs all of every parameter on every rank",
+    loops.distributed_tensors: "has a DTensor, distributed by hand, which a plan does not know: shard the model by",
     loops.strange_optimizer: "UnsupportedError: SGD updates 2 tensors that are no parameters of Linear",
     loops.two_types_in_slices: "the model has parameters of float32 and float64, and ReduceScatter takes one type",
     loops.two_types_compressed: "the model has parameters of float32 and float64, and Select takes one type: take Sync",
@@ -559,7 +558,9 @@ def test_plans_that_are_no_training_loop_are_refused() -> None:
 
 
 def test_a_plan_that_shards_the_model_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"it shards the model, .* perform this plan with `python -m real`"):
+    with pytest.raises(
+        UnsupportedError, match=r"it shards the model, which .* perform this plan with `python -m real`"
+    ):
         step_shape.check_shape(FSDP().plan(Training().job(4, 3)))
 
 

@@ -18,6 +18,7 @@ from simdist.scenario import loads
 from simdist.schedules import Job
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
+from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
@@ -265,3 +266,9 @@ def test_bytes_that_a_rank_sends_are_those_of_rings(schedule: ShardedSchedule, n
     replicas = 8 // n
     expected = (n_gathers * gathered + reduced) * (n - 1) / n + 2 * (replicas - 1) / replicas * reduced / n
     assert sent_nbytes(scenario, built) == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_copies_exchange_is_a_schedule_whose_ranks_are_copies() -> None:
+    assert FSDP(algorithm="ring").between_copies() == Sync(label="fsdp", algorithm="ring")
+    assert HSDP(shard=4).between_copies() == Sync(label="hsdp-4")
+    assert HSDP(shard=4, period=3).between_copies() == LocalSGD(label="hsdp-4-local-3", period=3)
