@@ -626,15 +626,13 @@ def _sharded(model: ShardedModel) -> str:
     """Say how the model is sharded: its units, its schedule, and what of its communication is exposed."""
     sharding = model.sharding
     schedule = model.schedule
-    settings = schedule.model_dump(mode="json", exclude_unset=True, exclude={"kind", "label"})
-    told = "".join(f", {key}: {strict_yaml.dump(value).strip()}" for key, value in settings.items())
+    settings = {"kind": schedule.kind} | schedule.model_dump(mode="json", exclude_unset=True, exclude={"kind", "label"})
     exposed = ", ".join(f"{what} {format_seconds(seconds)}" for what, seconds in sharding.exposed_s.items())
     types = f"gathered in {sharding.param_dtype}, reduced in {sharding.reduce_dtype}"
     lines = [
         table_text(f"{described(sharding)}, {types}", _UNIT_COLUMNS, _alike_units(model)),
         f"exposed in a step, with waiting: {exposed}",
-        f"schedule: {{kind: {schedule.kind}{told}}}",
-        *(f"the traces leave open: {doubt}" for doubt in model.notes),
+        f"schedule: {strict_yaml.dump_line(settings).strip()}",
     ]
     return "\n".join(lines)
 

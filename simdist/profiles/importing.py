@@ -425,7 +425,7 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
         schedules = sharded_schedules(schedule, len(job.numbers), has_links=has_links, **shape)
     disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in late.delays)
     plain = _scenario(name, job, cluster, timed.model, timed.base, timed.host, disturbances, schedules)
-    slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain)))
+    slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain, timed.base)))
     slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
     proof = prove_step(slowed, late.delays, timed.seconds, job, calm=(plain, late.calm), ahead_s=timed.host.ahead_s)
@@ -532,11 +532,11 @@ def _cluster(timed: _Timed, options: ImportOptions) -> tuple[Cluster, Links | No
     return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
 
 
-def _computing_s(scenario: Scenario) -> float:
+def _computing_s(scenario: Scenario, base: BaseTimes) -> float:
     """Return the time that a slow device lengthens: the computing of an undisturbed step of the scenario."""
     workload = scenario.workload
     backward_s = math.fsum(tensor.backward_s or 0.0 for tensor in workload.tensors)
-    return workload.micro_batches * ((workload.stated_forward_s or 0.0) + backward_s) + (workload.optimize_s or 0.0)
+    return workload.micro_batches * ((workload.stated_forward_s or 0.0) + backward_s) + base.optimize_s
 
 
 def _caveats(timed: _Timed, links: Links | None, proof: Proof, kind: JobKind) -> tuple[str, ...]:
@@ -577,8 +577,10 @@ def _scenario(
     """Return the scenario of the job."""
     batch_size = next((each.batch_size for each in job.profiles if each.batch_size), 1)
     forward_s: float | None = round((base.forward_s + _before_s(base, host)) / base.micro_batches, 9)
+    optimize_s = base.optimize_s
     if isinstance(model, ShardedModel):
         forward_s = None  # the tensors state theirs
+        optimize_s *= model.whole_per_slice
     workload = Workload(
         name=name,
         tensors=model.tensors,
@@ -587,7 +589,7 @@ def _scenario(
         micro_batches=base.micro_batches,
         sample_nbytes=_SAMPLE_NBYTES if host.loads else 0,
         forward_s=forward_s,
-        optimize_s=round(base.optimize_s, 9),
+        optimize_s=round(optimize_s, 9),
     )
     if host.load_s is not None:
         storage = Storage(latency_s=round(host.load_s, 9), bandwidth_Bps=float("inf"), source="input of the traces")

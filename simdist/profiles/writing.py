@@ -196,6 +196,7 @@ def _of_tensors(imported: ImportedJob) -> Iterator[str]:
     )
     yield f"{described(sharding)}; tensors: {what}"
     yield "forward, backward: seconds of computing from when a unit is copied out, backward up to its reduce-scatter"
+    yield "optimize: of the whole model, of which each rank updates a slice"
     if sharding.root is not None:
         place = "last" if sharding.root_comes_first else "first"
         yield f"what the root computes at the other end of the model counts for the {place} unit"

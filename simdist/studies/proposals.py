@@ -100,12 +100,18 @@ def sharded_schedules(
     world_size = nodes * gpus_per_node
     common = traced.model_dump(exclude_unset=True, include=set(ShardedSchedule.model_fields) - {"kind", "label"})
     keeps = traced.reshard_after_forward is False
-    ahead = {"forward_prefetch": traced.forward_prefetch + 1, "backward_prefetch": traced.backward_prefetch + 1}
-    changed = traced.model_dump(exclude_unset=True) | {"kind": traced.kind}
-    found: list[Schedule] = [traced]
-    for changes in ({"reshard_after_forward": None if keeps else False, "keep_last_unit": False}, ahead):
-        label = f"{traced.name}-prefetch-{traced.forward_prefetch + 1}" if changes is ahead else ""
-        found.append(type(traced).model_validate(changed | changes | {"label": label}))
+    settings = traced.model_dump(exclude_unset=True, exclude={"label"}) | {"kind": traced.kind}
+    reshards = {key: value for key, value in settings.items() if key not in ("reshard_after_forward", "keep_last_unit")}
+    ahead = {
+        "forward_prefetch": traced.forward_prefetch + 1,
+        "backward_prefetch": traced.backward_prefetch + 1,
+        "label": f"{traced.name}-prefetch-{traced.forward_prefetch + 1}",
+    }
+    found: list[Schedule] = [
+        traced,
+        type(traced).model_validate(reshards if keeps else reshards | {"reshard_after_forward": False}),
+        type(traced).model_validate(settings | ahead),
+    ]
     if traced.sharers(world_size) != world_size:
         found.append(FSDP.model_validate(common))
     if has_links and 1 < gpus_per_node < world_size:

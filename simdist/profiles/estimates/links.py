@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from simdist.cost import Shared, price
+from simdist.engines import simulate
 from simdist.errors import PlanError, TraceError
 from simdist.plan import AllGather, AllReduce, Buffer, Plan, ReduceScatter
 from simdist.plan.group import Group
@@ -175,6 +176,8 @@ def derive_links(
 def predicted_s(cluster: Cluster, group: Group, nbytes: int, kind: CollectiveKind = "all_reduce") -> float:
     """Return the time of a collective by the cost model when nothing else uses the links.
 
+    If it runs in several groups at once, as between copies of a sharded model, these share links.
+
     Args:
         cluster: The machines.
         group: The members.
@@ -194,7 +197,10 @@ def predicted_s(cluster: Cluster, group: Group, nbytes: int, kind: CollectiveKin
             op = AllReduce("data", group)
             buffers = buffers[:1]
     plan = Plan.from_steps(kind, world_size=cluster.world_size, buffers=buffers, steps=[(op,)])
-    cost = price(plan, cluster, _WORKLOAD).of[op]
+    costs = price(plan, cluster, _WORKLOAD)
+    if group.size < cluster.world_size:
+        return simulate(plan, costs, {}).makespan_s
+    cost = costs.of[op]
     assert isinstance(cost, Shared)  # as for every collective
     return float(np.max(cost.alone_s))
 

@@ -52,6 +52,12 @@ class ShardedModel:
         """Bytes of all parameters."""
         return sum(tensor.count for tensor in self.tensors) * ITEM_NBYTES[self.dtype]
 
+    @property
+    def whole_per_slice(self) -> float:
+        """Elements of the model for each element that a rank updates."""
+        n_updated = sum(unit.count for unit in self.sharding.units) / self.sharding.shard
+        return sum(tensor.count for tensor in self.tensors) / n_updated
+
     def seconds_of(self, number: int) -> tuple[float, float]:
         """Return the seconds of a unit in a forward and in a backward pass."""
         return self.forward_s[number], self.backward_s[number]
@@ -220,13 +226,14 @@ def _backward_s(sharding: Sharding, of: TracedPass) -> Floats | None:
     """
     root = sharding.root
     order = [number for number in reversed(range(len(sharding.units))) if number != root]
-    begins = {unit: mark.backward_s for unit, mark in of.copied_again.items()}
+    begins = {unit: mark.backward_s for unit, mark in of.copied_again.items() if unit != root}
     ends = {unit: mark.backward_s for unit, mark in of.reduced.items()}
     seconds = np.zeros(len(sharding.units))
     since_s = of.middle.backward_s
     if root is not None and sharding.root_comes_first:
+        if not sharding.units[order[-1]].is_reduced:
+            begins[root] = of.end.backward_s
         order.append(root)
-        begins[root] = of.end.backward_s
     elif root is not None and order[0] in begins:
         seconds[root] = begins[order[0]] - since_s
         since_s = begins[order[0]]
