@@ -696,8 +696,8 @@ def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, objec
         seconds (float): From the arrival of the last member to the end, median over calls. A low quantile if members
             have no trace.
         wait_share (float): Share of waiting for the last member in all the time that members spent in these calls.
-        predicted_s (float or null): Time on the links of the scenario. `null` for collectives other than all_reduce, and
-            all_gather and reduce_scatter of a sharded model, for unknown sizes, and unevenly spaced ranks.
+        predicted_s (float or null): Time on the links of the scenario. `null` for unknown sizes, unevenly spaced ranks,
+            and kinds other than all_reduce (of a sharded model, also all_gather and reduce_scatter).
     """
     found = common.picked(each, "kind", "nbytes", "between_nodes", "calls", "seconds", "wait_share")
     return found | {"n_ranks": len(each.group), "predicted_s": _predicted_s(imported, each)}

@@ -278,13 +278,16 @@ def what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> Slow
 
 
 def _slowed(timed: _Timed, late: _Late, proof: Proof | None) -> SlowedJob:
-    """Return the causes of delays; the cost of stragglers is simulated if a scenario covers nearly all of the job."""
+    """Return the causes of delays.
+
+    The cost of stragglers is simulated if a scenario covers nearly all of the job, and reproduces it if it is sharded.
+    """
     step_s = float(timed.seconds.step_s.mean())
     unseen_s = float(np.mean([step.parts_s[StepPart.QUEUED] for each in timed.job.profiles for step in each.steps]))
     is_sharded = isinstance(timed.model, ShardedModel)
     kind = find_kind(timed.job.profiles, waiting_s=unseen_s, is_sharded=is_sharded)
     share = min(1.0, late.lost_s / step_s) if step_s else 0.0
-    if proof is not None and kind.is_modelled:
+    if proof is not None and kind.is_modelled and not (is_sharded and proof.misses):
         share = proof.straggling_share
     return SlowedJob(
         job=timed.job,
@@ -337,7 +340,7 @@ def _time(
         layout = RankLayout(1, job.world_size, "one machine")
     seconds = parts(job)
     base = base_times(job, seconds)
-    sharding = find_sharding(job) if is_scenario else None
+    sharding = find_sharding(job, options.shard) if is_scenario else None
     if sharding is not None:
         base = base_of_units(base, sharding)
     host = host_model(job, base, seconds)

@@ -274,7 +274,8 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
             link = line
             notes = []
     if worst > _TOLD:
-        warning = f"warning: {name}: no link gives all times of collectives back; at the worst {worst:.0%} are missed"
+        what = " and ".join(sorted({f"{point.kind}s" for point in points}))
+        warning = f"warning: {name}: no link gives all times of {what} back; at the worst {worst:.0%} are missed"
         notes = [*notes, warning]
     return link, notes
 
@@ -303,7 +304,7 @@ def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tup
     average = times[-1] / sizes[-1]
     if not _FLATTEST * average <= slope <= average:
         notes.append(
-            f"{name}: from one size to the next, times grow as no link's do; collectives beyond {largest} "
+            f"{name}: from one size to the next, times grow as no link's do; {points[-1].kind}s beyond {largest} "
             f"are predicted at the rate of that size"
         )
         slope = average

@@ -16,7 +16,7 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.profiles.estimates.base import BaseTimes, scaled_lows
 from simdist.profiles.job.sharding import Sharding, TracedPass
 from simdist.profiles.kineto.columns import Floats
-from simdist.profiles.steps.model import Mark
+from simdist.profiles.steps.model import HostMark
 from simdist.scenario import Tensor
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
@@ -133,7 +133,8 @@ def schedule_of(sharding: Sharding, dtype: DType) -> tuple[ShardedSchedule, list
         sharding: What the traces show.
         dtype: Data type of the parameters that ranks keep.
     """
-    first, *_, last = (sharding.usual[0], *sharding.usual)
+    first = sharding.usual[0]
+    last = sharding.usual[-1]
     settings: dict[str, object] = {}
     doubts = _reshard(sharding, settings)
     if sharding.root is not None:
@@ -197,7 +198,7 @@ def _prefetch(sharding: Sharding, first: TracedPass) -> tuple[dict[str, int], li
     return found, [f"how far gathers of the {what} pass run ahead does not show: taken for one unit, as by default"]
 
 
-def _depth(order: Sequence[int], gathers: dict[int, Mark], copied: dict[int, Mark]) -> int:
+def _depth(order: Sequence[int], gathers: dict[int, HostMark], copied: dict[int, HostMark]) -> int:
     """Return the most units that are gathered beyond the one that was copied out last."""
     deepest = 1
     for place, unit in enumerate(order):

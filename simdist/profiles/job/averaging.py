@@ -15,7 +15,7 @@ from operator import attrgetter
 import numpy as np
 
 from simdist.errors import TraceError
-from simdist.profiles.steps.model import Mark, RankProfile, RankStep, TracedCollective, listed, usual_micro_batches
+from simdist.profiles.steps.model import HostMark, RankProfile, RankStep, TracedCollective, listed, usual_micro_batches
 
 _TOLD = 3  # groups, steps
 _SUMMED = ("input_s", "forward_s", "host_s", "backward_s", "wait_s", "optimize_s", "beside_s")
@@ -130,7 +130,7 @@ def _as_one(passes: Sequence[RankStep]) -> RankStep:
     )
 
 
-def _moved(mark: Mark, forward_s: float, backward_s: float) -> Mark:
+def _moved(mark: HostMark, forward_s: float, backward_s: float) -> HostMark:
     """Return a mark of a step that follows so much computing of the same step."""
     return replace(mark, forward_s=mark.forward_s + forward_s, backward_s=mark.backward_s + backward_s)
 

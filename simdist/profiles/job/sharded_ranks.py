@@ -42,19 +42,26 @@ def with_groups(profiles: Sequence[RankProfile], world_size: int, shard: int | N
 
 
 def _in_groups(step: RankStep, rank: int, world_size: int, shard: int | None) -> tuple[TracedCollective, ...]:
-    sizes = {call.n_ranks for call in step.calls if call.kind == "reduce_scatter" and call.n_ranks}
-    n_sharers = shard or (sizes.pop() if len(sizes) == 1 else None)
+    reductions = [call for call in step.calls if call.kind == "reduce_scatter"]
+    told = {call.n_ranks for call in reductions if call.n_ranks}
+    n_sharers = told.pop() if len(told) == 1 else shard
+    if not n_sharers or world_size % n_sharers:
+        return step.calls
+    slices = {call.nbytes // n_sharers for call in reductions if call.nbytes}
+    copies = tuple(range(rank % n_sharers, world_size, n_sharers))
     calls = []
     for call in step.calls:
-        size = n_sharers if shard or call.n_ranks is None else call.n_ranks
-        if call.ranks is not None or not size or not n_sharers or world_size % size:
-            calls.append(call)
-        elif call.kind in ("all_gather", "reduce_scatter"):
+        size = call.n_ranks or n_sharers
+        members = call.ranks
+        if _is_of_slices(call, slices) and len(members or ()) in (0, world_size):
+            members = copies
+        elif members is None and call.kind in ("all_gather", "reduce_scatter") and world_size % size == 0:
             first = rank - rank % size
-            calls.append(replace(call, ranks=tuple(range(first, first + size)), n_ranks=size))
-        elif call.kind == "all_reduce" and call.of_gradients and n_sharers < world_size:
-            members = tuple(range(rank % n_sharers, world_size, n_sharers))
-            calls.append(replace(call, ranks=members, n_ranks=len(members)))
-        else:
-            calls.append(call)
+            members = tuple(range(first, first + size))
+        calls.append(replace(call, ranks=members, n_ranks=len(members) if members else call.n_ranks))
     return tuple(calls)
+
+
+def _is_of_slices(call: TracedCollective, slices: set[int]) -> bool:
+    """Tell whether a collective averages slices of gradients, as large as reduce-scatters leave them."""
+    return call.kind == "all_reduce" and call.of_gradients and call.nbytes in slices

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from simdist.errors import TraceError
+from simdist.errors import ScenarioError, TraceError
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.job.unit_order import Sent, find_root, gathered_again, reduced
 from simdist.profiles.kineto.columns import Shapes
-from simdist.profiles.steps.model import Mark, RankStep, TracedCollective, listed
+from simdist.profiles.steps.model import HostMark, RankStep, TracedCollective, listed
 from simdist.settings.base import plural
 
 _MOST_TOLD = 4  # units
+_MORE_THAN_CLOCKS = 0.1  # of a gather; a shorter overlap may be an error of clocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,14 @@ class TracedPass:
         averaged: Number of all-reduces between copies of the model.
     """
 
-    begin: Mark
-    middle: Mark
-    end: Mark
-    gathers: dict[int, Mark]
-    copied: dict[int, Mark]
-    gathered_again: dict[int, Mark]
-    copied_again: dict[int, Mark]
-    reduced: dict[int, Mark]
+    begin: HostMark
+    middle: HostMark
+    end: HostMark
+    gathers: dict[int, HostMark]
+    copied: dict[int, HostMark]
+    gathered_again: dict[int, HostMark]
+    copied_again: dict[int, HostMark]
+    reduced: dict[int, HostMark]
     averaged: int
 
 
@@ -113,18 +114,25 @@ class Sharding:
         return "the root" if number == self.root else self.units[number].name or f"unit {number}"
 
 
-def find_sharding(job: TracedJob) -> Sharding | None:
+def find_sharding(job: TracedJob, shard: int | None = None) -> Sharding | None:
     """Return how the job shards its model; None if it does not.
 
+    Args:
+        job: The traced ranks and steps.
+        shard: Ranks that share a copy of the model, if the user states them.
+
     Raises:
+        ScenarioError: The traces show other ranks that share a copy.
         TraceError: The traces do not show sizes or groups, or their gathers are not those of FSDP2.
     """
     if not job.shards:
         return None
     _check_sizes(job)
     steps = [step for profile in job.profiles for step in profile.steps]
-    shard = _shard(job, steps)
-    replicas = job.world_size // shard
+    n_sharers = _shard(job, steps)
+    if shard not in (None, n_sharers):
+        raise ScenarioError(f"--shard {shard}: {n_sharers} ranks share a unit, as the traces tell: leave it out")
+    replicas = job.world_size // n_sharers
     parsed = [[_parse(step) for step in profile.steps] for profile in job.profiles]
     layouts = Counter(each.layout for each in chain(*parsed) if each)
     if not layouts:
@@ -138,18 +146,18 @@ def find_sharding(job: TracedJob) -> Sharding | None:
     doubts = list(_layout_doubts(len(steps) - n_usual, len(steps), usual))
     if replicas > 1 and not any(each.averaged for each in first.passes):
         raise TraceError(
-            f"{job.profiles[0].path} and others: {shard} of {job.world_size} ranks share the model, and no all_reduce "
-            f"between its {replicas} copies is in the traces: trace steps in which they are averaged"
+            f"{job.profiles[0].path} and others: {n_sharers} of {job.world_size} ranks share the model, and no "
+            f"all_reduce between its {replicas} copies is in the traces: trace steps in which they are averaged"
         )
-    units, more = _units(job, first, shard)
-    regathers = {call.n_ranks for step in steps for call in _regathers(step)} - {None, shard}
+    units, more = _units(first, n_sharers)
+    regathers = {call.n_ranks for step in steps for call in _regathers(step)} - {None, n_sharers}
     kept_over = regathers.pop() if len(regathers) == 1 else None
     communicators, of_groups = _communicators(steps)
     doubts += [*more, *of_groups]
     return Sharding(
         units=units,
         root=_root(first, units),
-        shard=shard,
+        shard=n_sharers,
         replicas=replicas,
         kept_over=kept_over,
         param_dtype=_usual_dtype(steps, "all_gather"),
@@ -201,7 +209,7 @@ def _shard(job: TracedJob, steps: Sequence[RankStep]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parsed:
+class _ParsedStep:
     """A step of a sharded model.
 
     Args:
@@ -224,7 +232,7 @@ class _Parsed:
         return self.sent, tuple(orders)
 
 
-def _parse(step: RankStep) -> _Parsed | None:
+def _parse(step: RankStep) -> _ParsedStep | None:
     """Return the units of a step, and when each was handled; None if its collectives are not those of units."""
     is_named = any(call.unit is not None for call in step.calls)
     calls = [call for call in step.calls if call.unit is not None or not is_named]
@@ -235,7 +243,7 @@ def _parse(step: RankStep) -> _Parsed | None:
         return None
     found: list[TracedPass] = []
     reductions: dict[int, TracedCollective] = {}
-    before = Mark(step.marked_s, 0.0, 0.0)
+    before = HostMark(step.marked_s, 0.0, 0.0)
     for middle, end in step.passes:
         parsed = _parse_pass(step, calls, sent, (before, middle, end))
         if parsed is None:
@@ -244,14 +252,14 @@ def _parse(step: RankStep) -> _Parsed | None:
         found.append(one)
         reductions |= its_reductions
         before = end
-    return _Parsed(sent, reductions, tuple(found))
+    return _ParsedStep(sent, reductions, tuple(found))
 
 
 def _parse_pass(
     step: RankStep,
     calls: Sequence[TracedCollective],
     sent: tuple[Sent, ...],
-    between: tuple[Mark, Mark, Mark],
+    between: tuple[HostMark, HostMark, HostMark],
 ) -> tuple[TracedPass, dict[int, TracedCollective]] | None:
     begin, middle, end = between
     ahead = [c for c in calls if c.kind == "all_gather" and begin.issued_s <= c.issued_s < middle.issued_s]
@@ -299,14 +307,14 @@ def _in_forward(units: Sequence[Sent], gathers: Sequence[Sent]) -> tuple[int, ..
     return tuple(found)
 
 
-def _copied(step: RankStep, units: tuple[int, ...], between: tuple[Mark, Mark]) -> dict[int, Mark]:
+def _copied(step: RankStep, units: tuple[int, ...], between: tuple[HostMark, HostMark]) -> dict[int, HostMark]:
     """Return when each unit was copied out, in the order of the gathers; nothing if that cannot be told."""
     first, last = between
     marks = [mark for mark in step.copy_outs if first.issued_s <= mark.issued_s < last.issued_s]
     return dict(zip(units, marks, strict=True)) if len(marks) == len(units) else {}
 
 
-def _marks(units: Sequence[int], calls: Sequence[TracedCollective]) -> dict[int, Mark]:
+def _marks(units: Sequence[int], calls: Sequence[TracedCollective]) -> dict[int, HostMark]:
     pairs = zip(units, calls, strict=True)
     return {unit: call.mark for unit, call in pairs if call.mark is not None}
 
@@ -338,7 +346,7 @@ def _regathers(step: RankStep) -> list[TracedCollective]:
     ]
 
 
-def _root(first: _Parsed, units: Sequence[TracedUnit]) -> int | None:
+def _root(first: _ParsedStep, units: Sequence[TracedUnit]) -> int | None:
     """Return the root: the unit that the traces name so, or the first one if only it is not gathered again."""
     if len(units) < 2:
         return None
@@ -351,7 +359,7 @@ def _root(first: _Parsed, units: Sequence[TracedUnit]) -> int | None:
     return 0 if is_kept or (order and order[0] == 0 and len(order) > 1) else None
 
 
-def _units(job: TracedJob, first: _Parsed, shard: int) -> tuple[tuple[TracedUnit, ...], list[str]]:
+def _units(first: _ParsedStep, shard: int) -> tuple[tuple[TracedUnit, ...], list[str]]:
     """Return the units, and doubts."""
     again = first.passes[0].gathered_again
     reduces = {number for each in first.passes for number in each.reduced}
@@ -408,8 +416,23 @@ def _communicators(steps: Sequence[RankStep]) -> tuple[int, list[str]]:
     )
     if gathers and reductions:
         return (1 if gathers & reductions else 2), []
+    if any(map(_overlap, steps)):
+        return 2, []
     doubt = "the traces do not name process groups: gathers and reduce-scatters are taken to share one communicator"
     return 1, [doubt]
+
+
+def _overlap(step: RankStep) -> bool:
+    """Tell whether a gather and a reduce-scatter run at once, which one communicator does not allow."""
+    spans_s = {
+        kind: sorted((call.start_s, call.end_s) for call in step.calls if call.kind == kind)
+        for kind in ("all_gather", "reduce_scatter")
+    }
+    return any(
+        min(end_s, other_end_s) - max(start_s, other_s) > _MORE_THAN_CLOCKS * (end_s - start_s)
+        for start_s, end_s in spans_s["all_gather"]
+        for other_s, other_end_s in spans_s["reduce_scatter"]
+    )
 
 
 def _usual_dtype(steps: Sequence[RankStep], kind: str) -> str:

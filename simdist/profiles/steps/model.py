@@ -11,7 +11,7 @@ from simdist.profiles.kineto.messages import CollectiveKind
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class HostMark:
     """An instant on the host, by the work that it had launched in the step.
 
     Args:
@@ -62,7 +62,7 @@ class TracedCollective:
     communicator: str = ""
     unit: str | None = None
     shapes: Shapes = ()
-    mark: Mark | None = None
+    mark: HostMark | None = None
 
     def members(self, world_size: int) -> tuple[int, ...] | None:
         """Return the members; None if unknown. Without members and their number in the trace, all ranks take part."""
@@ -125,8 +125,8 @@ class RankStep:
     reducing_s: float = 0.0
     micro_batches: int = 1
     earlier_s: float = 0.0
-    copy_outs: tuple[Mark, ...] = ()
-    passes: tuple[tuple[Mark, Mark], ...] = ()
+    copy_outs: tuple[HostMark, ...] = ()
+    passes: tuple[tuple[HostMark, HostMark], ...] = ()
     reads_loss: bool = True
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from simdist.profiles.kineto.columns import UNKNOWN, EventColumns, Floats, RankEvents, Shapes
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.steps.host import HostRun
-from simdist.profiles.steps.model import Mark, RankStep, TracedCollective
+from simdist.profiles.steps.model import HostMark, RankStep, TracedCollective
 from simdist.profiles.steps.phase_spans import StepPhase
 from simdist.profiles.steps.steps import DeviceRun, StepSpan
 
@@ -86,7 +86,7 @@ def _marked(host: HostRun, run: DeviceRun, span: StepSpan, units: _Units, step: 
     )
 
 
-def _marks(run: DeviceRun, span: StepSpan, times_s: Floats) -> list[Mark]:
+def _marks(run: DeviceRun, span: StepSpan, times_s: Floats) -> list[HostMark]:
     """Return the marks of some instants of a step."""
     done_s = np.clip(run.computed(times_s), span.start_s, span.end_s)
     start_s = np.array([span.start_s])
@@ -94,10 +94,10 @@ def _marks(run: DeviceRun, span: StepSpan, times_s: Floats) -> list[Mark]:
         run.phases.before(phase, done_s) - run.phases.before(phase, start_s)
         for phase in (StepPhase.FORWARD, StepPhase.BACKWARD)
     ]
-    return [Mark(*each) for each in zip(times_s.tolist(), *(each.tolist() for each in spent_s), strict=True)]
+    return [HostMark(*each) for each in zip(times_s.tolist(), *(each.tolist() for each in spent_s), strict=True)]
 
 
-def _named_calls(units: _Units, calls: Sequence[TracedCollective], marks: Sequence[Mark]) -> list[TracedCollective]:
+def _named_calls(units: _Units, calls: Sequence[TracedCollective], marks: Sequence[HostMark]) -> list[TracedCollective]:
     found = []
     reduced_s = -np.inf
     for call, mark in zip(calls, marks, strict=True):
