@@ -57,6 +57,7 @@ from simdist.studies.proposals import sharded_schedules, traced_schedules
 
 _TOLD_AHEAD = 0.01  # of a step
 _FEW = 10  # steps; a low quantile of fewer is unreliable
+_NO_MODEL = Model((), "float32", 1, 1, is_real=False, notes=())  # of a job that does not become a scenario
 _SAMPLE_NBYTES = 1  # loading takes only the latency of the storage
 
 
@@ -344,7 +345,10 @@ def _time(
     if sharding is not None:
         base = base_of_units(base, sharding)
     host = host_model(job, base, seconds)
-    model = _model(job, base, host, sharding, options)
+    if job.shards and not is_scenario:
+        model: Model | ShardedModel = _NO_MODEL
+    else:
+        model = _model(job, base, host, sharding, options)
     matched = match(job)
     clocks = synchronize(matched)
     check_same_run(job, matched, clocks)
