@@ -28,6 +28,7 @@ from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.steps.step_parts import StepPart
+from simdist.profiles.summaries import CollectiveSummary, JobSummary, is_summary, read_summary
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.scenario import Link, Tensor, load_workload, strict_yaml
@@ -109,6 +110,9 @@ def command(
     each rank, plain or compressed, or folders with them. Says what slowed the job, and writes the job as a SCENARIO:
     its computation, its links, and what held up which rank in which step.
     """
+    summaries = [Path(each) for each in traces if is_summary(Path(each))]
+    if summaries:
+        raise _without_traces(session, summaries[0])
     check_free(output, force=force)
     options = ImportOptions(
         nodes,
@@ -137,6 +141,70 @@ def command(
     for path in written:
         session.wrote(path)
     session.result(_document(imported, written), _text(imported))
+
+
+def _without_traces(session: common.Session, path: Path) -> TraceError:
+    """Tell what a summary of collectives shows; return the error that no scenario can be made of it."""
+    summary = read_summary(path)
+    session.result(_summary_record(summary), _summary_text(summary))
+    return TraceError(
+        f"{path}: has no times of computing: give the traces that it was made of for a scenario; no scenario is written"
+    )
+
+
+_SUMMARY_COLUMNS = (
+    Column("collective", "kind"),
+    Column("elements", "count", form="{:,}".format),
+    Column("type", "dtype", form=str),
+    Column("calls", form=str),
+    Column("transfer", "seconds", form=format_seconds),
+    Column("last rank", "last_rank", form=str),
+    Column("others wait", "late_s", form=format_seconds),
+)
+
+
+def _summary_text(summary: JobSummary) -> str:
+    late = "no rank comes last to most of what the others wait for"
+    if summary.late_rank is not None:
+        late = f"rank {summary.late_rank} comes last: the others wait {format_seconds(summary.late_s)} of a step for it"
+    title = f"{plural(summary.n_steps, 'step')} of a sharded model: {summary.sentence}"
+    records = [_collective_summary_record(each) for each in summary.collectives]
+    return f"{table_text(f'{summary.n_steps} {title}', _SUMMARY_COLUMNS, records)}\n{late}"
+
+
+def _summary_record(summary: JobSummary) -> dict[str, object]:
+    """Return what a summary of collectives shows as JSON.
+
+    Columns:
+        n_steps (int): Steps.
+        units (object): Elements of a unit (str) -> number of units of that size (int).
+        n_gathered_again (int): Units that are gathered again for the backward pass.
+        late_rank (int or null): The rank that comes last to most of what ranks wait for.
+        late_s (float): How long the others wait for it in a step, median of ranks.
+        collectives (list): "Collectives in a summary".
+    """
+    return {
+        **common.picked(summary, "n_steps", "n_gathered_again", "late_rank", "late_s"),
+        "units": {str(count): n for count, n in summary.units.items()},
+        "collectives": [_collective_summary_record(each) for each in summary.collectives],
+    }
+
+
+def _collective_summary_record(each: CollectiveSummary) -> dict[str, object]:
+    """Return collectives of a summary as JSON.
+
+    Columns:
+        kind (str): Kind, such as `all_gather`.
+        dtype (str): Type of the elements.
+        count (int): Elements of the whole.
+        nbytes (int): Bytes of the whole.
+        n_ranks (int): Members of a group.
+        calls (int): Number of calls on each rank.
+        seconds (float): Mean time of a call on the rank that comes last.
+        last_rank (int): That rank.
+        late_s (float): How much longer a call takes on the other ranks, median.
+    """
+    return common.picked(each, "kind", "dtype", "count", "nbytes", "n_ranks", "calls", "seconds", "last_rank", "late_s")
 
 
 def _without_scenario(
