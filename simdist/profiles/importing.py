@@ -607,7 +607,7 @@ def _scenario(
         workload=workload,
         steps=len(job.numbers),
         host=Host(
-            waits_for="update" if host.loads or not host.reads_loss else "loss",
+            waits_for="update" if host.loads or (host.waits and not host.reads_loss) else "loss",
             run_ahead_steps=0 if host.waits else None,
         ),
         input=InputSettings(source="storage", prefetch=2 if host.ahead_s else 1) if host.loads else InputSettings(),
