@@ -356,11 +356,14 @@ def _sharding_record(model: ShardedModel) -> dict[str, object]:
     """Return how a job shards its model as JSON has it.
 
     Columns:
-        shard (int): Ranks that share a copy of the model. replicas (int): Copies. param_dtype (str): Type in which
-        units are gathered. reduce_dtype (str): Type in which gradients are reduced. schedule (object): Settings of the
-        schedule, as a scenario has them. units (list): "A unit of a sharded model", in forward order. exposed_s
-        (object): What was sent -> seconds (float) of a step in which a device computes nothing meanwhile, with
-            waiting for other ranks.
+        shard (int): Ranks that share a copy of the model.
+        replicas (int): Copies.
+        param_dtype (str): Type in which units are gathered.
+        reduce_dtype (str): Type in which gradients are reduced.
+        schedule (object): Settings of the schedule, as a scenario has them.
+        units (list): "A unit of a sharded model", in forward order.
+        exposed_s (object): What was sent -> seconds (float) of a step in which a device computes nothing meanwhile,
+            with waiting for other ranks.
         doubts (list): What the traces do not show, a text each.
     """
     sharding = model.sharding
