@@ -354,7 +354,8 @@ def _time(
     check_same_run(job, matched, clocks)
     untraced = collectives.find_untraced_waits(matched, clocks)
     times = collectives.collective_times(matched, clocks, layout, untraced)
-    if shares_cores(job, seconds):
+    blocks = job.shards and job.profiles[0].device == "cpu"  # its steps wait for all of an exchange, noise included
+    if blocks or shares_cores(job, seconds):
         times = collectives.on_shared_cores(times, matched, clocks)
     notes = (*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes)
     return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, notes)
@@ -370,7 +371,8 @@ def _model(
         raise ScenarioError(
             "--tensors: is for gradient buckets; the units of this sharded model are in its traces: leave it out"
         )
-    return sharded_model(sharding, base, before_s=_before_s(base, host) / base.micro_batches)
+    before_s = _before_s(base, host) / base.micro_batches
+    return sharded_model(sharding, base, before_s=before_s, is_blocking=job.profiles[0].device == "cpu")
 
 
 def _before_s(base: BaseTimes, host: HostModel) -> float:
@@ -554,8 +556,8 @@ def _caveats(timed: _Timed, links: Links | None, proof: Proof, kind: JobKind) ->
         caveats += timed.model.notes
         if job.profiles[0].device == "cpu":
             caveats.append(
-                "on CPUs, fully_shard waits for each collective before it computes on: the scenario's job does not, as "
-                "on GPUs, so its communication is hidden where that of the traced job is not"
+                "on CPUs, fully_shard waits for each collective before it computes on, and so do the schedules here "
+                "(blocking: true): on GPUs, communication would be hidden"
             )
     if not kind.is_modelled:
         caveats.append(f"the scenario leaves out what the job does besides averaging gradients: {kind.sentence}")

@@ -17,7 +17,7 @@ _PASSES = "micro_batches"  # a setting of the workload
 _CHECKPOINT = "checkpoint_"  # prefix of the settings of the scenario's checkpoint
 _PREFETCH = (1, 2, 4, 8)
 _TIMES_READERS = (1, 2, 4)
-_OF_SCRIPT = ("wrap", "param_dtype", "reduce_dtype", "communicators")  # settings of a sharded model that none varies
+_OF_SCRIPT = ("wrap", "param_dtype", "reduce_dtype", "communicators", "blocking")  # that no search varies
 _SOME_LEVELS: tuple[Levels, ...] = ((), ((2, 2),))
 
 

@@ -8,8 +8,8 @@ There are two tables. The *measured* table separates host, compute and io. Strag
 
 * If input takes no noticeable time, its excess is not a delay of the storage. It counts as a delay of the host.
 * If the host waits for the loss, its delay is between forward and backward pass, while the device is idle, as measured.
-  If it waits for the update, because the data loader of the next step must not start earlier, or because that of a
-  sharded model reads the loss then, the simulated host would sleep during the forward pass, which would hide the delay.
+  If it waits for the update, because the data loader of the next step must not start earlier, or because the host of a
+  sharded job reads the loss there, the simulated host would sleep during the forward pass, which would hide the delay.
   There, a pause of the host counts as a delay of compute, which nothing hides.
 * If the host never waits, it runs ahead of its device, so delays of the simulated host would have no effect. But the
   measured delays did reach the device. There, all delays count as delays of compute.

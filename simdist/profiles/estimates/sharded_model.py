@@ -80,13 +80,14 @@ def base_of_units(base: BaseTimes, sharding: Sharding) -> BaseTimes:
     )
 
 
-def sharded_model(sharding: Sharding, base: BaseTimes, *, before_s: float) -> ShardedModel:
+def sharded_model(sharding: Sharding, base: BaseTimes, *, before_s: float, is_blocking: bool) -> ShardedModel:
     """Return the tensors and the schedule of a sharded job.
 
     Args:
         sharding: What the traces show.
         base: Undisturbed times.
         before_s: Seconds of a forward pass, besides computing, that the scenario counts with its first unit.
+        is_blocking: The host waits for each collective, as on CPUs.
     """
     n_units = len(sharding.units)
     passes = list(chain(*chain(*sharding.passes)))
@@ -105,7 +106,7 @@ def sharded_model(sharding: Sharding, base: BaseTimes, *, before_s: float) -> Sh
         )
     forward_s[0] += before_s
     dtype, stored = _dtype(sharding)
-    schedule, unlike = schedule_of(sharding, dtype)
+    schedule, unlike = schedule_of(sharding, dtype, is_blocking=is_blocking)
     order = list(range(n_units))
     if sharding.root is not None and not sharding.root_comes_first:
         order.append(order.pop(sharding.root))
@@ -126,12 +127,13 @@ def sharded_model(sharding: Sharding, base: BaseTimes, *, before_s: float) -> Sh
     )
 
 
-def schedule_of(sharding: Sharding, dtype: DType) -> tuple[ShardedSchedule, list[str]]:
+def schedule_of(sharding: Sharding, dtype: DType, *, is_blocking: bool) -> tuple[ShardedSchedule, list[str]]:
     """Return the schedule of a sharded job, and what of the job it does not have.
 
     Args:
         sharding: What the traces show.
         dtype: Data type of the parameters that ranks keep.
+        is_blocking: The host waits for each collective.
     """
     first = sharding.usual[0]
     last = sharding.usual[-1]
@@ -151,6 +153,8 @@ def schedule_of(sharding: Sharding, dtype: DType) -> tuple[ShardedSchedule, list
         settings["param_dtype"] = sharding.param_dtype
     if sharding.reduce_dtype != sharding.param_dtype:
         settings["reduce_dtype"] = sharding.reduce_dtype
+    if is_blocking:
+        settings["blocking"] = True
     if sharding.replicas == 1:
         return FSDP.model_validate(settings), [*doubts, *more]
     if first.reduced and last.averaged and not first.averaged:

@@ -54,7 +54,7 @@ def backend_transfers(timeline: RankEvents) -> Transfers:
     if issues is None:
         issued_s = _issued_s(timeline, done)
     else:
-        issued_s = issues.start_s
+        issued_s = start_s = issues.start_s  # the host is held up from then on
         told = [timeline.messages[link] for link in issues.link.tolist()]
         messages = [of_issue.filled_from(each) for of_issue, each in zip(told, messages, strict=True)]
     order = np.argsort(issued_s, kind="stable")

@@ -94,7 +94,9 @@ def test_units_groups_and_schedule_are_found(traced: Traced, name: str) -> None:
     assert [unit.shapes for unit in sharding.units] == [tuple(tuple(each.shape) for each in unit) for unit in units]
     assert sum(tensor.count for tensor in model.tensors) == sum(each.numel() for unit in units for each in unit)
     assert (sharding.shard, sharding.replicas) == (how.shard, how.replicas)
-    assert model.schedule.model_dump(exclude_unset=True) | {"kind": model.schedule.kind} == settings
+    assert model.schedule.model_dump(exclude_unset=True) | {"kind": model.schedule.kind} == settings | {
+        "blocking": True
+    }
     assert len(sharding.usual) == len(how.micro_batches)
 
 
