@@ -103,7 +103,8 @@ class JobSummary:
     @property
     def sentence(self) -> str:
         """Describe the units."""
-        gather, reduce = self.of_kind("all_gather"), self.of_kind("reduce_scatter")
+        gather = self.of_kind("all_gather")
+        reduce = self.of_kind("reduce_scatter")
         told = " and ".join(f"{n} {plural(n, 'unit')} of {count:,} elements" for count, n in self.units.items())
         return (
             f"{told}, shared by {gather.n_ranks} ranks, gathered in {gather.dtype}, reduced in {reduce.dtype}; "

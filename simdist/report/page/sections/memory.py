@@ -17,7 +17,9 @@ from simdist.traces.waiting import first_steps
 
 _STEPS = 2  # shown of each run
 _MOMENTS = 400  # most moments of a curve; of several in one part of the time, the one with most memory
-_TOP, _HEIGHT, _AXIS = 6, 150, 40  # pixels
+_TOP = 6  # pixels, as the next two
+_HEIGHT = 150
+_AXIS = 40
 _WIDE = 1000.0  # of the curves, which are stretched to the width of the page
 _ABOUT = (
     "What is in use on the device of rank 0 over the first two steps, by what it is for. Each picture has a scale of "
