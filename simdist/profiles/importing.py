@@ -285,7 +285,7 @@ def _slowed(timed: _Timed, late: _Late, proof: Proof | None) -> SlowedJob:
     """
     step_s = float(timed.seconds.step_s.mean())
     unseen_s = float(np.mean([step.parts_s[StepPart.QUEUED] for each in timed.job.profiles for step in each.steps]))
-    is_sharded = isinstance(timed.model, ShardedModel)
+    is_sharded = timed.job.shards
     kind = find_kind(timed.job.profiles, waiting_s=unseen_s, is_sharded=is_sharded)
     share = min(1.0, late.lost_s / step_s) if step_s else 0.0
     if proof is not None and kind.is_modelled and not (is_sharded and proof.misses):
