@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile, schedule
 from trainings import Training, loss
 
 
@@ -67,23 +69,45 @@ class Transfer(NamedTuple):
 
 def by_fully_shard(how: Sharded, training: Training, n_steps: int) -> tuple[np.ndarray, list[Transfer]]:
     """Train on this rank; return the whole parameters, and the collectives of `fully_shard`."""
-    rank = dist.get_rank()
     module, _ = training.make()
-    model = _sharded(module, how, training)
-    optimizer = training.optimizer_of(module)
     transfers: list[Transfer] = []
     with _recorded(transfers) as set_step:
-        for step in range(n_steps):
+        for step in _steps(module, how, training, n_steps):
             set_step(step)
-            for number, micro_batch in enumerate(how.micro_batches):
-                prepare(model, micro_batch)
-                inputs, targets = training.batch(step * len(how.micro_batches) + number, rank)
-                loss(module(inputs), targets).backward()
-            if how.max_norm is not None:
-                nn.utils.clip_grad_norm_(module.parameters(), how.max_norm)
-            optimizer.step()
-            optimizer.zero_grad()
     return _whole_parameters(module), transfers
+
+
+def profiled(how: Sharded, training: Training, n_steps: int, folder: str) -> None:
+    """Train on this rank, and write the trace of PyTorch's profiler. Two steps more come before it."""
+    path = Path(folder) / f"rank{dist.get_rank()}.json.gz"
+    module, _ = training.make()
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=1, warmup=1, active=n_steps),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
+        record_shapes=True,
+    ) as profiler:
+        for step in _steps(module, how, training, n_steps + 2):
+            if step:
+                profiler.step()
+        profiler.step()
+
+
+def _steps(module: nn.Module, how: Sharded, training: Training, n_steps: int) -> Iterator[int]:
+    """Train on this rank; yield the number of each step before it begins."""
+    rank = dist.get_rank()
+    model = _sharded(module, how, training)
+    optimizer = training.optimizer_of(module)
+    for step in range(n_steps):
+        yield step
+        for number, micro_batch in enumerate(how.micro_batches):
+            prepare(model, micro_batch)
+            inputs, targets = training.batch(step * len(how.micro_batches) + number, rank)
+            loss(module(inputs), targets).backward()
+        if how.max_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), how.max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def by_one_process(how: Sharded, training: Training, n_steps: int) -> np.ndarray:

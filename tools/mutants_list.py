@@ -1149,6 +1149,7 @@ _ESTIMATES, _JOB = "simdist/profiles/estimates/", "simdist/profiles/job/"
 _STEPS = "simdist/profiles/steps/"
 _TEST_KINDS = ("tests/simdist/profiles/test_job_kinds.py", "tests/simdist/profiles/test_ranks_cuda.py")
 _TEST_STRAGGLERS = ("tests/simdist/profiles/test_stragglers.py",)
+_TEST_SHARDED = ("tests/simdist/profiles/test_sharded_import.py",)
 _TEST_JOB_TIMES = ("tests/simdist/profiles/test_job_times.py",)
 
 _PROFILES = (
@@ -1295,6 +1296,30 @@ _PROFILES = (
         "if key[1] in _APART else least_s[key]",
         "if key[1] else least_s[key]",
         ("tests/simdist/profiles/test_waiting.py",),
+    ),
+    Mutant(
+        "profiles",
+        "the update of a slice counts as that of the whole model",
+        "simdist/profiles/importing.py",
+        "optimize_s *= model.whole_per_slice",
+        "optimize_s *= 1",
+        (*_TEST_SHARDED, "-k", "plan_again and 1"),
+    ),
+    Mutant(
+        "profiles",
+        "what a unit reduces late ends its backward pass late",
+        _ESTIMATES + "sharded_model.py",
+        "ends[order[-1]] = of.end.backward_s",
+        "ends[order[0]] = of.end.backward_s",
+        (*_TEST_SHARDED, "-k", "plan_again and 1"),
+    ),
+    Mutant(
+        "profiles",
+        "a gather may be of a unit of another size",
+        _JOB + "unit_order.py",
+        "return self.count == other.count and",
+        "return",
+        (*_TEST_SHARDED, "-k", "without_names"),
     ),
     Mutant(
         "profiles",

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import click
+import numpy as np
 from pydantic import ValidationError
 
 from simdist.cli import common, inputs
@@ -13,20 +15,23 @@ from simdist.cli.tables import table_text
 from simdist.cli.where import where_text, without_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.estimates.collectives import CollectiveTimes
-from simdist.profiles.estimates.links import Fabric, as_group, predicted_s
+from simdist.profiles.estimates.links import AVERAGED, SHARDED, Fabric, as_group, predicted_s
 from simdist.profiles.estimates.places import Place
+from simdist.profiles.estimates.sharded_model import ShardedModel
 from simdist.profiles.estimates.stragglers import CommonDelay, Noise, Repeated, Straggler, repeated
 from simdist.profiles.importing import ImportedJob, ImportOptions, SlowedJob, import_job, what_slowed
 from simdist.profiles.job.job import grouped
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import UnknownLayoutError
+from simdist.profiles.job.sharding import described
 from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.steps.step_parts import StepPart
+from simdist.profiles.summaries import CollectiveSummary, JobSummary, is_summary, read_summary
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
-from simdist.scenario import Link, Tensor, load_workload
+from simdist.scenario import Link, Tensor, load_workload, strict_yaml
 from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
 from simdist.studies.columns import Column
@@ -72,6 +77,12 @@ _PREDICTED = Column("predicted", "predicted_s", "seconds", form=_predicted)
 @click.option(
     "--tensors", type=common.file_name, metavar="FILE|PRESET", help="The model's tensors, if the traces have no shapes."
 )
+@click.option(
+    "--shard",
+    type=common.positive,
+    metavar="N",
+    help="Ranks that share a copy of a sharded model, if the traces do not tell.",
+)
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only the profiler's steps A to B - 1.")
 @click.option(
     "--workers", type=common.positive, metavar="N", help="Processes that read traces; one per core if omitted."
@@ -88,16 +99,20 @@ def command(
     cluster: str | None,
     fabric: str | None,
     tensors: str | None,
+    shard: int | None,
     steps: range | None,
     workers: int | None,
     force: bool,
 ) -> None:
     """Turn a profiled job into a scenario.
 
-    TRACES are the files that the PyTorch profiler wrote of a DistributedDataParallel job, one of each rank, plain or
-    compressed, or folders with them. Says what slowed the job, and writes the job as a SCENARIO: its computation, its
-    links, and what held up which rank in which step.
+    TRACES are the files that the PyTorch profiler wrote of a job with DistributedDataParallel or fully_shard, one of
+    each rank, plain or compressed, or folders with them. Says what slowed the job, and writes the job as a SCENARIO:
+    its computation, its links, and what held up which rank in which step.
     """
+    summaries = [Path(each) for each in traces if is_summary(Path(each))]
+    if summaries:
+        raise _without_traces(session, summaries[0])
     check_free(output, force=force)
     options = ImportOptions(
         nodes,
@@ -106,6 +121,7 @@ def command(
         fabric=_fabric(fabric) if fabric else None,
         tensors=_tensors(tensors) if tensors else (),
         steps=steps,
+        shard=shard,
     )
     profiles = _profiles(session, traces, workers)
     try:
@@ -125,6 +141,70 @@ def command(
     for path in written:
         session.wrote(path)
     session.result(_document(imported, written), _text(imported))
+
+
+def _without_traces(session: common.Session, path: Path) -> TraceError:
+    """Tell what a summary of collectives shows; return the error that no scenario can be made of it."""
+    summary = read_summary(path)
+    session.result(_summary_record(summary), _summary_text(summary))
+    return TraceError(
+        f"{path}: has no times of computing: give the traces that it was made of for a scenario; no scenario is written"
+    )
+
+
+_SUMMARY_COLUMNS = (
+    Column("collective", "kind"),
+    Column("elements", "count", form="{:,}".format),
+    Column("type", "dtype", form=str),
+    Column("calls", form=str),
+    Column("transfer", "seconds", form=format_seconds),
+    Column("last rank", "last_rank", form=str),
+    Column("others wait", "late_s", form=format_seconds),
+)
+
+
+def _summary_text(summary: JobSummary) -> str:
+    late = "no rank comes last to most of what the others wait for"
+    if summary.late_rank is not None:
+        late = f"rank {summary.late_rank} comes last: the others wait {format_seconds(summary.late_s)} of a step for it"
+    title = f"{plural(summary.n_steps, 'step')} of a sharded model: {summary.sentence}"
+    records = [_collective_summary_record(each) for each in summary.collectives]
+    return f"{table_text(f'{summary.n_steps} {title}', _SUMMARY_COLUMNS, records)}\n{late}"
+
+
+def _summary_record(summary: JobSummary) -> dict[str, object]:
+    """Return what a summary of collectives shows as JSON.
+
+    Columns:
+        n_steps (int): Steps.
+        units (object): Elements of a unit (str) -> number of units of that size (int).
+        n_gathered_again (int): Units that are gathered again for the backward pass.
+        late_rank (int or null): The rank that comes last to most of what ranks wait for.
+        late_s (float): How long the others wait for it in a step, median of ranks.
+        collectives (list): "Collectives in a summary".
+    """
+    return {
+        **common.picked(summary, "n_steps", "n_gathered_again", "late_rank", "late_s"),
+        "units": {str(count): n for count, n in summary.units.items()},
+        "collectives": [_collective_summary_record(each) for each in summary.collectives],
+    }
+
+
+def _collective_summary_record(each: CollectiveSummary) -> dict[str, object]:
+    """Return collectives of a summary as JSON.
+
+    Columns:
+        kind (str): Kind, such as `all_gather`.
+        dtype (str): Type of the elements.
+        count (int): Elements of the whole.
+        nbytes (int): Bytes of the whole.
+        n_ranks (int): Members of a group.
+        calls (int): Number of calls on each rank.
+        seconds (float): Mean time of a call on the rank that comes last.
+        last_rank (int): That rank.
+        late_s (float): How much longer a call takes on the other ranks, median.
+    """
+    return common.picked(each, "kind", "dtype", "count", "nbytes", "n_ranks", "calls", "seconds", "last_rank", "late_s")
 
 
 def _without_scenario(
@@ -215,8 +295,9 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         steps (list): Steps (int) that all traces have, as the profiler numbers them.
         step (object): "A measured step and its prediction".
         base (object): "An undisturbed step".
-        tensors (int): Tensors of the model, or gradient buckets if the traces do not show tensors.
+        tensors (int): Tensors of the model, or gradient buckets or units if the traces do not show tensors.
         parameters_nbytes (int): Their size.
+        sharding (object or null): "A sharded model"; `null` if the model is not sharded.
         where (object): "Where a step goes".
         job (object): What the scenario leaves out: "The kind of job".
         collectives (list): "Collectives in the traces".
@@ -235,7 +316,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
 
     Columns of step:
         measured_s (float): Mean over steps and traced ranks.
-        predicted_s (float): Synchronous SGD of the scenario, with the delays as they happened.
+        predicted_s (float): The first schedule of the scenario, that of the job, with the delays as they happened.
         without_stragglers_s (float): A measured step without what is lost to stragglers.
         error (float): Error of the prediction.
 
@@ -260,6 +341,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         "base": common.picked(imported.base, *of_base),
         "tensors": len(imported.model.tensors),
         "parameters_nbytes": imported.model.nbytes,
+        "sharding": _sharding_record(imported.model) if isinstance(imported.model, ShardedModel) else None,
         "where": _where_record(imported.budget),
         "job": _kind_record(imported.kind),
         "collectives": [_collective(imported, each) for each in imported.times],
@@ -267,6 +349,51 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         **common.picked(imported.clocks, clock_skew_s="skew_s", clock_residual_s="residual_s"),
         "notes": list(imported.notes),
         "files": [str(path) for path in written],
+    }
+
+
+def _sharding_record(model: ShardedModel) -> dict[str, object]:
+    """Return how a job shards its model as JSON has it.
+
+    Columns:
+        shard (int): Ranks that share a copy of the model.
+        replicas (int): Copies.
+        param_dtype (str): Type in which units are gathered.
+        reduce_dtype (str): Type in which gradients are reduced.
+        schedule (object): Settings of the schedule, as a scenario has them.
+        units (list): "A unit of a sharded model", in forward order.
+        exposed_s (object): What was sent -> seconds (float) of a step in which a device computes nothing meanwhile,
+            with waiting for other ranks.
+        doubts (list): What the traces do not show, a text each.
+    """
+    sharding = model.sharding
+    return {
+        **common.picked(sharding, "shard", "replicas", "param_dtype", "reduce_dtype", "exposed_s"),
+        "schedule": model.schedule.model_dump(mode="json", exclude_unset=True) | {"kind": model.schedule.kind},
+        "units": [_unit_record(model, number) for number in range(len(sharding.units))],
+        "doubts": list(model.notes),
+    }
+
+
+def _unit_record(model: ShardedModel, number: int) -> dict[str, object]:
+    """Return a unit of a sharded model as JSON has it.
+
+    Columns:
+        name (str): Its modules; empty for the root, and if the traces do not name it.
+        is_root (bool): It holds what the other units do not.
+        elements (int): Elements that are gathered, with padding.
+        is_gathered_again (bool): It is freed after the forward pass.
+        is_reduced (bool): Its gradients are reduced; if not, its parameters are frozen.
+        forward_s (float): Its forward pass in an undisturbed step.
+        backward_s (float): Its backward pass.
+    """
+    unit = model.sharding.units[number]
+    forward_s, backward_s = model.seconds_of(number)
+    return {
+        "is_root": number == model.sharding.root,
+        **common.picked(unit, "name", "is_gathered_again", "is_reduced", elements="count"),
+        "forward_s": forward_s,
+        "backward_s": backward_s,
     }
 
 
@@ -284,6 +411,8 @@ def _slowed_record(slowed: SlowedJob) -> dict[str, object]:
 def _text(imported: ImportedJob) -> str:
     """Return what was found, for people."""
     parts = [_head(imported), _where(imported.budget, imported.kind), _slowed(imported), _undisturbed(imported)]
+    if isinstance(imported.model, ShardedModel):
+        parts.append(_sharded(imported.model))
     if imported.times:
         parts.append(_collectives_table(imported))
     return "\n\n".join(parts)
@@ -548,10 +677,56 @@ def _undisturbed(imported: ImportedJob) -> str:
         "backward": base.backward_s,
         "optimizer": base.optimize_s,
     }
-    what = "tensors" if imported.model.is_real else "gradient buckets"
+    parts_of_model = "units" if isinstance(imported.model, ShardedModel) else "gradient buckets"
+    what = "tensors" if imported.model.is_real else parts_of_model
     times = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds > 0)
     size = f"{len(imported.model.tensors)} {what}, {format_nbytes(imported.model.nbytes)}"
     return f"an undisturbed step without communication: {times or '0 s'} ({size})"
+
+
+_UNIT_COLUMNS = (
+    Column("units", form=str),
+    Column("elements", form=str),
+    Column("forward", "forward_s", form=format_seconds),
+    Column("backward", "backward_s", form=format_seconds),
+    Column("after the forward pass", "kept", form=str),
+)
+
+
+def _sharded(model: ShardedModel) -> str:
+    """Say how the model is sharded: its units, its schedule, and what of its communication is exposed."""
+    sharding = model.sharding
+    schedule = model.schedule
+    settings = {"kind": schedule.kind} | schedule.model_dump(mode="json", exclude_unset=True, exclude={"kind", "label"})
+    exposed = ", ".join(f"{what} {format_seconds(seconds)}" for what, seconds in sharding.exposed_s.items())
+    types = f"gathered in {sharding.param_dtype}, reduced in {sharding.reduce_dtype}"
+    lines = [
+        table_text(f"{described(sharding)}, {types}", _UNIT_COLUMNS, _alike_units(model)),
+        f"exposed in a step, with waiting: {exposed}",
+        f"schedule: {strict_yaml.dump_line(settings).strip()}",
+    ]
+    return "\n".join(lines)
+
+
+def _alike_units(model: ShardedModel) -> list[dict[str, object]]:
+    """Return a row for each run of units of one size that are treated alike, with the mean times of a unit."""
+    sharding = model.sharding
+    records = []
+    keys = [(unit.count, unit.is_gathered_again, number == sharding.root) for number, unit in enumerate(sharding.units)]
+    for key, some in groupby(range(len(keys)), key=keys.__getitem__):
+        numbers = list(some)
+        names = [sharding.name(number) for number in (numbers[0], numbers[-1])]
+        forward_s, backward_s = np.mean([model.seconds_of(number) for number in numbers], axis=0).tolist()
+        records.append(
+            {
+                "units": names[0] if len(numbers) == 1 else f"{names[0]} to {names[1]}",
+                "elements": key[0],
+                "forward_s": forward_s,
+                "backward_s": backward_s,
+                "kept": "freed" if key[1] else "kept",
+            }
+        )
+    return records
 
 
 def _collectives_table(imported: ImportedJob) -> str:
@@ -571,12 +746,13 @@ def _busbw(each: CollectiveTimes) -> float | None:
 
 
 def _predicted_s(imported: ImportedJob, each: CollectiveTimes) -> float | None:
-    """Return what the scenario's links make of an all_reduce; None of another collective, or group."""
+    """Return what the scenario's links make of a collective; None of another kind, or group."""
     cluster = imported.scenario.cluster
     group = as_group(each.group, cluster.world_size)
-    if each.kind != "all_reduce" or not each.nbytes or group is None:
+    kinds = SHARDED if isinstance(imported.model, ShardedModel) else AVERAGED
+    if each.kind not in kinds or not each.nbytes or group is None:
         return None
-    return predicted_s(cluster, group, each.nbytes)
+    return predicted_s(cluster, group, each.nbytes, each.kind)
 
 
 def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, object]:
@@ -591,8 +767,8 @@ def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, objec
         seconds (float): From the arrival of the last member to the end, median over calls. A low quantile if members
             have no trace.
         wait_share (float): Share of waiting for the last member in all the time that members spent in these calls.
-        predicted_s (float or null): Time on the links of the scenario. `null` for collectives other than all_reduce,
-            unknown sizes, and unevenly spaced ranks.
+        predicted_s (float or null): Time on the links of the scenario. `null` for unknown sizes, unevenly spaced ranks,
+            and kinds other than all_reduce (of a sharded model, also all_gather and reduce_scatter).
     """
     found = common.picked(each, "kind", "nbytes", "between_nodes", "calls", "seconds", "wait_share")
     return found | {"n_ranks": len(each.group), "predicted_s": _predicted_s(imported, each)}

@@ -56,8 +56,8 @@ class ComputeCost:
     Forward seconds are the workload's, a third of its measured steps, or `FLOPs * batch / (peak * utilization)`, with
     peak and utilization for the workload's precision. A backward pass without seconds of its own takes twice as long:
     one product for the gradient of the weights, one for the gradient of the inputs. Activation checkpointing repeats a
-    share of the forward pass (`recompute`). A tensor's share of a pass is its share of the FLOPs. If the backward pass
-    was measured per tensor, it is the tensor's seconds.
+    share of the forward pass (`recompute`). A tensor's share of a pass is its share of the FLOPs. If a pass was
+    measured per tensor, it is the tensor's seconds.
 
     Raises:
         ScenarioError: Times are neither given nor derivable.
@@ -85,6 +85,9 @@ class ComputeCost:
             self.backward_s = float(measured_s.sum())
         if measured_s.any():
             self._backward_share_before = _share_before(measured_s)
+        forward_s = np.array([tensor.forward_s for tensor in workload.tensors if tensor.forward_s is not None])
+        if forward_s.any():
+            self._share_before = _share_before(forward_s)
         factor = self._of_batch(self.forward_s + self.backward_s)
         self.forward_s *= factor
         self.backward_s *= factor
@@ -96,7 +99,7 @@ class ComputeCost:
         is_measured = workload.has_seconds and ratio == 1
         if not stated_s or is_measured:
             return 1.0
-        factor = ratio if workload.forward_s is not None else 1.0  # the other times are of this batch size
+        factor = ratio if workload.stated_forward_s is not None else 1.0  # the other times are of this batch size
         return max(factor, workload.launch_s / stated_s)
 
     def _forward_s(self, n_backward: float) -> float:
@@ -104,8 +107,8 @@ class ComputeCost:
         workload = self._workload
         if workload.step_times:
             return self._passes_s() / (1 + n_backward)
-        if workload.forward_s is not None:
-            return workload.forward_s
+        if workload.stated_forward_s is not None:
+            return workload.stated_forward_s
         peaks = self._device.peak_flops
         flops = workload.batch_size * workload.flops
         peak = peaks.at(workload.precision)

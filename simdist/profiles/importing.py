@@ -24,15 +24,17 @@ from simdist.profiles.estimates.base import (
     shares_cores,
     with_late_backward,
 )
-from simdist.profiles.estimates.links import Fabric, Links, derive_links, fabric_of_gpus
+from simdist.profiles.estimates.links import AVERAGED, SHARDED, Fabric, Links, derive_links, fabric_of_gpus
 from simdist.profiles.estimates.places import Places
 from simdist.profiles.estimates.proof import Proof, prove_step
+from simdist.profiles.estimates.sharded_model import ShardedModel, base_of_units, sharded_model
 from simdist.profiles.estimates.stragglers import CommonDelay, DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, UnknownLayoutError, find_layout
 from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
+from simdist.profiles.job.sharding import Sharding, find_sharding
 from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile
@@ -49,12 +51,13 @@ from simdist.scenario import (
     Tensor,
     Workload,
 )
-from simdist.schedules import Schedule
+from simdist.schedules import Schedule, Sync
 from simdist.settings.units import format_seconds
-from simdist.studies.proposals import traced_schedules
+from simdist.studies.proposals import sharded_schedules, traced_schedules
 
 _TOLD_AHEAD = 0.01  # of a step
 _FEW = 10  # steps; a low quantile of fewer is unreliable
+_NO_MODEL = Model((), "float32", 1, 1, is_real=False, notes=())  # of a job that does not become a scenario
 _SAMPLE_NBYTES = 1  # loading takes only the latency of the storage
 
 
@@ -69,6 +72,7 @@ class ImportOptions:
         fabric: The links inside nodes; those between nodes still come from the traces.
         tensors: Tensors of the model in forward order, instead of those of the traces.
         steps: Only steps with these numbers; all if None.
+        shard: Ranks that share a copy of a sharded model, if the traces do not show it.
     """
 
     nodes: int | None = None
@@ -77,6 +81,7 @@ class ImportOptions:
     fabric: Fabric | None = None
     tensors: tuple[Tensor, ...] = ()
     steps: range | None = None
+    shard: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +126,7 @@ class ImportedJob(SlowedJob):
         times: Durations of the collectives.
         links: From the traces; None if the user gave a cluster.
         host: How the simulated host behaves.
-        model: Tensors and buckets.
+        model: Tensors and buckets, or units.
         scenario: The job without its delays. Channels with delays are disturbed by 0 s.
         delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
         proof: The step as predicted and as measured.
@@ -133,7 +138,7 @@ class ImportedJob(SlowedJob):
     times: tuple[collectives.CollectiveTimes, ...]
     links: Links | None
     host: HostModel
-    model: Model
+    model: Model | ShardedModel
     scenario: Scenario
     delays: dict[Channel, Floats]
     proof: Proof
@@ -150,7 +155,7 @@ class _Timed:
         seconds: The parts of each step of each rank.
         base: Times of an undisturbed step.
         host: How the simulated host behaves.
-        model: Tensors and buckets.
+        model: Tensors and buckets, or units.
         clocks: Clocks of the ranks.
         untraced: Delays of untraced ranks, from collectives.
         times: Durations of the collectives.
@@ -162,7 +167,7 @@ class _Timed:
     seconds: Parts
     base: BaseTimes
     host: HostModel
-    model: Model
+    model: Model | ShardedModel
     clocks: RankClocks
     untraced: collectives.UntracedWaits
     times: tuple[collectives.CollectiveTimes, ...]
@@ -229,12 +234,12 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
         ScenarioError: The facts that the user knows contradict them.
     """
     options = options or ImportOptions()
-    timed = _time(profiles, options)
+    timed = _time(profiles, options, is_scenario=True)
     late = _find_late(timed)
     proven = _prove(name, timed, late, options)
     slowed = _slowed(timed, late, proven.proof)
     told = {
-        "doubts": _caveats(timed.job, proven.links, proven.proof, slowed.kind),
+        "doubts": _caveats(timed, proven.links, proven.proof, slowed.kind),
         "imported": _facts(slowed, proven.proof, _unsure(timed.job, proven.links)),
     }
     return ImportedJob(
@@ -274,12 +279,16 @@ def what_slowed(profiles: Sequence[RankProfile], options: ImportOptions) -> Slow
 
 
 def _slowed(timed: _Timed, late: _Late, proof: Proof | None) -> SlowedJob:
-    """Return the causes of delays; the cost of stragglers is simulated if a scenario covers nearly all of the job."""
+    """Return the causes of delays.
+
+    The cost of stragglers is simulated if a scenario covers nearly all of the job, and reproduces it if it is sharded.
+    """
     step_s = float(timed.seconds.step_s.mean())
     unseen_s = float(np.mean([step.parts_s[StepPart.QUEUED] for each in timed.job.profiles for step in each.steps]))
-    kind = find_kind(timed.job.profiles, waiting_s=unseen_s)
+    is_sharded = timed.job.shards
+    kind = find_kind(timed.job.profiles, waiting_s=unseen_s, is_sharded=is_sharded)
     share = min(1.0, late.lost_s / step_s) if step_s else 0.0
-    if proof is not None and kind.is_modelled:
+    if proof is not None and kind.is_modelled and not (is_sharded and proof.misses):
         share = proof.straggling_share
     return SlowedJob(
         job=timed.job,
@@ -317,29 +326,58 @@ def _opened_together(job: TracedJob) -> TracedJob:
     return replace(job, profiles=rest, notes=(*job.notes, note))
 
 
-def _time(profiles: Sequence[RankProfile], options: ImportOptions, *, is_layout_known: bool = True) -> _Timed:
+def _time(
+    profiles: Sequence[RankProfile], options: ImportOptions, *, is_layout_known: bool = True, is_scenario: bool = False
+) -> _Timed:
     """Combine the ranks and find the times of steps and collectives.
 
     If the traces do not show which ranks share a machine, all are assumed to share one. Then no machine is a straggler.
+    The units of a sharded model are found only if it is to become a scenario.
     """
-    job = _opened_together(assemble(profiles, steps=options.steps))
+    job = _opened_together(assemble(profiles, steps=options.steps, shard=options.shard))
     if is_layout_known:
         layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
     else:
         layout = RankLayout(1, job.world_size, "one machine")
     seconds = parts(job)
     base = base_times(job, seconds)
+    sharding = find_sharding(job, options.shard) if is_scenario else None
+    if sharding is not None:
+        base = base_of_units(base, sharding)
     host = host_model(job, base, seconds)
-    model = find_model(job, base, options.tensors)
+    if job.shards and not is_scenario:
+        model: Model | ShardedModel = _NO_MODEL
+    else:
+        model = _model(job, base, host, sharding, options)
     matched = match(job)
     clocks = synchronize(matched)
     check_same_run(job, matched, clocks)
     untraced = collectives.find_untraced_waits(matched, clocks)
     times = collectives.collective_times(matched, clocks, layout, untraced)
-    if shares_cores(job, seconds):
+    blocks = job.shards and job.profiles[0].device == "cpu"  # its steps wait for all of an exchange, noise included
+    if blocks or shares_cores(job, seconds):
         times = collectives.on_shared_cores(times, matched, clocks)
     notes = (*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes)
     return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, notes)
+
+
+def _model(
+    job: TracedJob, base: BaseTimes, host: HostModel, sharding: Sharding | None, options: ImportOptions
+) -> Model | ShardedModel:
+    """Return the tensors of the job and their schedule."""
+    if sharding is None:
+        return find_model(job, base, options.tensors)
+    if options.tensors:
+        raise ScenarioError(
+            "--tensors: is for gradient buckets; the units of this sharded model are in its traces: leave it out"
+        )
+    before_s = _before_s(base, host) / base.micro_batches
+    return sharded_model(sharding, base, before_s=before_s, is_blocking=job.profiles[0].device == "cpu")
+
+
+def _before_s(base: BaseTimes, host: HostModel) -> float:
+    """Return the seconds of a step that the scenario counts with forward passes, besides their computing."""
+    return base.host_s + (0.0 if host.loads else base.input_s)
 
 
 def _find_late(timed: _Timed) -> _Late:
@@ -386,17 +424,17 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
     """Build the scenario, and simulate the traced steps."""
     job = timed.job
     layout = timed.layout
-    cluster, links = _cluster(job, layout, timed.times, options)
-    schedules = traced_schedules(
-        timed.model.schedule,
-        len(job.numbers),
-        nodes=layout.nodes,
-        gpus_per_node=layout.gpus_per_node,
-        has_links=links is None or links.is_complete,
-    )
+    cluster, links = _cluster(timed, options)
+    schedule = timed.model.schedule
+    shape = {"nodes": layout.nodes, "gpus_per_node": layout.gpus_per_node}
+    has_links = links is None or links.is_complete
+    if isinstance(schedule, Sync):
+        schedules = traced_schedules(schedule, len(job.numbers), has_links=has_links, **shape)
+    else:
+        schedules = sharded_schedules(schedule, len(job.numbers), has_links=has_links, **shape)
     disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in late.delays)
     plain = _scenario(name, job, cluster, timed.model, timed.base, timed.host, disturbances, schedules)
-    slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain)))
+    slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain, timed.base)))
     slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
     proof = prove_step(slowed, late.delays, timed.seconds, job, calm=(plain, late.calm), ahead_s=timed.host.ahead_s)
@@ -474,10 +512,10 @@ def _late_on(late: Sequence[Straggler]) -> Channel | Literal[""]:
     return seconds.most_common(1)[0][0] if seconds else ""
 
 
-def _cluster(
-    job: TracedJob, layout: RankLayout, times: Sequence[collectives.CollectiveTimes], options: ImportOptions
-) -> tuple[Cluster, Links | None]:
+def _cluster(timed: _Timed, options: ImportOptions) -> tuple[Cluster, Links | None]:
     """Return the given machines, as many as were traced, or machines with links from the times of collectives."""
+    job = timed.job
+    layout = timed.layout
     if options.fabric and (options.cluster or layout.nodes == 1 or layout.gpus_per_node == 1):
         why = (
             "--cluster has the links inside nodes, too: give one of them"
@@ -497,20 +535,30 @@ def _cluster(
     is_gloo = "gloo" in backend or (not backend and job.profiles[0].device == "cpu")
     library = "gloo" if is_gloo else "nccl"
     bare = Cluster(**shape, fabric=Link.ideal(), network=Link.ideal(), library=library, device=device)
-    links = derive_links(times, bare, given=options.fabric, usual=fabric_of_gpus(job.profiles))
+    kinds = SHARDED if isinstance(timed.model, ShardedModel) else AVERAGED
+    usual = fabric_of_gpus(job.profiles)
+    links = derive_links(timed.times, bare, kinds=kinds, given=options.fabric, usual=usual)
     return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
 
 
-def _computing_s(scenario: Scenario) -> float:
+def _computing_s(scenario: Scenario, base: BaseTimes) -> float:
     """Return the time that a slow device lengthens: the computing of an undisturbed step of the scenario."""
     workload = scenario.workload
     backward_s = math.fsum(tensor.backward_s or 0.0 for tensor in workload.tensors)
-    return workload.micro_batches * ((workload.forward_s or 0.0) + backward_s) + (workload.optimize_s or 0.0)
+    return workload.micro_batches * ((workload.stated_forward_s or 0.0) + backward_s) + base.optimize_s
 
 
-def _caveats(job: TracedJob, links: Links | None, proof: Proof, kind: JobKind) -> tuple[str, ...]:
+def _caveats(timed: _Timed, links: Links | None, proof: Proof, kind: JobKind) -> tuple[str, ...]:
     """Return caveats for users of the scenario."""
-    caveats = []
+    job = timed.job
+    caveats: list[str] = []
+    if isinstance(timed.model, ShardedModel):
+        caveats += timed.model.notes
+        if job.profiles[0].device == "cpu":
+            caveats.append(
+                "on CPUs, fully_shard waits for each collective before it computes on, and so do the schedules here "
+                "(blocking: true): on GPUs, communication would be hidden"
+            )
     if not kind.is_modelled:
         caveats.append(f"the scenario leaves out what the job does besides averaging gradients: {kind.sentence}")
     if job.missing:
@@ -529,7 +577,7 @@ def _scenario(
     name: str,
     job: TracedJob,
     cluster: Cluster,
-    model: Model,
+    model: Model | ShardedModel,
     base: BaseTimes,
     host: HostModel,
     disturbances: tuple[Persistent, ...],
@@ -537,7 +585,11 @@ def _scenario(
 ) -> Scenario:
     """Return the scenario of the job."""
     batch_size = next((each.batch_size for each in job.profiles if each.batch_size), 1)
-    forward_s = (base.forward_s + base.host_s + (0.0 if host.loads else base.input_s)) / base.micro_batches
+    forward_s: float | None = round((base.forward_s + _before_s(base, host)) / base.micro_batches, 9)
+    optimize_s = base.optimize_s
+    if isinstance(model, ShardedModel):
+        forward_s = None  # the tensors state theirs
+        optimize_s *= model.whole_per_slice
     workload = Workload(
         name=name,
         tensors=model.tensors,
@@ -545,8 +597,8 @@ def _scenario(
         batch_size=batch_size,
         micro_batches=base.micro_batches,
         sample_nbytes=_SAMPLE_NBYTES if host.loads else 0,
-        forward_s=round(forward_s, 9),
-        optimize_s=round(base.optimize_s, 9),
+        forward_s=forward_s,
+        optimize_s=round(optimize_s, 9),
     )
     if host.load_s is not None:
         storage = Storage(latency_s=round(host.load_s, 9), bandwidth_Bps=float("inf"), source="input of the traces")
@@ -556,7 +608,10 @@ def _scenario(
         cluster=cluster,
         workload=workload,
         steps=len(job.numbers),
-        host=Host(waits_for="update" if host.loads else "loss", run_ahead_steps=0 if host.waits else None),
+        host=Host(
+            waits_for="update" if host.loads or (host.waits and not host.reads_loss) else "loss",
+            run_ahead_steps=0 if host.waits else None,
+        ),
         input=InputSettings(source="storage", prefetch=2 if host.ahead_s else 1) if host.loads else InputSettings(),
         disturbances=disturbances,
         schedules=schedules,
@@ -584,10 +639,9 @@ def _more_notes(
             f"input of {format_seconds(base.input_s)} counts with the forward pass: the host runs ahead, and how long "
             f"loading itself takes is not seen"
         )
-    if host.loads:
-        notes.append(
-            "delays of the host are recorded on compute, because the host waits for the update before it loads"
-        )
+    if host.loads or (host.waits and not host.reads_loss):
+        then = "before it loads" if host.loads else "before the next step"
+        notes.append(f"delays of the host are recorded on compute, because the host waits for the update {then}")
     if not host.waits:
         notes.append("delays are recorded on compute, as the device saw them, because the host never waits for it")
     if not any(each.batch_size for each in job.profiles):

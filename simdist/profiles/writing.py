@@ -12,7 +12,9 @@ from typing import Any
 
 from simdist.errors import ScenarioError, naming_file
 from simdist.files import replacing
+from simdist.profiles.estimates.sharded_model import ShardedModel
 from simdist.profiles.importing import ImportedJob
+from simdist.profiles.job.sharding import described
 from simdist.profiles.steps.model import listed
 from simdist.scenario import Link, load, strict_yaml
 from simdist.scenario.loading import dump_workload
@@ -127,8 +129,9 @@ def _head(imported: ImportedJob) -> Iterator[str]:
     proof = imported.proof
     yield (
         f"Imported from profiler traces of {len(job.ranks)} of {job.world_size} ranks, "
-        f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; reproduced by this scenario's sync "
-        f"with the delays as they happened: {_ms(proof.predicted_s)} ({proof.error_text})."
+        f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; reproduced by this scenario's "
+        f"{imported.scenario.schedules[0].name} with the delays as they happened: {_ms(proof.predicted_s)} "
+        f"({proof.error_text})."
     )
     if proof.misses:
         yield f"The scenario does not reproduce the traced steps: {proof.misses}."
@@ -169,10 +172,7 @@ def _comments(imported: ImportedJob) -> dict[str, list[str]]:
             f"network: {_source(imported, 'network')}",
             *loaded,
         ],
-        "workload": [
-            "backward: seconds until a gradient is ready, from the one before",
-            *forward,
-        ],
+        "workload": [*_of_tensors(imported), *forward],
         "steps": [f"as many as were traced; step 0 is step {first} of the profiler"],
         "disturbances": [
             "what steps took beyond an undisturbed one, by step and rank, played as it happened; add resample_steps: N "
@@ -182,6 +182,24 @@ def _comments(imported: ImportedJob) -> dict[str, list[str]]:
         "imported": ["facts of the traced job"],
         "doubts": ["repeated by every command that reads this"],
     }
+
+
+def _of_tensors(imported: ImportedJob) -> Iterator[str]:
+    """State what the seconds of tensors are."""
+    model = imported.model
+    if not isinstance(model, ShardedModel):
+        yield "backward: seconds until a gradient is ready, from the one before"
+        return
+    sharding = model.sharding
+    what = (
+        "parameters of its units, whose times are shared by elements" if model.is_real else "one tensor for each unit"
+    )
+    yield f"{described(sharding)}; tensors: {what}"
+    yield "forward, backward: seconds of computing from when a unit is copied out, backward up to its reduce-scatter"
+    yield "optimize: of the whole model, of which each rank updates a slice"
+    if sharding.root is not None:
+        place = "last" if sharding.root_comes_first else "first"
+        yield f"what the root computes at the other end of the model counts for the {place} unit"
 
 
 def _source(imported: ImportedJob, key: str) -> str:
@@ -194,7 +212,9 @@ def _source(imported: ImportedJob, key: str) -> str:
         return f"not measured: {links.fabric_source}"
     if key in links.measured:
         bound = "" if all(each.is_complete for each in imported.times) else " for traced ranks: an upper bound"
-        return f"from the time that all_reduces took, without waiting{bound}"
+        is_sharded = isinstance(imported.model, ShardedModel)
+        what = "gathers, reduce-scatters and all_reduces" if is_sharded else "all_reduces"
+        return f"from the time that {what} took, without waiting{bound}"
     if layout.nodes > 1 and layout.gpus_per_node > 1:
         return "not measured"
     return "not used: there is one " + ("node" if key == "network" else "GPU per node")

@@ -14,6 +14,7 @@ from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
 from simdist.traces.memory import Occupancy, kinds_of, occupancy_of_times
+from simdist.traces.trace import Trace
 
 #: Numbers that an optimizer keeps for each parameter.
 _STATES = {"sgd": 1, "lars": 1, "adamw": 2}
@@ -26,8 +27,15 @@ def memory_of(scenario: Scenario, built: Built) -> Occupancy:
 
     The steps are those until every kind of step has been seen and, unless ranks are simulated one by one, one more.
     """
-    plan, start_s, end_s = _times(built)
-    workload = scenario.workload
+    return _occupancy(*_times(built), scenario.workload)
+
+
+def memory_of_trace(trace: Trace, workload: Workload) -> Occupancy:
+    """Return the memory of the first rank's device over a trace."""
+    return _occupancy(trace.plan, trace.start_s[:, 0], trace.end_s[:, 0], workload)
+
+
+def _occupancy(plan: Plan, start_s: NDArray[np.float64], end_s: NDArray[np.float64], workload: Workload) -> Occupancy:
     return occupancy_of_times(
         plan,
         start_s,

@@ -349,6 +349,12 @@ class Scenario(Settings):
         return unchecked_copy(self, disturbances=delays, background=())
 
     @property
+    def traced_sharding(self) -> Schedule | None:
+        """The schedule of the job that the scenario was imported from, if it shards the model; None otherwise."""
+        first = self.schedules[0]
+        return first if self.imported is not None and first.shards else None
+
+    @property
     def delays(self) -> tuple[Disturbance | None, ...]:
         """Disturbances that delay ranks, in their places; None in those of links."""
         return tuple(None if isinstance(each, LinkDisturbance) else each for each in self.disturbances)

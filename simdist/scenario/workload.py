@@ -26,13 +26,15 @@ class Tensor(Settings):
     """A parameter tensor: its elements, the forward FLOPs per sample of its layer, or measured backward seconds.
 
     A multiply-add counts as 2 FLOPs. A layer with several tensors (weight, bias) states its FLOPs on one of them.
-    `backward_s` is the part of a backward pass, at device speed 1, that ends when this gradient is ready. `rows` are
-    those of the tensor as a matrix, its first dimension; without, it is a vector.
+    `backward_s` is the part of a backward pass, at device speed 1, that ends when this gradient is ready, `forward_s`
+    the part of a forward pass that computes with this tensor. `rows` are those of the tensor as a matrix, its first
+    dimension; without, it is a vector.
     """
 
     name: str
     count: Annotated[Whole, Field(ge=1)]
     flops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    forward_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
     backward_s: Seconds | None = None
     rows: Annotated[Whole | None, Field(ge=1, exclude_if=lambda rows: rows is None)] = None
 
@@ -88,7 +90,8 @@ class Workload(Settings):
             `forward_s` and `backward_s`. One third of the passes is forward.
         launch_s: Seconds in which the host launches the kernels of a forward and a backward pass. Passes take no less,
             unless their seconds were measured at this batch size.
-        forward_s: Seconds of a forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
+        forward_s: Seconds of a forward pass at device speed 1; if absent the sum of the tensors' or, where they state
+            none, FLOPs / (peak * utilization).
         backward_s: Seconds of a backward pass; if absent the sum of the tensors' or, where they state none,
             twice the forward pass, and `recompute`.
         recompute: Share of the forward pass of blocks that the backward pass computes again: activation checkpointing,
@@ -169,7 +172,13 @@ class Workload(Settings):
     @property
     def has_seconds(self) -> bool:
         """Whether the time of passes is stated in seconds, and not in FLOPs."""
-        return self.forward_s is not None or bool(self.step_times)
+        return self.stated_forward_s is not None or bool(self.step_times)
+
+    @property
+    def stated_forward_s(self) -> float | None:
+        """Seconds of a forward pass as stated: in all, or the sum of the tensors'; None if they follow from others."""
+        of_tensors_s = [tensor.forward_s for tensor in self.tensors if tensor.forward_s is not None]
+        return math.fsum(of_tensors_s) if of_tensors_s else self.forward_s
 
     @property
     def batch_over_measured(self) -> float:
@@ -177,7 +186,7 @@ class Workload(Settings):
         if self.step_times:
             sizes = [each.batch_size for each in self.step_times]
             return self.batch_size / min(max(self.batch_size, sizes[0]), sizes[-1])
-        if self.forward_s is not None:
+        if self.stated_forward_s is not None:
             return self.batch_size / (self.measured_batch_size or self.batch_size)
         return self.batch_size / (self.utilization_batch_size.at(self.precision) or self.batch_size)
 
@@ -247,26 +256,38 @@ class Workload(Settings):
         if self.kept_activation_nbytes is not None and self.kept_activation_nbytes > (self.activation_nbytes or 0):
             hint = "write activation_size, all that a forward pass leaves, of which this is a part"
             return [(("kept_activation_size",), f"more than activation_size: {hint}")]
-        timed = [tensor.backward_s is not None for tensor in self.tensors]
-        if any(timed) and not all(timed):
-            missing = timed.index(False)
-            name = self.tensors[timed.index(True)].name
-            return [(("tensors", missing, "backward"), f"absent, but {shown(name)} states it: write all or none")]
-        if all(timed) and self.backward_s is not None:
-            hint = "it is their sum: leave it out"
-            return [(("backward",), f"{format_seconds(self.backward_s)} beside seconds of every tensor; {hint}")]
+        faults = [
+            *self._timing_faults("forward", [tensor.forward_s for tensor in self.tensors], self.forward_s),
+            *self._timing_faults("backward", [tensor.backward_s for tensor in self.tensors], self.backward_s),
+        ]
+        if faults:
+            return faults[:1]
+        forward_s = self.stated_forward_s
         if self.step_times:
-            return self._step_time_faults(any(timed)) or self._name_faults()
-        if self.forward_s is None and not self.utilization.stated:
+            is_timed = any((tensor.forward_s, tensor.backward_s) != (None, None) for tensor in self.tensors)
+            return self._step_time_faults(is_timed) or self._name_faults()
+        if forward_s is None and not self.utilization.stated:
             hint = "write its seconds, e.g. forward: 20 ms, or utilization: 40% to derive them from FLOPs"
             return [(("forward",), f"how long does the forward pass take? {hint}")]
-        if self.forward_s is None and self.utilization.at(self.precision) is None:
+        if forward_s is None and self.utilization.at(self.precision) is None:
             stated = ", ".join(self.utilization.stated)
             hint = f"write e.g. utilization: {{{self.precision}: 40%}}, or forward: 20 ms"
             return [(("precision",), f"{self.precision} is not in workload.utilization (stated: {stated}): {hint}")]
-        if self.forward_s is None and self.flops == 0:
+        if forward_s is None and self.flops == 0:
             return [(("utilization",), "no tensor states its flops, so no time follows: write e.g. forward: 20 ms")]
         return self._name_faults()
+
+    def _timing_faults(self, key: str, of_tensors_s: Sequence[float | None], stated_s: float | None) -> list[Fault]:
+        """Return what is wrong with the seconds of a pass: some tensors state theirs, or all and the workload do."""
+        timed = [seconds is not None for seconds in of_tensors_s]
+        if any(timed) and not all(timed):
+            missing = timed.index(False)
+            name = self.tensors[timed.index(True)].name
+            return [(("tensors", missing, key), f"absent, but {shown(name)} states it: write all or none")]
+        if all(timed) and stated_s is not None:
+            hint = "it is their sum: leave it out"
+            return [((key,), f"{format_seconds(stated_s)} beside seconds of every tensor; {hint}")]
+        return []
 
     def _step_time_faults(self, is_timed: bool) -> list[Fault]:
         other = {

@@ -79,6 +79,8 @@ class ShardedSchedule(Schedule, abc.ABC):
     """Type of gathered parameters and of their gradients; that of the workload if absent."""
     reduce_dtype: FloatType | None = None
     """Type in which gradients are reduced; `param_dtype` if absent."""
+    blocking: bool = False
+    """The host waits for each operation before the next one, as on CPUs: no communication is hidden."""
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
@@ -114,6 +116,7 @@ class ShardedSchedule(Schedule, abc.ABC):
             "root": self.wrap == "blocks",
             "local": self.accumulation == "local",
             "2-comms": self.communicators == 2,
+            "blocking": self.blocking,
         }
         return "".join(f"-{trait}" for trait, is_chosen in chosen.items() if is_chosen)
 
@@ -355,7 +358,7 @@ class _Step:
             self._backward(micro_batch, is_last=is_last)
         grads = tuple(self.shards.grad(number) for number in self._numbers)
         self._ops += [ops.Optimize(names, grads), *parts.wait_for_update(job, names)]
-        return tuple(self._ops)
+        return _blocking(self._ops) if self.schedule.blocking else tuple(self._ops)
 
     @property
     def _numbers(self) -> range:
@@ -568,3 +571,13 @@ class _Step:
         """Return the buffer that the last operation of a unit's reduction in a micro-batch writes."""
         is_last = micro_batch == self.job.micro_batches - 1
         return f"partial.{number}" if self.shards.defers and not is_last else self.shards.grad(number)
+
+
+def _blocking(body: Iterable[Op]) -> Body:
+    """Return a body whose host waits for each operation."""
+    found: list[Op] = []
+    for op in body:
+        found.append(op)
+        if ops.writes(op):
+            found.append(ops.Wait(ops.writes(op)[0]))
+    return tuple(found)

@@ -310,10 +310,15 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
     """Return the schedule with that label or, failing that, the first of that kind.
 
+    In a scenario that was imported from a job with a sharded model, `sync` stands for the schedule of the job.
+
     Raises:
         ScenarioError: There is none.
     """
     found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], baseline)
+    traced = scenario.traced_sharding
+    if found is None and baseline == "sync" and traced is not None:
+        return traced
     if found is None:
         labels = ", ".join(schedule.name for schedule in scenario.schedules)
         raise ScenarioError(f"{scenario.name}: no schedule is called {baseline!r} to compare with; there are: {labels}")

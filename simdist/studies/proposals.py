@@ -11,6 +11,9 @@ from itertools import product
 
 from simdist.scenario import Scenario
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
+from simdist.schedules.fsdp import FSDP
+from simdist.schedules.hsdp import HSDP
+from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.tuning import Levels
 
 _PERIODS = (2, 4, 8)  # of the few
@@ -77,6 +80,49 @@ def traced_schedules(
         if nodes > 1 and gpus_per_node > 1:
             found.append(HierarchicalSGD(levels=dict(levels), label=f"{hierarchical.name}-node-gradients"))
     return tuple(found)
+
+
+def sharded_schedules(
+    traced: ShardedSchedule, n_steps: int, *, nodes: int, gpus_per_node: int, has_links: bool
+) -> tuple[Schedule, ...]:
+    """Return the schedule of a traced job whose model is sharded, and a few that shard it otherwise.
+
+    They keep units after the forward pass or free them, gather one more unit ahead, and share a copy of the model among
+    all ranks or among those of a node. Then copies may also average parameters once in several steps.
+
+    Args:
+        traced: As seen.
+        n_steps: Of the scenario.
+        nodes: Machines.
+        gpus_per_node: Ranks of each.
+        has_links: Whether links are known well enough for groups inside nodes.
+    """
+    world_size = nodes * gpus_per_node
+    common = traced.model_dump(exclude_unset=True, include=set(ShardedSchedule.model_fields) - {"kind", "label"})
+    keeps = traced.reshard_after_forward is False
+    settings = traced.model_dump(exclude_unset=True, exclude={"label"}) | {"kind": traced.kind}
+    reshards = {key: value for key, value in settings.items() if key not in ("reshard_after_forward", "keep_last_unit")}
+    ahead = {
+        "forward_prefetch": traced.forward_prefetch + 1,
+        "backward_prefetch": traced.backward_prefetch + 1,
+        "label": f"{traced.name}-prefetch-{traced.forward_prefetch + 1}",
+    }
+    found: list[Schedule] = [
+        traced,
+        type(traced).model_validate(reshards if keeps else reshards | {"reshard_after_forward": False}),
+        type(traced).model_validate(settings | ahead),
+    ]
+    if traced.sharers(world_size) != world_size:
+        found.append(FSDP.model_validate(common))
+    if has_links and 1 < gpus_per_node < world_size:
+        inside = common | {"shard": gpus_per_node}
+        if traced.sharers(world_size) != gpus_per_node:
+            found.append(HSDP.model_validate(inside))
+        found += [HSDP.model_validate(inside | {"period": period}) for period in _PERIODS[1:] if period <= n_steps]
+    each_once = {schedule.name: schedule for schedule in reversed(found)}
+    return tuple(
+        each for each in found if each_once[each.name] is each and not each.problems(world_size, gpus_per_node)
+    )
 
 
 def _levels_by_node(nodes: int, gpus_per_node: int) -> Levels:

@@ -17,6 +17,7 @@ _PASSES = "micro_batches"  # a setting of the workload
 _CHECKPOINT = "checkpoint_"  # prefix of the settings of the scenario's checkpoint
 _PREFETCH = (1, 2, 4, 8)
 _TIMES_READERS = (1, 2, 4)
+_OF_SCRIPT = ("wrap", "param_dtype", "reduce_dtype", "communicators", "blocking")  # that no search varies
 _SOME_LEVELS: tuple[Levels, ...] = ((), ((2, 2),))
 
 
@@ -222,7 +223,8 @@ def permits(known: Collection[str]) -> dict[str, Permit]:
 def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -> tuple[Axis, ...]:
     """Return the axes that may vary in schedules of a kind: those that it declares, as far as permitted.
 
-    A required field without an axis takes the values of the scenario's own schedules.
+    A required field without an axis takes the values of the scenario's own schedules. Schedules that shard the model
+    have the types and the root of the job that the scenario was imported from.
 
     Args:
         kind: The kind.
@@ -245,6 +247,10 @@ def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -
                 f"{scenario.name}, or an axis of {name} in {cls.__name__}.axes"
             )
         axes.append(cls.axis(name, values))
+    traced = scenario.traced_sharding
+    if cls.shards and traced is not None:
+        own = dict(traced)
+        axes += [cls.axis(name, (own[name],)) for name in _OF_SCRIPT if own[name] != cls.model_fields[name].default]
     return tuple(axes)
 
 

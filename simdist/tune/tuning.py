@@ -219,11 +219,14 @@ def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: i
 def baseline_of(scenario: Scenario, name: str) -> Schedule:
     """Return the schedule of that label or kind. If the scenario has none, return default synchronous SGD.
 
+    In a scenario that was imported from a job with a sharded model, `sync` stands for the schedule of the job.
+
     Raises:
         ScenarioError: There is none, and the name is not `sync`.
     """
     found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], name)
-    return Sync() if found is None and name == "sync" else find_baseline(scenario, name)
+    is_absent = found is None and name == "sync" and scenario.traced_sharding is None
+    return Sync() if is_absent else find_baseline(scenario, name)
 
 
 def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int, refusal: str) -> ScenarioError:

@@ -8,9 +8,9 @@ There are two tables. The *measured* table separates host, compute and io. Strag
 
 * If input takes no noticeable time, its excess is not a delay of the storage. It counts as a delay of the host.
 * If the host waits for the loss, its delay is between forward and backward pass, while the device is idle, as measured.
-  If it waits for the update, because the data loader of the next step must not start earlier, the simulated host would
-  sleep during the forward pass, which would hide the delay. There, a pause of the host counts as a delay of compute,
-  which nothing hides.
+  If it waits for the update, because the data loader of the next step must not start earlier, or because the host of a
+  sharded job reads the loss there, the simulated host would sleep during the forward pass, which would hide the delay.
+  There, a pause of the host counts as a delay of compute, which nothing hides.
 * If the host never waits, it runs ahead of its device, so delays of the simulated host would have no effect. But the
   measured delays did reach the device. There, all delays count as delays of compute.
 """
@@ -146,7 +146,7 @@ def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | 
         pass_s = _low_s(buckets_s.sum(axis=1)) / job.micro_batches
         if job.micro_batches > 1:
             buckets_s[:, 0] -= [step.earlier_s for step in timed]
-        return _scaled_lows(buckets_s, pass_s), nbytes, notes
+        return scaled_lows(buckets_s, pass_s), nbytes, notes
     if nbytes:
         notes.append("the traces do not tell when each gradient bucket was ready: the backward pass is shared by bytes")
         shares = np.array([each or 1 for each in nbytes], dtype=np.float64)
@@ -154,10 +154,14 @@ def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | 
     return (_low_s(of.backward_s) / job.micro_batches,), (), notes
 
 
-def _scaled_lows(buckets_s: Floats, pass_s: float) -> tuple[float, ...]:
-    """Return low quantiles of the buckets, scaled to the low quantile of their sum.
+def scaled_lows(buckets_s: Floats, pass_s: float) -> tuple[float, ...]:
+    """Return low quantiles of the parts of a pass, scaled to the low quantile of the pass.
 
-    Scaling is necessary because the buckets of one step are not all at their lowest at once.
+    Scaling is necessary because the parts of one step are not all at their lowest at once.
+
+    Args:
+        buckets_s: Seconds of each part, such as a gradient bucket, `[n_steps, n_parts]`.
+        pass_s: A low quantile of the pass.
     """
     lows_s = np.maximum(0.0, np.quantile(buckets_s, _LOW, axis=0))
     sum_s = float(lows_s.sum())
@@ -176,11 +180,13 @@ class HostModel:
         waits: The host waits for its device in every step.
         load_s: Seconds that the storage needs for a batch; None if batches are ready.
         ahead_s: Seconds for which a batch has been loading when its step begins; 0 if batches are not loaded ahead.
+        reads_loss: It waits before the backward pass, not after the update.
     """
 
     waits: bool
     load_s: float | None
     ahead_s: float = 0.0
+    reads_loss: bool = True
 
     @property
     def loads(self) -> bool:
@@ -196,11 +202,18 @@ def host_model(job: TracedJob, base: BaseTimes, of: Parts) -> HostModel:
     of the host.
     """
     waits = all(profile.host_waits for profile in job.profiles)
+    reads_loss = not job.shards or _usually_reads_loss(job)
     is_ahead = any("loader processes" in profile.hints for profile in job.profiles)
     step_s = _low_s(of.step_s)
     if not waits or not base.is_loaded or (is_ahead and base.input_s <= _NOTICEABLE * step_s):
-        return HostModel(waits, None)
+        return HostModel(waits, None, reads_loss=reads_loss)
     return HostModel(waits, step_s, step_s - base.input_s) if is_ahead else HostModel(waits, base.input_s)
+
+
+def _usually_reads_loss(job: TracedJob) -> bool:
+    """Return whether the host waits before the backward pass in most steps."""
+    reads = [step.reads_loss for profile in job.profiles for step in profile.steps]
+    return 2 * sum(reads) > len(reads)
 
 
 def excess_times(of: Parts, base: BaseTimes) -> tuple[dict[Channel, Floats], float]:
@@ -235,6 +248,8 @@ def recorded(
         routed = {"host": zeros, "compute": excess["host"] + excess["compute"] + excess["io"], "io": zeros}
     elif host.loads:
         routed = {"host": zeros, "compute": excess["host"] + excess["compute"], "io": excess["io"]}
+    elif not host.reads_loss:
+        routed = {"host": zeros, "compute": excess["host"] + excess["compute"] + excess["io"], "io": zeros}
     else:
         routed = {"host": excess["host"] + excess["io"], "compute": excess["compute"], "io": zeros}
     return {channel: _filled(routed[channel], ranks, world_size) for channel in _CHANNELS if routed[channel].any()}

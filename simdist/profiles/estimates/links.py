@@ -1,9 +1,10 @@
-"""Links from times of all_reduces: the cost model, inverted.
+"""Links from times of all_reduces, and of a sharded model's gathers and reduce-scatters: the cost model, inverted.
 
-A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)). A link
-with a table of these times reproduces the measured times. This fails if the library takes another algorithm, or if the
-ring has hops of two kinds. The times of the table are then scaled by measured / predicted until they do. A tree sends
-messages of other sizes than a ring. If scaling does not converge for that reason, a latency and a bandwidth are fitted.
+A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)). A gather
+and a reduce-scatter of S bytes are n - 1 such hops. A link with a table of these times reproduces the measured times.
+This fails if the library takes another algorithm, or if the ring has hops of two kinds. The times of the table are then
+scaled by measured / predicted until they do. A tree sends messages of other sizes than a ring. If scaling does not
+converge for that reason, a latency and a bandwidth are fitted.
 """
 
 import math
@@ -14,16 +15,23 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from simdist.cost import Shared, price
+from simdist.engines import simulate
 from simdist.errors import PlanError, TraceError
-from simdist.plan import AllReduce, Buffer, Plan
+from simdist.plan import AllGather, AllReduce, Buffer, Plan, ReduceScatter
 from simdist.plan.group import Group
 from simdist.profiles.estimates.collectives import CollectiveTimes
 from simdist.profiles.kineto.columns import Floats
+from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, presets
 from simdist.settings.units import format_nbytes
 
 Which: TypeAlias = Literal["fabric", "network"]
+
+#: The kinds of collectives that tell the links of a job whose gradients are averaged.
+AVERAGED: tuple[CollectiveKind, ...] = ("all_reduce",)
+#: The same if its model is sharded.
+SHARDED: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 _WHICH: tuple[Which, ...] = ("fabric", "network")
 _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
@@ -90,8 +98,9 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """An all_reduce of one size, measured."""
+    """A collective of one kind and size, measured."""
 
+    kind: CollectiveKind
     nbytes: int
     group: Group
     seconds: float
@@ -103,31 +112,39 @@ class _Point:
 
     @property
     def hop_s(self) -> float:
-        return self.seconds / (2 * (self.group.size - 1))
+        n_rounds = 2 if self.kind == "all_reduce" else 1
+        return self.seconds / (n_rounds * (self.group.size - 1))
 
 
 def derive_links(
-    times: Sequence[CollectiveTimes], cluster: Cluster, *, given: Fabric | None = None, usual: Fabric | None = None
+    times: Sequence[CollectiveTimes],
+    cluster: Cluster,
+    *,
+    kinds: Sequence[CollectiveKind] = AVERAGED,
+    given: Fabric | None = None,
+    usual: Fabric | None = None,
 ) -> Links:
-    """Return the links that explain the times of all_reduces.
+    """Return the links that explain the times of collectives.
 
     Args:
         times: Measured.
         cluster: Its nodes, GPUs and library are used; its links are ignored.
+        kinds: The kinds of collectives that tell links.
         given: Links inside nodes to use instead of measured ones; links between nodes are then fitted.
         usual: Links inside nodes to use if none were measured.
 
     Raises:
-        TraceError: No all_reduce determines a link.
+        TraceError: No collective determines a link.
     """
     if cluster.world_size == 1:
         return Links(Link.ideal(), Link.ideal(), (), ())
+    times = [each for each in times if each.kind in kinds]
     inside = _points(times, cluster, between_nodes=False)
     between = _points(times, cluster, between_nodes=True)
     if not inside and not between:
         raise TraceError(
-            "no all_reduce of known size and group took any time in these traces, so they do not tell how fast the "
-            "links are: give --cluster FILE|PRESET"
+            f"no {' or '.join(kinds)} of known size and group took any time in these traces, so they do not tell how "
+            f"fast the links are: give --cluster FILE|PRESET"
         )
     notes: list[str] = []
     links: dict[Which, Link] = {}
@@ -135,7 +152,7 @@ def derive_links(
     stated = (given or (usual if not inside else None)) if has_both and between else None
     if stated:
         links["fabric"] = stated.link
-        notes.append(f"fabric is not measured but {stated.source}; network is what then explains the all_reduces")
+        notes.append(f"fabric is not measured but {stated.source}; network is what then explains the collectives")
     measured: list[Which] = []
     for name, points in zip(_WHICH, ([] if stated else inside, between), strict=True):
         if points:
@@ -156,12 +173,34 @@ def derive_links(
     return Links(fabric, network, tuple(measured), tuple(notes), stated.source if stated else "", is_complete)
 
 
-def predicted_s(cluster: Cluster, group: Group, nbytes: int) -> float:
-    """Return the time of an all_reduce by the cost model when nothing else uses the links."""
-    op = AllReduce("data", group)
-    buffer = Buffer("data", max(1, nbytes // 4), initialized=True)
-    plan = Plan.from_steps("all_reduce", world_size=cluster.world_size, buffers=(buffer,), steps=[(op,)])
-    cost = price(plan, cluster, _WORKLOAD).of[op]
+def predicted_s(cluster: Cluster, group: Group, nbytes: int, kind: CollectiveKind = "all_reduce") -> float:
+    """Return the time of a collective by the cost model when nothing else uses the links.
+
+    If it runs in several groups at once, as between copies of a sharded model, these share links.
+
+    Args:
+        cluster: The machines.
+        group: The members.
+        nbytes: Of the whole, on all of them together.
+        kind: An all_reduce, an all_gather, or a reduce_scatter.
+    """
+    part = max(1, nbytes // 4 // group.size)
+    whole = part * group.size if kind in ("all_gather", "reduce_scatter") else max(1, nbytes // 4)
+    buffers = [Buffer("data", whole, initialized=True), Buffer("part", part, initialized=True)]
+    op: AllReduce | AllGather | ReduceScatter
+    match kind:
+        case "all_gather":
+            op = AllGather("part", "data", group)
+        case "reduce_scatter":
+            op = ReduceScatter("data", "part", group)
+        case _:
+            op = AllReduce("data", group)
+            buffers = buffers[:1]
+    plan = Plan.from_steps(kind, world_size=cluster.world_size, buffers=buffers, steps=[(op,)])
+    costs = price(plan, cluster, _WORKLOAD)
+    if group.size < cluster.world_size:
+        return simulate(plan, costs, {}).makespan_s
+    cost = costs.of[op]
     assert isinstance(cost, Shared)  # as for every collective
     return float(np.max(cost.alone_s))
 
@@ -176,12 +215,13 @@ def as_group(members: Sequence[int], world_size: int) -> Group | None:
 
 
 def _points(times: Sequence[CollectiveTimes], cluster: Cluster, *, between_nodes: bool) -> list[_Point]:
-    """Return the all_reduces inside nodes or between them, by size; similar sizes are one point."""
+    """Return the collectives inside nodes or between them, by size; similar sizes of a kind are one point."""
     blocks: list[list[_Point]] = []
     points = (_point(each, cluster) for each in times if each.between_nodes == between_nodes)
     for point in sorted(filter(None, points), key=lambda point: point.hop_nbytes):
         first = blocks[-1][0] if blocks else None
-        if first and point.group == first.group and point.hop_nbytes < _SAME_SIZE * first.hop_nbytes:
+        is_like = first is not None and (point.kind, point.group) == (first.kind, first.group)
+        if first and is_like and point.hop_nbytes < _SAME_SIZE * first.hop_nbytes:
             blocks[-1].append(point)
         else:
             blocks.append([point])
@@ -190,15 +230,17 @@ def _points(times: Sequence[CollectiveTimes], cluster: Cluster, *, between_nodes
 
 def _point(times: CollectiveTimes, cluster: Cluster) -> _Point | None:
     group = as_group(times.group, cluster.world_size)
-    if times.kind != "all_reduce" or not times.nbytes or times.seconds <= 0 or group is None:
+    if not times.nbytes or times.seconds <= 0 or group is None or group.size < 2:
         return None
-    return _Point(times.nbytes, group, times.seconds, times.calls)
+    return _Point(times.kind, times.nbytes, group, times.seconds, times.calls)
 
 
 def _mean(block: Sequence[_Point]) -> _Point:
     calls = sum(point.calls for point in block)
     nbytes = round(math.fsum(point.nbytes * point.calls for point in block) / calls)
-    return _Point(nbytes, block[0].group, math.fsum(point.seconds * point.calls for point in block) / calls, calls)
+    return _Point(
+        block[0].kind, nbytes, block[0].group, math.fsum(point.seconds * point.calls for point in block) / calls, calls
+    )
 
 
 def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Which, Link]) -> tuple[Link, list[str]]:
@@ -210,7 +252,7 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
         fabric, network = (link if which == name else known.get(which, link) for which in _WHICH)
         whole = cluster.model_copy(update={"fabric": fabric, "network": network})
         return [
-            target_s / predicted_s(whole, point.group, point.nbytes)
+            target_s / predicted_s(whole, point.group, point.nbytes, point.kind)
             for target_s, point in zip(targets_s, points, strict=True)
         ]
 
@@ -232,7 +274,8 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
             link = line
             notes = []
     if worst > _TOLD:
-        warning = f"warning: {name}: no link gives all times of all_reduces back; at the worst {worst:.0%} are missed"
+        what = " and ".join(sorted({f"{point.kind}s" for point in points}))
+        warning = f"warning: {name}: no link gives all times of {what} back; at the worst {worst:.0%} are missed"
         notes = [*notes, warning]
     return link, notes
 
@@ -252,8 +295,8 @@ def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tup
     largest = format_nbytes(points[-1].nbytes)
     if len(sizes) == 1:
         note = (
-            f"{name}: all_reduces of one size only ({largest}): a line without latency; much smaller ones will be "
-            f"predicted too fast"
+            f"{name}: {points[0].kind}s of one size only ({largest}): a line without latency; much smaller ones will "
+            f"be predicted too fast"
         )
         return Link(latency_s=0.0, bandwidth_Bps=float(max(1, round(sizes[0] / times[0])))), [note]
     notes = []
@@ -261,8 +304,8 @@ def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tup
     average = times[-1] / sizes[-1]
     if not _FLATTEST * average <= slope <= average:
         notes.append(
-            f"{name}: from one size to the next, times grow as no link's do; all_reduces beyond {largest} are "
-            f"predicted at the rate of that size"
+            f"{name}: from one size to the next, times grow as no link's do; {points[-1].kind}s beyond {largest} "
+            f"are predicted at the rate of that size"
         )
         slope = average
     sizes.append(sizes[-1] * _BEYOND)

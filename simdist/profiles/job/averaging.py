@@ -9,13 +9,13 @@ different job, so it is refused.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import attrgetter
 
 import numpy as np
 
 from simdist.errors import TraceError
-from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective, listed, usual_micro_batches
+from simdist.profiles.steps.model import HostMark, RankProfile, RankStep, TracedCollective, listed, usual_micro_batches
 
 _TOLD = 3  # groups, steps
 _SUMMED = ("input_s", "forward_s", "host_s", "backward_s", "wait_s", "optimize_s", "beside_s")
@@ -105,6 +105,11 @@ def _as_one(passes: Sequence[RankStep]) -> RankStep:
     first = passes[0]
     last = passes[-1]
     before_s = math.fsum(each.backward_s for each in passes[:-1])
+    forward_s, backward_s = (
+        accumulate((times_s(each) for each in passes[:-1]), initial=0.0)
+        for times_s in (attrgetter("forward_s"), attrgetter("backward_s"))
+    )
+    later = list(zip(passes, zip(forward_s, backward_s, strict=True), strict=True))
     return replace(
         last,
         number=last.number // len(passes),
@@ -112,12 +117,26 @@ def _as_one(passes: Sequence[RankStep]) -> RankStep:
         marked_s=first.marked_s,
         parts_s=tuple(map(math.fsum, zip(*(each.parts_s for each in passes), strict=True))),
         buckets_s=(before_s + last.buckets_s[0], *last.buckets_s[1:]) if last.buckets_s else (),
-        calls=tuple(call for each in passes for call in each.calls),
+        calls=tuple(_moved_call(call, *spent_s) for each, spent_s in later for call in each.calls),
+        copy_outs=tuple(_moved(mark, *spent_s) for each, spent_s in later for mark in each.copy_outs),
+        passes=tuple(
+            (_moved(begin, *spent_s), _moved(end, *spent_s)) for each, spent_s in later for begin, end in each.passes
+        ),
+        reads_loss=any(each.reads_loss for each in passes),
         held_s=_held_in_all_s(passes),
         micro_batches=sum(each.micro_batches for each in passes),
         earlier_s=before_s + last.earlier_s,
         **dict(zip(_SUMMED, np.sum([_summed(each) for each in passes], axis=0).tolist(), strict=True)),
     )
+
+
+def _moved(mark: HostMark, forward_s: float, backward_s: float) -> HostMark:
+    """Return a mark of a step that follows so much computing of the same step."""
+    return replace(mark, forward_s=mark.forward_s + forward_s, backward_s=mark.backward_s + backward_s)
+
+
+def _moved_call(call: TracedCollective, forward_s: float, backward_s: float) -> TracedCollective:
+    return replace(call, mark=_moved(call.mark, forward_s, backward_s)) if call.mark else call
 
 
 def _held_in_all_s(passes: Sequence[RankStep]) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from simdist.errors import TraceError
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.job.alignment import shifted
 from simdist.profiles.job.averaging import check_every_step, join_passes, one_group
+from simdist.profiles.job.sharded_ranks import shards_model, with_groups
 from simdist.profiles.steps.model import RankProfile, RankStep, listed, usual_micro_batches
 from simdist.settings.base import plural
 
@@ -23,11 +24,13 @@ class TracedJob:
         world_size: Ranks of the job.
         profiles: Profiles of the traced ranks, in ascending order. All have the same step numbers.
         notes: Omissions and assumptions, one sentence each.
+        shards: Ranks gather parameters and reduce-scatter gradients: the model is sharded.
     """
 
     world_size: int
     profiles: tuple[RankProfile, ...]
     notes: tuple[str, ...]
+    shards: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -58,12 +61,13 @@ class TracedJob:
 _MANY = 10  # steps; if files have fewer, losing steps costs less than losing a rank
 
 
-def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> TracedJob:
+def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None, shard: int | None = None) -> TracedJob:
     """Combine the profiles of a job, in any order.
 
     Args:
         profiles: One per file, of the same run.
         steps: Only steps with these numbers; all if None.
+        shard: Ranks that share a copy of a sharded model, if the traces do not show it.
 
     Raises:
         TraceError: There are no profiles, they are of different jobs, two are of the same rank and step, they have no
@@ -75,14 +79,19 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
     notes += grouped([(each.rank, note) for each in of_ranks for note in each.notes])
     world_size = _world_size(of_ranks)
     _check_same_job(of_ranks)
-    of_ranks, world_size, of_group = one_group(of_ranks, world_size)
+    shards = shards_model(of_ranks)
+    of_group: list[str] = []
+    if shards:
+        of_ranks = with_groups(of_ranks, world_size, shard)
+    else:
+        of_ranks, world_size, of_group = one_group(of_ranks, world_size)
     renumbered, by_collectives = shifted(of_ranks)
     long_enough, short = _without_short(renumbered)
     aligned, more = _common(long_enough, steps)
     agreeing, lost = _agreeing(aligned)
     same, joined = join_passes(agreeing)
     check_every_step(same[0])
-    job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *short, *more, *lost, *joined))
+    job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *short, *more, *lost, *joined), shards)
     if job.missing:
         ranks = f"{plural(len(job.missing), 'rank')} {listed(job.missing)}"
         missing = (

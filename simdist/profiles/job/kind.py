@@ -1,7 +1,8 @@
 """The kind of the traced job: the communication that a scenario of data-parallel training does not cover.
 
-The scenario averages the gradients of all ranks with all_reduces. It leaves out all other communication, which shows
-how the model is distributed over the ranks.
+The scenario averages the gradients of all ranks with all_reduces or, if the model is sharded, gathers units and
+reduce-scatters their gradients. It leaves out all other communication, which shows how the model is distributed over
+the ranks.
 """
 
 import math
@@ -18,6 +19,7 @@ from simdist.profiles.steps.model import RankProfile, TracedCollective
 from simdist.settings.units import format_share
 
 MOST_LEFT_OUT = 0.02  # of a step; beyond it, schedules of the scenario say nothing about the job
+_OF_UNITS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter")  # that a sharded model's scenario covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class JobKind:
         return f"{names}{', '.join(told)}"
 
 
-def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float) -> JobKind:
+def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float, is_sharded: bool = False) -> JobKind:
     """Return the kind of job that the collectives of its ranks show.
 
     The time of a rank in a collective includes its wait for others. So the rank with the shortest time counts in each
@@ -67,28 +69,34 @@ def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float) -> JobKind:
     Args:
         profiles: One per traced rank.
         waiting_s: Seconds of a step in which devices are idle for unknown reasons.
+        is_sharded: The scenario shards the model: it covers the gathers and reduce-scatters of units.
     """
+    covered = _OF_UNITS if is_sharded else ()
     step_s = float(np.mean([step.end_s - step.start_s for each in profiles for step in each.steps]))
-    kinds = {call.kind for each in profiles for step in each.steps for call in step.calls if _left_out(call)}
+    kinds = {call.kind for each in profiles for step in each.steps for call in step.calls if _left_out(call, covered)}
     transfers = transfers_of(profiles)
     found: dict[CollectiveKind, tuple[float, float]] = {}
     for kind in sorted(kinds):
-        calls, seconds = zip(*(_of_kind(steps, kind) for steps in transfers), strict=True)
+        calls, seconds = zip(*(_of_kind(steps, kind, covered) for steps in transfers), strict=True)
         issued = max(each.issued.get(kind, 0.0) for each in profiles)
         found[kind] = max(*calls, issued if kind != "all_reduce" else 0.0), min(seconds) / step_s if step_s else 0.0
     hints = frozenset(hint for each in profiles for hint in each.hints)
     often = {kind for kind, (calls, _) in found.items() if calls >= 1}
     averages = any(step.gradient_calls for each in profiles for step in each.steps)
+    if is_sharded:
+        hints -= {"sharded model"}
     return JobKind(tuple(_names(often, hints, averages=averages)), found, waiting_s / step_s if step_s else 0.0)
 
 
-def _left_out(call: TracedCollective) -> bool:
-    return not (call.of_gradients and call.kind == "all_reduce")
+def _left_out(call: TracedCollective, covered: Sequence[CollectiveKind]) -> bool:
+    return call.kind not in covered and not (call.of_gradients and call.kind == "all_reduce")
 
 
-def _of_kind(steps: Sequence[Sequence[SentCall]], kind: CollectiveKind) -> tuple[float, float]:
+def _of_kind(
+    steps: Sequence[Sequence[SentCall]], kind: CollectiveKind, covered: Sequence[CollectiveKind]
+) -> tuple[float, float]:
     """Return the calls of a kind per rank and step, and their seconds without waiting."""
-    calls = [[each for each in step if each.call.kind == kind and _left_out(each.call)] for step in steps]
+    calls = [[each for each in step if each.call.kind == kind and _left_out(each.call, covered)] for step in steps]
     return len(list(chain(*calls))) / len(steps), math.fsum(map(_union_s, calls)) / len(steps)
 
 

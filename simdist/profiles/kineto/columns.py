@@ -10,13 +10,15 @@ from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.events import Event, EventKind, Hint, args_of, hints_of, meaning_of
+from simdist.profiles.kineto.events import Dims, Event, EventKind, Hint, args_of, hints_of, meaning_of, unit_of
 from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
 
 #: An array of numbers, mostly seconds.
 Floats: TypeAlias = NDArray[np.float64]
 #: An array of whole numbers, such as indices.
 Ints: TypeAlias = NDArray[np.int64]
+#: Sizes of the dimensions of each of some tensors.
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 UNKNOWN = -1
 NOTHING = -1
@@ -31,8 +33,9 @@ class EventColumns:
         end_s: On the trace's clock, `[n]`.
         thread: Number of the thread or stream, an index into `RankEvents.threads`, `[n]`.
         kind: An `EventKind`, `[n]`.
-        link: Depends on `kind`. For a `STEP`, its number. For an `ISSUE`, a `TRANSFER` or a `COLLECTIVE`, the index in
-            `RankEvents.messages`. For `READY`, the elements of the gradient. For a `LAYER`, the samples of its batch.
+        link: Depends on `kind`. For a `STEP`, its number. For a `UNIT`, the index in `RankEvents.units`. For an
+            `ISSUE`, a `TRANSFER` or a `COLLECTIVE`, the index in `RankEvents.messages`. For a `PACK`, the index in
+            `RankEvents.shapes`. For `READY`, the elements of the gradient. For a `LAYER`, the samples of its batch.
             For launches and the device's work, the number that links them. -1 if the trace does not show it, `[n]`.
     """
 
@@ -73,6 +76,8 @@ class RankEvents:
         dtypes: Number of gradients of each type.
         backends: Backends that annotated their collectives, such as `gloo`.
         hints: Hints in the names of events.
+        units: Names of units of a sharded model; see `EventColumns.link`.
+        shapes: Shapes of the gradients of units; see `EventColumns.link`.
     """
 
     host: EventColumns
@@ -83,6 +88,8 @@ class RankEvents:
     dtypes: Counter[str]
     backends: frozenset[str]
     hints: frozenset[Hint]
+    units: tuple[str, ...] = ()
+    shapes: tuple[Shapes, ...] = ()
 
 
 def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
@@ -102,7 +109,18 @@ def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
     messages = tuple(reading.messages)
     backends = frozenset(reading.backends)
     hints = frozenset(reading.hints)
-    return RankEvents(host, device, threads, messages, reading.device_messages, reading.dtypes, backends, hints)
+    return RankEvents(
+        host,
+        device,
+        threads,
+        messages,
+        reading.device_messages,
+        reading.dtypes,
+        backends,
+        hints,
+        tuple(reading.units),
+        tuple(reading.shapes),
+    )
 
 
 class _Link(Struct, frozen=True, gc=False):
@@ -114,7 +132,16 @@ class _Link(Struct, frozen=True, gc=False):
 _LINK = Decoder(_Link, strict=False)  # not strict: a number may be quoted
 _BACKENDS = frozenset({"gloo", "mpi", "nccl", "ucc"})
 _LINKED = EventKind.KERNEL, EventKind.COPY_IN, EventKind.COPY, EventKind.LAUNCH, EventKind.BLOCKING
-_TELLING = EventKind.STEP, EventKind.ISSUE, EventKind.TRANSFER, EventKind.READY, EventKind.LAYER, EventKind.COLLECTIVE
+_TELLING = (
+    EventKind.UNIT,
+    EventKind.STEP,
+    EventKind.ISSUE,
+    EventKind.TRANSFER,
+    EventKind.READY,
+    EventKind.LAYER,
+    EventKind.PACK,
+    EventKind.COLLECTIVE,
+)
 _IS_LINKED, _IS_TELLING = (np.isin(np.arange(len(EventKind)), kinds) for kinds in (_LINKED, _TELLING))
 
 
@@ -133,6 +160,12 @@ def _correlations(texts: list[Raw]) -> list[int]:
         return [link for text in texts for link in _correlations([text])]
 
 
+def _shapes(dims: Dims) -> Shapes:
+    """Return the shapes of a list of tensors, the first input of an operator; nothing if the trace has none."""
+    tensors = dims[0] if dims else []
+    return tuple(tuple(sizes) for sizes in tensors if isinstance(sizes, list))
+
+
 class _Reading:
     """The state of reading a trace."""
 
@@ -144,6 +177,8 @@ class _Reading:
         self.dtypes: Counter[str] = Counter()
         self.backends: set[str] = set()
         self.hints: set[Hint] = set()
+        self.units: dict[str, int] = {}
+        self.shapes: dict[Shapes, int] = {}
         self._meanings: dict[str, dict[str, int]] = {}
 
     def read(self, batch: Sequence[Event]) -> None:
@@ -188,6 +223,8 @@ class _Reading:
         if kind == EventKind.STEP:
             number = event.name.partition("#")[2]
             return int(number) if number.isdecimal() else UNKNOWN
+        if kind == EventKind.UNIT:
+            return self.units.setdefault(unit_of(event.name), len(self.units))
         args = args_of(event)
         if kind == EventKind.COLLECTIVE:  # without a number, or 0, which no launch has
             link = -2 - len(self.device_messages) if not args.correlation else _fitting(args.correlation)
@@ -198,6 +235,9 @@ class _Reading:
             self.backends |= {event.name.partition(":")[0]} & _BACKENDS
             return len(self.messages) - 1
         dims = args.input_dims
+        if kind == EventKind.PACK:
+            shapes = _shapes(dims)
+            return self.shapes.setdefault(shapes, len(self.shapes)) if shapes else UNKNOWN
         if kind == EventKind.READY:
             if dims and args.input_types:
                 self.dtypes[dtype_of(args.input_types[0])] += 1

@@ -68,6 +68,7 @@ class Args(Struct, frozen=True, gc=False):
         group_size: Number of ranks that take part.
         dtype: Data type of a collective, such as `Float` or `BFloat16`.
         group_ranks: Ranks of the process group as the trace states them; see `ranks`.
+        group_name: Name of the process group, which has a communicator of its own.
     """
 
     input_dims: Dims = field(default_factory=list, name="Input Dims")
@@ -79,6 +80,7 @@ class Args(Struct, frozen=True, gc=False):
     group_size: int | None = field(default=None, name="Group size")
     dtype: str = ""
     group_ranks: str | list[int] = field(default="", name="Process Group Ranks")
+    group_name: str = field(default="", name="Process Group Name")
 
     @property
     def ranks(self) -> tuple[int, ...] | None:
@@ -142,18 +144,21 @@ def _ranks(value: str | list[int]) -> tuple[int, ...] | None:
 class EventKind(IntEnum):
     """The meaning of an event for the phases of a step.
 
-    On a thread of the host: `WRAPPER` encloses other events and is not work of its own. `STEP` is the profiler's mark
-    of a step. `INPUT` is the next batch of the data loader. `FORWARD` is the forward pass of a DDP module. `OPTIMIZER`
-    is an update. `BACKWARD` is a node of the backward graph with everything that belongs to it, `NODE` the node alone.
-    `READY` is a gradient. `COPY_BACK` copies reduced gradients from their bucket. `ISSUE` hands over a collective.
-    `TRANSFER` is a collective on a thread of its backend. `LAYER` is an operator with an input that shows the batch
-    size. `WORK` is any other operator. `LAUNCH` hands work to the device, `SYNC` waits for the device, and `BLOCKING`
-    does both. On a device: `KERNEL`, `COLLECTIVE`, `COPY_IN` from the host, and `COPY` for any other copy.
+    On a thread of the host: `WRAPPER` encloses other events and is not work of its own. `UNIT` is one that names the
+    unit of a sharded model that is gathered, copied out or reduced in it. `STEP` is the profiler's mark of a step.
+    `INPUT` is the next batch of the data loader. `FORWARD` is the forward pass of a DDP module, or the beginning of
+    that of a sharded model. `OPTIMIZER` is an update. `BACKWARD` is a node of the backward graph with everything that
+    belongs to it, `NODE` the node alone. `READY` is a gradient. `COPY_BACK` copies reduced gradients from their bucket.
+    `ISSUE` hands over a collective. `TRANSFER` is a collective on a thread of its backend. `LAYER` is an operator with
+    an input that shows the batch size. `COPY_OUT` copies a unit out of what was gathered, `PACK` copies the gradients
+    of one together. `WORK` is any other operator. `LAUNCH` hands work to the device, `SYNC` waits for the device, and
+    `BLOCKING` does both. On a device: `KERNEL`, `COLLECTIVE`, `COPY_IN` from the host, and `COPY` for any other copy.
     """
 
-    WRAPPER, STEP, INPUT, FORWARD, OPTIMIZER, BACKWARD, NODE, READY, COPY_BACK, ISSUE, TRANSFER, LAYER, WORK = range(13)
-    LAUNCH, SYNC, BLOCKING = range(13, 16)
-    KERNEL, COLLECTIVE, COPY_IN, COPY = range(16, 20)
+    WRAPPER, UNIT, STEP, INPUT, FORWARD, OPTIMIZER = range(6)
+    BACKWARD, NODE, READY, COPY_BACK, ISSUE, TRANSFER, LAYER, COPY_OUT, PACK, WORK = range(6, 16)
+    LAUNCH, SYNC, BLOCKING = range(16, 19)
+    KERNEL, COLLECTIVE, COPY_IN, COPY = range(19, 23)
 
 
 def meaning_of(category: str, name: str) -> EventKind | None:
@@ -161,9 +166,9 @@ def meaning_of(category: str, name: str) -> EventKind | None:
 
     Example:
         >>> meaning_of("user_annotation", "Optimizer.step#SGD.step")
-        <EventKind.OPTIMIZER: 4>
+        <EventKind.OPTIMIZER: 5>
         >>> meaning_of("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
-        <EventKind.COLLECTIVE: 17>
+        <EventKind.COLLECTIVE: 20>
         >>> meaning_of("ac2g", "ac2g") is None
         True
     """
@@ -208,15 +213,18 @@ def hints_of(name: str) -> list[Hint]:
 _PREFIXES = (
     ("ProfilerStep#", EventKind.STEP),
     ("enumerate(DataLoader)#", EventKind.INPUT),
-    ("DistributedDataParallel.forward", EventKind.FORWARD),
+    (("DistributedDataParallel.forward", "FSDP::root_pre_forward"), EventKind.FORWARD),
     ("Optimizer.step#", EventKind.OPTIMIZER),
     ("Optimizer.zero_grad#", EventKind.WORK),
-    ("autograd::engine::evaluate_function", EventKind.BACKWARD),
+    (("autograd::engine::evaluate_function", "FSDP::root_post_backward_callback"), EventKind.BACKWARD),
     ("torch::autograd::AccumulateGrad", EventKind.READY),
     ("torch.distributed.ddp.reducer::copy_bucket_to_grad", EventKind.COPY_BACK),
     (("gloo:", "mpi:", "ucc:"), EventKind.TRANSFER),
     (("nccl:", "c10d::", "record_param_comms"), EventKind.ISSUE),
+    ("fsdp::split_with_sizes_copy", EventKind.COPY_OUT),
+    ("fsdp::chunk_cat", EventKind.PACK),
 )
+_UNIT = re.compile(r"FSDP::(?:all_gather|all_gather_copy_out|post_backward_reduce)(?: \((.*)\))?$")
 _NODE = re.compile(r"Backwards?\d*$")
 _LAYERS = frozenset(f"aten::{name}" for name in ("conv1d", "conv2d", "conv3d", "linear", "embedding"))
 
@@ -229,7 +237,20 @@ def _on_host(category: str, name: str) -> EventKind:
             return what
     if _NODE.search(name) and not name.startswith("aten::"):
         return EventKind.NODE
+    if _UNIT.match(name):
+        return EventKind.UNIT
     return EventKind.WRAPPER if category == "user_annotation" else EventKind.WORK
+
+
+def unit_of(name: str) -> str:
+    """Return the unit that an annotation names, by its modules; empty for the root.
+
+    Example:
+        >>> unit_of("FSDP::all_gather (layers.3)"), unit_of("FSDP::post_backward_reduce")
+        ('layers.3', '')
+    """
+    found = _UNIT.match(name)
+    return (found[1] or "") if found else ""
 
 
 def _call_of_driver(name: str) -> EventKind | None:

@@ -22,6 +22,7 @@ class Message:
         dtype: Such as `float32`; empty if the trace does not show it.
         ranks: Members in ascending order; None if unknown.
         n_ranks: Number of members; None if the trace does not show it.
+        communicator: Name of their process group; empty if the trace does not show it.
     """
 
     kind: CollectiveKind
@@ -29,6 +30,7 @@ class Message:
     dtype: str
     ranks: tuple[int, ...] | None
     n_ranks: int | None
+    communicator: str = ""
 
     @property
     def nbytes(self) -> int | None:
@@ -43,6 +45,7 @@ class Message:
             self.dtype or other.dtype,
             self.ranks or other.ranks,
             self.n_ranks or other.n_ranks,
+            self.communicator or other.communicator,
         )
 
 
@@ -62,11 +65,16 @@ def message_of(name: str, args: Args) -> Message:
         ('point_to_point', 'other')
         >>> message_of("nccl:all_reduce", Args(in_nelems=-7, dtype="Float")).nbytes is None
         True
+        >>> args = Args(input_dims=[[4], [16]], input_types=["float"] * 2)  # the output, then the input
+        >>> found = message_of("c10d::_reduce_scatter_base_", args)
+        >>> found.count, found.n_ranks
+        (16, 4)
     """
     of_inputs = (dtype_of(each) for each in args.input_types)
     dtype = dtype_of(args.dtype) or next(filter(None, of_inputs), "") or _dtype_of_kernel(name)
-    n_ranks = args.group_size or len(args.ranks or ()) or None
-    return Message(_kind_of(args.collective or name), _count(args), dtype, args.ranks, n_ranks)
+    kind = _kind_of(args.collective or name)
+    n_ranks = args.group_size or len(args.ranks or ()) or _ratio(kind, args)
+    return Message(kind, _count(kind, args), dtype, args.ranks, n_ranks, args.group_name)
 
 
 def dtype_of(name: str) -> str:
@@ -128,22 +136,43 @@ def _kind_of(name: str) -> CollectiveKind:
 _MOST_ELEMENTS = 2**45  # no buffer is larger
 
 
-def _count(args: Args) -> int | None:
+def _count(kind: CollectiveKind, args: Args) -> int | None:
     """Return the elements of a message; None if the number is missing or impossible."""
-    count = _told_count(args)
+    count = _told_count(kind, args)
     return count if count is not None and 0 <= count <= _MOST_ELEMENTS else None
 
 
-def _told_count(args: Args) -> int | None:
+def _told_count(kind: CollectiveKind, args: Args) -> int | None:
     told = [count for count in (args.in_nelems, args.out_nelems) if count is not None]
     if told:
         return max(told)
+    if whole_and_part := _whole_and_part(kind, args):
+        return whole_and_part[0]
     counts = [
         element_count(shape)
         for shape, of_type in zip(args.input_dims, args.input_types, strict=False)
         if dtype_of(of_type) or of_type == "TensorList"
     ]
     return sum(counts) if counts else None
+
+
+def _whole_and_part(kind: CollectiveKind, args: Args) -> tuple[int, int] | None:
+    """Return the elements of the whole and of a rank's part, if an operator has one tensor of each as its inputs."""
+    types = [dtype_of(each) for each in args.input_types[:2]]
+    if kind not in ("all_gather", "reduce_scatter") or len(types) < 2 or not all(types):
+        return None
+    part, whole = sorted(element_count(shape) for shape in args.input_dims[:2])
+    return whole, part
+
+
+def _ratio(kind: CollectiveKind, args: Args) -> int | None:
+    """Return the number of ranks that share a tensor, by the sizes of the whole and of a rank's part."""
+    sizes = _whole_and_part(kind, args)
+    if args.in_nelems and args.out_nelems and kind in ("all_gather", "reduce_scatter"):
+        sizes = max(args.in_nelems, args.out_nelems), min(args.in_nelems, args.out_nelems)
+    if sizes is None or sizes[1] < 1 or sizes[0] % sizes[1]:
+        return None
+    return sizes[0] // sizes[1]
 
 
 # `..._sum_f32(...)` up to NCCL 2.7, `..._Sum_float(...)` up to 2.18, `..._Sum_f32_RING_LL(...)` from 2.19 on

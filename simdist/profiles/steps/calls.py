@@ -24,12 +24,14 @@ class Transfers:
         start_s: When this rank entered them, `[n]`.
         end_s: When they ended on this rank, `[n]`.
         messages: Their messages.
+        blocks: The host waits for each of them before it does anything else, as a sharded model does on CPUs.
     """
 
     issued_s: Floats
     start_s: Floats
     end_s: Floats
     messages: tuple[Message, ...]
+    blocks: bool = False
 
 
 HAND_OVER_S = 1e-3  # from the operator's end to the beginning of the report by a thread of the backend
@@ -47,10 +49,35 @@ def backend_transfers(timeline: RankEvents) -> Transfers:
         on_thread = np.flatnonzero(done.thread == thread)
         free_s = np.maximum.accumulate(done.end_s[on_thread])[:-1]
         start_s[on_thread[1:]] = np.maximum(start_s[on_thread[1:]], np.minimum(free_s, done.end_s[on_thread[1:]]))
-    issued_s = _issued_s(timeline, done)
+    messages = [timeline.messages[link] for link in done.link.tolist()]
+    issues = _in_turn(timeline, done)
+    if issues is None:
+        issued_s = _issued_s(timeline, done)
+    else:
+        issued_s = start_s = issues.start_s  # the host is held up from then on
+        told = [timeline.messages[link] for link in issues.link.tolist()]
+        messages = [of_issue.filled_from(each) for of_issue, each in zip(told, messages, strict=True)]
     order = np.argsort(issued_s, kind="stable")
-    messages = tuple(timeline.messages[done.link[i]] for i in order)
-    return Transfers(issued_s[order], start_s[order], done.end_s[order], messages)
+    ordered = tuple(messages[i] for i in order)
+    return Transfers(issued_s[order], start_s[order], done.end_s[order], ordered, blocks=issues is not None)
+
+
+def _in_turn(timeline: RankEvents, done: EventColumns) -> EventColumns | None:
+    """Return the operator of each report if each is reported before the next one begins; None otherwise.
+
+    A sharded model on CPUs waits for each collective. There, the operator tells what gloo does not: it reports a
+    reduce-scatter as an all_reduce, and a gather by the size of a rank's slice.
+    """
+    issues = timeline.host.of(EventKind.ISSUE)
+    is_outer = np.zeros(len(issues), np.bool_)
+    for thread in np.unique(issues.thread):
+        is_outer[issues.thread == thread] = outermost(issues.on(int(thread)))
+    issues = issues.where(is_outer)
+    kinds = {timeline.messages[link].kind for link in issues.link.tolist()}
+    if kinds.isdisjoint({"all_gather", "reduce_scatter"}) or len(issues) != len(done):
+        return None
+    is_alone = np.all(issues.start_s <= done.start_s) and np.all(issues.start_s[1:] >= done.end_s[:-1])
+    return issues if is_alone else None
 
 
 def _issued_s(timeline: RankEvents, done: EventColumns) -> Floats:
@@ -90,15 +117,24 @@ def _enclosing_s(issues: EventColumns, starts_s: Floats) -> Floats:
 def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[TracedCollective, ...]:
     """Return the collectives as calls, with messages completed from the trace's header."""
     in_backward = passes.containing(transfers.issued_s).tolist()
-    all_ranks = _all_ranks(header)
     columns = (transfers.issued_s.tolist(), transfers.start_s.tolist(), transfers.end_s.tolist())
     calls = []
     for message, issued_s, start_s, end_s, is_in in zip(transfers.messages, *columns, in_backward, strict=True):
-        ranks = message.ranks or all_ranks
+        ranks = message.ranks or _ranks_of_group(header, message.n_ranks)
         n_ranks = message.n_ranks or (len(ranks) if ranks else None)
-        of_gradients = is_in and _may_be_gradients(message)
         calls.append(
-            TracedCollective(message.kind, message.nbytes, ranks, n_ranks, issued_s, start_s, end_s, of_gradients)
+            TracedCollective(
+                kind=message.kind,
+                nbytes=message.nbytes,
+                ranks=ranks,
+                n_ranks=n_ranks,
+                issued_s=issued_s,
+                start_s=start_s,
+                end_s=end_s,
+                of_gradients=is_in and _may_be_gradients(message),
+                dtype=message.dtype,
+                communicator=message.communicator,
+            )
         )
     return tuple(_without_activations(calls))
 
@@ -133,13 +169,21 @@ def issued_of(trace: RankEvents, borders_s: Floats) -> dict[CollectiveKind, floa
     return {kind: count / len(borders_s) for kind, count in sorted(found.items())}
 
 
-def _all_ranks(header: Header) -> tuple[int, ...] | None:
-    """Return the ranks of the only process group, if there is only one."""
+def _ranks_of_group(header: Header, n_ranks: int | None) -> tuple[int, ...] | None:
+    """Return the ranks of the only process group, or of the only one with this number of ranks; None if several may be.
+
+    Args:
+        header: States the groups, or only the number of ranks of the job.
+        n_ranks: Of the group; None if the trace does not show it.
+    """
+    fitting = [each for each in header.groups if n_ranks in (None, len(each or ()))]
     if len(header.groups) == 1:
-        return header.groups[0]
+        fitting = list(header.groups)
+    if len(fitting) == 1:
+        return fitting[0]
     if header.groups or header.world_size is None or not 0 < header.world_size <= MAX_WORLD_SIZE:
         return None
-    return tuple(range(header.world_size))
+    return tuple(range(header.world_size)) if n_ranks in (None, header.world_size) else None
 
 
 def _may_be_gradients(message: Message) -> bool:

@@ -4,7 +4,8 @@ The main thread is idle while no operator runs. It waited for a collective
 
 * where DDP finishes a backward pass: between the last node and the last gradient copied back from its bucket, and
   directly after, while a collective of the pass was still running;
-* anywhere else outside of a backward pass, if a collective that was issued before the pause ended in it.
+* anywhere else outside of a backward pass, if a collective that was issued before the pause ended in it;
+* in each collective of a sharded model, which holds the host up until it ends.
 
 Any other pause of more than `PAUSE_S` outside of a backward pass is a pause of the host. Shorter ones are the time that
 Python needs between operators, 10 to 200 microseconds. They belong to the phase around them.
@@ -29,11 +30,15 @@ LATE_S = 0.2e-3  # a thread of the backend may report the beginning or end of a 
 def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
     """Return the work of a CPU in its steps."""
     edges_s = (windows[0].start_s, windows[-1].end_s)
-    pauses = _Pauses.of(host.own, host.passes, edges_s)
     transfers = backend_transfers(host.trace)
-    waits = list(_waits(pauses, transfers, host.passes, finishing=True))
-    transfers = _until_resumed(transfers, host.passes, waits)
-    waits += _waits(pauses, transfers, host.passes, finishing=False)
+    if transfers.blocks:
+        spans_s = zip(transfers.issued_s.tolist(), transfers.end_s.tolist(), strict=True)
+        waits = [PhaseSpan(start_s, end_s, StepPhase.WAIT) for start_s, end_s in spans_s]
+    else:
+        pauses = _Pauses.of(host.own, host.passes, edges_s)
+        waits = list(_waits(pauses, transfers, host.passes, finishing=True))
+        transfers = _until_resumed(transfers, host.passes, waits)
+        waits += _waits(pauses, transfers, host.passes, finishing=False)
     n_issued = int(np.count_nonzero(host.trace.host.kind == EventKind.ISSUE))
     n_lost = n_issued - len(transfers.end_s)
     notes = [f"the ends of {n_lost} of {n_issued} collectives are not in the trace"] if n_lost > 0 else []

@@ -1,9 +1,9 @@
 """A rank's host: its main thread, its backward passes, and the phase of each instant.
 
 A backward pass is a sequence of nodes of the backward graph. No forward pass, batch, update or beginning of a step lies
-between them. It ends with the last node or with the last gradient that DDP copies back from its bucket, whichever is
-later. Work of the host between this end and the end of the optimizer's step, such as clipping gradients, counts as the
-update. It cannot begin before the gradients are reduced.
+between them. It ends with the last node, the last gradient that DDP copies back from its bucket, or the last
+reduce-scatter of a sharded model, whichever is later. Work of the host between this end and the end of the optimizer's
+step, such as clipping gradients, counts as the update. It cannot begin before the gradients are reduced.
 """
 
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class HostRun:
 def host_run(trace: RankEvents) -> HostRun | None:
     """Find the main thread and its backward passes; None if nothing ran."""
     main = _main_thread(trace.host)
-    return None if main is None else HostRun(trace, trace.host.on(main), _backward_passes(trace.host, main))
+    return None if main is None else HostRun(trace, trace.host.on(main), _backward_passes(trace, main))
 
 
 def _main_thread(host: EventColumns) -> int | None:
@@ -73,10 +73,14 @@ def _main_thread(host: EventColumns) -> int | None:
     return int(np.bincount(own).argmax()) if len(own) else None
 
 
-def _backward_passes(host: EventColumns, main: int) -> Passes:
+def _backward_passes(trace: RankEvents, main: int) -> Passes:
     """Find the backward passes, on whichever threads they ran."""
+    host = trace.host
     nodes = _nodes(host)
-    copies = host.of(EventKind.COPY_BACK)
+    is_reduction = np.array([each.kind == "reduce_scatter" for each in trace.messages] + [False])
+    is_issue = host.kind == EventKind.ISSUE
+    reduces = is_issue & is_reduction[np.where(is_issue, host.link, -1)]
+    copies = host.where((host.kind == EventKind.COPY_BACK) | reduces)
     if not len(nodes):
         return Passes(np.zeros(0), np.zeros(0), np.zeros(0))
     ended_s = np.maximum.accumulate(nodes.end_s)
@@ -120,7 +124,7 @@ def _breaks_s(own: EventColumns) -> Floats:
         return own.of(*whats).start_s
     top = own.where((own.kind > EventKind.FORWARD) & (own.kind < EventKind.LAUNCH) & (own.kind != EventKind.TRANSFER))
     top = top.where(outermost(top))
-    others = top.where((top.kind == EventKind.LAYER) | (top.kind == EventKind.WORK))
+    others = top.where(np.isin(top.kind, (EventKind.LAYER, EventKind.COPY_OUT, EventKind.PACK, EventKind.WORK)))
     return np.concatenate([own.of(*whats).start_s, others.start_s])
 
 

@@ -5,8 +5,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from simdist.profiles.kineto.columns import Shapes
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.kineto.messages import CollectiveKind
+
+
+@dataclass(frozen=True, slots=True)
+class HostMark:
+    """An instant on the host, by the work that it had launched in the step.
+
+    Args:
+        issued_s: The instant, on the rank's own clock.
+        forward_s: Seconds of the forward phase that the device needed for the work launched before.
+        backward_s: The same of the backward phase.
+        unit: The unit of a sharded model that is copied out then; None if the trace does not name it.
+    """
+
+    issued_s: float
+    forward_s: float
+    backward_s: float
+    unit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +42,11 @@ class TracedCollective:
         end_s: When it ended on this rank. `end_s - start_s` includes waiting for ranks that arrived later.
         of_gradients: It was issued during the backward pass, and reduces floating-point numbers.
         exposed_s: The part of its time in which the device computed nothing, including waiting.
+        dtype: Type of its elements; empty if the trace does not show it.
+        communicator: Name of its process group; empty if the trace does not show it.
+        unit: The unit of a sharded model that it gathers or reduces; None if the trace does not name it.
+        shapes: Shapes of the gradients that a reduce-scatter sends; empty if the trace does not show them.
+        mark: When it was issued, in seconds of computing.
     """
 
     kind: CollectiveKind
@@ -35,6 +58,11 @@ class TracedCollective:
     end_s: float
     of_gradients: bool
     exposed_s: float = 0.0
+    dtype: str = ""
+    communicator: str = ""
+    unit: str | None = None
+    shapes: Shapes = ()
+    mark: HostMark | None = None
 
     def members(self, world_size: int) -> tuple[int, ...] | None:
         """Return the members; None if unknown. Without members and their number in the trace, all ranks take part."""
@@ -74,6 +102,9 @@ class RankStep:
             back.
         micro_batches: Forward and backward passes of the step; only the last exchanges the summed gradients.
         earlier_s: Backward seconds of the passes before the last.
+        copy_outs: When each gathered unit of a sharded model was copied out for computing.
+        passes: Beginning and end of each backward pass; on a sharded model with several micro-batches, of each.
+        reads_loss: The host waits for the device between a forward and a backward pass.
     """
 
     number: int
@@ -94,6 +125,9 @@ class RankStep:
     reducing_s: float = 0.0
     micro_batches: int = 1
     earlier_s: float = 0.0
+    copy_outs: tuple[HostMark, ...] = ()
+    passes: tuple[tuple[HostMark, HostMark], ...] = ()
+    reads_loss: bool = True
 
     @property
     def gradient_calls(self) -> tuple[TracedCollective, ...]:

@@ -14,6 +14,7 @@ from simdist.profiles.steps.cpu_steps import cpu_run
 from simdist.profiles.steps.cuda_steps import cuda_run
 from simdist.profiles.steps.host import HostRun, host_run
 from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective, usual_micro_batches
+from simdist.profiles.steps.sharded_steps import with_units
 from simdist.profiles.steps.steps import StepSpan, batch_size_of, gradients_of, left_out, rank_steps, windows_of
 from simdist.settings.units import format_seconds
 
@@ -50,7 +51,7 @@ def _profile(trace: RankEvents, header: Header) -> RankProfile:
     spans, more = _training(run.spans, host, header)
     calls = calls_of(run.transfers, host.passes, header)
     gradients, odd = gradients_of(host, run, spans)
-    steps = rank_steps(host, run, spans, calls)
+    steps = with_units(host, run, spans, rank_steps(host, run, spans, calls))
     batch_size, n_batches = batch_size_of(host, spans)
     n_samples = batch_size // n_batches if batch_size else None
     of_each = f" of {n_samples} samples" if n_samples else ""

@@ -156,6 +156,9 @@ def rank_steps(
             held_s=_held_s(run.phases, own, cuts_s),
             micro_batches=n_passes,
             earlier_s=earlier_s,
+            copy_outs=(),
+            passes=(),
+            reads_loss=True,
         )
         inside = (reducing_s[0] >= span.start_s) & (reducing_s[0] < span.end_s)
         steps.append(replace(step, beside_s=beside_s, reducing_s=float(np.diff(reducing_s[:, inside], axis=0).sum())))

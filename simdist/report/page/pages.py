@@ -15,6 +15,7 @@ from simdist.report.page.html import Html, join, tag
 from simdist.report.page.model import RunsReport
 from simdist.report.page.sections.heading import heading, sweep_heading, title
 from simdist.report.page.sections.making import Making, making_section
+from simdist.report.page.sections.memory import memory_section
 from simdist.report.page.sections.reality import reality_section
 from simdist.report.page.sections.speed import speed_section, states_section
 from simdist.report.page.sections.stragglers import stragglers_section
@@ -49,14 +50,22 @@ def runs_page(report: RunsReport, shown: Sequence[Shown], *, making: Making | No
         making: How it is made; None for this call, today.
     """
     first = [speed_section(report)] if len(report.runs) > 1 else []
-    others = timelines_section(shown), stragglers_section(report), reality_section(report), _sources_section(report)
+    others = timelines_section(shown), memory_section(report), stragglers_section(report), reality_section(report)
     making = making or Making.now("simdist.report.page.pages.runs_page")
     css, script = timeline_assets()
     return document(
         f"{title(report)}: simdist report",
         header=heading(report),
         sections=[
-            section for section in (*first, states_section(report), *others, _made_of_runs(report, making)) if section
+            section
+            for section in (
+                *first,
+                states_section(report),
+                *others,
+                _sources_section(report),
+                _made_of_runs(report, making),
+            )
+            if section
         ],
         styles=[css],
         scripts=[script, program("heat")],

@@ -331,6 +331,32 @@ def test_backward_seconds_of_tensors_are_all_or_none_and_their_sum_is_the_pass(s
         Workload(tensors=tensors, batch_size=8, forward_s=0.4, **whole)
 
 
+def with_forward(*seconds: float | None) -> tuple[Tensor, ...]:
+    return tuple(tensor.model_copy(update={"forward_s": s}) for tensor, s in zip(TENSORS, seconds, strict=True))
+
+
+def test_forward_pass_measured_tensor_by_tensor_takes_each_tensor_its_seconds():
+    workload = Workload(tensors=with_forward(0.5, 0.1, 0.3), batch_size=8, backward_s=0.8)
+    assert seconds_of(Forward(("param.0",), ("loss",)), workload=workload, speed=0.5) == pytest.approx(2 * 0.6)
+    assert seconds_of(Forward(("param.1",), ("loss",)), workload=workload) == pytest.approx(0.3)
+    assert seconds_of(Backward(("loss",), "grad.1"), workload=workload) == pytest.approx(0.6)  # by FLOPs
+    assert compute_s(workload, nodes(1)) == pytest.approx(0.9 + 0.8)
+    assert workload.has_seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "whole", "message"),
+    [
+        ((0.5, None, 0.1), {}, r"absent, but 'a' states it: write all or none"),
+        ((0.5, 0.2, 0.1), {"forward_s": 0.8}, r"800 ms beside seconds of every tensor; it is their sum: leave it out"),
+    ],
+    ids=["of some", "twice"],
+)
+def test_forward_seconds_of_tensors_are_all_or_none_and_their_sum_is_the_pass(seconds, whole, message):
+    with pytest.raises(ValidationError, match=message):
+        Workload(tensors=with_forward(*seconds), batch_size=8, **whole)
+
+
 def test_flops_over_peak_times_utilization_give_the_seconds_of_a_pass():
     workload = Workload(tensors=TENSORS, batch_size=8, utilization=0.5)
     flops = 8 * 4e6

@@ -1,5 +1,6 @@
 """Delays are told with the part of the step that they were in, and with what they have in common."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -177,12 +178,17 @@ def test_noise_has_hardly_ever_a_trend() -> None:
 # ---------------------------------------------------------------- a job of which no scenario can be made
 
 
-@pytest.mark.parametrize("options", [(), ("--nodes", "1", "--cluster", "dgx-h100")], ids=["refused", "imported"])
-def test_stragglers_of_a_sharded_job_are_told_whether_or_not_it_becomes_a_scenario(tmp_path, capsys, options) -> None:
+@pytest.mark.parametrize("is_scenario", [False, True], ids=["refused", "imported"])
+def test_stragglers_of_a_sharded_job_are_told_whether_or_not_it_becomes_a_scenario(
+    tmp_path, capsys, is_scenario
+) -> None:
     """Rank 2 is late by 6 ms in each of its 4 units: 24 of 103.1 ms."""
     write_sharded(tmp_path, {(2, step): 6.0 for step in range(12)})
-    done = call(capsys, "import", tmp_path, "-o", tmp_path / "job.yaml", *options, "--json")
-    assert done.code == (0 if options else 2)
+    for path in () if is_scenario else tmp_path.glob("*.gz"):
+        text = gzip.decompress(path.read_bytes()).replace(b" msg nelems", b" size of nothing")
+        path.write_bytes(gzip.compress(text))
+    done = call(capsys, "import", tmp_path, "-o", tmp_path / "job.yaml", "--nodes", "1", "--json")
+    assert done.code == (0 if is_scenario else 2)
     said = json.loads(done.out)
     (straggler,) = said["stragglers"]
     assert (straggler["ranks"], straggler["kind"], straggler["channel"]) == ([2], "persistent", "compute")

@@ -144,6 +144,17 @@ def test_gathers_of_three_micro_batches(settings: dict[str, object], expected: i
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "n_gathers"), [({}, 8), ({"reshard_after_forward": False}, 4), ({"forward_prefetch": 2}, 8)]
+)
+def test_on_cpus_everything_runs_in_turn(settings: dict[str, object], n_gathers: int) -> None:
+    seconds = Seconds(forward=4, backward=8, gather=2, reduce=3, update=1)
+    serial_s = 4 * (4 + 8) + n_gathers * 2 + 4 * 3 + 1
+    assert step_s(FSDP(blocking=True, **settings), seconds, 4) == serial_s
+    in_copies = HSDP(shard=2, blocking=True, **settings)
+    assert step_s(in_copies, dataclasses.replace(seconds, average=5), 4) == serial_s + 4 * 5
+
+
 def test_random_jobs_run_as_under_fully_shard() -> None:
     """`fsdp_rules` says what torch's own code does on a virtual clock, see tests/real/fsdp."""
     n_compared = 0
