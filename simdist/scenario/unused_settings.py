@@ -77,6 +77,9 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
     for i, schedule in enumerate(scenario.schedules):
         for sentence in (*schedule.unused_settings(*shape), *schedule.unused_in(job)):
             yield f"schedules[{i}] ({schedule.name}) {sentence}"
+        is_nccl = cluster.library != "gloo" and cluster.device.compute_capability is not None
+        if is_nccl and schedule.algorithm == "tree":
+            yield f"schedules[{i}].algorithm tree sends whole buffers along one tree: NCCL's Tree is double_tree"
         if isinstance(schedule, GradientSchedule) and schedule.compression == "fp16" and workload.dtype != "float32":
             yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"
     if workload.optimizer == "sgd" and workload.trust_ratios_s is not None:

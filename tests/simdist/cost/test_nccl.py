@@ -490,3 +490,21 @@ def test_with_rails_a_group_has_the_channels_of_its_gpus_cards():
     hops_s = 1.4 * (8.4e-6 + 2 * 50e-3 * 5.0 / 2.7)
     assert of_rail == pytest.approx(hops_s + GIB / 2 / (4 * MIB) * 2 * 50e-3)
     assert of_all == pytest.approx(hops_s + GIB / 16 / (4 * MIB) * 2 * 50e-3)
+
+
+def test_algorithms_by_nccls_names():
+    """NCCL's NVLS and NVLSTree are one here, and its Tree is the double tree. Each costs what NCCL's choice does."""
+    one, two = (machines(nodes, 9.0, in_switch_reduction=True, nics_per_node=8) for nodes in (1, 2))
+    assert seconds(one, GIB) == seconds(one, GIB, "nvls") < seconds(one, GIB, "ring")
+    assert min(seconds(two, GIB, each) for each in ("ring", "double_tree", "nvls")) == seconds(two, GIB)
+    assert seconds(two, KIB) == seconds(two, KIB, "double_tree")
+    assert seconds(two, GIB, "double_tree") < seconds(two, GIB, "tree")
+
+
+@pytest.mark.parametrize(("cluster", "is_told"), [("dgx-h100", True), ("v100x8-25gbit, library: gloo", False)])
+def test_a_tree_that_is_not_nccls_is_told(cluster, is_told):
+    text = (
+        f"cluster: {{preset: {cluster}}}\nworkload: resnet50\nschedules: [{{kind: sync, algorithm: tree}}]\nsteps: 1\n"
+    )
+    told = "schedules[0].algorithm tree sends whole buffers along one tree: NCCL's Tree is double_tree"
+    assert (told in warnings_of(scenario.loads(text))) == is_told

@@ -62,7 +62,7 @@ BY_SIZES = [name for name in PARAMETERS if name.partition("-")[0] in ("llama2", 
 BY_SIZES += ["gpt2-large", "gpt2-xl"]
 BY_TENSORS = sorted({*PARAMETERS} - {*BY_SIZES})
 CLUSTERS = [
-    *("aws-p4d", "aws-p5", "aws-p5en", "aws-p6-b200", "azure-nd-a100", "azure-nd-h100", "cray-ex-a100"),
+    *("aws-p4d", "aws-p5", "aws-p5e", "aws-p5en", "aws-p6-b200", "azure-nd-a100", "azure-nd-h100", "cray-ex-a100"),
     *(
         "dgx-a100",
         "dgx-b200",
