@@ -262,8 +262,8 @@ _ENGINES = (
         "cost",
         "groups look alike wherever their members sit",
         "simdist/cost/costs.py",
-        "places = members, resources.node(members), resources.domain(members)",
-        "places = members, members",
+        "places = members, resources.node(members), resources.leaf(members), resources.domain(members)",
+        "places = members, members, members",
         ("tests/simdist/cost/test_collectives.py", "-k", "alike"),
     ),
 )
@@ -401,6 +401,7 @@ _NETWORK = (
 _ALGORITHMS = "simdist/cost/algorithms/"
 _TOPOLOGY, _COMPUTE, _LOADS = "simdist/cost/topology.py", "simdist/cost/compute.py", "simdist/cost/loads.py"
 _TEST_COST = ("tests/simdist/cost/test_cost.py",)
+_TEST_RAILS = ("tests/simdist/cost/test_rails_and_leaves.py",)
 _TEST_ROUTES = ("tests/simdist/cost/test_routes.py",)
 _TEST_COLLECTIVES = ("tests/simdist/cost/test_collectives.py",)
 _TEST_LOADS = ("tests/simdist/cost/test_loads.py",)
@@ -426,8 +427,8 @@ _COST = (
         "cost",
         "the slowest part of a ring is the one with fewest hops between nodes",
         "simdist/cost/routes.py",
-        "(int(of_rest.min()), int(of_rest.max()))",
-        "(int(of_rest.min()),)",
+        "in sorted(set(of_rest))",
+        "in sorted(set(of_rest))[:1]",
         _TEST_ROUTES,
     ),
     Mutant(
@@ -488,10 +489,42 @@ _COST = (
     ),
     Mutant(
         "cost",
+        "messages follow one another without a gap",
+        "simdist/cost/topology.py",
+        "return self.gap_s * (2 if",
+        "return 0 * self.gap_s * (2 if",
+        ("tests/simdist/cost/test_nccl.py", "-k", "gap"),
+    ),
+    Mutant(
+        "cost",
+        "traffic below one leaf uses its uplinks",
+        "simdist/cost/routes.py",
+        "far = np.flatnonzero(self._is_far)",
+        "far = np.flatnonzero(self._is_outside)",
+        _TEST_RAILS,
+    ),
+    Mutant(
+        "cost",
+        "a GPU sends over the cards of all GPUs of its node",
+        "simdist/cost/pricing.py",
+        "of_gpu_Bps = topology.network.capacity_Bps / topology.ranks_per_node",
+        "of_gpu_Bps = topology.network.capacity_Bps",
+        _TEST_RAILS,
+    ),
+    Mutant(
+        "cost",
+        "NCCL has any number of buffers under way",
+        _ALGORITHMS + "nccl.py",
+        "return nbytes / _BUFFER_NBYTES[name] * 2 * (",
+        "return 0 * nbytes / _BUFFER_NBYTES[name] * 2 * (",
+        ("tests/simdist/cost/test_nccl.py", "-k", "sites"),
+    ),
+    Mutant(
+        "cost",
         "NCCL takes the slower algorithm",
         _ALGORITHMS + "nccl.py",
-        "key=lambda transfer: transfer.alone_s(capacity_Bps)",
-        "key=lambda transfer: -transfer.alone_s(capacity_Bps)",
+        "return candidate.estimated.alone_s(capacity_Bps)",
+        "return -candidate.estimated.alone_s(capacity_Bps)",
         _TEST_COLLECTIVES,
     ),
     Mutant(

@@ -4,9 +4,12 @@ Families of a class weigh the same, however many rows they have. All other famil
 as one of the class. So a class with few families resembles the kind as a whole, and a class without any is it.
 
 Quantiles of few families lie too close together. So the distributions of a kind are widened around their medians, by
-the least factor with which 90 % intervals hold enough rows of families that are left out.
+the least factor with which 90 % intervals hold enough rows of families that are left out. This factor is that of all
+classes of the kind. A class of collectives with few families takes that of a predictive interval, if it is larger: a
+further family differs from n families as Student's t distribution with n - 1 degrees of freedom tells.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm, t
 
 N_PLACES = 41
 SIZES = (2**14, 2**21, 2**28)
@@ -21,13 +25,17 @@ BORDERS = (2**16, 2**26)
 OTHERS = 1.0
 """Weight of all families outside a class, in families."""
 ALONE = {"Slingshot", "TCPXO"}
-"""Classes of one family that teach no other, because its times follow no model of NCCL. Over Slingshot, times shrink
-with the size from 2 to 16 MiB. Over TCPXO, they are those of LL up to 16 MiB, and 0.9 ms plus the bytes beyond."""
+"""Classes that teach no other, because their errors have causes of their own. Over Slingshot, they are settings of its
+software. Over TCPXO, Google's tuner chooses, and times up to 16 MiB are as if one card of eight carried all bytes."""
 LEAST_FAMILIES = 3
 """Families of a kind of link that a distribution is made of, at least."""
 FACTORS = tuple(1 + number / 10 for number in range(11))
 HELD = 0.88
 """Share of the rows of a family that is left out, in the mean over families; ranges of inputs add to it."""
+HELD_COLLECTIVES = 0.9
+"""The same of collectives, to which ranges of inputs add little."""
+UPPER = 0.95
+"""Upper end of 90 % intervals."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +73,51 @@ def quantiles(values: Sequence[float], weights: Sequence[float]) -> NDArray[np.f
 
 def distribution(residuals: Iterable[Residual], name: str) -> NDArray[np.float64]:
     """Return the quantiles of a class among the residuals of a kind; of all, if the name is empty."""
-    residuals = list(residuals)
+    found = weighted(list(residuals), name)
+    return quantiles([each.log for each, _ in found], [weight for _, weight in found])
+
+
+def weighted(residuals: Sequence[Residual], name: str) -> list[tuple[Residual, float]]:
+    """Return the residuals that a class learns from, with their weights; the sum of a family of the class is 1."""
     inside = _members(residuals, name)
     outside = [each for each in residuals if each not in inside and ALONE.isdisjoint(each.classes)]
-    values: list[float] = []
-    weights: list[float] = []
+    found: list[tuple[Residual, float]] = []
     for some, total in ((inside, None), (outside, OTHERS)):
         n_rows = Counter(each.family for each in some)
         of_family = 1.0 if total is None else total / max(1, len(n_rows))
-        values += [each.log for each in some]
-        weights += [of_family / n_rows[each.family] for each in some]
-    return quantiles(values, weights)
+        found += [(each, of_family / n_rows[each.family]) for each in some]
+    return found
+
+
+def of_few_families(residuals: Sequence[Residual], name: str) -> float:
+    """Return the factor that a class needs because it has few families.
+
+    With variances w within families and b between n of them, a row of a further family is as far as
+
+        sqrt(w + (t / z)^2 (1 + 1/n) b)    instead of    sqrt(w + b)
+
+    where t and z are the 95 % quantiles of Student's distribution and of the normal distribution. Families of unequal
+    weight count as fewer: n is (sum of weights)^2 / sum of their squares.
+    """
+    found = weighted(residuals, name)
+    logs: dict[str, list[float]] = {}
+    of_family: dict[str, float] = {}
+    for each, weight in found:
+        logs.setdefault(each.family, []).append(each.log)
+        of_family[each.family] = of_family.get(each.family, 0.0) + weight
+    weights = np.array(list(of_family.values()))
+    means = np.array([np.mean(of) for of in logs.values()])
+    variances = np.array([np.var(of) for of in logs.values()])
+    n = float(weights.sum() ** 2 / (weights**2).sum())
+    if n <= 1:
+        return 1.0
+    shares = weights / weights.sum()
+    within = float(shares @ variances)
+    between = float(shares @ (means - shares @ means) ** 2)
+    if within + between == 0:
+        return 1.0
+    ratio = float(t.ppf(UPPER, n - 1) / norm.ppf(UPPER))
+    return math.sqrt((within + ratio**2 * (1 + 1 / n) * between * n / (n - 1)) / (within + between))
 
 
 def of_size(each: Residual) -> int:
@@ -83,12 +125,13 @@ def of_size(each: Residual) -> int:
     return size_class(each.nbytes)
 
 
-def widening(residuals: Sequence[Residual], bucket: Callable[[Residual], int] = of_size) -> float:
-    """Return the factor that the distributions of a kind need to hold `HELD` of the rows of a family left out.
+def widening(residuals: Sequence[Residual], bucket: Callable[[Residual], int] = of_size, held: float = HELD) -> float:
+    """Return the factor that the distributions of a kind need to hold enough rows of a family left out.
 
     Args:
         residuals: Of the kind.
         bucket: Which of the distributions of a class a row belongs to.
+        held: Share of the rows that is enough.
     """
     needed: dict[str, list[float]] = {}
     ends: dict[tuple[str, str, int], tuple[float, float, float]] = {}
@@ -106,7 +149,7 @@ def widening(residuals: Sequence[Residual], bucket: Callable[[Residual], int] = 
         reach = high - middle if each.log > middle else middle - low
         needed.setdefault(each.family, []).append(abs(each.log - middle) / max(reach, 1e-9))
     for factor in FACTORS:
-        if not needed or np.mean([np.mean(np.array(of) <= factor) for of in needed.values()]) >= HELD:
+        if not needed or np.mean([np.mean(np.array(of) <= factor) for of in needed.values()]) >= held:
             return factor
     return FACTORS[-1]
 
@@ -118,14 +161,12 @@ def table(residuals: Iterable[Residual]) -> dict[str, Any]:
     for kind in ("machine", "machines"):
         of_kind = [each for each in residuals if each.kind == kind]
         factors = [widening(of_kind)]
-        training[kind] = {name: _entry(of_kind, name, factors) for name in names(of_kind)}
+        training[kind] = {name: _entry([of_kind], name, factors) for name in names(of_kind)}
     collectives = [each for each in residuals if each.kind == "collective"]
-    classes = {"": _entry(collectives, "", _factors(collectives))}
+    classes = {"": _of_sizes(collectives, [""])[""]}
     for kind in ("fabric", "network"):
         of_kind = pooled(collectives, kind)
-        factors = _factors(of_kind)
-        named = names(each for each in of_kind if kind in each.classes)
-        classes |= {name: _entry(of_kind, name, factors) for name in named if name}
+        classes |= _of_sizes(of_kind, names(each for each in of_kind if kind in each.classes)[1:])
     return {"training": training, "collectives": {"sizes": list(SIZES), "classes": classes}}
 
 
@@ -156,15 +197,20 @@ def _by_size(residuals: Sequence[Residual]) -> list[list[Residual]]:
     return [[each for each in residuals if size_class(each.nbytes) == size] for size in range(len(SIZES))]
 
 
-def _factors(residuals: Sequence[Residual]) -> list[float]:
-    """Return the widening of each size."""
-    return [widening(of_size) for of_size in _by_size(residuals)]
+def _of_sizes(residuals: Sequence[Residual], classes: Iterable[str]) -> dict[str, Any]:
+    """Return the distributions of classes of collectives: one for each size."""
+    parts = _by_size(residuals)
+    of_kind = [widening(part, held=HELD_COLLECTIVES) for part in parts]
+    found = {}
+    for name in classes:
+        factors = [max(factor, of_few_families(part, name)) for factor, part in zip(of_kind, parts, strict=True)]
+        found[name] = _entry(parts, name, factors)
+    return found
 
 
-def _entry(residuals: Sequence[Residual], name: str, factors: Sequence[float]) -> dict[str, Any]:
-    """Return the distributions of a class: one, or with a factor for each size one of each."""
-    inside = _members(residuals, name)
-    parts = [list(residuals)] if len(factors) == 1 else _by_size(residuals)
+def _entry(parts: Sequence[Sequence[Residual]], name: str, factors: Sequence[float]) -> dict[str, Any]:
+    """Return the distributions of a class: of each part of its rows, widened by a factor."""
+    inside = _members([each for part in parts for each in part], name)
     found = [widened(distribution(part, name), factor) for part, factor in zip(parts, factors, strict=True)]
     return {
         "rows": len(inside),

@@ -292,6 +292,8 @@ def _own_collectives() -> Iterator[tuple[bool, list[Collective]]]:
         family = families()["collectives"][row["family"]]
         if family["cluster"].get("preset", "ideal") not in presets.names("clusters"):
             continue
+        if [row["collective"], int(row["nbytes"])] == family.get("input"):
+            continue
         sizes = {"nodes": int(row["nodes"]), "gpus_per_node": int(row["gpus_per_node"])}
         found.setdefault(row["family"], []).append(
             Collective(

@@ -32,7 +32,9 @@ class Resources:
     fabric into each rank, NIC out of each machine, NIC into each machine, host bridge of each node up, host bridge of
     each node down, switch, storage servers, storage client of each node; then, for data sets, the servers' operations,
     each node's disk for reading, for writing, its memory, its cores, and the threads of each rank that read and that
-    decode. Resources that are not links count operations, or seconds of work, where links count bytes.
+    decode. If GPUs have cards of their own, the cards of each rank out and in follow; if there are leaf switches, the
+    uplinks of each leaf, up and down. Resources that are not links count operations, or seconds of work, where links
+    count bytes.
 
     Args:
         n_nodes: Nodes.
@@ -40,6 +42,8 @@ class Resources:
         n_servers: Parameter servers that are machines of their own.
         n_storage_servers: Storage servers. Node n uses server n modulo their number.
         nodes_per_domain: Nodes that the fabric joins.
+        railed: Whether each GPU has cards of its own.
+        machines_per_leaf: Machines below one leaf switch; 0 if there are no leaves.
     """
 
     n_nodes: int
@@ -47,6 +51,8 @@ class Resources:
     n_servers: int
     n_storage_servers: int
     nodes_per_domain: int = field(default=1, kw_only=True)
+    railed: bool = field(default=False, kw_only=True)
+    machines_per_leaf: int = field(default=0, kw_only=True)
 
     @property
     def world_size(self) -> int:
@@ -142,24 +148,64 @@ class Resources:
         """Return the resource of a rank's decoding threads, in seconds of all threads together."""
         return self._first_disk + 4 * self.n_nodes + self.world_size + rank
 
+    @property
+    def _first_rail(self) -> int:
+        return self._first_disk + 4 * self.n_nodes + 2 * self.world_size
+
+    @property
+    def _first_leaf(self) -> int:
+        return self._first_rail + (2 * self.world_size if self.railed else 0)
+
+    @property
+    def n_leaves(self) -> int:
+        """Number of leaf switches; 0 if there are none."""
+        return -(-self.n_machines // self.machines_per_leaf) if self.machines_per_leaf else 0
+
+    def leaf(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the leaf switch of a rank's machine, or of a server; of all 0 if there are none."""
+        return self.node(rank) // self.machines_per_leaf if self.machines_per_leaf else np.zeros_like(rank)
+
+    def rail_out(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a rank's own cards, outgoing."""
+        return self._first_rail + rank
+
+    def rail_in(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a rank's own cards, incoming."""
+        return self._first_rail + self.world_size + rank
+
+    def leaf_up(self, leaf: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a leaf's uplinks, from its machines."""
+        return self._first_leaf + leaf
+
+    def leaf_down(self, leaf: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a leaf's uplinks, to its machines."""
+        return self._first_leaf + self.n_leaves + leaf
+
     def moved(
-        self, resources: NDArray[np.int64], n_ranks: int | NDArray[np.int64], n_nodes: int | NDArray[np.int64]
+        self,
+        resources: NDArray[np.int64],
+        n_ranks: int | NDArray[np.int64],
+        n_nodes: int | NDArray[np.int64],
+        n_leaves: int | NDArray[np.int64] = 0,
     ) -> NDArray[np.int64]:
         """Return the resources that ranks and nodes use whose numbers are larger by so much; of the switch, the same.
 
         Args:
-            resources: Ports of ranks, cards of machines, host bridges, the switch.
+            resources: Ports of ranks, cards of machines or ranks, host bridges, uplinks, the switch.
             n_ranks: Added to ranks; one number, or several that broadcast with `resources`.
             n_nodes: Added to nodes, likewise.
+            n_leaves: Added to leaves, likewise.
         """
-        of_rank = resources < 2 * self.world_size
-        of_node = ~of_rank & (resources < self.switch)
-        return np.asarray(resources + n_ranks * of_rank + n_nodes * of_node)
+        of_port = resources < 2 * self.world_size
+        of_rank = of_port | ((self._first_rail <= resources) & (resources < self._first_leaf))
+        of_node = ~of_port & (resources < self.switch)
+        of_leaf = self._first_leaf <= resources
+        return np.asarray(resources + n_ranks * of_rank + n_nodes * of_node + n_leaves * of_leaf)
 
     @property
     def n_resources(self) -> int:
         """Number of resources."""
-        return self._first_disk + 4 * self.n_nodes + 2 * self.world_size
+        return self._first_leaf + 2 * self.n_leaves
 
     def name(self, index: int) -> str:
         """Return the name of a resource: its function and its rank, machine or node, such as `nic_out[3]`.
@@ -197,6 +243,8 @@ class Resources:
             ("cores", of_nodes),
             ("readers", of_ranks),
             ("decoders", of_ranks),
+            *((("rail_out", of_ranks), ("rail_in", of_ranks)) if self.railed else ()),
+            *((("leaf_up", self.n_leaves), ("leaf_down", self.n_leaves)) if self.n_leaves else ()),
         )
 
 
@@ -253,13 +301,13 @@ class Alike:
         self._moved: dict[tuple[int, bytes], NDArray[np.int64]] = {}
         self.base = np.full(len(members), _NONE)
         """Which of the different groups each group is like, `[n_groups]`."""
-        self.moves = np.zeros((len(members), 2), dtype=np.int64)
-        """By how many ranks and by how many nodes each group lies behind the one that it is like, `[n_groups, 2]`."""
+        self.moves = np.zeros((len(members), 3), dtype=np.int64)
+        """By how many ranks, nodes and leaves each group lies behind the one that it is like, `[n_groups, 3]`."""
         self.firsts: list[int] = []
         """Number of the first group of each kind."""
         self.members: list[NDArray[np.int64]] = []
         """Its members."""
-        places = members, resources.node(members), resources.domain(members)
+        places = members, resources.node(members), resources.leaf(members), resources.domain(members)
         while (self.base == _NONE).any():
             first = int(np.argmax(self.base == _NONE))
             behind = [each - each[first] for each in places]
@@ -267,7 +315,7 @@ class Alike:
             for each in behind:
                 is_alike &= (each == each[:, :1]).all(axis=1)
             self.base[is_alike] = len(self.firsts)
-            self.moves[is_alike] = np.stack([each[is_alike, 0] for each in behind[:2]], axis=1)
+            self.moves[is_alike] = np.stack([each[is_alike, 0] for each in behind[:3]], axis=1)
             self.firsts.append(first)
             self.members.append(members[first])
 
@@ -275,14 +323,13 @@ class Alike:
         """Return the resources of all groups of a kind, `[n, n_used]`, given those of the first group of the kind."""
         key = number, resources.tobytes()
         if key not in self._moved:
-            n_ranks, n_nodes = self.moves[self.base == number].T[..., np.newaxis]
-            self._moved[key] = self._resources.moved(resources[np.newaxis], n_ranks, n_nodes)
+            n_ranks, n_nodes, n_leaves = self.moves[self.base == number].T[..., np.newaxis]
+            self._moved[key] = self._resources.moved(resources[np.newaxis], n_ranks, n_nodes, n_leaves)
         return self._moved[key]
 
     def moved_by(self, group: int, resources: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resources of one group, given those of the first group of its kind."""
-        n_ranks, n_nodes = self.moves[group].tolist()
-        return self._resources.moved(resources, n_ranks, n_nodes)
+        return self._resources.moved(resources, *self.moves[group].tolist())
 
 
 @final

@@ -95,9 +95,14 @@ def resources_of(plan: Plan, cluster: Cluster) -> Resources:
     """Return the numbers of the resources of a cluster with the servers that a plan needs."""
     n_storage_servers = cluster.storage.servers if cluster.storage else 1
     n_servers = _n_servers(plan)
-    nodes_per_domain = cluster.nodes_per_domain
     return Resources(
-        cluster.nodes, cluster.gpus_per_node, n_servers, n_storage_servers, nodes_per_domain=nodes_per_domain
+        cluster.nodes,
+        cluster.gpus_per_node,
+        n_servers,
+        n_storage_servers,
+        nodes_per_domain=cluster.nodes_per_domain,
+        railed=cluster.rails,
+        machines_per_leaf=cluster.leaf.nodes if cluster.leaf else 0,
     )
 
 
@@ -135,7 +140,10 @@ class _Pricing:
             host_Bps=cluster.host_reduction_Bps,
             host=_host_cost(cluster),
             nodes_per_domain=cluster.nodes_per_domain,
+            railed=resources.railed,
+            machines_per_leaf=resources.machines_per_leaf,
             mesh=cluster.mesh,
+            spine_s=cluster.leaf.latency_s if cluster.leaf else 0.0,
         )
         self._undisturbed_Bps = self._capacity_Bps()
         self.capacity_Bps = self._undisturbed_Bps.copy()
@@ -182,6 +190,12 @@ class _Pricing:
         if self._cluster.cores_per_node:
             capacity_Bps[topology.cores(nodes)] = self._cluster.cores_per_node
         ranks = np.arange(topology.world_size)
+        if topology.railed:
+            of_gpu_Bps = topology.network.capacity_Bps / topology.ranks_per_node
+            capacity_Bps[topology.rail_out(ranks)] = capacity_Bps[topology.rail_in(ranks)] = of_gpu_Bps
+        if leaf := self._cluster.leaf:
+            leaves = np.arange(topology.n_leaves)
+            capacity_Bps[topology.leaf_up(leaves)] = capacity_Bps[topology.leaf_down(leaves)] = leaf.uplinks_Bps
         capacity_Bps[topology.readers(ranks)] = capacity_Bps[topology.decoders(ranks)] = 1.0
         return capacity_Bps
 
@@ -401,12 +415,13 @@ def _contested_ops(
 ) -> frozenset[ops.Op]:
     """Return the operations that may ever share a resource or find it disturbed. This is decided before the run.
 
-    A resource belongs to ranks. A fabric port and the threads that read belong to one rank. The NIC, the host bridge,
-    the disk, the memory and the cores of a node belong to the ranks of the node. The switch and the NIC of a
-    parameter server belong to all, a storage server to the ranks of its nodes. A resource is *exclusive* if only one
-    lane uses it, and if every transfer over it has all its owners as members or only one group ever uses it: lanes run
-    in order, so one transfer ends before the next begins. An operation that uses only exclusive resources takes its
-    time alone, whatever happens elsewhere. Both engines rely on this, so they agree to the last bit on such plans.
+    A resource belongs to ranks. A fabric port, cards of a GPU and the threads that read belong to one rank. The NIC,
+    the host bridge, the disk, the memory and the cores of a node belong to the ranks of the node, uplinks to those
+    below their leaf. The switch and the NIC of a parameter server belong to all, a storage server to the ranks of its
+    nodes. A resource is *exclusive* if only one lane uses it, and if every transfer over it has all its owners as
+    members or only one group ever uses it: lanes run in order, so one transfer ends before the next begins. An
+    operation that uses only exclusive resources takes its time alone, whatever happens elsewhere. Both engines rely on
+    this, so they agree to the last bit on such plans.
     """
     n_resources = resources.n_resources
     uses: dict[int, _Uses] = {}  # by identity: many operations have one price
@@ -487,4 +502,10 @@ def _owner(group: Group, resources: Resources) -> NDArray[np.int64]:
         groups = of_node[on_servers == server]
         of_storage[server] = groups[0] if (groups == groups[0]).all() else _SEVERAL
     links = [of_rank, of_rank, of_machine, of_machine, of_node, of_node, of_world, of_storage, of_node]
-    return np.concatenate([*links, of_storage, *[of_node] * 4, of_rank, of_rank])
+    rails = [of_rank, of_rank] if resources.railed else []
+    of_leaf = np.full(resources.n_leaves, _SEVERAL)
+    leaf_of_machine = np.arange(resources.n_machines) // max(resources.machines_per_leaf, 1)
+    for leaf in range(resources.n_leaves):
+        groups = of_machine[leaf_of_machine == leaf]
+        of_leaf[leaf] = groups[0] if (groups == groups[0]).all() else _SEVERAL
+    return np.concatenate([*links, of_storage, *[of_node] * 4, of_rank, of_rank, *rails, of_leaf, of_leaf])

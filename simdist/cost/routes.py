@@ -20,6 +20,8 @@ from simdist.cost.costs import Resources
 Way: TypeAlias = Literal["fabric", "sent", "received", "plain"]
 #: Which sends depend on each other: none in a round, those along a ring, or all of them.
 Order: TypeAlias = Literal["slowest", "ring", "line"]
+#: Sends inside a domain, sends between domains, and how many of the latter are between leaves.
+Chain: TypeAlias = tuple[int, int, int]
 #: Resources, each once, and the bytes on each.
 Load: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -76,7 +78,8 @@ class Routes:
         self._src = src
         self._dst = dst
         self._is_outside = wiring.resources.domain(src) != wiring.resources.domain(dst)
-        self._chains: dict[tuple[Order, int], tuple[tuple[int, int], ...]] = {}
+        self._is_far = wiring.resources.leaf(src) != wiring.resources.leaf(dst)
+        self._chains: dict[tuple[Order, int], tuple[Chain, ...]] = {}
         parts = self._parts()
         used = np.concatenate([each.resources for each in parts])
         self._resources, self._places = np.unique(used, return_inverse=True)
@@ -95,8 +98,8 @@ class Routes:
             return self._resources, totals
         return self._resources[flows], totals[flows]
 
-    def chains(self, order: Order, rounds: int) -> tuple[tuple[int, int], ...]:
-        """Return sends inside a domain and between domains, of the chains among which the slowest is.
+    def chains(self, order: Order, rounds: int) -> tuple[Chain, ...]:
+        """Return sends inside a domain, between domains, and between leaves, of the chains among which the slowest is.
 
         Args:
             order: See `Order`.
@@ -106,22 +109,26 @@ class Routes:
             self._chains[order, rounds] = tuple(dict.fromkeys(self._new_chains(order, rounds)))
         return self._chains[order, rounds]
 
-    def _new_chains(self, order: Order, rounds: int) -> list[tuple[int, int]]:
+    def _new_chains(self, order: Order, rounds: int) -> list[Chain]:
         n = len(self._is_outside)
         n_outside = int(np.count_nonzero(self._is_outside))
+        n_far = int(np.count_nonzero(self._is_far))
         match order:
             case "slowest":
-                return [(0, rounds) if is_outside else (rounds, 0) for is_outside in self._is_outside.tolist()]
+                kinds = set(zip(self._is_outside.tolist(), self._is_far.tolist(), strict=True))
+                return [
+                    (0 if outside else rounds, rounds if outside else 0, rounds if far else 0) for outside, far in kinds
+                ]
             case "line":
-                return [(n - n_outside, n_outside)]
+                return [(n - n_outside, n_outside, n_far)]
             case "ring":
                 times_around, rest = divmod(rounds, n)
-                twice = np.concatenate((self._is_outside, self._is_outside[:rest]))
-                ahead = np.concatenate(([0], np.cumsum(twice)))
-                of_rest = ahead[rest:] - ahead[: len(ahead) - rest]
+                of_rest = zip(_in_windows(self._is_outside, rest), _in_windows(self._is_far, rest), strict=True)
                 inside = times_around * (n - n_outside) + rest
-                outside = times_around * n_outside
-                return [(inside - some, outside + some) for some in (int(of_rest.min()), int(of_rest.max()))]
+                return [
+                    (inside - outside, times_around * n_outside + outside, times_around * n_far + far)
+                    for outside, far in sorted(set(of_rest))
+                ]
 
     def _parts(self) -> "list[_Part]":
         parts = self._on_processes() if self._wiring.has_processes else self._on_fabric()
@@ -157,6 +164,13 @@ class Routes:
         parts = [_Part(resources.nic_out(src), sent), _Part(resources.nic_in(dst), received)]
         if self._wiring.switched:
             parts.append(_Part(np.full_like(outside, resources.switch), _Carried("received", outside)))
+        if resources.railed:
+            parts += self._on_rails(outside)
+        far = np.flatnonzero(self._is_far)
+        if len(far):
+            use = _Carried("plain", far)
+            parts.append(_Part(resources.leaf_up(resources.leaf(self._src[far])), use))
+            parts.append(_Part(resources.leaf_down(resources.leaf(self._dst[far])), use))
         return parts
 
     def _over_domain(
@@ -170,6 +184,24 @@ class Routes:
         nodes, first = np.unique(resources.node(both), return_index=True)
         return nodes, _Carried(way, messages, sharing=(resources.domain(ranks), resources.domain(both)[first]))
 
+    def _on_rails(self, outside: NDArray[np.int64]) -> "list[_Part]":
+        """Return the cards of GPUs: bytes of a domain go over those of its GPUs that take part, in equal parts."""
+        resources = self._wiring.resources
+        taking_part = np.unique(np.concatenate([self._src, self._dst]))
+        gpus = taking_part[taking_part < resources.world_size]
+        of_gpus = resources.domain(gpus)
+        ends: tuple[tuple[Way, NDArray[np.int64], NDArray[np.int64]], ...] = (
+            ("sent", self._src, resources.rail_out(gpus)),
+            ("received", self._dst, resources.rail_in(gpus)),
+        )
+        parts = []
+        for way, ranks, cards in ends:
+            of_gpu = outside[ranks[outside] < resources.world_size]
+            if len(of_gpu):
+                sharing = resources.domain(ranks[of_gpu]), of_gpus
+                parts.append(_Part(cards, _Carried(way, of_gpu, sharing=sharing)))
+        return parts
+
     def _on_bridges(self) -> "list[_Part]":
         resources = self._wiring.resources
         from_gpu = np.flatnonzero(self._src < resources.world_size)
@@ -177,6 +209,13 @@ class Routes:
         up = resources.bridge_up(resources.node(self._src[from_gpu]))
         down = resources.bridge_down(resources.node(self._dst[to_gpu]))
         return [_Part(up, _Carried("plain", from_gpu)), _Part(down, _Carried("plain", to_gpu))]
+
+
+def _in_windows(marks: NDArray[np.bool_], length: int) -> list[int]:
+    """Return how many are marked of `length` places in a row, for each place of a ring that these begin at."""
+    ahead = np.concatenate(([0], np.cumsum(np.concatenate((marks, marks[:length])))))
+    found: list[int] = (ahead[length:] - ahead[: len(ahead) - length]).tolist()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

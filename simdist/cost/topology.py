@@ -4,13 +4,16 @@ A message inside a node uses the fabric ports of both GPUs. A message between no
 switch if it is oversubscribed. If the GPUs of a node share one PCIe host bridge, all data that they send crosses it
 upstream and all data that they receive crosses it downstream, also on the way to and from the NIC.
 
+If GPUs have cards of their own (rails), the bytes of a node go over the cards of its GPUs that take part, in equal
+parts. Messages between leaf switches also use the uplinks of both leaves, and take the latency of the spine.
+
 If the fabric joins several nodes (an NVLink domain), messages inside the domain use it. Those between domains use the
 NICs of all nodes that take part, because NCCL's channels begin at all of them.
 """
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -40,6 +43,7 @@ class LinkCost:
         send_Bps: If the receiving end is the slower one: bytes per second of one link's sending end.
         rendezvous_s: Startup besides, of a message of more than `eager_nbytes`.
         eager_nbytes: Largest message that is sent without asking.
+        gap_s: Seconds from one message of a process to its next, at least. Messages that ask take two.
     """
 
     latency_s: float
@@ -49,6 +53,7 @@ class LinkCost:
     send_Bps: float | None = None
     rendezvous_s: float = 0.0
     eager_nbytes: float = 0.0
+    gap_s: float = 0.0
 
     @classmethod
     def of(cls, link: Link, *, n_parallel: int = 1) -> "LinkCost":
@@ -61,6 +66,7 @@ class LinkCost:
                 n_parallel,
                 rendezvous_s=link.rendezvous_s,
                 eager_nbytes=float(link.eager_nbytes),
+                gap_s=link.gap_s,
             )
         table = tuple((float(point.nbytes), point.time_s) for point in link.table)
         smallest, startup_s = table[0]
@@ -71,6 +77,10 @@ class LinkCost:
     def startup_s(self, nbytes: float) -> float:
         """Return the startup of a message of `nbytes`."""
         return self.latency_s + (self.rendezvous_s if nbytes > self.eager_nbytes else 0.0)
+
+    def spacing_s(self, nbytes: float) -> float:
+        """Return the seconds from one message of a process to its next, at least (g of the LogGP model)."""
+        return self.gap_s * (2 if 0 < self.eager_nbytes < nbytes else 1)
 
     def sent(self, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the bytes that messages put on the sending end of the link, see `flowing`."""
@@ -102,10 +112,12 @@ class Paths:
     Args:
         fabric_hops: Number of sends of each path inside a node, `[n_paths]`.
         network_hops: Number of sends between nodes, of the same shape.
+        far_hops: How many of these are between leaf switches, of the same shape.
     """
 
     fabric_hops: NDArray[np.int64]
     network_hops: NDArray[np.int64]
+    far_hops: NDArray[np.int64]
 
 
 Latency: TypeAlias = Order | Paths
@@ -173,6 +185,7 @@ class Topology(Resources):
         host_Bps: Bytes per second that the process of a rank moves, without GPUs. Then all messages use the ports.
         host: CPU work of collectives; None if there is none.
         mesh: Whether the fabric is a link to each other GPU of a node, all of which make up a port.
+        spine_s: Seconds that a message between leaf switches takes besides.
     """
 
     fabric: LinkCost
@@ -183,6 +196,7 @@ class Topology(Resources):
     host_Bps: float = math.inf
     host: HostCost | None = None
     mesh: bool = False
+    spine_s: float = 0.0
 
     def transfer(self, messages: Iterable[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""
@@ -190,8 +204,27 @@ class Topology(Resources):
         for number, each in enumerate(messages):
             routes = self.routes(each)
             latency_s = slowest_s(each, routes, self.hops(each)) + (self.overhead_s if number == 0 else 0.0)
-            stages.append(Stage(latency_s, *self.load(each, routes)))
+            stages.append(self.spaced(Stage(latency_s, *self.load(each, routes)), each))
         return Transfer(tuple(stages))
+
+    def spaced(self, stage: Stage, messages: Messages, message_nbytes: float | None = None) -> Stage:
+        """Return a stage that waits until a process has sent one message in every round, see `LinkCost.gap_s`.
+
+        Args:
+            stage: The stage of the messages.
+            messages: The messages. Those inside a domain need no gap.
+            message_nbytes: Bytes that a process sends at once; those of the largest message by default.
+        """
+        if not self.network.gap_s or not (self.domain(messages.src) != self.domain(messages.dst)).any():
+            return stage
+        largest_nbytes = float(np.max(messages.nbytes)) if message_nbytes is None else message_nbytes
+        at_least_s = messages.rounds * self.network.spacing_s(largest_nbytes)
+        n_ports = 2 * self.world_size
+        of_port = stage.resources < n_ports
+        of_card = ~of_port & (stage.resources < n_ports + 2 * self.n_machines)
+        link_Bps = np.select([of_port, of_card], [self.fabric.capacity_Bps, self.network.capacity_Bps], np.inf)
+        flow_s = float((stage.nbytes / link_Bps).max(initial=0.0))
+        return replace(stage, latency_s=max(stage.latency_s, at_least_s - flow_s))
 
     def hops_s(self, src: NDArray[np.int64], dst: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:
         """Return the seconds of messages alone, inside a node or between nodes."""
@@ -199,7 +232,8 @@ class Topology(Resources):
             link.startup_s(nbytes) + float(link.flowing(nbytes) / link.capacity_Bps)
             for link in (self.fabric, self.network)
         )
-        return np.where(self.domain(src) == self.domain(dst), inside_s, outside_s)
+        spine_s = np.where(self.leaf(src) == self.leaf(dst), 0.0, self.spine_s)
+        return np.where(self.domain(src) == self.domain(dst), inside_s, outside_s + spine_s)
 
     def routes(self, messages: Messages) -> Routes:
         """Return the routes of messages."""
@@ -209,6 +243,8 @@ class Topology(Resources):
             self.n_servers,
             self.n_storage_servers,
             nodes_per_domain=self.nodes_per_domain,
+            railed=self.railed,
+            machines_per_leaf=self.machines_per_leaf,
         )
         wiring = Wiring(resources, self.switched, self.bridged, self.mesh, math.isfinite(self.host_Bps))
         return routes_of(wiring, messages.src, messages.dst)
@@ -227,24 +263,29 @@ class Topology(Resources):
     def hops(self, messages: Messages) -> "Hops":
         """Return the seconds of a send of the largest message until its first byte arrives."""
         largest_nbytes = float(np.max(messages.nbytes, initial=0.0))
-        return Hops(self.fabric.startup_s(largest_nbytes), self.network.startup_s(largest_nbytes))
+        network_s = self.network.startup_s(largest_nbytes)
+        return Hops(self.fabric.startup_s(largest_nbytes), network_s, self.spine_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """Seconds of a send until its first byte arrives: inside a domain, and between domains."""
+    """Seconds of a send until its first byte arrives: inside a domain, between domains, and between leaves besides."""
 
     fabric_s: float
     network_s: float
+    spine_s: float
 
 
 def slowest_s(messages: Messages, routes: Routes, hops: Hops) -> float:
     """Return the latency of messages: the seconds of the slowest chain of sends."""
     if isinstance(messages.latency, Paths):
         paths = messages.latency
-        return float((paths.fabric_hops * hops.fabric_s + paths.network_hops * hops.network_s).max())
+        near_s = paths.fabric_hops * hops.fabric_s + paths.network_hops * hops.network_s
+        return float((near_s + paths.far_hops * hops.spine_s).max())
     chains = routes.chains(messages.latency, messages.rounds)
-    return max(n_inside * hops.fabric_s + n_outside * hops.network_s for n_inside, n_outside in chains)
+    return max(
+        inside * hops.fabric_s + outside * hops.network_s + far * hops.spine_s for inside, outside, far in chains
+    )
 
 
 @dataclass(frozen=True, slots=True)

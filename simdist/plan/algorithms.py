@@ -21,6 +21,7 @@ from simdist.settings.plugins import ALGORITHMS, entry_points_of, is_reference, 
 
 AUTO = "auto"  # the choice of the cluster's library, which has an algorithm for every collective
 _SHIPPED = "simdist.cost.algorithms"
+_OF_NCCL = {"nvlstree": "write nvls, which is NCCL's NVLSTree over several nodes"}
 _NAME_OF = {
     ops.AllReduce: "all_reduce",
     ops.ReduceScatter: "reduce_scatter",
@@ -83,7 +84,8 @@ def find(name: str, folder: Path = Path()) -> CollectiveAlgorithm:
     elif name in entry_points_of(ALGORITHMS):
         found = load_entry_point(entry_points_of(ALGORITHMS)[name])
     else:
-        raise ValueError(f"unknown algorithm {shown(name)}: {nearest(name, names())}")
+        hint = _OF_NCCL.get(name.lower().replace("_", ""), nearest(name, names()))
+        raise ValueError(f"unknown algorithm {shown(name)}: {hint}")
     if not isinstance(found, CollectiveAlgorithm):
         raise ValueError(f"{shown(name)}: is no algorithm: write a simdist.plan.algorithms.CollectiveAlgorithm")
     if not found.carries or not set(found.carries) <= set(get_args(ops.Collective)):

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -92,6 +92,7 @@ def _stage(flows: Flows, scenario: Scenario, resources: Resources) -> Stage:
     if cluster.network.table is not None or math.isfinite(cluster.network.bandwidth_Bps):
         used += [resource for link, node in nodes for resource in _resources(link, node, resources)]
         used += [resources.switch] if _is_switched(scenario) else []
+        used += _uplinks(nodes, resources)
     if cluster.storage and len(nodes) == 1:
         node = np.array([nodes[0][1]])
         client = int(resources.storage_client(node)[0])
@@ -99,6 +100,14 @@ def _stage(flows: Flows, scenario: Scenario, resources: Resources) -> Stage:
         used += [server] if math.isfinite(cluster.storage.bandwidth_Bps) else []
         used += [client] if math.isfinite(cluster.storage.client_bandwidth_Bps) else []
     return Stage(0.0, np.array(used, dtype=np.int64), np.ones(len(used)))
+
+
+def _uplinks(ends: Sequence[tuple[LinkKind, int]], resources: Resources) -> list[int]:
+    """Return the uplinks between two nodes, if these are below different leaf switches."""
+    if len(ends) < 2:
+        return []
+    first, last = (resources.leaf(np.array([node * resources.ranks_per_node])) for _, node in ends)
+    return [] if first == last else [int(resources.leaf_up(first)[0]), int(resources.leaf_down(last)[0])]
 
 
 def _is_switched(scenario: Scenario) -> bool:

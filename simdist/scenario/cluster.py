@@ -13,7 +13,7 @@ from simdist.scenario.link import Link
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.settings.base import Fault, Settings, refuse
 from simdist.settings.precision import Peak
-from simdist.settings.units import BytesPerSecond, Factor, Nbytes, PerSecond, Seconds, Whole
+from simdist.settings.units import BytesPerSecond, Factor, Fraction, Nbytes, PerSecond, Seconds, Whole
 
 Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 Transport: TypeAlias = Literal["rdma", "efa", "tcp", "tcpxo", "slingshot"]
@@ -181,6 +181,29 @@ class HostWork(Settings):
     source: str = ""
 
 
+class Leaf(Settings):
+    """The switches that nodes hang below, and their links to the others: leaf and spine, or two sites.
+
+    Args:
+        nodes: Consecutive nodes below one leaf switch, or at one site. The last leaf may have fewer.
+        uplinks: Links of a leaf to the spine, or to the other site, side by side.
+        bandwidth_Bps: Line rate of an uplink per direction.
+        efficiency: Share of it that payload reaches.
+        latency_s: Seconds that a message between leaves takes besides the latency of `network`.
+    """
+
+    nodes: Count
+    bandwidth_Bps: BytesPerSecond
+    uplinks: Count = 1
+    efficiency: Annotated[Fraction, Field(gt=0)] = 1.0
+    latency_s: Seconds = 0.0
+
+    @property
+    def uplinks_Bps(self) -> float:
+        """Bytes per second of all uplinks of a leaf, per direction."""
+        return self.uplinks * self.bandwidth_Bps * self.efficiency
+
+
 class Cluster(Settings):
     """`nodes` machines with `gpus_per_node` GPUs each; consecutive ranks share a node.
 
@@ -195,6 +218,9 @@ class Cluster(Settings):
             domain. Fewer nodes than that are one domain.
         network: Link of one NIC to the switch.
         nics_per_node: NICs that the GPUs of a node share evenly.
+        rails: Whether each GPU sends over its own share of the NICs, as where the i-th GPUs of all nodes have a switch
+            of their own; if not, all NICs of a node carry what one of its GPUs sends.
+        leaf: Leaf switches, if the network has them. If not, one switch joins all nodes.
         launch_s: Seconds in which the thread of a process that drives all GPUs of a node launches a collective on one
             of them (`all_reduce_perf -g 8`); 0 with a process for each GPU.
         collective_overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
@@ -207,7 +233,7 @@ class Cluster(Settings):
         nccl_version: Version of NCCL, such as "2.26", where its tuner or its launches make a difference; the newest if
             absent.
         transport: Kind of the network, for the errors of published rows. If absent, it follows from latency and
-            rendezvous of `network`.
+            rendezvous of `network`. Over `slingshot`, NCCL does not use LL128.
         chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
             without, they begin with the last and end together.
         library: Whose choice of algorithm `auto` is; `nccl_simple` is NCCL where it has its protocol Simple only.
@@ -233,6 +259,8 @@ class Cluster(Settings):
     mesh: Annotated[bool, Field(exclude_if=lambda mesh: not mesh)] = False
     nodes_per_domain: Annotated[Count, Field(exclude_if=lambda count: count == 1)] = 1
     nics_per_node: Count = 1
+    rails: Annotated[bool, Field(exclude_if=lambda rails: not rails)] = False
+    leaf: Annotated[Leaf | None, Field(exclude_if=lambda leaf: leaf is None)] = None
     host_bridge_Bps: BytesPerSecond = math.inf
     host_reduction_Bps: BytesPerSecond = math.inf
     oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
@@ -296,14 +324,32 @@ class Cluster(Settings):
         if self.world_size > MAX_WORLD_SIZE:
             product = f"{self.nodes} nodes x {self.gpus_per_node} GPUs are {self.world_size} ranks"
             return [(("nodes",), f"{product}: at most {MAX_WORLD_SIZE} are supported")]
+        gap = "gap is that of messages between nodes: write it in network"
         return [
             *self._domain_faults(),
+            *([(("fabric", "gap"), gap)] if self.fabric.gap_s else []),
+            *self._leaf_faults(),
             *(
                 (("slow_devices", i, *path), message)
                 for i, override in enumerate(self.slow_devices)
                 for path, message in override.range_faults(self.world_size, self.gpus_per_node)
             ),
         ]
+
+    def _leaf_faults(self) -> Iterator[Fault]:
+        """Yield what is wrong with the leaf switches."""
+        if self.leaf is None:
+            return
+        if self.oversubscription > 1:
+            text = "is that of one switch: with leaf, write uplinks and bandwidth of a leaf instead"
+            yield ("oversubscription",), f"{self.oversubscription:g} {text}"
+        if math.isinf(self.leaf.bandwidth_Bps):
+            yield ("leaf", "bandwidth"), "unlimited uplinks limit nothing: write a rate, or remove leaf"
+        if self.leaf.nodes % self.nodes_per_domain:
+            yield (
+                ("leaf", "nodes"),
+                f"{self.leaf.nodes} nodes per leaf cut domains of {self.nodes_per_domain} nodes: write a multiple",
+            )
 
     def _domain_faults(self) -> Iterator[Fault]:
         """Yield what is wrong with the GPUs that the fabric joins."""

@@ -32,6 +32,8 @@ class Link(Settings):
         efficiency: Share of the line rate that payload reaches, above 0 and at most 1.
         rendezvous_s: Seconds that a message longer than `eager_nbytes` takes besides, because its ends first agree.
         eager_nbytes: Largest message that is sent without asking.
+        gap_s: Seconds from one message of a process to its next, at least; twice that for messages longer than a stated
+            `eager_nbytes`. Between nodes only.
         table: Measured `(nbytes, time_s)`: two points or more, growing sizes, times that do not shrink.
         send_Bps: With a table, of a link whose receiving end takes that time: bytes per second that an end sends.
 
@@ -44,6 +46,7 @@ class Link(Settings):
     efficiency: Annotated[Fraction, Field(gt=0)] = 1.0
     rendezvous_s: Seconds = 0.0
     eager_nbytes: Nbytes = Field(default=0, alias="eager")
+    gap_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     table: Annotated[tuple[TablePoint, ...], Field(min_length=2)] | None = None
     send_Bps: BytesPerSecond | None = Field(default=None, alias="send")
 
@@ -75,7 +78,7 @@ class Link(Settings):
 
     def _table_faults(self, table: tuple[TablePoint, ...]) -> list[Fault]:
         keys = {"latency_s": "latency", "bandwidth_Bps": "bandwidth", "efficiency": "efficiency"}
-        keys |= {"rendezvous_s": "rendezvous", "eager_nbytes": "eager"}
+        keys |= {"rendezvous_s": "rendezvous", "eager_nbytes": "eager", "gap_s": "gap"}
         faults: list[Fault] = [
             ((key,), f"{key!r} has no meaning beside a table of measured points: remove one of them")
             for name, key in keys.items()
@@ -101,5 +104,7 @@ class Link(Settings):
             return {"table": keys["table"]} | ({} if self.send_Bps is None else {"send": keys["send"]})
         del keys["table"], keys["send"]
         if not self.rendezvous_s:
-            del keys["rendezvous"], keys["eager"]
+            del keys["rendezvous"]
+        if not self.rendezvous_s and not self.gap_s:
+            del keys["eager"]
         return "ideal" if self == Link.ideal() else keys

@@ -77,6 +77,9 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
     for i, schedule in enumerate(scenario.schedules):
         for sentence in (*schedule.unused_settings(*shape), *schedule.unused_in(job)):
             yield f"schedules[{i}] ({schedule.name}) {sentence}"
+        is_nccl = cluster.library != "gloo" and cluster.device.compute_capability is not None
+        if is_nccl and schedule.algorithm == "tree":
+            yield f"schedules[{i}].algorithm tree sends whole buffers along one tree: NCCL's Tree is double_tree"
         if isinstance(schedule, GradientSchedule) and schedule.compression == "fp16" and workload.dtype != "float32":
             yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"
     if workload.optimizer == "sgd" and workload.trust_ratios_s is not None:
@@ -85,6 +88,10 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield f"cluster.nics_per_node has no effect: {_one_domain(cluster)} sends nothing over its NICs"
     if cluster.oversubscription != 1 and not _uses_nics(scenario):
         yield f"cluster.oversubscription has no effect: {_one_domain(cluster)} sends nothing through a switch"
+    if cluster.rails and (cluster.gpus_per_node == 1 or not _uses_nics(scenario)):
+        yield "cluster.rails has no effect: the GPUs of a node share no NICs"
+    if cluster.leaf and cluster.nodes <= cluster.leaf.nodes:
+        yield f"cluster.leaf has no effect: {cluster.nodes} nodes are below one leaf of {cluster.leaf.nodes}"
     if cluster.in_switch_reduction and (cluster.library == "gloo" or (cluster.device.compute_capability or 0) < 9):
         yield "cluster.in_switch_reduction has no effect: it is NCCL's with device.compute_capability 9.0 or more"
     ranges = {*cluster.uncertain, *(path.removeprefix("cluster.") for path in scenario.uncertain)}

@@ -373,6 +373,7 @@ def test_disturbance_that_is_not_there_is_told_with_its_place(kind: str, message
     ("algorithm", "message"),
     [
         ("rnig", "unknown algorithm 'rnig': did you mean 'ring'?"),
+        ("NVLSTree", "unknown algorithm 'NVLSTree': write nvls, which is NCCL's NVLSTree over several nodes"),
         ("broken:NOTHING", "'broken:NOTHING': carries names no collectives: write e.g. (AllReduce,)"),
         ("broken:Helper", "is no algorithm: write a simdist.plan.algorithms.CollectiveAlgorithm"),
     ],

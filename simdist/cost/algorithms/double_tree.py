@@ -45,15 +45,27 @@ def double_tree(call: Call) -> Iterator[Messages]:
     above = np.concatenate([others - 1, others - 1, heads[trees.above]])
     low = call.members[below]
     high = call.members[above]
+    leaves = call.topology.leaf(call.members[heads])
     yield Messages(
         np.concatenate([low, high]),
         np.concatenate([high, low]),
         call.nbytes / 2,
-        latency=Paths(2 * (sizes - 1), 2 * trees.depths),
+        latency=Paths(2 * (sizes - 1), 2 * trees.depths, 2 * far_depths(leaves)),
     )
 
 
 ALGORITHM = CollectiveAlgorithm((AllReduce,), double_tree)
+
+
+def far_depths(leaves: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the hops between leaf switches on the way from each node to the root, in the tree that has more.
+
+    Args:
+        leaves: Leaf switch of each node, `[n]`.
+    """
+    if (leaves == leaves[0]).all():
+        return np.zeros_like(leaves)
+    return np.maximum(*(_depths(parent, leaves != leaves[parent]) for parent in parents(len(leaves))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +120,12 @@ def _in_order(n: int) -> NDArray[np.int64]:
     return parent
 
 
-def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of hops from every node to the root."""
+def _depths(parent: NDArray[np.int64], counts: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    """Return the number of hops from every node to the root; with `counts`, only of those from a node that counts."""
     depths = np.zeros_like(parent)
-    at = parent
-    while (at >= 0).any():
-        depths += at >= 0
-        at = np.where(at >= 0, parent[at], -1)
+    at = np.arange(len(parent))
+    while (parent[at] >= 0).any():
+        has_parent = parent[at] >= 0
+        depths += has_parent if counts is None else has_parent & counts[at]
+        at = np.where(has_parent, parent[at], at)
     return depths

@@ -133,4 +133,7 @@ def _tree(call: Call, root: int) -> Iterator[Messages]:
         network_hops = slow[now].astype(np.int64)
         if not leaves_node.any():
             fabric_hops, network_hops = network_hops, fabric_hops
-        yield Messages(members[parent[now]], members[child[now]], call.nbytes, latency=Paths(fabric_hops, network_hops))
+        src = members[parent[now]]
+        dst = members[child[now]]
+        far_hops = (call.topology.leaf(src) != call.topology.leaf(dst)).astype(np.int64)
+        yield Messages(src, dst, call.nbytes, latency=Paths(fabric_hops, network_hops, far_hops))

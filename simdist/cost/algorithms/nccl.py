@@ -38,6 +38,13 @@ nodes (NVLS tree) s is 5: the reduced parts also go up and down a double tree, w
 
 The loss of a protocol is a wait before the bytes flow. Others may send meanwhile. Only flags use the link.
 
+At most a buffer of a channel is under way between two nodes: 4 MiB of Simple, 4.6 MB of LL128, 256 KiB of LL. So its
+bytes take a round trip per buffer at least, which counts between sites.
+
+A process sends its messages one after the other, each `gap` of the network, so each of the 2 (n - 1) rounds of a ring
+takes a gap at least, and two if a message is longer than an eager one. NCCL knows no gap: its choice is that without.
+Over Slingshot, cards and GPUs meet at a host bridge, which is too far for LL128.
+
 A cluster that does not state its compute capability has only the double tree, with hops of its links:
 
     2 (n-1) (alpha_f + c_f) + 2 ceil(log2 m) (alpha_n + c_n) + F / (0.9 e d(S))
@@ -52,14 +59,16 @@ Source:
     (rings, the limits of Ampere, 1.4-fold) and of NCCL 2.25 (LL of Hopper and Blackwell); nvlsEfficiency in 2.28.
     src/enqueue.cc, getAlgoInfo (channels; threadThresholds are tuning.cc's) and computeCollChunkInfo (chunks of trees
     and NVLS); src/transport/nvls.cc (channels; more than two GPUs); src/transport/net.cc (LL in the host's memory);
-    src/device/all_reduce.h (steps of NVLS, minChunkSizeLL128); src/include/collectives.h (slices). S (1 + 1/n):
-    nccl-tests#212.
+    src/include/device.h (NCCL_LL_LINES_PER_THREAD and others, buffers); src/device/all_reduce.h (steps of NVLS,
+    minChunkSizeLL128); src/include/collectives.h (slices). S (1 + 1/n): nccl-tests#212. Slingshot:
+    HewlettPackard/shs-ccl-docs, nccl_tuning_guide.md (NCCL_NET_GDR_LEVEL=PHB; LL128 needs PXB, tuning.cc).
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -92,8 +101,10 @@ _TREE_CHUNKS = {  # (largest, ((n, least), ...)): halved down to least bytes whi
     "Simple": (512 * 1024.0, ((8, 2**17), (4, 2**16), (1, 2**15))),
 }
 _SLICE_NBYTES = 32 * 1024  # smallest slice of Simple: 1/32 of a quarter of its 4 MiB buffer
+_BUFFER_NBYTES = {"LL": 256 * 1024, "LL128": 640 * 120 * 8 * 8 * 15 / 16, "Simple": 4 * 1024**2}  # data of a channel
 _LINES_NBYTES = 512 * 8  # bytes that the 512 threads of a channel of LL send at once (NCCL_LL_MAX_NTHREADS)
 _LEAST_CHUNK_NBYTES = 640 * 60 // 2  # all_reduce.h, minChunkSizeLL128 of 640 threads
+_MOST_DOUBLINGS = 36  # to 32 GiB
 _TREE_HOP = 5.0 / 2.7  # tuning.cc: hwLat of LL between nodes, tree over ring; for ppn == 1 the tree's applies
 
 
@@ -165,35 +176,78 @@ def nccl_transfer(
     Raises:
         PlanError: The collective has no such algorithm.
     """
-    found = _candidates(call, cluster, library, algorithm, capacity_Bps)
-    return min(found, key=lambda transfer: transfer.alone_s(capacity_Bps))
+
+    @cache
+    def candidates(nbytes: int) -> list[_Candidate]:
+        return list(_candidates(dataclasses.replace(call, nbytes=nbytes), cluster, library, algorithm, capacity_Bps))
+
+    def estimated_s(candidate: _Candidate) -> float:
+        return candidate.estimated.alone_s(capacity_Bps)
+
+    knows_gap = cluster.device.compute_capability is None or not call.topology.network.gap_s
+    if knows_gap or call.n_nodes == 1 or not call.nbytes:
+        return min(candidates(call.nbytes), key=estimated_s).transfer
+    return _chosen_without_gaps(call.nbytes, candidates, estimated_s, capacity_Bps)
+
+
+def _chosen_without_gaps(
+    nbytes: int,
+    candidates: Callable[[int], "list[_Candidate]"],
+    estimated_s: Callable[["_Candidate"], float],
+    capacity_Bps: NDArray[np.float64],
+) -> Transfer:
+    """Return what NCCL chooses, which knows no gap between messages.
+
+    It may choose a ring where a tree would take less. From some size on it takes the tree. Times just below are cut to
+    that of the tree, so that a larger buffer never takes less. Therefore choices change at powers of two only.
+    """
+
+    def chosen(nbytes: int, like: int) -> Transfer:
+        of_choice = [estimated_s(each) for each in candidates(like)]
+        return candidates(nbytes)[of_choice.index(min(of_choice))].transfer
+
+    n_doublings = nbytes.bit_length()
+    found = chosen(nbytes, 2 ** (n_doublings - 1))
+    larger = (chosen(2**doublings, 2**doublings) for doublings in range(n_doublings, _MOST_DOUBLINGS))
+    at_most_s = min((transfer.alone_s(capacity_Bps) for transfer in larger), default=math.inf)
+    found_s = found.alone_s(capacity_Bps)
+    return found.scaled(at_most_s / found_s) if at_most_s < found_s else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A transfer by some algorithm and protocol, and what NCCL estimates it to be."""
+
+    transfer: Transfer
+    estimated: Transfer
 
 
 def _candidates(
     call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
-) -> Iterator[Transfer]:
+) -> Iterator[_Candidate]:
     """Yield the transfer by each protocol of each algorithm."""
     capability = cluster.device.compute_capability
-    names = ("Simple",) if library == "nccl_simple" else ("LL", "LL128", "Simple")
+    names = _protocols(call, cluster, library)
     has_trees = call.n_nodes > 1 and isinstance(call.op, AllReduce)
-    n_nics = cluster.nics_per_node * min(cluster.nodes, cluster.nodes_per_domain)
+    n_nics = _n_nics(call, cluster)
     only_trees = has_trees and _takes_trees_only(call, cluster)
     if algorithm == "ring" or (algorithm == "auto" and not only_trees):
         plain = _Plain.of(call.topology, ring(call))
         if capability is None:
-            yield Transfer((plain.stage,))
+            yield _as_estimated(Transfer((plain.stage,)))
         else:
             for name in names:
                 if name == "LL128" and algorithm == "auto" and has_trees and call.n > call.n_nodes:
                     continue  # the tree has less latency, and wins by NCCL's estimate where rings of LL128 would count
                 n_rings = _n_channels(cluster, _RINGS_PER_NIC * n_nics)
-                yield _by_ring(call, plain, name, int(capability), n_rings, capacity_Bps)
+                by_ring = _by_ring(call, plain, name, int(capability), n_rings, capacity_Bps)
+                yield _Candidate(_spaced(plain, by_ring, name, n_rings), by_ring)
     if algorithm == "nvls":
         problem = _lacks_nvls(call, cluster)
         if problem:
             raise PlanError(f"{op_text(call.op)}: {problem}; choose auto")
     if algorithm == "nvls" or (algorithm == "auto" and _takes_nvls(call, cluster)):
-        yield _by_switch(call, min(int(capability or 0), 10), capacity_Bps)
+        yield _as_estimated(_by_switch(call, min(int(capability or 0), 10), capacity_Bps))
     if algorithm == "double_tree" or (algorithm == "auto" and has_trees):
         plain = _Plain.of(call.topology, double_tree(call))
         for name in names:
@@ -202,7 +256,30 @@ def _candidates(
                 n_gpus = cluster.gpus_per_node * min(cluster.nodes, cluster.nodes_per_domain)
                 n_channels = _n_channels(cluster, _RINGS_PER_NIC * min(n_nics, n_gpus))
                 protocol = _tree(name, cluster)
-                yield _by_tree(call, plain, name, protocol, generation, n_channels, capacity_Bps)
+                yield _as_estimated(_by_tree(call, plain, name, protocol, generation, n_channels, capacity_Bps))
+
+
+def _n_nics(call: Call, cluster: Cluster) -> int:
+    """Return the cards that a group uses of a node, or of a domain: with rails, those of its GPUs."""
+    nodes = min(cluster.nodes, cluster.nodes_per_domain)
+    n_nics = cluster.nics_per_node * nodes
+    if not cluster.rails:
+        return n_nics
+    most = max(map(len, call.by_node()))
+    return max(1, n_nics * most // (cluster.gpus_per_node * nodes))
+
+
+def _as_estimated(transfer: Transfer) -> _Candidate:
+    return _Candidate(transfer, transfer)
+
+
+def _protocols(call: Call, cluster: Cluster, library: NcclLibrary) -> tuple[str, ...]:
+    """Return the protocols that NCCL may choose. Over Slingshot, cards are too far from GPUs for LL128."""
+    if library == "nccl_simple":
+        return ("Simple",)
+    if call.n_nodes > 1 and cluster.transport == "slingshot" and cluster.device.compute_capability is not None:
+        return ("LL", "Simple")
+    return ("LL", "LL128", "Simple")
 
 
 def _tree(name: str, cluster: Cluster) -> _Protocol:
@@ -275,6 +352,13 @@ class _Plain:
         return Stage(latency_s, self.stage.resources, self.stage.nbytes)
 
 
+def _spaced(plain: _Plain, transfer: Transfer, name: str, n_channels: int) -> Transfer:
+    """Return a ring of which each process sends its messages one after the other, see `Topology.spaced`."""
+    (stage,) = transfer.stages
+    message_nbytes = float(np.max(plain.messages.nbytes)) / n_channels * (2.0 if name == "LL" else 1.0)
+    return Transfer((plain.topology.spaced(stage, plain.messages, message_nbytes),))
+
+
 def _by_ring(
     call: Call, plain: _Plain, name: str, generation: int, n_rings: int, capacity_Bps: NDArray[np.float64]
 ) -> Transfer:
@@ -299,6 +383,9 @@ def _by_ring(
         longer = 2.0 if call.nbytes > _SLICE_NBYTES * _RINGS_IN_NODE * call.n else 1.0
     elif name == "Simple" and isinstance(call.op, AllReduce) and call.nbytes >= 64 * n_rings * call.n:
         longer = 1.4 if generation >= 8 else 1.9
+    if not one_node:
+        of_channel = chunks_nbytes * plain.messages.rounds / n_channels
+        at_least_s = max(at_least_s, _in_flight_s(call.topology, name, of_channel))
     one_each = _TREE_HOP if call.n_nodes == call.n else 1.0
     message_nbytes = chunks_nbytes * protocol.wire / n_channels
     base = 1.0 if one_node else longer
@@ -342,6 +429,8 @@ def _by_tree(
         at_least_s = 2 * call.nbytes / (d * _ll_most_Bps(call, n_channels))
     elif generation is not None and call.n_nodes > 1:
         at_least_s = 2 * call.nbytes / (n_channels * _of_nodes(call.n_nodes, _CHANNEL_BPS[name][generation]))
+    if generation is not None:
+        at_least_s = max(at_least_s, _in_flight_s(topology, name, call.nbytes / n_channels))
     slowed = _slowed(stage, capacity_Bps, protocol.share * d, at_least_s=at_least_s)
     return Transfer((dataclasses.replace(slowed, latency_s=slowed.latency_s + fill_s),))
 
@@ -351,6 +440,14 @@ def _ll_most_Bps(call: Call, n_channels: int, n_chunks: int = 1) -> float:
     n_lines = call.nbytes / (_LINES_NBYTES * n_chunks)
     n_taken = min(max(n_lines, 1.0), n_channels)  # a channel with less than a line takes as long as a whole one
     return _LL_MAX_BETWEEN_BPS.get(call.n_nodes, _LL_MAX_FAR_BPS) * n_taken / n_channels
+
+
+def _in_flight_s(topology: Topology, name: str, nbytes: float) -> float:
+    """Return the seconds that the bytes of a channel need at least: a buffer of them is under way at a time.
+
+    The receiver makes room, and the sender learns it, a round trip after it began to fill a buffer.
+    """
+    return nbytes / _BUFFER_NBYTES[name] * 2 * (topology.network.latency_s + topology.spine_s)
 
 
 def _of_nodes(n_nodes: int, rates_Bps: tuple[float, float]) -> float:
@@ -457,7 +554,7 @@ def _hops(
         fabric_s = topology.fabric.latency_s
     if network.table is not None:
         network_s = network.latency_s
-    return Hops(fabric_s, network_s)
+    return Hops(fabric_s, network_s, topology.spine_s)
 
 
 def _slowed(

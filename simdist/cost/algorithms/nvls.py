@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from simdist.cost.algorithms.double_tree import both_trees
+from simdist.cost.algorithms.double_tree import both_trees, far_depths
 from simdist.cost.topology import Call, Messages, Paths
 from simdist.plan import AllReduce
 from simdist.plan.algorithms import CollectiveAlgorithm
@@ -41,11 +41,12 @@ def nvls(call: Call, wire: float | None = None) -> Iterator[Messages]:
     trees = both_trees(m)
     below = call.members[heads[trees.below]]
     above = call.members[heads[trees.above]]
+    far_hops = 2 * int(far_depths(call.topology.leaf(call.members[heads])).max())
     yield Messages(
         np.concatenate([call.members, below, above]),
         np.concatenate([call.members[following], above, below]),
         np.concatenate([np.full(call.n, call.nbytes * factor), np.full(2 * len(below), call.nbytes / 2)]),
-        latency=Paths(np.array([0]), np.array([2 * math.ceil(math.log2(m))])),
+        latency=Paths(np.array([0]), np.array([2 * math.ceil(math.log2(m))]), np.array([far_hops])),
     )
 
 

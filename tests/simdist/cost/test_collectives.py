@@ -581,14 +581,19 @@ MACHINES = st.fixed_dictionaries(
         "oversubscription": st.sampled_from([1, 3]),
         "in_switch_reduction": st.booleans(),
         "collective_overhead_s": st.sampled_from([0.0, 1e-5]),
+        "rails": st.booleans(),
     }
+)
+LEAVES = st.none() | st.sampled_from([1, 2, 3, 4]).map(
+    lambda nodes: {"oversubscription": 1, "leaf": {"nodes": nodes, "bandwidth": 2e9, "latency": 1e-4}}
 )
 
 
 @settings(max_examples=250, deadline=None)
-@given(collectives(), MACHINES, st.booleans())
-def test_groups_that_look_alike_cost_to_the_bit_what_they_cost_one_by_one(case, machines, has_host):
+@given(collectives(), MACHINES, LEAVES, st.booleans())
+def test_groups_that_look_alike_cost_to_the_bit_what_they_cost_one_by_one(case, machines, leaves, has_host):
     _, op, cluster, count = case
+    machines |= leaves or {}
     if has_host and cluster.library == "gloo":
         host = {"handover_s": 1e-5, "collective_s": 2e-5, "copy_Bps": 3e9}
         machines = machines | {"host": host, "cores_per_node": 2, "host_reduction_Bps": 5e9}

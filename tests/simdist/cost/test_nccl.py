@@ -215,22 +215,34 @@ def preset(name, n_domains):
 
 @pytest.mark.parametrize("name", scenario.presets.names("clusters"))
 @pytest.mark.parametrize("n_domains", [1, 2, 3, 20])
-@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "broadcast"])
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])
 def test_more_bytes_never_take_less_time(name, n_domains, kind):
     cluster = preset(name, n_domains)
     times = [seconds(cluster, 4 * int(2 ** (exponent / 3)), kind=kind) for exponent in range(3, 100)]
     assert all(after >= before * (1 - 1e-12) for before, after in itertools.pairwise(times))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     name=st.sampled_from(scenario.presets.names("clusters")),
     n_domains=st.integers(1, 12),
-    sizes=st.tuples(st.floats(3, 34), st.floats(3, 34)),
+    gpus=st.sampled_from([1, 2, 3, 4, 8]),
+    call=st.sampled_from(
+        [
+            *itertools.product(["all_reduce"], ["auto", "ring", "double_tree"]),
+            *itertools.product(["all_gather", "reduce_scatter", "broadcast"], ["auto", "ring"]),
+        ]
+    ),
+    size=st.floats(3, 34),
+    larger=st.sampled_from([1e-6, 1e-3, 0.1, 1, 8]),
 )
-def test_of_any_two_buffers_the_larger_one_takes_no_less_time(name, n_domains, sizes):
+def test_of_any_two_buffers_the_larger_one_takes_no_less_time(name, n_domains, gpus, call, size, larger):
     cluster = preset(name, n_domains)
-    smaller_s, larger_s = (seconds(cluster, 4 * int(2**exponent / 4)) for exponent in sorted(sizes))
+    cluster = cluster.model_copy(update={"gpus_per_node": min(gpus, cluster.gpus_per_node)})
+    kind, algorithm = call
+    smaller_s, larger_s = (
+        seconds(cluster, 4 * int(2**exponent / 4), algorithm, kind) for exponent in (size, size + larger)
+    )
     assert larger_s >= smaller_s * (1 - 1e-12)
 
 
@@ -398,3 +410,101 @@ def test_until_2_21_each_further_channel_takes_a_share_of_the_launch():
 
 def test_launches_hide_behind_a_large_collective():
     assert seconds(machines(launch_s=50e-6), GIB) == seconds(machines(), GIB)
+
+
+GAP_S = 500e-6
+SPACED = NETWORK.model_copy(update={"gap_s": GAP_S, "eager_nbytes": 8 * KIB})
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("all_gather", 15), ("reduce_scatter", 15), ("all_reduce", 30)])
+@pytest.mark.parametrize(("nbytes", "gaps"), [(MIB, 1), (MIB + 256, 2)])
+def test_each_round_of_a_ring_between_nodes_takes_a_gap_and_two_beyond_an_eager_message(kind, rounds, nbytes, gaps):
+    """16 ranks and 8 channels: a message of 1 MiB has 8 KiB."""
+    cluster = machines(2, library="nccl_simple", nics_per_node=4, network=SPACED)
+    assert seconds(cluster, nbytes, "ring", kind) == pytest.approx(rounds * gaps * GAP_S)
+
+
+def test_gaps_pass_while_bytes_flow_and_are_no_load_of_a_link():
+    cluster = machines(2, library="nccl_simple", nics_per_node=4, network=SPACED)
+    without = machines(2, library="nccl_simple", nics_per_node=4)
+    assert seconds(cluster, 64 * GIB, "ring") == seconds(without, 64 * GIB, "ring")
+    assert most_nbytes(cluster, MIB, algorithm="ring") == most_nbytes(without, MIB, algorithm="ring")
+
+
+def test_a_ring_inside_a_node_has_no_gaps():
+    group = Group(8)
+    assert seconds(machines(2, network=SPACED), MIB, "ring", group=group) == seconds(
+        machines(2), MIB, "ring", group=group
+    )
+
+
+def test_nccl_chooses_as_if_there_were_no_gaps():
+    """Two rings over two nodes: NCCL takes the ring for a large buffer, though the tree would take less."""
+    with_gaps, without = (machines(2, nics_per_node=8, network=network) for network in (SPACED, NETWORK))
+    nbytes = next(2**i for i in range(20, 40) if seconds(without, 2**i) == seconds(without, 2**i, "ring"))
+    larger = nbytes * 2**4
+    assert seconds(with_gaps, nbytes) >= 30 * GAP_S > seconds(with_gaps, nbytes, "double_tree")
+    assert seconds(with_gaps, larger) >= seconds(with_gaps, nbytes)
+
+
+def test_rings_of_other_algorithms_take_gaps_too():
+    """The torus has 2 (m - 1) rounds between m nodes."""
+    with_gaps, without = (
+        seconds(machines(4, network=network), 4 * KIB, "hierarchical") for network in (SPACED, NETWORK)
+    )
+    assert with_gaps - without == pytest.approx(6 * GAP_S - 6 * NETWORK.latency_s, rel=1e-3)
+
+
+def test_over_slingshot_ll128_is_not_used_between_nodes():
+    cluster, without = machines(2, transport="slingshot"), machines(2, transport="rdma")
+    assert seconds(cluster, 8 * MIB, kind="all_gather") > seconds(without, 8 * MIB, kind="all_gather")
+    one, other = (machines(1, transport=each) for each in ("slingshot", "rdma"))
+    assert seconds(one, 8 * MIB) == seconds(other, 8 * MIB)
+
+
+def test_a_gap_of_the_fabric_is_refused():
+    with pytest.raises(ValidationError, match="gap is that of messages between nodes: write it in network"):
+        Cluster(nodes=1, gpus_per_node=8, fabric=NVLINK.model_copy(update={"gap_s": 1e-6}), network=NETWORK)
+
+
+def test_between_sites_a_channel_has_a_buffer_under_way_in_each_round_trip():
+    """8 channels carry 30/16 GiB over each link between nodes: 60 times 4 MiB each."""
+    far = NETWORK.model_copy(update={"latency_s": 50e-3})
+    cluster = machines(2, library="nccl_simple", nics_per_node=4, network=far)
+    hops_s = 1.4 * (8.4e-6 + 26 * 3.4e-6 + 4 * 50e-3)
+    assert seconds(cluster, GIB, "ring") == pytest.approx(hops_s + 60 * 2 * 50e-3)
+
+
+def test_with_rails_a_group_has_the_channels_of_its_gpus_cards():
+    """A group with one GPU of each node has one card of eight, and so two channels of sixteen."""
+    far = NETWORK.model_copy(update={"latency_s": 50e-3})
+    of_rail, of_all = (
+        seconds(
+            machines(2, library="nccl_simple", nics_per_node=8, network=far, rails=rails),
+            GIB,
+            "ring",
+            group=Group(2, 8),
+        )
+        for rails in (True, False)
+    )
+    hops_s = 1.4 * (8.4e-6 + 2 * 50e-3 * 5.0 / 2.7)
+    assert of_rail == pytest.approx(hops_s + GIB / 2 / (4 * MIB) * 2 * 50e-3)
+    assert of_all == pytest.approx(hops_s + GIB / 16 / (4 * MIB) * 2 * 50e-3)
+
+
+def test_algorithms_by_nccls_names():
+    """NCCL's NVLS and NVLSTree are one here, and its Tree is the double tree. Each costs what NCCL's choice does."""
+    one, two = (machines(nodes, 9.0, in_switch_reduction=True, nics_per_node=8) for nodes in (1, 2))
+    assert seconds(one, GIB) == seconds(one, GIB, "nvls") < seconds(one, GIB, "ring")
+    assert min(seconds(two, GIB, each) for each in ("ring", "double_tree", "nvls")) == seconds(two, GIB)
+    assert seconds(two, KIB) == seconds(two, KIB, "double_tree")
+    assert seconds(two, GIB, "double_tree") < seconds(two, GIB, "tree")
+
+
+@pytest.mark.parametrize(("cluster", "is_told"), [("dgx-h100", True), ("v100x8-25gbit, library: gloo", False)])
+def test_a_tree_that_is_not_nccls_is_told(cluster, is_told):
+    text = (
+        f"cluster: {{preset: {cluster}}}\nworkload: resnet50\nschedules: [{{kind: sync, algorithm: tree}}]\nsteps: 1\n"
+    )
+    told = "schedules[0].algorithm tree sends whole buffers along one tree: NCCL's Tree is double_tree"
+    assert (told in warnings_of(scenario.loads(text))) == is_told

@@ -12,7 +12,7 @@ from simdist.cost import price, pricing, routes, topology
 from simdist.cost.routes import Routes, Wiring
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Plan, Reduce, ReduceScatter
 from simdist.plan.group import Group
-from simdist.scenario.cluster import Cluster, HostWork, Link
+from simdist.scenario.cluster import Cluster, HostWork, Leaf, Link
 from simdist.scenario.link import TablePoint
 from simdist.scenario.workload import Tensor, Workload
 from simdist.studies.comparison import compare
@@ -69,6 +69,14 @@ class OneByOne:
                         totals[int(nic(node))] += nbytes[way][message] / n_sharing
                 if wiring.switched:
                     totals[numbers.switch] += nbytes["received"][message]
+                for way, rank, card in (("sent", src, numbers.rail_out), ("received", dst, numbers.rail_in)):
+                    gpus = [each for each in self._ranks() if each < numbers.world_size]
+                    sharing = [each for each in gpus if self._domain(each) == self._domain(rank)]
+                    for gpu in sharing if numbers.railed else []:
+                        totals[int(card(gpu))] += nbytes[way][message] / len(sharing)
+                if self._leaf(src) != self._leaf(dst):
+                    totals[int(numbers.leaf_up(self._leaf(src)))] += nbytes["plain"][message]
+                    totals[int(numbers.leaf_down(self._leaf(dst)))] += nbytes["plain"][message]
             if wiring.bridged:
                 totals[int(numbers.bridge_up(self._node(src)))] += nbytes["plain"][message] * is_rank[0]
                 totals[int(numbers.bridge_down(self._node(dst)))] += nbytes["plain"][message] * is_rank[1]
@@ -77,13 +85,16 @@ class OneByOne:
 
     def chains(self, order, rounds):
         outside = [self._domain(src) != self._domain(dst) for src, dst in self._pairs]
+        far = [self._leaf(src) != self._leaf(dst) for src, dst in self._pairs]
         if order == "line":
-            return [(outside.count(False), outside.count(True))]
+            return [(outside.count(False), outside.count(True), far.count(True))]
         if order == "slowest":
-            return [(rounds, 0) if not each else (0, rounds) for each in outside]
+            kinds = zip(outside, far, strict=True)
+            return [(0 if is_outside else rounds, rounds * is_outside, rounds * is_far) for is_outside, is_far in kinds]
         n = len(outside)
-        runs = [[outside[(first + at) % n] for at in range(rounds)] for first in range(n)]
-        return [(run.count(False), run.count(True)) for run in runs]
+        runs = [[(first + at) % n for at in range(rounds)] for first in range(n)]
+        counts = [[[marks[at] for at in run].count(True) for marks in (outside, far)] for run in runs]
+        return [(rounds - n_outside, n_outside, n_far) for n_outside, n_far in counts]
 
     def _ranks(self):
         return {rank for pair in self._pairs for rank in pair}
@@ -93,6 +104,9 @@ class OneByOne:
 
     def _domain(self, rank):
         return int(self._wiring.resources.domain(np.array(rank)))
+
+    def _leaf(self, rank):
+        return int(self._wiring.resources.leaf(np.array(rank)))
 
     def _domain_of_node(self, node):
         return self._domain(node * self._wiring.resources.ranks_per_node)
@@ -114,6 +128,11 @@ def clusters(draw, nodes, gpus):
         more |= {"mesh": True}
     elif nodes % 2 == 0:
         more |= {"nodes_per_domain": draw(st.sampled_from([1, 2]))}
+    if draw(st.booleans()):
+        leaf_nodes = draw(st.sampled_from([1, 2, 3, 4])) * more.get("nodes_per_domain", 1)
+        leaf = Leaf(nodes=leaf_nodes, bandwidth_Bps=2e9, latency_s=draw(st.sampled_from([0.0, 1e-4])))
+        more |= {"leaf": leaf, "oversubscription": 1}
+    more |= {"rails": draw(st.booleans())}
     if library == "gloo" and draw(st.booleans()):
         host = HostWork(handover_s=1e-5, collective_s=2e-5, copy_Bps=3e9)
         more |= {"host": host, "cores_per_node": 2, "host_reduction_Bps": 5e9}

@@ -62,8 +62,18 @@ BY_SIZES = [name for name in PARAMETERS if name.partition("-")[0] in ("llama2", 
 BY_SIZES += ["gpt2-large", "gpt2-xl"]
 BY_TENSORS = sorted({*PARAMETERS} - {*BY_SIZES})
 CLUSTERS = [
-    *("aws-p4d", "aws-p5", "aws-p5en", "aws-p6-b200", "azure-nd-a100", "azure-nd-h100", "dgx-a100", "dgx-b200"),
-    *("dgx-h100", "dgx-h200", "gb200-nvl72", "gcp-a3-mega", "gcp-a3-ultra", "gcp-a4", "gcp-t4x4-32gbit"),
+    *("aws-p4d", "aws-p5", "aws-p5e", "aws-p5en", "aws-p6-b200", "azure-nd-a100", "azure-nd-h100", "cray-ex-a100"),
+    *(
+        "dgx-a100",
+        "dgx-b200",
+        "dgx-h100",
+        "dgx-h200",
+        "gb200-nvl72",
+        "gcp-a3-mega",
+        "gcp-a3-ultra",
+        "gcp-a4",
+        "gcp-t4x4-32gbit",
+    ),
     *("hgx-b300", "ideal", "mi250x", "mi300x", "v100x8-25gbit"),
 ]
 
