@@ -102,10 +102,9 @@ def max_min_rates(stages: list[Stage], capacity_Bps: np.ndarray) -> np.ndarray:
     """Return the rate of each stage, in bytes per second on its most used resource."""
     sharing = Flows(capacity_Bps.tolist())
     flows = [Flow(stage, nothing) for stage in stages]
-    for flow in flows:
-        sharing.join(flow)
+    has_bytes = [sharing.join(flow, 0.0) for flow in flows]
     sharing.settle(0.0)
-    return np.array([sharing.rate_Bps(flow) for flow in flows])
+    return np.array([sharing.rate_Bps(flow) if has else np.inf for flow, has in zip(flows, has_bytes, strict=True)])
 
 
 def rates(sizes: Sizes) -> list[dict[str, object]]:
