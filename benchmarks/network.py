@@ -213,23 +213,30 @@ class RandomFlows:
         transfers = [Transfer((Stage(0.0, *each),)) for each in zip(used, put, strict=True)]
         return cls(n_nodes, start_s, source, destination, nbytes, transfers)
 
-    def run(self) -> np.ndarray:
-        """Return when each ends."""
+    def run(self, *, ahead: bool = True) -> np.ndarray:
+        """Return when each ends.
+
+        Args:
+            ahead: The network learns at the beginning of every period which flows start in it, as it does from ranks
+                that are ahead of the clock. If not, an event starts each flow.
+        """
         env = Timeline()
         network = FluidNetwork(env, np.full(2 * self.n_nodes, NIC_Bps))
         end_s = np.full(len(self.start_s), np.nan)
+        n_together = FLOWS_OF_NODE * self.n_nodes if ahead else 1
+        start_s = self.start_s.tolist()
 
         def end(number: int) -> None:
             end_s[number] = env.now
 
-        start_s = self.start_s.tolist()
+        def tell(first: int, _: object) -> None:
+            following = first + n_together
+            for number in range(first, following):
+                network.fly(self.transfers[number], partial(end, number), start_s=start_s[number])
+            if following < len(start_s):
+                env.call_at(start_s[following], partial(tell, following))
 
-        def start(number: int, _: object) -> None:
-            network.fly(self.transfers[number], partial(end, number))
-            if number + 1 < len(start_s):
-                env.call_at(start_s[number + 1], partial(start, number + 1))
-
-        env.call_at(start_s[0], partial(start, 0))
+        env.call_at(start_s[0], partial(tell, 0))
         with des.rare_collections():  # as in the engine
             env.run()
         return end_s
