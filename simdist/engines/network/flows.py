@@ -18,7 +18,7 @@ from simdist.cost.costs import Stage
 from simdist.engines.network import max_min
 
 _PATIENCE = 100_000  # users of resources looked at before numba is loaded: about half a second
-_NARROW = 8  # up to this many resources they are added one by one: a numpy call has a fixed cost
+_NARROW = 16  # up to this many resources they are added one by one: a numpy call has a fixed cost
 _REMEMBERED = 4096  # stages kept
 _ROOM = 32  # slots and pairs at least
 _SLOTS, _PAIRS, _RESOURCES = range(3)
@@ -67,12 +67,13 @@ def _compiled() -> dict[str, Any]:
         warnings.warn(f"{text}: pip install 'simdist-training[fast]'", RuntimeWarning, stacklevel=2)
         return functions
     names = dict(vars(max_min))  # the namespace in which they call each other
+    options: Any = {"_nrt": False}  # nothing is allocated, so no references are counted: that took most of the time
     for name, each in functions.items():
         copy = FunctionType(each.__code__, names, name)
         try:
-            names[name] = numba.njit(cache=True, _nrt=False)(copy)
+            names[name] = numba.njit(cache=True, **options)(copy)
         except RuntimeError:  # there is no folder for the cache
-            names[name] = numba.njit(copy)
+            names[name] = numba.njit(**options)(copy)
     return names
 
 
@@ -102,6 +103,7 @@ class Flows:
         self._free: defaultdict[int, list[int]] = defaultdict(list)  # free slots, by number of pairs
         self._n_pairs = 0
         self._joining: list[int] = []
+        self._n_joined = 0  # pairs
         self.next_s = math.inf
         """When the next flow starts or ends, or now if rates have to be found again."""
 
@@ -216,6 +218,7 @@ class Flows:
             self._state.pair_ints[max_min.RESOURCE][at : at + n_used] = resources
             self._state.pair_floats[max_min.WEIGHT][at : at + n_used] = weights
         self._joining.append(slot)
+        self._n_joined += n_used
         if start_s < self.next_s:
             self.next_s = start_s
         return True
@@ -239,7 +242,7 @@ class Flows:
 
         `next_s` is then when they end, or when to go on.
         """
-        if self._patience >= 0 and self._counts[max_min.WORK] > self._patience:
+        if self._patience >= 0 and self._counts[max_min.WORK] + self._n_joined > self._patience:
             self._compile()
             if self._is_array:
                 self._rebuild()
@@ -308,7 +311,7 @@ class Flows:
 
     def rate_Bps(self, flow: Flow) -> float:
         """Return the rate of a flow since the last `advance`."""
-        return self._rate[flow.slot]
+        return float(self._rate[flow.slot])
 
     def in_flight(self) -> list[Flow]:
         """Return the flows that share resources."""

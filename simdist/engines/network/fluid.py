@@ -89,6 +89,10 @@ class _Call:
         self.callbacks = (then,)
 
 
+def _call(then: Then, _: simpy.Event) -> None:
+    then()
+
+
 class FluidNetwork:
     """Transfers in flight on a timeline.
 
@@ -178,7 +182,7 @@ class FluidNetwork:
         if flow_s == self._timeline.now:
             then()
         else:
-            self._timeline.call_at(flow_s, lambda _: then())
+            self._timeline.call_at(flow_s, partial(_call, then))
 
     def _go_on(self, stages: tuple[Stage, ...], then: Then) -> None:
         self._begin(stages, then, self._timeline.now)

@@ -348,7 +348,6 @@ def start(flow: int, state: State) -> None:
     state.flow_ints[STATUS][flow] = RISING
     state.flow_ints[ACTIVE][state.counts[N_ACTIVE]] = flow
     state.counts[N_ACTIVE] += 1
-    state.counts[WORK] += state.flow_ints[N_PAIRS][flow]
     add(flow, state)
 
 
