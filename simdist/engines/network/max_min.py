@@ -78,10 +78,14 @@ HEAD, TAIL, N_USERS, N_GONE, IS_HUB, N_RISING, SUMS, IS_SETTLED, MARK, CHANGE, T
 NOW_S, UNTIL_S, NEXT_S = range(3)  # times
 # Counts: what to do and to which, rows' lengths, members of lists, work so far
 ACTION, WHICH, SLOTS, PAIRS, RESOURCES, N_HEAP, N_NEW, N_ACTIVE, N_TOUCHED, N_CHANGED, N_SEQUENCE, WORK = range(12)
-N_FLOW_FLOATS, N_FLOW_INTS = 6, 12
-N_PAIR_FLOATS, N_PAIR_INTS = 1, 4
-N_RESOURCE_FLOATS, N_RESOURCE_INTS = 3, 12
-N_TIMES, N_COUNTS = 3, 12
+N_FLOW_FLOATS = 6  # rows
+N_FLOW_INTS = 12
+N_PAIR_FLOATS = 1
+N_PAIR_INTS = 4
+N_RESOURCE_FLOATS = 3
+N_RESOURCE_INTS = 12
+N_TIMES = 3
+N_COUNTS = 12
 
 NONE = -1
 UNTOUCHED, CAPPED, RISING, STOPPED = range(4)  # `STATUS` of a flow while rates are found
@@ -203,6 +207,13 @@ def note_change(resource: int, change: int, state: State) -> None:
     state.resource_ints[CHANGE][resource] = max(change, state.resource_ints[CHANGE][resource])
 
 
+def exchange(row: list[Any], one: int, other: int) -> None:
+    """Exchange two numbers of a row."""
+    number = row[one]
+    row[one] = row[other]
+    row[other] = number
+
+
 def swap(one: int, other: int, state: State) -> None:
     """Let two pairs of a flow change places."""
     if one == other:
@@ -210,11 +221,10 @@ def swap(one: int, other: int, state: State) -> None:
     following = state.pair_ints[NEXT]
     previous = state.pair_ints[PREVIOUS]
     resource_of = state.pair_ints[RESOURCE]
-    weight = state.pair_floats[WEIGHT]
-    resource_of[one], resource_of[other] = resource_of[other], resource_of[one]
-    weight[one], weight[other] = weight[other], weight[one]
-    following[one], following[other] = following[other], following[one]
-    previous[one], previous[other] = previous[other], previous[one]
+    exchange(resource_of, one, other)
+    exchange(state.pair_floats[WEIGHT], one, other)
+    exchange(following, one, other)
+    exchange(previous, one, other)
     for pair in (one, other):
         if previous[pair] == NONE:
             state.resource_ints[HEAD][resource_of[pair]] = pair
