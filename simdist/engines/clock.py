@@ -55,10 +55,6 @@ class Clock(Timeline):
         else:
             super().schedule(event, priority, delay)
 
-    def is_last(self) -> bool:
-        """Return whether nothing else will happen at this moment."""
-        return not self._urgent and super().is_last()
-
     def step(self) -> None:
         """Process all urgent events or, if there are none, the next event.
 

@@ -14,7 +14,6 @@ they stopped. Flows without an end share like transfers until they are closed.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappush
@@ -36,7 +35,10 @@ _SLACK_ULPS = 4  # when a capacity changes, a flow due within this many units in
 
 
 class Timeline(simpy.Environment):
-    """A SimPy environment that schedules events at absolute times. A delay in seconds would round."""
+    """A SimPy environment that schedules events at absolute times, with a network. A delay in seconds would round."""
+
+    network: "FluidNetwork | None" = None
+    """It goes on after all other events of a moment, but before those later than `LAST`."""
 
     def at(self, at_s: float, *, priority: EventPriority = NORMAL) -> simpy.Event:
         """Return an event that happens at a time not before now."""
@@ -51,9 +53,29 @@ class Timeline(simpy.Environment):
         event: Any = _Call(then)
         heappush(self._queue, (at_s, priority, next(self._eid), event))
 
-    def is_last(self) -> bool:
-        """Return whether nothing else will happen at this moment."""
-        return not self._queue or self._queue[0][0] > self._now
+    def set_now(self, now_s: float) -> None:
+        """Set the time, which is not before now."""
+        self._now = now_s
+
+    def step(self) -> None:
+        """Process the next event, or let the network go on if that comes first.
+
+        Raises:
+            EmptySchedule: There is no event left.
+        """
+        network = self.network
+        if network is None or network.next_s == math.inf:
+            super().step()
+        elif not self._queue:
+            network.go_on(math.inf)
+        else:
+            at_s, priority, _, _ = self._queue[0]
+            if network.next_s < at_s:
+                network.go_on(at_s)
+            elif network.next_s == at_s and priority > LAST:
+                network.go_on(math.nextafter(at_s, math.inf))
+            else:
+                super().step()
 
 
 class _Call:
@@ -67,6 +89,10 @@ class _Call:
         self.callbacks = (then,)
 
 
+def _call(then: Then, _: simpy.Event) -> None:
+    then()
+
+
 class FluidNetwork:
     """Transfers in flight on a timeline.
 
@@ -77,13 +103,14 @@ class FluidNetwork:
     """
 
     def __init__(self, timeline: Timeline, capacity_Bps: NDArray[np.float64], flows: Flows | None = None) -> None:
+        if timeline.network is not None:
+            raise ValueError("the timeline has a network already")
+        timeline.network = self
         self._timeline = timeline
         self._flows = flows or Flows(capacity_Bps.tolist())
-        self._plans: defaultdict[int, int] = defaultdict(int)  # per component, how often its next end was planned
         self._changing: dict[int, float] = {}  # new capacities of resources from this moment on
-        self._joining: list[Flow] = []
-        self._is_settling = False
-        self._has_shrunk = False  # whether flows left a component since the last `_settle`
+        self.next_s = math.inf
+        """When the network goes on next."""
 
     def start(self, transfer: Transfer) -> simpy.Event:
         """Start a transfer now. The event happens when its last stage has ended."""
@@ -103,114 +130,70 @@ class FluidNetwork:
             capacity_Bps: At least 0; nothing passes at 0.
         """
         self._changing[resource] = capacity_Bps
-        self._settle_soon()
+        self.next_s = self._timeline.now
 
     def open(self, stage: Stage) -> Flow:
         """Open a flow without an end and return it. It shares resources in proportion to the bytes of a stage."""
         flow = Flow(stage, nothing, math.inf)
-        if self._flows.use(stage).most_nbytes:
-            self._joining.append(flow)
-            self._settle_soon()
+        if self._flows.join(flow, self._timeline.now):
+            self.next_s = self._timeline.now
         return flow
 
     def close(self, flow: Flow) -> None:
         """Close an open flow: it shares no longer."""
         use = self._flows.use(flow.stage)
-        if not use.most_nbytes:
-            return
-        self._end_due(int(use.resource_array[0]))
-        if flow in self._joining:
-            self._joining.remove(flow)
-            return
-        self._flows.take_out(flow, self._timeline.now)
-        self._has_shrunk = True
-        self._settle_soon()
+        if use.most_nbytes:
+            self._end_due(int(use.resources[0]))
+            self._flows.take_out(flow, self._timeline.now)
+            self.next_s = self._timeline.now
+
+    def go_on(self, until_s: float) -> None:
+        """Go on to the next end of transfers, but not up to a later time."""
+        if self._changing and self._change_capacities():
+            return  # what goes on then comes before rates are found
+        ended = self._flows.advance(self._timeline.now, until_s)
+        self.next_s = self._flows.next_s
+        if ended:
+            self._timeline.set_now(self.next_s)
+            for flow in ended:
+                flow.then()
+
+    def _change_capacities(self) -> bool:
+        """Set new capacities. Return whether transfers were due and have ended before."""
+        changing = self._changing
+        self._changing = {}
+        has_ended = False
+        for resource, capacity_Bps in changing.items():
+            has_ended |= self._end_due(resource)
+            self._flows.change_capacity(resource, capacity_Bps, self._timeline.now)
+        return has_ended
 
     def _begin(self, stages: tuple[Stage, ...], then: Then, start_s: float) -> None:
-        """Begin the first of the stages, if one is left."""
-        flow_s = start_s + stages[0].latency_s if stages else start_s
+        """Begin the first of the stages, and let the others follow."""
+        flow_s = start_s
+        if stages:
+            flow_s += stages[0].latency_s
+            if len(stages) > 1:
+                then = partial(self._go_on, stages[1:], then)
+            if self._flows.join(Flow(stages[0], then), flow_s):
+                if flow_s < self.next_s:
+                    self.next_s = flow_s
+                return
         if flow_s == self._timeline.now:
-            self._flow(stages, then)
-        else:
-            self._timeline.call_at(flow_s, partial(self._flow_now, stages, then))
-
-    def _flow_now(self, stages: tuple[Stage, ...], then: Then, _: simpy.Event) -> None:
-        is_settling = self._is_settling
-        self._is_settling = True
-        self._flow(stages, then)
-        if not is_settling:
-            self._settle_now()
-
-    def _flow(self, stages: tuple[Stage, ...], then: Then) -> None:
-        """Let the bytes of the first stage flow, and the other stages follow."""
-        if not stages:
             then()
-            return
-        go_on = partial(self._go_on, stages[1:], then) if len(stages) > 1 else then
-        if self._flows.use(stages[0]).most_nbytes:
-            self._joining.append(Flow(stages[0], go_on))
-            self._settle_soon()
         else:
-            go_on()
+            self._timeline.call_at(flow_s, partial(_call, then))
 
     def _go_on(self, stages: tuple[Stage, ...], then: Then) -> None:
         self._begin(stages, then, self._timeline.now)
 
-    def _settle_soon(self) -> None:
-        """Recompute the rates after everything else that happens at this moment."""
-        if not self._is_settling:
-            self._is_settling = True
-            self._timeline.call_at(self._timeline.now, self._settle, priority=LAST)
-
-    def _settle_now(self) -> None:
-        """Recompute the rates where something changed. Use an event only if more happens at this moment."""
-        self._is_settling = False
-        if self._joining or self._changing or self._has_shrunk:
-            if self._timeline.is_last():
-                self._settle()
-            else:
-                self._settle_soon()
-
-    def _settle(self, _: simpy.Event | None = None) -> None:
+    def _end_due(self, resource: int) -> bool:
+        """End the transfers on a resource that are due now, up to rounding. Return whether there are any."""
         now_s = self._timeline.now
-        for resource, capacity_Bps in self._changing.items():
-            self._end_due(resource)
-            self._flows.change_capacity(resource, capacity_Bps, now_s)
-        self._changing.clear()
-        self._is_settling = False
-        self._has_shrunk = False
-        for flow in self._joining:
-            self._flows.join(flow)
-        self._joining.clear()
-        for component in self._flows.settle(now_s):
-            self._plans[component] += 1
-            next_end_s = float(self._flows.next_end_s[component])
-            if next_end_s < math.inf:
-                self._timeline.call_at(next_end_s, partial(self._end_planned, component, self._plans[component]))
-
-    def _end_due(self, resource: int) -> None:
-        """End the transfers that are due now, up to rounding, in the component that uses a resource."""
-        component = self._flows.component_on(resource)
-        slack_s = _SLACK_ULPS * math.ulp(self._timeline.now)
-        if component is not None and self._flows.next_end_s[component] <= self._timeline.now + slack_s:
-            self._end(component)
-
-    def _end_planned(self, component: int, plan: int, _: simpy.Event) -> None:
-        """End the transfers that are due, unless the rates have changed since the plan."""
-        if self._plans[component] == plan:
-            is_settling = self._is_settling
-            self._is_settling = True
-            self._end(component)
-            if not is_settling:
-                self._settle_now()
-
-    def _end(self, component: int) -> None:
-        self._plans[component] += 1
-        ended = self._flows.end(component, self._timeline.now)
-        self._has_shrunk = True
-        self._settle_soon()
+        ended = self._flows.end_due(resource, now_s, now_s + _SLACK_ULPS * math.ulp(now_s))
         for flow in ended:
             flow.then()
+        return bool(ended)
 
 
 def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,80 +22,93 @@ say x[i] < y[i]. Then some j has y[j] < x[j] <= x[i]. Its minimum is smaller: a 
 
 Progressive filling finds x: raise all rates together. When resources are full, stop every flow on them and continue
 with the rest. A flow that stops on r has its bottleneck in r: the other flows on r stopped before, at lower rates, or
-stop now. A resource is full at the level left[r] / load[r]. Here `left` is the capacity that stopped flows leave, and
-`load` the sum of a[r, i] over the rising flows. If w of the load stops at level t <= left / load, then
-(left - t w) / (load - w) >= left / load: levels never fall. So one pass suffices, and a level that rounding would lower
-is kept.
+stop now. The *level* of r is the rate at which it is full. Levels are found in rising order.
 
-Three shortcuts skip work and change no bit of a rate:
+Two shortcuts skip work:
 
     paces    A flow is never faster than its pace, the rate that it has alone: min over r of c[r] / a[r, i]. Resources
-             that only this flow uses stop it there. Flows are kept in the order of their paces.
+             that only this flow uses stop it there.
     hubs     A resource that can carry all its users at their paces never stops them. Each other resource with several
              users is a hub.
-    levels   Levels of hubs never fall. While paces are below the lowest one, hubs are not examined again.
 
-Subtraction leaves rounding errors behind. So a load is summed again when little of it is left. This happens at most
-once for each factor of a thousand by which its weights differ or the number of its users falls.
+**Changes are local.** When flows join or leave, or capacities change, only some rates change. A flow keeps its rate as
+long as its bottleneck keeps its level. So filling begins at the hubs of the flows that joined, and at the bottlenecks
+that flows left. On each hub that is filled again,
 
-A *component* is a set of flows that share resources, directly or through others. Rates are recomputed only in
-components with a change. A flow that joins unites the components on its resources. When flows leave, a component may
-fall apart. A component of few flows is examined for this at once. A larger one is examined when several times as many
-flows have joined since: until then, to recompute its parts together only costs time.
+    rising   are the flows with this bottleneck, and those that joined: their other hubs are filled again, too;
+    capped   are the other flows, at their old rates: their own bottlenecks stop them there;
+    stopped  are flows that have their new rate.
+
+If a hub is full below the rate of a capped flow, that flow can no longer keep its rate. It rises, too, and its old
+bottleneck is filled again. The old bottleneck was not full at any lower level, so filling can go on at this level. When
+no hub is left that stops a rising flow, every flow has a bottleneck, and the rates are those of all flows filled from
+the beginning.
+
+A flow moves its bytes when its rate changes. A heap has the moment at which each flow starts or ends.
 
 State lies in rows, lists or arrays, that the functions below change in place: a float `[n_slots]` of a flow is
 `state.flow_floats[LEFT]`, and so on. Flows have slots. The pairs of a flow with its resources are contiguous. Every
-resource has a doubly linked list of the pairs that use it, in order of arrival. Every component has a doubly linked
-list of its flows, in the order of their paces, and one of its hubs. No function allocates, raises or calls anything but
-the functions above it, so numba can compile them. It compiles without fast math, so rates and times have the same bits
-with and without numba.
+resource has a doubly linked list of the pairs that use it, in order of arrival. No function allocates, raises or calls
+anything but the functions above it, so numba can compile them. It compiles without fast math, so rates and times have
+the same bits with and without numba.
 
 Source:
     Bertsekas & Gallager, Data Networks, 2nd ed., section 6.5.2: the definition, bottlenecks and progressive filling,
     there with a[r, i] = 0 or 1.
 """
 
-from typing import NamedTuple, TypeAlias
+import math
+from typing import Any, NamedTuple, TypeAlias
 
-_SAME = 1e-12  # resources that are full within this share of the level are full together
-_PRECISE = 2.0**-10  # a load that subtraction has brought below this share of itself is summed again
+_INF = math.inf  # numba parses float("inf") each time
+_SAME = 1e-12  # rates within this share of each other are the same
 _NEARLY = 1.0 - 1e-9  # of its capacity: a resource that carries at most this share stops no flow
-_TOGETHER = 1e-12  # flows end together if they are due within this share of the time to the next end
-_FEW = 16  # with up to this many flows, a component is examined whenever one leaves
-# A larger one is examined after `_JOINED` flows, and `_JOINED_EACH` for each remaining flow, have joined.
-_JOINED = 64
-_JOINED_EACH = 16
+_TOGETHER = 1e-12  # flows that meet end together if they are due within this share of the time since a change of rate
 
-LEFT, RATE, PACE, DUE = range(4)  # floats of a flow: bytes left, bytes per second, the same alone, seconds to its end
-FIRST, N_PAIRS, RISING, COMPONENT, SLOWER, FASTER, JOINING, ENDING, STOPPING, ORDER = range(10)  # ints of a flow; lists
+# Floats of a flow: bytes left at the last change of its rate, its rate, the rate being found, the rate that it has
+# alone, when its rate changed, and when it starts or ends
+LEFT, RATE, NEXT_RATE, PACE, SETTLED_S, MOMENT_S = range(6)
+# Integers of a flow. The last four are lists of flows.
+FIRST, N_PAIRS, N_HUBS, STATUS, BOTTLENECK, IS_WAITING, SEQUENCE, HEAP_AT, HEAP, NEW, ENDING, ACTIVE = range(12)
 WEIGHT = 0  # float of a pair
 RESOURCE, FLOW, NEXT, PREVIOUS = range(4)  # integers of a pair
-CAPACITY, LOAD, DEMAND, RISING_LOAD, SUMMED_LOAD, LEFT_BPS, FULL_AT = range(7)  # floats of a resource
-HEAD, TAIL, N_USERS, N_RISING, IS_HUB, NEXT_HUB, PREVIOUS_HUB, MARK, HUBS = range(9)  # integers of a resource; a list
-SETTLED_S, NEXT_END_S, LATEST_S = range(3)  # floats of a component: last advance, next end, latest that ends with it
-# Integers of a component. The last three are lists of components.
-SLOWEST, FASTEST, FIRST_HUB, N_FLOWS, N_JOINED, PARENT, IS_CHANGED, HAS_SHRUNK, CHANGED, FREE, GONE = range(11)
-N_COMPONENTS, N_CHANGED, N_FREE, N_GONE, WORK = range(5)  # counts
+CAPACITY, DEMAND, LEVEL = range(3)  # floats of a resource
+# Integers of a resource. The last two are lists of resources.
+HEAD, TAIL, N_USERS, N_GONE, IS_HUB, N_RISING, SUMS, IS_SETTLED, MARK, CHANGE, TOUCHED, CHANGED = range(12)
+NOW_S, UNTIL_S, NEXT_S = range(3)  # times
+# Counts: what to do and to which, rows' lengths, members of lists, work so far
+ACTION, WHICH, SLOTS, PAIRS, RESOURCES, N_HEAP, N_NEW, N_ACTIVE, N_TOUCHED, N_CHANGED, N_SEQUENCE, WORK = range(12)
+N_FLOW_FLOATS = 6  # rows
+N_FLOW_INTS = 12
+N_PAIR_FLOATS = 1
+N_PAIR_INTS = 4
+N_RESOURCE_FLOATS = 3
+N_RESOURCE_INTS = 12
+N_TIMES = 3
+N_COUNTS = 12
+
 NONE = -1
-SETTLE, END, LEAVE, CHANGE_CAPACITY = range(4)  # what `act` does
+UNTOUCHED, CAPPED, RISING, STOPPED = range(4)  # `STATUS` of a flow while rates are found
+ABSENT, SUMMED, LOW, UNKNOWN = range(4)  # `SUMS` of a hub while rates are found. `LOW`: its level is at least `LEVEL`
+UNCHANGED, LEFT_BY_FLOWS, RESIZED = range(3)  # `CHANGE` of a resource since rates were found
+ADVANCE, END_DUE, LEAVE, CHANGE_CAPACITY = range(4)  # what `act` does
 
 Floats: TypeAlias = list[list[float]]
 Ints: TypeAlias = list[list[int]]
 
 
 class State(NamedTuple):
-    """Rows of the same length, as lists or a two-dimensional array, for flows, pairs, resources and components.
+    """Rows of the same length, as lists or a two-dimensional array, for flows, pairs and resources.
 
     Args:
-        flow_floats: Of every slot of a flow, by `LEFT` to `DUE`.
-        flow_ints: Likewise, by `FIRST` to `ORDER`.
+        flow_floats: Of every slot of a flow, by `LEFT` to `MOMENT_S`.
+        flow_ints: Likewise, by `FIRST` to `ACTIVE`.
         pair_floats: Of every pair of a flow and a resource, by `WEIGHT`.
         pair_ints: Likewise, by `RESOURCE` to `PREVIOUS`.
-        resource_floats: Of every resource, by `CAPACITY` to `FULL_AT`.
-        resource_ints: Likewise, by `HEAD` to `HUBS`.
-        component_floats: Of every component, by `SETTLED_S` to `LATEST_S`; there are no more of them than flows.
-        component_ints: Likewise, by `SLOWEST` to `GONE`.
-        counts: By `N_COMPONENTS` to `WORK`.
+        resource_floats: Of every resource, by `CAPACITY` to `LEVEL`.
+        resource_ints: Likewise, by `HEAD` to `CHANGED`.
+        times: By `NOW_S` to `NEXT_S`.
+        counts: By `ACTION` to `WORK`.
     """
 
     flow_floats: Floats
@@ -104,152 +117,158 @@ class State(NamedTuple):
     pair_ints: Ints
     resource_floats: Floats
     resource_ints: Ints
-    component_floats: Floats
-    component_ints: Ints
+    times: list[float]
     counts: list[int]
 
 
-def take_out_hub(resource: int, component: int, state: State) -> None:
-    """Remove a hub from the list of its component."""
-    before = state.resource_ints[PREVIOUS_HUB][resource]
-    after = state.resource_ints[NEXT_HUB][resource]
-    if before == NONE:
-        state.component_ints[FIRST_HUB][component] = after
+def is_before(one: int, other: int, state: State) -> bool:
+    """Return whether the moment of a flow comes before that of another, or it came first."""
+    one_s = state.flow_floats[MOMENT_S][one]
+    other_s = state.flow_floats[MOMENT_S][other]
+    if one_s == other_s:
+        return state.flow_ints[SEQUENCE][one] < state.flow_ints[SEQUENCE][other]
+    return one_s < other_s
+
+
+def move_up(flow: int, at: int, state: State) -> int:
+    """Move a flow towards the top of the heap, from a place. Return its new place."""
+    heap = state.flow_ints[HEAP]
+    place = state.flow_ints[HEAP_AT]
+    while at > 0:
+        parent = (at - 1) // 2
+        other = heap[parent]
+        if not is_before(flow, other, state):
+            break
+        heap[at] = other
+        place[other] = at
+        at = parent
+    heap[at] = flow
+    place[flow] = at
+    return at
+
+
+def move_down(flow: int, at: int, state: State) -> None:
+    """Move a flow away from the top of the heap, from a place."""
+    heap = state.flow_ints[HEAP]
+    place = state.flow_ints[HEAP_AT]
+    n = state.counts[N_HEAP]
+    while True:
+        child = 2 * at + 1
+        if child >= n:
+            break
+        if child + 1 < n and is_before(heap[child + 1], heap[child], state):
+            child += 1
+        other = heap[child]
+        if not is_before(other, flow, state):
+            break
+        heap[at] = other
+        place[other] = at
+        at = child
+    heap[at] = flow
+    place[flow] = at
+
+
+def take_from_heap(flow: int, state: State) -> None:
+    """Take a flow out of the heap, if it is there."""
+    at = state.flow_ints[HEAP_AT][flow]
+    if at == NONE:
+        return
+    state.flow_ints[HEAP_AT][flow] = NONE
+    state.counts[N_HEAP] -= 1
+    last = state.flow_ints[HEAP][state.counts[N_HEAP]]
+    if last != flow:
+        move_down(last, move_up(last, at, state), state)
+
+
+def set_moment(flow: int, at_s: float, state: State) -> None:
+    """Set when a flow starts or ends. A flow without such a moment is not in the heap."""
+    if not at_s < _INF:
+        take_from_heap(flow, state)
+        return
+    at = state.flow_ints[HEAP_AT][flow]
+    if at == NONE:
+        state.flow_floats[MOMENT_S][flow] = at_s
+        state.counts[N_HEAP] += 1
+        move_up(flow, state.counts[N_HEAP] - 1, state)
+        return
+    is_sooner = at_s < state.flow_floats[MOMENT_S][flow]
+    state.flow_floats[MOMENT_S][flow] = at_s
+    if is_sooner:
+        move_up(flow, at, state)
     else:
-        state.resource_ints[NEXT_HUB][before] = after
-    if after != NONE:
-        state.resource_ints[PREVIOUS_HUB][after] = before
-    state.resource_ints[IS_HUB][resource] = 0
+        move_down(flow, at, state)
 
 
-def place_hub(resource: int, component: int, state: State) -> None:
-    """Make a resource a hub of its component if it may stop its users."""
-    is_hub = state.resource_ints[IS_HUB]
+def note_change(resource: int, change: int, state: State) -> None:
+    """Add a resource to those that flows have left, or that have another capacity."""
+    if state.resource_ints[CHANGE][resource] == UNCHANGED:
+        state.resource_ints[CHANGED][state.counts[N_CHANGED]] = resource
+        state.counts[N_CHANGED] += 1
+    state.resource_ints[CHANGE][resource] = max(change, state.resource_ints[CHANGE][resource])
+
+
+def exchange(row: list[Any], one: int, other: int) -> None:
+    """Exchange two numbers of a row."""
+    number = row[one]
+    row[one] = row[other]
+    row[other] = number
+
+
+def swap(one: int, other: int, state: State) -> None:
+    """Let two pairs of a flow change places."""
+    if one == other:
+        return
+    following = state.pair_ints[NEXT]
+    previous = state.pair_ints[PREVIOUS]
+    resource_of = state.pair_ints[RESOURCE]
+    exchange(resource_of, one, other)
+    exchange(state.pair_floats[WEIGHT], one, other)
+    exchange(following, one, other)
+    exchange(previous, one, other)
+    for pair in (one, other):
+        if previous[pair] == NONE:
+            state.resource_ints[HEAD][resource_of[pair]] = pair
+        else:
+            following[previous[pair]] = pair
+        if following[pair] == NONE:
+            state.resource_ints[TAIL][resource_of[pair]] = pair
+        else:
+            previous[following[pair]] = pair
+
+
+def place_hub(resource: int, state: State) -> None:
+    """Make a resource a hub if it may stop its users. Each flow has its pairs with hubs first."""
     may_fill = state.resource_floats[DEMAND][resource] > state.resource_floats[CAPACITY][resource] * _NEARLY
-    if state.resource_ints[N_USERS][resource] > 1 and may_fill:
-        if not is_hub[resource]:
-            first = state.component_ints[FIRST_HUB][component]
-            state.resource_ints[NEXT_HUB][resource] = first
-            state.resource_ints[PREVIOUS_HUB][resource] = NONE
-            if first != NONE:
-                state.resource_ints[PREVIOUS_HUB][first] = resource
-            state.component_ints[FIRST_HUB][component] = resource
-            is_hub[resource] = 1
-    elif is_hub[resource]:
-        take_out_hub(resource, component, state)
+    is_hub = 1 if may_fill and state.resource_ints[N_USERS][resource] > 1 else 0
+    if is_hub == state.resource_ints[IS_HUB][resource]:
+        return
+    state.resource_ints[IS_HUB][resource] = is_hub
+    first = state.flow_ints[FIRST]
+    n_hubs = state.flow_ints[N_HUBS]
+    pair = state.resource_ints[HEAD][resource]
+    while pair != NONE:
+        flow = state.pair_ints[FLOW][pair]
+        if not is_hub:
+            n_hubs[flow] -= 1
+        place = first[flow] + n_hubs[flow]
+        swap(pair, place, state)
+        if is_hub:
+            n_hubs[flow] += 1
+        pair = state.pair_ints[NEXT][place]
 
 
-def recount(resource: int, component: int, state: State) -> None:
-    """Sum the use of a resource over its users."""
+def sum_demand(resource: int, state: State) -> None:
+    """Sum what the users of a resource take at their paces."""
     pace = state.flow_floats[PACE]
     weight = state.pair_floats[WEIGHT]
-    flow_of = state.pair_ints[FLOW]
-    following = state.pair_ints[NEXT]
-    load = 0.0
     demand = 0.0
     pair = state.resource_ints[HEAD][resource]
     while pair != NONE:
-        load += weight[pair]
-        demand += weight[pair] * pace[flow_of[pair]]
-        pair = following[pair]
-    state.resource_floats[LOAD][resource] = load
+        demand += weight[pair] * pace[state.pair_ints[FLOW][pair]]
+        pair = state.pair_ints[NEXT][pair]
     state.resource_floats[DEMAND][resource] = demand
-    place_hub(resource, component, state)
-
-
-def find_component(flow: int, state: State) -> int:
-    """Return the component of a flow, also after components were united."""
-    parent = state.component_ints[PARENT]
-    component = state.flow_ints[COMPONENT][flow]
-    while parent[component] != component:
-        component = parent[component]
-    return component
-
-
-def new_component(now_s: float, state: State) -> int:
-    """Return a component without flows."""
-    if state.counts[N_FREE]:
-        state.counts[N_FREE] -= 1
-        component = state.component_ints[FREE][state.counts[N_FREE]]
-    else:
-        component = state.counts[N_COMPONENTS]
-        state.counts[N_COMPONENTS] += 1
-    state.component_floats[SETTLED_S][component] = now_s
-    state.component_floats[NEXT_END_S][component] = float("inf")
-    state.component_ints[SLOWEST][component] = NONE
-    state.component_ints[FASTEST][component] = NONE
-    state.component_ints[FIRST_HUB][component] = NONE
-    state.component_ints[N_FLOWS][component] = 0
-    state.component_ints[N_JOINED][component] = 0
-    state.component_ints[PARENT][component] = component
-    state.component_ints[IS_CHANGED][component] = 0
-    state.component_ints[HAS_SHRUNK][component] = 0
-    return component
-
-
-def note_change(component: int, state: State) -> None:
-    """Add a component to those to recompute."""
-    if not state.component_ints[IS_CHANGED][component]:
-        state.component_ints[IS_CHANGED][component] = 1
-        state.component_ints[CHANGED][state.counts[N_CHANGED]] = component
-        state.counts[N_CHANGED] += 1
-
-
-def advance(component: int, now_s: float, state: State) -> None:
-    """Move the bytes of a component up to now."""
-    elapsed_s = now_s - state.component_floats[SETTLED_S][component]
-    if elapsed_s > 0:
-        state.component_floats[SETTLED_S][component] = now_s
-        left = state.flow_floats[LEFT]
-        rate = state.flow_floats[RATE]
-        faster = state.flow_ints[FASTER]
-        flow = state.component_ints[SLOWEST][component]
-        while flow != NONE:
-            left[flow] -= rate[flow] * elapsed_s
-            flow = faster[flow]
-
-
-def insert(flow: int, after: int, component: int, state: State) -> None:
-    """Insert a flow behind another one in the order of paces, or as the first."""
-    slower = state.flow_ints[SLOWER]
-    faster = state.flow_ints[FASTER]
-    if after == NONE:
-        following = state.component_ints[SLOWEST][component]
-        state.component_ints[SLOWEST][component] = flow
-    else:
-        following = faster[after]
-        faster[after] = flow
-    slower[flow] = after
-    faster[flow] = following
-    if following == NONE:
-        state.component_ints[FASTEST][component] = flow
-    else:
-        slower[following] = flow
-
-
-def take_out(flow: int, component: int, state: State) -> None:
-    """Remove a flow from the order of paces."""
-    before = state.flow_ints[SLOWER][flow]
-    after = state.flow_ints[FASTER][flow]
-    if before == NONE:
-        state.component_ints[SLOWEST][component] = after
-    else:
-        state.flow_ints[FASTER][before] = after
-    if after == NONE:
-        state.component_ints[FASTEST][component] = before
-    else:
-        state.flow_ints[SLOWER][after] = before
-
-
-def place_by_pace(flow: int, component: int, state: State) -> None:
-    """Insert a flow into the order of paces of a component, after equal paces."""
-    pace = state.flow_floats[PACE]
-    slower = state.flow_ints[SLOWER]
-    own = pace[flow]
-    at = state.component_ints[FASTEST][component]
-    while at != NONE and pace[at] > own:
-        at = slower[at]
-    insert(flow, at, component, state)
+    state.resource_ints[N_GONE][resource] = 0
+    place_hub(resource, state)
 
 
 def find_pace(flow: int, state: State) -> None:
@@ -258,7 +277,7 @@ def find_pace(flow: int, state: State) -> None:
     weight = state.pair_floats[WEIGHT]
     resource_of = state.pair_ints[RESOURCE]
     first = state.flow_ints[FIRST][flow]
-    own = float("inf")
+    own = _INF
     for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
         alone = capacity[resource_of[pair]] / weight[pair]
         if alone < own:
@@ -266,541 +285,496 @@ def find_pace(flow: int, state: State) -> None:
     state.flow_floats[PACE][flow] = own
 
 
-def unite(one: int, other: int, state: State) -> int:
-    """Unite two components into the larger one. Return it."""
-    n_flows = state.component_ints[N_FLOWS]
-    if n_flows[other] > n_flows[one]:
-        larger = other
-        smaller = one
-    else:
-        larger = one
-        smaller = other
-    pace = state.flow_floats[PACE]
-    slower = state.flow_ints[SLOWER]
-    at = state.component_ints[FASTEST][larger]
-    flow = state.component_ints[FASTEST][smaller]
-    while flow != NONE:
-        following = slower[flow]
-        state.flow_ints[COMPONENT][flow] = larger
-        while at != NONE and pace[at] > pace[flow]:
-            at = slower[at]
-        insert(flow, at, larger, state)
-        flow = following
-    first = state.component_ints[FIRST_HUB][smaller]
-    if first != NONE:
-        next_hub = state.resource_ints[NEXT_HUB]
-        last = first
-        while next_hub[last] != NONE:
-            last = next_hub[last]
-        following = state.component_ints[FIRST_HUB][larger]
-        next_hub[last] = following
-        if following != NONE:
-            state.resource_ints[PREVIOUS_HUB][following] = last
-        state.component_ints[FIRST_HUB][larger] = first
-    n_flows[larger] += n_flows[smaller]
-    state.component_ints[N_JOINED][larger] += n_flows[smaller]
-    if state.component_ints[HAS_SHRUNK][smaller]:
-        state.component_ints[HAS_SHRUNK][larger] = 1
-    state.component_ints[SLOWEST][smaller] = NONE  # because its next end may still be planned
-    state.component_ints[PARENT][smaller] = larger
-    state.component_ints[GONE][state.counts[N_GONE]] = smaller
-    state.counts[N_GONE] += 1
-    return larger
-
-
-def join(flow: int, now_s: float, state: State) -> None:
-    """Unite the components on the resources of a flow, and add the flow. It gets its place in the order later."""
+def add(flow: int, state: State) -> None:
+    """Add a flow to its resources."""
     weight = state.pair_floats[WEIGHT]
     resource_of = state.pair_ints[RESOURCE]
-    flow_of = state.pair_ints[FLOW]
     following = state.pair_ints[NEXT]
-    previous = state.pair_ints[PREVIOUS]
     head = state.resource_ints[HEAD]
     tail = state.resource_ints[TAIL]
     n_users = state.resource_ints[N_USERS]
-    is_hub = state.resource_ints[IS_HUB]
-    load = state.resource_floats[LOAD]
     demand = state.resource_floats[DEMAND]
-    capacity = state.resource_floats[CAPACITY]
-    component_of = state.flow_ints[COMPONENT]
-    first = state.flow_ints[FIRST][flow]
-    end = first + state.flow_ints[N_PAIRS][flow]
-    component = NONE
-    for pair in range(first, end):
-        user = head[resource_of[pair]]
-        if user != NONE and component_of[flow_of[user]] != component:
-            found = find_component(flow_of[user], state)
-            if found != component:
-                advance(found, now_s, state)
-                component = found if component == NONE else unite(component, found, state)
-    if component == NONE:
-        component = new_component(now_s, state)
-    state.flow_ints[COMPONENT][flow] = component
-    state.component_ints[N_FLOWS][component] += 1
-    state.component_ints[N_JOINED][component] += 1
-    note_change(component, state)
     find_pace(flow, state)
     own = state.flow_floats[PACE][flow]
-    for pair in range(first, end):
+    first = state.flow_ints[FIRST][flow]
+    for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
         resource = resource_of[pair]
-        flow_of[pair] = flow
+        state.pair_ints[FLOW][pair] = flow
         following[pair] = NONE
-        previous[pair] = tail[resource]
+        state.pair_ints[PREVIOUS][pair] = tail[resource]
         if tail[resource] == NONE:
             head[resource] = pair
-            load[resource] = 0.0
             demand[resource] = 0.0
         else:
             following[tail[resource]] = pair
         tail[resource] = pair
         n_users[resource] += 1
-        load[resource] += weight[pair]
         demand[resource] += weight[pair] * own
-        # No hub ceases to be one: a flow that joins only adds to what is demanded of it.
-        if not is_hub[resource] and n_users[resource] > 1 and demand[resource] > capacity[resource] * _NEARLY:
-            place_hub(resource, component, state)
+        if state.resource_ints[IS_HUB][resource]:
+            swap(pair, first + state.flow_ints[N_HUBS][flow], state)
+            state.flow_ints[N_HUBS][flow] += 1
+        else:
+            place_hub(resource, state)
 
 
-def recount_around(flow: int, component: int, state: State) -> None:
-    """Sum again the use of each marked resource of a flow, and remove the mark."""
-    mark = state.resource_ints[MARK]
+def remove(flow: int, state: State) -> None:
+    """Remove a flow from its resources."""
+    following = state.pair_ints[NEXT]
+    previous = state.pair_ints[PREVIOUS]
+    n_users = state.resource_ints[N_USERS]
+    n_gone = state.resource_ints[N_GONE]
     first = state.flow_ints[FIRST][flow]
     for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
         resource = state.pair_ints[RESOURCE][pair]
-        if mark[resource]:
-            mark[resource] = 0
-            recount(resource, component, state)
-
-
-def remove(n_leaving: int, component: int, state: State) -> None:
-    """Remove the flows of a component that are listed in `ENDING`."""
-    first = state.flow_ints[FIRST]
-    n_pairs = state.flow_ints[N_PAIRS]
-    leaving = state.flow_ints[ENDING]
-    resource_of = state.pair_ints[RESOURCE]
-    following = state.pair_ints[NEXT]
-    previous = state.pair_ints[PREVIOUS]
-    head = state.resource_ints[HEAD]
-    tail = state.resource_ints[TAIL]
-    n_users = state.resource_ints[N_USERS]
-    mark = state.resource_ints[MARK]
-    for number in range(n_leaving):
-        flow = leaving[number]
-        for pair in range(first[flow], first[flow] + n_pairs[flow]):
-            resource = resource_of[pair]
-            before = previous[pair]
-            after = following[pair]
-            if before == NONE:
-                head[resource] = after
-            else:
-                following[before] = after
-            if after == NONE:
-                tail[resource] = before
-            else:
-                previous[after] = before
-            n_users[resource] -= 1
-            mark[resource] = 1
-        take_out(flow, component, state)
-    for number in range(n_leaving):
-        recount_around(leaving[number], component, state)
-    state.component_ints[N_FLOWS][component] -= n_leaving
-    state.component_ints[HAS_SHRUNK][component] = 1
-    note_change(component, state)
-
-
-def mark_connected(component: int, state: State) -> int:
-    """List the flows that are connected with the slowest one. Return how many there are."""
-    reached = state.flow_ints[STOPPING]
-    rising = state.flow_ints[RISING]
-    mark = state.resource_ints[MARK]
-    following = state.pair_ints[NEXT]
-    flow = state.component_ints[SLOWEST][component]
-    rising[flow] = 2
-    reached[0] = flow
-    n_reached = 1
-    number = 0
-    while number < n_reached:
-        flow = reached[number]
-        number += 1
-        first = state.flow_ints[FIRST][flow]
-        for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
-            resource = state.pair_ints[RESOURCE][pair]
-            if mark[resource]:
-                continue
-            mark[resource] = 1
-            user = state.resource_ints[HEAD][resource]
-            while user != NONE:
-                other = state.pair_ints[FLOW][user]
-                if rising[other] != 2:
-                    rising[other] = 2
-                    reached[n_reached] = other
-                    n_reached += 1
-                user = following[user]
-    for number in range(n_reached):
-        flow = reached[number]
-        first = state.flow_ints[FIRST][flow]
-        for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
-            mark[state.pair_ints[RESOURCE][pair]] = 0
-    return n_reached
-
-
-def fall_apart(component: int, state: State) -> None:
-    """Split off each part of a component that is not connected with the rest."""
-    rising = state.flow_ints[RISING]
-    while True:
-        n_reached = mark_connected(component, state)
-        n_flows = state.component_ints[N_FLOWS][component]
-        if n_reached < n_flows:
-            other = new_component(state.component_floats[SETTLED_S][component], state)
-            note_change(other, state)
-            flow = state.component_ints[SLOWEST][component]
-            while flow != NONE:
-                following = state.flow_ints[FASTER][flow]
-                if rising[flow] == 2:
-                    take_out(flow, component, state)
-                    insert(flow, state.component_ints[FASTEST][other], other, state)
-                    state.flow_ints[COMPONENT][flow] = other
-                flow = following
-            hub = state.component_ints[FIRST_HUB][component]
-            while hub != NONE:
-                following = state.resource_ints[NEXT_HUB][hub]
-                if rising[state.pair_ints[FLOW][state.resource_ints[HEAD][hub]]] == 2:
-                    take_out_hub(hub, component, state)
-                    place_hub(hub, other, state)
-                hub = following
-            state.component_ints[N_FLOWS][component] = n_flows - n_reached
-            state.component_ints[N_FLOWS][other] = n_reached
-            state.component_ints[N_JOINED][other] = n_reached
-        for number in range(n_reached):
-            rising[state.flow_ints[STOPPING][number]] = 0
-        if n_reached == n_flows:
-            state.component_ints[N_JOINED][component] = n_flows
-            return
-
-
-def give_back(n_stopped: int, level: float, state: State) -> None:
-    """Leave the capacity that stopped flows do not use to the others."""
-    first = state.flow_ints[FIRST]
-    n_pairs = state.flow_ints[N_PAIRS]
-    stopping = state.flow_ints[STOPPING]
-    weight = state.pair_floats[WEIGHT]
-    resource_of = state.pair_ints[RESOURCE]
-    load = state.resource_floats[RISING_LOAD]
-    left = state.resource_floats[LEFT_BPS]
-    full_at = state.resource_floats[FULL_AT]
-    n_rising = state.resource_ints[N_RISING]
-    is_hub = state.resource_ints[IS_HUB]
-    for number in range(n_stopped):
-        flow = stopping[number]
-        for pair in range(first[flow], first[flow] + n_pairs[flow]):
-            resource = resource_of[pair]
-            if is_hub[resource]:
-                n_rising[resource] -= 1
-                load[resource] -= weight[pair]
-                left[resource] -= weight[pair] * level
-    for number in range(n_stopped):
-        flow = stopping[number]
-        for pair in range(first[flow], first[flow] + n_pairs[flow]):
-            resource = resource_of[pair]
-            if not is_hub[resource]:
-                continue
-            if n_rising[resource] == 0:
-                full_at[resource] = float("inf")
-                continue
-            if load[resource] < state.resource_floats[SUMMED_LOAD][resource] * _PRECISE:
-                total = 0.0
-                user = state.resource_ints[HEAD][resource]
-                while user != NONE:
-                    if state.flow_ints[RISING][state.pair_ints[FLOW][user]] == 1:
-                        total += weight[user]
-                    user = state.pair_ints[NEXT][user]
-                load[resource] = total
-                state.resource_floats[SUMMED_LOAD][resource] = total
-            full_at[resource] = left[resource] / load[resource]
-
-
-def fill(component: int, state: State) -> None:
-    """Raise all rates of a component together and stop flows at their bottlenecks, until none rises."""
-    rate = state.flow_floats[RATE]
-    pace = state.flow_floats[PACE]
-    rising = state.flow_ints[RISING]
-    faster = state.flow_ints[FASTER]
-    stopping = state.flow_ints[STOPPING]
-    next_hub = state.resource_ints[NEXT_HUB]
-    full_at = state.resource_floats[FULL_AT]
-    hubs = state.resource_ints[HUBS]  # a list is faster to traverse than a chain
-    order = state.flow_ints[ORDER]
-    work = 0
-    n_hubs = 0
-    hub = state.component_ints[FIRST_HUB][component]
-    while hub != NONE:
-        hubs[n_hubs] = hub
-        n_hubs += 1
-        load = state.resource_floats[LOAD][hub]
-        capacity = state.resource_floats[CAPACITY][hub]
-        state.resource_floats[RISING_LOAD][hub] = load
-        state.resource_floats[SUMMED_LOAD][hub] = load
-        state.resource_floats[LEFT_BPS][hub] = capacity
-        full_at[hub] = capacity / load
-        state.resource_ints[N_RISING][hub] = state.resource_ints[N_USERS][hub]
-        hub = next_hub[hub]
-    n_flows = 0
-    flow = state.component_ints[SLOWEST][component]
-    while flow != NONE:
-        order[n_flows] = flow
-        n_flows += 1
-        rising[flow] = 1
-        rate[flow] = float("inf")
-        work += state.flow_ints[N_PAIRS][flow]
-        flow = faster[flow]
-    state.counts[WORK] += work
-    level = 0.0
-    lowest = -1.0
-    second = -1.0
-    lowest_hub = NONE
-    at = 0
-    n_rising = n_flows
-    while n_rising > 0:
-        while rising[order[at]] == 0:
-            at += 1
-        slowest = pace[order[at]]
-        if max(level, slowest) * (1 + _SAME) >= lowest:
-            lowest = float("inf")
-            second = float("inf")
-            n_open = 0
-            for number in range(n_hubs):
-                hub = hubs[number]
-                each = full_at[hub]
-                if each == float("inf"):
-                    continue  # no flow rises there, and none will
-                hubs[n_open] = hub
-                n_open += 1
-                if each < second:
-                    if each < lowest:
-                        second = lowest
-                        lowest = each
-                        lowest_hub = hub
-                    else:
-                        second = each
-            n_hubs = n_open
-        if min(slowest, lowest) == float("inf"):
-            return
-        level = max(level, min(slowest, lowest))
-        limit = level * (1 + _SAME)
-        n_stopped = 0
-        number = at
-        while number < n_flows and pace[order[number]] <= limit:
-            flow = order[number]
-            if rising[flow] == 1:
-                rising[flow] = 2
-                stopping[n_stopped] = flow
-                n_stopped += 1
-            number += 1
-        if lowest <= limit:
-            for number in range(n_hubs):
-                hub = hubs[number]
-                if second > limit:
-                    hub = lowest_hub
-                if full_at[hub] <= limit:
-                    pair = state.resource_ints[HEAD][hub]
-                    while pair != NONE:
-                        flow = state.pair_ints[FLOW][pair]
-                        if rising[flow] == 1:
-                            rising[flow] = 2
-                            stopping[n_stopped] = flow
-                            n_stopped += 1
-                        pair = state.pair_ints[NEXT][pair]
-                if second > limit:
-                    break
-        for number in range(n_stopped):
-            rising[stopping[number]] = 0
-            rate[stopping[number]] = level
-        n_rising -= n_stopped
-        if n_rising > 0:
-            give_back(n_stopped, level, state)
-
-
-def find_next_end(component: int, state: State) -> None:
-    """Find when the first flows of a component end. A flow of rate 0 has no end."""
-    left = state.flow_floats[LEFT]
-    rate = state.flow_floats[RATE]
-    due = state.flow_floats[DUE]
-    faster = state.flow_ints[FASTER]
-    next_s = float("inf")
-    flow = state.component_ints[SLOWEST][component]
-    while flow != NONE:
-        if rate[flow] > 0:
-            due[flow] = left[flow] / rate[flow]
-            if due[flow] < next_s:
-                next_s = due[flow]
+        before = previous[pair]
+        after = following[pair]
+        if before == NONE:
+            state.resource_ints[HEAD][resource] = after
         else:
-            due[flow] = float("inf")
-        flow = faster[flow]
-    next_s = max(next_s, 0.0)
-    state.component_floats[NEXT_END_S][component] = state.component_floats[SETTLED_S][component] + next_s
-    state.component_floats[LATEST_S][component] = next_s * (1 + _TOGETHER)
+            following[before] = after
+        if after == NONE:
+            state.resource_ints[TAIL][resource] = before
+        else:
+            previous[after] = before
+        n_users[resource] -= 1
+        n_gone[resource] += 1
+        if n_gone[resource] < n_users[resource]:
+            own = state.flow_floats[PACE][flow]
+            state.resource_floats[DEMAND][resource] -= state.pair_floats[WEIGHT][pair] * own
+            place_hub(resource, state)
+        else:
+            sum_demand(resource, state)
+        note_change(resource, LEFT_BY_FLOWS, state)
+    take_from_heap(flow, state)
 
 
-def take_up(n_joining: int, now_s: float, state: State) -> None:
-    """Let the flows that are listed in `JOINING` join."""
-    for number in range(n_joining):
-        join(state.flow_ints[JOINING][number], now_s, state)
+def start(flow: int, state: State) -> None:
+    """Let a flow begin to flow, at a rate that is found later."""
+    state.flow_ints[IS_WAITING][flow] = 0
+    state.flow_ints[N_HUBS][flow] = 0
+    state.flow_floats[RATE][flow] = 0.0
+    state.flow_floats[SETTLED_S][flow] = state.times[NOW_S]
+    state.flow_ints[BOTTLENECK][flow] = NONE
+    state.flow_ints[STATUS][flow] = RISING
+    state.flow_ints[ACTIVE][state.counts[N_ACTIVE]] = flow
+    state.counts[N_ACTIVE] += 1
+    add(flow, state)
 
 
-def recompute(n_joining: int, now_s: float, state: State) -> int:
-    """Recompute the rates of the components that changed. Return how many there are; `CHANGED` lists them."""
-    for number in range(n_joining):
-        flow = state.flow_ints[JOINING][number]
-        component = find_component(flow, state)
-        state.flow_ints[COMPONENT][flow] = component
-        place_by_pace(flow, component, state)
-    changed = state.component_ints[CHANGED]
-    at = 0
-    n_recomputed = 0
-    while at < state.counts[N_CHANGED]:
-        component = changed[at]
-        at += 1
-        state.component_ints[IS_CHANGED][component] = 0
-        if state.component_ints[PARENT][component] != component:
-            continue
-        n_flows = state.component_ints[N_FLOWS][component]
-        if n_flows == 0:
-            state.component_ints[GONE][state.counts[N_GONE]] = component
-            state.counts[N_GONE] += 1
-            continue
-        is_examined = n_flows <= _FEW or state.component_ints[N_JOINED][component] > _JOINED + _JOINED_EACH * n_flows
-        if state.component_ints[HAS_SHRUNK][component] and is_examined:
-            fall_apart(component, state)
-        state.component_ints[HAS_SHRUNK][component] = 0
-        fill(component, state)
-        find_next_end(component, state)
-        changed[n_recomputed] = component
-        n_recomputed += 1
-    for number in range(state.counts[N_GONE]):
-        state.component_ints[FREE][state.counts[N_FREE]] = state.component_ints[GONE][number]
-        state.counts[N_FREE] += 1
+def rouse(flow: int, state: State) -> None:
+    """Let a flow rise, and fill its hubs again."""
+    if state.flow_ints[STATUS][flow] == UNTOUCHED:
+        state.flow_ints[ACTIVE][state.counts[N_ACTIVE]] = flow
+        state.counts[N_ACTIVE] += 1
+    state.flow_ints[STATUS][flow] = RISING
+    sums = state.resource_ints[SUMS]
+    first = state.flow_ints[FIRST][flow]
+    for pair in range(first, first + state.flow_ints[N_HUBS][flow]):
+        hub = state.pair_ints[RESOURCE][pair]
+        if sums[hub] == ABSENT:
+            state.resource_ints[TOUCHED][state.counts[N_TOUCHED]] = hub
+            state.counts[N_TOUCHED] += 1
+        sums[hub] = UNKNOWN
+
+
+def take_in(n_known: int, state: State) -> int:
+    """Find the status of every flow on the hubs to fill, without the first hubs. Return how many hubs there are."""
+    status = state.flow_ints[STATUS]
+    bottleneck = state.flow_ints[BOTTLENECK]
+    flow_of = state.pair_ints[FLOW]
+    following = state.pair_ints[NEXT]
+    active = state.flow_ints[ACTIVE]
+    while n_known < state.counts[N_TOUCHED]:
+        hub = state.resource_ints[TOUCHED][n_known]
+        n_known += 1
+        state.counts[WORK] += state.resource_ints[N_USERS][hub]
+        pair = state.resource_ints[HEAD][hub]
+        while pair != NONE:
+            flow = flow_of[pair]
+            if status[flow] == UNTOUCHED:
+                status[flow] = CAPPED
+                active[state.counts[N_ACTIVE]] = flow
+                state.counts[N_ACTIVE] += 1
+            if status[flow] == CAPPED and bottleneck[flow] == hub:
+                rouse(flow, state)
+            pair = following[pair]
+    return n_known
+
+
+def level_below_caps(hub: int, state: State) -> float:
+    """Return the level of a hub if its flows that have not stopped rise together, each up to its rate or pace."""
+    status = state.flow_ints[STATUS]
+    weight = state.pair_floats[WEIGHT]
+    flow_of = state.pair_ints[FLOW]
+    level = -1.0
+    while True:
+        left = state.resource_floats[CAPACITY][hub]
+        load = 0.0
+        pair = state.resource_ints[HEAD][hub]
+        while pair != NONE:
+            flow = flow_of[pair]
+            if status[flow] == STOPPED:
+                left -= weight[pair] * state.flow_floats[NEXT_RATE][flow]
+            else:
+                cap = state.flow_floats[PACE][flow]
+                if status[flow] == CAPPED:
+                    cap = state.flow_floats[RATE][flow]
+                if cap <= level:
+                    left -= weight[pair] * cap
+                else:
+                    load += weight[pair]
+            pair = state.pair_ints[NEXT][pair]
+        if load == 0.0:
+            return _INF
+        higher = left / load
+        if higher <= level:
+            return level
+        level = higher
+
+
+def find_level(hub: int, state: State) -> None:
+    """Find the level of a hub, inf if it stops no flow."""
+    status = state.flow_ints[STATUS]
+    rate = state.flow_floats[RATE]
+    next_rate = state.flow_floats[NEXT_RATE]
+    pace = state.flow_floats[PACE]
+    weight = state.pair_floats[WEIGHT]
+    flow_of = state.pair_ints[FLOW]
+    following = state.pair_ints[NEXT]
+    capacity = state.resource_floats[CAPACITY][hub]
+    left = capacity
+    load = 0.0
+    lowest = 0.0
+    n_rising = 0
+    fastest_capped = 0.0
+    slowest_rising = _INF
+    pair = state.resource_ints[HEAD][hub]
+    while pair != NONE:
+        flow = flow_of[pair]
+        if status[flow] == RISING:
+            load += weight[pair]
+            n_rising += 1
+            slowest_rising = min(slowest_rising, pace[flow])
+        elif status[flow] == CAPPED:
+            left -= weight[pair] * rate[flow]
+            fastest_capped = max(fastest_capped, rate[flow])
+        else:
+            left -= weight[pair] * next_rate[flow]
+            lowest = max(lowest, next_rate[flow])
+        pair = following[pair]
+    if load > 0.0:
+        level = left / load
+        is_settled = fastest_capped <= level * (1 + _SAME) and slowest_rising >= level
+    else:
+        level = _INF
+        is_settled = left >= -capacity * _SAME
+    if not is_settled:
+        level = level_below_caps(hub, state)
+    state.resource_floats[LEVEL][hub] = max(level, lowest)  # rounding would lower it
+    state.resource_ints[IS_SETTLED][hub] = 1 if is_settled else 0
+    state.resource_ints[N_RISING][hub] = n_rising
+    state.resource_ints[SUMS][hub] = SUMMED
+
+
+def stop(flow: int, level: float, bottleneck: int, state: State) -> None:
+    """Stop a flow. Its other hubs have more left for the others; one without rising flows stops none."""
+    state.flow_floats[NEXT_RATE][flow] = level
+    state.flow_ints[BOTTLENECK][flow] = bottleneck
+    state.flow_ints[STATUS][flow] = STOPPED
+    sums = state.resource_ints[SUMS]
+    n_rising = state.resource_ints[N_RISING]
+    first = state.flow_ints[FIRST][flow]
+    for pair in range(first, first + state.flow_ints[N_HUBS][flow]):
+        hub = state.pair_ints[RESOURCE][pair]
+        if sums[hub] == SUMMED or sums[hub] == LOW:
+            sums[hub] = LOW
+            n_rising[hub] -= 1
+            if n_rising[hub] == 0 and state.resource_ints[IS_SETTLED][hub]:
+                state.resource_floats[LEVEL][hub] = _INF
+
+
+def fill_hub(hub: int, state: State) -> None:
+    """Stop the rising flows of a full hub. First stop flows at their paces, and rouse capped flows that are faster."""
+    status = state.flow_ints[STATUS]
+    flow_of = state.pair_ints[FLOW]
+    following = state.pair_ints[NEXT]
+    level = state.resource_floats[LEVEL][hub]
+    if not state.resource_ints[IS_SETTLED][hub]:
+        n_changed = 0
+        pair = state.resource_ints[HEAD][hub]
+        while pair != NONE:
+            flow = flow_of[pair]
+            if status[flow] == RISING and state.flow_floats[PACE][flow] <= level:
+                stop(flow, state.flow_floats[PACE][flow], NONE, state)
+                n_changed += 1
+            elif status[flow] == CAPPED and state.flow_floats[RATE][flow] > level * (1 + _SAME):
+                rouse(flow, state)
+                n_changed += 1
+            pair = following[pair]
+        if n_changed:
+            state.resource_ints[SUMS][hub] = UNKNOWN
+            return
+    pair = state.resource_ints[HEAD][hub]
+    while pair != NONE:
+        flow = flow_of[pair]
+        if status[flow] == RISING:
+            stop(flow, level, hub, state)
+        pair = following[pair]
+    state.resource_floats[LEVEL][hub] = _INF
+
+
+def fill(state: State) -> None:
+    """Fill hubs in the order of their levels, until none stops a rising flow."""
+    touched = state.resource_ints[TOUCHED]
+    sums = state.resource_ints[SUMS]
+    level = state.resource_floats[LEVEL]
+    n_known = 0
+    while True:
+        n_known = take_in(n_known, state)
+        lowest = _INF
+        for number in range(n_known):
+            hub = touched[number]
+            if sums[hub] == UNKNOWN or (sums[hub] == LOW and level[hub] < lowest):
+                find_level(hub, state)
+            lowest = min(lowest, level[hub])
+        if lowest == _INF:
+            return
+        limit = lowest * (1 + _SAME)
+        for number in range(n_known):
+            hub = touched[number]
+            if level[hub] <= limit:
+                if sums[hub] != SUMMED:
+                    find_level(hub, state)
+                if level[hub] <= limit:
+                    fill_hub(hub, state)
+
+
+def set_rate(flow: int, state: State) -> None:
+    """Give a flow its new rate from now on, after it has moved its bytes up to now."""
+    now_s = state.times[NOW_S]
+    left = state.flow_floats[LEFT]
+    elapsed_s = now_s - state.flow_floats[SETTLED_S][flow]
+    if elapsed_s > 0:
+        left[flow] -= state.flow_floats[RATE][flow] * elapsed_s
+    rate = state.flow_floats[NEXT_RATE][flow]
+    state.flow_floats[RATE][flow] = rate
+    state.flow_floats[SETTLED_S][flow] = now_s
+    if rate > 0:
+        set_moment(flow, now_s + max(left[flow], 0.0) / rate, state)
+    else:
+        set_moment(flow, _INF, state)
+
+
+def settle(state: State) -> None:
+    """Find the rates that have changed since flows started or left, or capacities changed."""
+    status = state.flow_ints[STATUS]
+    active = state.flow_ints[ACTIVE]
+    for number in range(state.counts[N_ACTIVE]):
+        rouse(active[number], state)
+    for number in range(state.counts[N_CHANGED]):
+        resource = state.resource_ints[CHANGED][number]
+        pair = state.resource_ints[HEAD][resource]
+        while pair != NONE:
+            flow = state.pair_ints[FLOW][pair]
+            if state.flow_ints[BOTTLENECK][flow] == resource or state.resource_ints[CHANGE][resource] == RESIZED:
+                rouse(flow, state)
+            pair = state.pair_ints[NEXT][pair]
+        state.resource_ints[CHANGE][resource] = UNCHANGED
     state.counts[N_CHANGED] = 0
-    state.counts[N_GONE] = 0
-    return n_recomputed
+    fill(state)
+    for number in range(state.counts[N_TOUCHED]):
+        state.resource_ints[SUMS][state.resource_ints[TOUCHED][number]] = ABSENT
+    state.counts[N_TOUCHED] = 0
+    for number in range(state.counts[N_ACTIVE]):
+        flow = active[number]
+        if status[flow] == RISING:
+            stop(flow, state.flow_floats[PACE][flow], NONE, state)
+        if status[flow] == STOPPED and state.flow_floats[NEXT_RATE][flow] != state.flow_floats[RATE][flow]:
+            set_rate(flow, state)
+        status[flow] = UNTOUCHED
+    state.counts[N_ACTIVE] = 0
 
 
-def settle(n_joining: int, now_s: float, state: State) -> int:
-    """Let flows join, and recompute the rates of the components that have changed.
-
-    Args:
-        n_joining: Number of flows that join. `state.flow_ints[JOINING]` lists them.
-        now_s: Now.
-        state: The state.
-
-    Returns:
-        Number of components recomputed. `state.component_ints[CHANGED]` lists them.
-    """
-    take_up(n_joining, now_s, state)
-    return recompute(n_joining, now_s, state)
+def leave(flow: int, state: State) -> None:
+    """Remove a flow that has ended, or before its end."""
+    remove(flow, state)
+    if state.flow_ints[STATUS][flow] != UNTOUCHED:
+        state.flow_ints[STATUS][flow] = UNTOUCHED
+        active = state.flow_ints[ACTIVE]
+        state.counts[N_ACTIVE] -= 1
+        at = 0
+        while active[at] != flow:
+            at += 1
+        active[at] = active[state.counts[N_ACTIVE]]
 
 
-def end(component: int, now_s: float, state: State) -> int:
-    """Remove the flows of a component that end now. Return their number; `state.flow_ints[ENDING]` lists them."""
-    advance(component, now_s, state)
-    due = state.flow_floats[DUE]
-    faster = state.flow_ints[FASTER]
+def mark_resources(flow: int, mark: int, state: State) -> None:
+    """Set the marks of a flow's resources."""
+    first = state.flow_ints[FIRST][flow]
+    for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
+        state.resource_ints[MARK][state.pair_ints[RESOURCE][pair]] = mark
+
+
+def is_marked(flow: int, state: State) -> bool:
+    """Return whether a resource of a flow is marked."""
+    first = state.flow_ints[FIRST][flow]
+    for pair in range(first, first + state.flow_ints[N_PAIRS][flow]):
+        if state.resource_ints[MARK][state.pair_ints[RESOURCE][pair]]:
+            return True
+    return False
+
+
+def list_together(n_ending: int, state: State) -> int:
+    """Add flows to the list of those that end: the ones that are due nearly now and meet one of them."""
     ending = state.flow_ints[ENDING]
-    latest_s = state.component_floats[LATEST_S][component]
-    n_ending = 0
-    flow = state.component_ints[SLOWEST][component]
-    while flow != NONE:
-        if due[flow] <= latest_s:
+    heap = state.flow_ints[HEAP]
+    moment_s = state.flow_floats[MOMENT_S]
+    first = ending[0]
+    limit_s = moment_s[first] + (moment_s[first] - state.flow_floats[SETTLED_S][first]) * _TOGETHER
+    if state.counts[N_HEAP] == 0 or moment_s[heap[0]] > limit_s:
+        return n_ending
+    n_near = n_ending  # all flows that are due nearly now; those that end come first
+    while state.counts[N_HEAP] > 0 and moment_s[heap[0]] <= limit_s and not state.flow_ints[IS_WAITING][heap[0]]:
+        ending[n_near] = heap[0]
+        n_near += 1
+        take_from_heap(heap[0], state)
+    for number in range(n_ending):
+        mark_resources(ending[number], 1, state)
+    number = n_ending
+    while number < n_near:
+        flow = ending[number]
+        number += 1
+        if is_marked(flow, state):
+            mark_resources(flow, 1, state)
+            ending[number - 1] = ending[n_ending]
             ending[n_ending] = flow
             n_ending += 1
-        flow = faster[flow]
-    if n_ending:
-        state.component_floats[NEXT_END_S][component] = float("inf")
-        remove(n_ending, component, state)
+            number = n_ending
+    for number in range(n_ending):
+        mark_resources(ending[number], 0, state)
+    for number in range(n_ending, n_near):
+        set_moment(ending[number], moment_s[ending[number]], state)
     return n_ending
 
 
-def leave(flow: int, now_s: float, state: State) -> None:
-    """Remove a flow before its end."""
-    component = state.flow_ints[COMPONENT][flow]
-    advance(component, now_s, state)
-    state.flow_ints[ENDING][0] = flow
-    remove(1, component, state)
-
-
-def change_capacity(resource: int, now_s: float, state: State) -> None:
-    """Use the capacity that now stands in `CAPACITY` from now on."""
-    head = state.resource_ints[HEAD][resource]
-    if head == NONE:
-        return
-    component = state.flow_ints[COMPONENT][state.pair_ints[FLOW][head]]
-    advance(component, now_s, state)
-    note_change(component, state)
-    pair = head
-    while pair != NONE:
-        flow = state.pair_ints[FLOW][pair]
-        take_out(flow, component, state)
-        find_pace(flow, state)
-        place_by_pace(flow, component, state)
-        first = state.flow_ints[FIRST][flow]
-        for each in range(first, first + state.flow_ints[N_PAIRS][flow]):
-            state.resource_ints[MARK][state.pair_ints[RESOURCE][each]] = 1
-        pair = state.pair_ints[NEXT][pair]
-    pair = head
-    while pair != NONE:
-        recount_around(state.pair_ints[FLOW][pair], component, state)
-        pair = state.pair_ints[NEXT][pair]
-
-
-def act(
-    action: int,
-    which: int,
-    now_s: float,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    component_floats: Floats,
-    component_ints: Ints,
-    counts: list[int],
-) -> int:
-    """Do what is asked from outside: the state comes in parts, which numba takes faster than a tuple of them.
-
-    Args:
-        action: `SETTLE`, `END`, `LEAVE` or `CHANGE_CAPACITY`: the function to call.
-        which: Its first argument.
-        now_s: Now.
-        flow_floats: Of the state, likewise all that follow.
-        flow_ints: Likewise.
-        pair_floats: Likewise.
-        pair_ints: Likewise.
-        resource_floats: Likewise.
-        resource_ints: Likewise.
-        component_floats: Likewise.
-        component_ints: Likewise.
-        counts: Likewise.
+def advance(state: State) -> int:
+    """Go on until flows end, but not up to `UNTIL_S`. Settle what has changed before.
 
     Returns:
-        What it returns, or 0.
+        Number of flows that end at `NOW_S`. `state.flow_ints[ENDING]` lists them. `NEXT_S` is when to go on.
     """
-    state = State(
+    heap = state.flow_ints[HEAP]
+    moment_s = state.flow_floats[MOMENT_S]
+    times = state.times
+    for number in range(state.counts[N_NEW]):
+        flow = state.flow_ints[NEW][number]
+        state.flow_ints[SEQUENCE][flow] = state.counts[N_SEQUENCE]
+        state.counts[N_SEQUENCE] += 1
+        if moment_s[flow] > times[NOW_S]:
+            state.flow_ints[IS_WAITING][flow] = 1
+            set_moment(flow, moment_s[flow], state)
+        else:
+            start(flow, state)
+    state.counts[N_NEW] = 0
+    while True:
+        if state.counts[N_ACTIVE] > 0 or state.counts[N_CHANGED] > 0:
+            settle(state)
+        next_s = _INF
+        if state.counts[N_HEAP] > 0:
+            next_s = moment_s[heap[0]]
+        times[NEXT_S] = next_s
+        if next_s >= times[UNTIL_S]:
+            return 0
+        times[NOW_S] = next_s
+        n_ending = 0
+        while state.counts[N_HEAP] > 0 and moment_s[heap[0]] == next_s:
+            flow = heap[0]
+            take_from_heap(flow, state)
+            if state.flow_ints[IS_WAITING][flow]:
+                start(flow, state)
+            else:
+                state.flow_ints[ENDING][n_ending] = flow
+                n_ending += 1
+        if n_ending > 0:
+            n_ending = list_together(n_ending, state)
+            for number in range(n_ending):
+                leave(state.flow_ints[ENDING][number], state)
+            return n_ending
+
+
+def end_due(resource: int, state: State) -> int:
+    """Remove the flows on a resource that are due until `UNTIL_S`. Return their number; `ENDING` lists them."""
+    n_ending = 0
+    pair = state.resource_ints[HEAD][resource]
+    while pair != NONE:
+        flow = state.pair_ints[FLOW][pair]
+        if state.flow_ints[HEAP_AT][flow] != NONE and state.flow_floats[MOMENT_S][flow] <= state.times[UNTIL_S]:
+            state.flow_ints[ENDING][n_ending] = flow
+            n_ending += 1
+        pair = state.pair_ints[NEXT][pair]
+    for number in range(n_ending):
+        leave(state.flow_ints[ENDING][number], state)
+    return n_ending
+
+
+def change_capacity(resource: int, state: State) -> None:
+    """Use the capacity that now stands in `CAPACITY` from now on."""
+    note_change(resource, RESIZED, state)
+    pair = state.resource_ints[HEAD][resource]
+    while pair != NONE:
+        flow = state.pair_ints[FLOW][pair]
+        find_pace(flow, state)
+        first = state.flow_ints[FIRST][flow]
+        for each in range(first, first + state.flow_ints[N_PAIRS][flow]):
+            note_change(state.pair_ints[RESOURCE][each], LEFT_BY_FLOWS, state)
+        pair = state.pair_ints[NEXT][pair]
+    for number in range(state.counts[N_CHANGED]):
+        sum_demand(state.resource_ints[CHANGED][number], state)
+
+
+def act(state: State) -> int:
+    """Do what `ACTION` says, with `WHICH`. Return the number of flows that end."""
+    which = state.counts[WHICH]
+    if state.counts[ACTION] == ADVANCE:
+        return advance(state)
+    if state.counts[ACTION] == END_DUE:
+        return end_due(which, state)
+    if state.counts[ACTION] == LEAVE:
+        leave(which, state)
+    else:
+        change_capacity(which, state)
+    return 0
+
+
+def state_in(floats: Any, ints: Any) -> State:
+    """Return the state whose rows lie one after the other in two arrays, behind `times` and `counts`."""
+    n_slots = ints[SLOTS]
+    n_pairs = ints[PAIRS]
+    n_resources = ints[RESOURCES]
+    float_at = N_TIMES
+    int_at = N_COUNTS
+    flow_floats = floats[float_at : float_at + N_FLOW_FLOATS * n_slots].reshape((N_FLOW_FLOATS, n_slots))
+    flow_ints = ints[int_at : int_at + N_FLOW_INTS * n_slots].reshape((N_FLOW_INTS, n_slots))
+    float_at += N_FLOW_FLOATS * n_slots
+    int_at += N_FLOW_INTS * n_slots
+    pair_floats = floats[float_at : float_at + N_PAIR_FLOATS * n_pairs].reshape((N_PAIR_FLOATS, n_pairs))
+    pair_ints = ints[int_at : int_at + N_PAIR_INTS * n_pairs].reshape((N_PAIR_INTS, n_pairs))
+    float_at += N_PAIR_FLOATS * n_pairs
+    int_at += N_PAIR_INTS * n_pairs
+    resource_floats = floats[float_at : float_at + N_RESOURCE_FLOATS * n_resources]
+    resource_ints = ints[int_at : int_at + N_RESOURCE_INTS * n_resources]
+    return State(
         flow_floats,
         flow_ints,
         pair_floats,
         pair_ints,
-        resource_floats,
-        resource_ints,
-        component_floats,
-        component_ints,
-        counts,
+        resource_floats.reshape((N_RESOURCE_FLOATS, n_resources)),
+        resource_ints.reshape((N_RESOURCE_INTS, n_resources)),
+        floats[:N_TIMES],
+        ints[:N_COUNTS],
     )
-    if action == SETTLE:
-        return settle(which, now_s, state)
-    if action == END:
-        return end(which, now_s, state)
-    if action == LEAVE:
-        leave(which, now_s, state)
-    else:
-        change_capacity(which, now_s, state)
-    return 0
+
+
+def act_in(floats: Any, ints: Any) -> int:
+    """Do what `act` does. Numba takes two arrays faster than the rows."""
+    return act(state_in(floats, ints))

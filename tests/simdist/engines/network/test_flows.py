@@ -102,21 +102,21 @@ def ends_alone_s(starts, capacity_Bps, look=lambda sharing, flows: None, patienc
     """Return when stages end without a timeline; `look` at the flows whenever rates have been set."""
     sharing = Flows(capacity_Bps.tolist(), patience=patience)
     numbers = {Flow(each, lambda: None): number for number, (_, each) in enumerate(starts)}
-    waiting = [(start_s, flow) for (start_s, _), flow in zip(starts, numbers, strict=True)]
+    waiting = [(float(start_s), flow) for (start_s, _), flow in zip(starts, numbers, strict=True)]
     end_s = np.full(len(starts), np.nan)
-    next_end_s = {}
     flying = []
+    now_s = 0.0
     while waiting or flying:
-        now_s = min([*next_end_s.values(), waiting[0][0] if waiting else np.inf])
-        for component in [each for each, at_s in next_end_s.items() if at_s == now_s]:
-            for flow in sharing.end(component, now_s):
-                end_s[numbers[flow]] = now_s
-                flying.remove(flow)
+        until_s = waiting[0][0] if waiting else np.inf
+        ended = sharing.advance(now_s, until_s)
+        now_s = sharing.next_s if ended else until_s
+        for flow in ended:
+            end_s[numbers[flow]] = now_s
+            flying.remove(flow)
         while waiting and waiting[0][0] == now_s:
             flying.append(waiting.pop(0)[1])
-            sharing.join(flying[-1])
+            sharing.join(flying[-1], now_s)
         sharing.settle(now_s)
-        next_end_s = {component: float(sharing.next_end_s[component]) for component in sharing.in_flight()}
         if flying:
             look(sharing, flying)
     return end_s
@@ -288,26 +288,6 @@ def test_loads_of_three_nodes_that_read_from_server_and_disks_flow_at_recomputed
     np.testing.assert_allclose(ends_s(starts, capacity_Bps), ends_alone_s(starts, capacity_Bps), rtol=1e-12)
 
 
-def test_readers_that_have_nothing_in_common_any_more_part():
-    """Two links with 40 readers each, all joined by one transfer over both at the start."""
-    timeline = Timeline()
-    network = FluidNetwork(timeline, np.array([1.0, 1.0]))
-    rng = np.random.default_rng(0)
-    network.fly(Transfer((stage((0, 1e-3), (1, 1e-3)),)), lambda: None)
-    n_components = []
-
-    def read(link, n_left):
-        n_components.append(len(network._flows.in_flight()))
-        if n_left:
-            network.fly(Transfer((stage((link, rng.uniform(0.5, 1.0))),)), lambda: read(link, n_left - 1))
-
-    for reader in range(80):
-        read(reader % 2, 40)
-    timeline.run()
-    assert n_components[100] == 1
-    assert n_components[2500] == 2
-
-
 def test_large_weight_that_ends_leaves_no_rounding_behind():
     """A puts 1e12 times as much on the server for each byte as B and C; in float64, 1 + 2e-12 - 1 is not 2e-12."""
     b, c = (stage((0, 1e12), (own, 1e24)) for own in (1, 2))
@@ -350,7 +330,7 @@ from simdist.engines.network import flows
 many = flows.Flows([2.0], patience=0)
 some = [flows.Flow(Stage(0.0, np.array([0]), np.array([1.0])), flows.nothing) for _ in range(4)]
 for each in some:
-    many.join(each)
+    many.join(each, 0.0)
     many.settle(0.0)
 print([many.rate_Bps(each) for each in some], many.is_compiled)
 """
@@ -374,10 +354,10 @@ def test_flows_that_use_a_hub_a_million_times_as_much_as_each_other_share_it_exa
     sharing = Flows(capacity_Bps.tolist(), patience=patience)
     staying = [Flow(each, lambda: None) for each in on_hub]
     for flow in staying:
-        sharing.join(flow)
+        sharing.join(flow, 0.0)
     leaving = [Flow(each, lambda: None) for each in gone]
     for number, flow in enumerate(leaving):
-        sharing.join(flow)
+        sharing.join(flow, 1e-9 * number)
         sharing.settle(1e-9 * number)
     for number, flow in enumerate(leaving):
         sharing.take_out(flow, 1e-9 * (100 + number))

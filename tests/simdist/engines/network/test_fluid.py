@@ -1,5 +1,7 @@
 """The fluid network: exact timelines, bytes that neither vanish nor appear, components, and a common start."""
 
+import math
+
 import numpy as np
 import pytest
 from fluid import exact_end_s
@@ -41,31 +43,36 @@ def loads_Bps(flying, rates_Bps):
 
 
 class Metered(FluidNetwork):
-    """Counts the bytes that flow over every resource, and remembers who flew how fast, and whose rates were set."""
+    """Goes on by one moment at a time. Counts the bytes that flow over every resource, and remembers rates.
+
+    `settled` has the times when rates were found, and the stages in flight with their rates. `changed` has these times,
+    and the resources of the flows that have another rate than before.
+    """
 
     def __init__(self, env, capacity_Bps):
         super().__init__(env, capacity_Bps)
         self.flowed_nbytes = np.zeros(len(capacity_Bps))
         self.settled = []
-        self._last = 0.0, []
-        self.solved = []
+        self.changed = []
+        self._settled_s = 0.0
+        self._rate_Bps = {}
 
-    def _settle(self, *event):
-        now_s = self._timeline.now
-        settled_s, flying = self._last
-        for stage, rate_Bps in flying:
-            share = stage.nbytes / stage.nbytes.max()
-            self.flowed_nbytes[stage.resources] += rate_Bps * (now_s - settled_s) * share
-        planned = dict(self._plans)
-        super()._settle(*event)
-        components = self._flows.in_flight()
-        rates_Bps = [(flow.stage, self._flows.rate_Bps(flow)) for flows in components.values() for flow in flows]
-        self._last = now_s, rates_Bps
-        if rates_Bps:
-            self.settled.append(self._last)
-        for component, flows in components.items():
-            if self._plans[component] != planned.get(component, 0):
-                self.solved.append((now_s, sorted({int(r) for flow in flows for r in flow.stage.resources})))
+    def go_on(self, until_s):
+        now_s = self.next_s
+        for flow, rate_Bps in self._rate_Bps.items():
+            share = flow.stage.nbytes / flow.stage.nbytes.max()
+            self.flowed_nbytes[flow.stage.resources] += rate_Bps * (now_s - self._settled_s) * share
+        super().go_on(min(until_s, math.nextafter(now_s, math.inf)))
+        before = self._rate_Bps
+        self._settled_s = now_s
+        self._rate_Bps = {flow: self._flows.rate_Bps(flow) for flow in self._flows.in_flight()}
+        if self.next_s == now_s:
+            return  # flows have ended, and rates are found when everything else of this moment has happened
+        if self._rate_Bps:
+            self.settled.append((now_s, [(flow.stage, rate_Bps) for flow, rate_Bps in self._rate_Bps.items()]))
+        changed = [flow for flow, rate_Bps in self._rate_Bps.items() if rate_Bps != before.get(flow)]
+        if changed:
+            self.changed.append((now_s, sorted({int(each) for flow in changed for each in flow.stage.resources})))
 
 
 def run(starts, capacity_Bps):
@@ -185,7 +192,7 @@ def test_change_on_one_link_leaves_those_on_others_alone():
     starts = [(0.0, flow(nbytes, link)) for link, nbytes in ((0, 1), (0, 3), (1, 2), (1, 4))]
     end_s, fluid = run(starts, np.full(2, 2.0))
     assert end_s.tolist() == [1.0, 2.0, 2.0, 3.0]
-    assert fluid.solved == [(0.0, [0]), (0.0, [1]), (1.0, [0]), (2.0, [1])]
+    assert fluid.changed == [(0.0, [0, 1]), (1.0, [0]), (2.0, [1])]
 
 
 def test_transfer_over_two_links_joins_them_until_it_has_gone():
@@ -196,8 +203,7 @@ def test_transfer_over_two_links_joins_them_until_it_has_gone():
     starts = [*((0.0, flow(10, link)) for link in range(3)), (1.0, flow(1, 0, 1)), (3.0, flow(1, 1))]
     end_s, fluid = run(starts, np.full(3, 2.0))
     assert end_s.tolist() == [5.5, 6.0, 5.0, 2.0, 4.0]
-    assert fluid.solved[:3] == [(0.0, [0]), (0.0, [1]), (0.0, [2])]
-    assert fluid.solved[3:] == [(1.0, [0, 1]), (2.0, [0]), (2.0, [1]), (3.0, [1]), (4.0, [1])]
+    assert fluid.changed == [(0.0, [0, 1, 2]), (1.0, [0, 1]), (2.0, [0, 1]), (3.0, [1]), (4.0, [1])]
 
 
 @settings(max_examples=100, deadline=None)
