@@ -94,7 +94,8 @@ def sharded(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | 
     for child in module.children():
         if any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh, mp_policy=replace(policy, output_dtype=None))
-    return fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+    return module
 
 
 def whole_vector(module: nn.Module) -> np.ndarray:

@@ -262,7 +262,8 @@ class _Patterns:
                     furthest = max(furthest, back + firsts[template.step] - at)
         found = []
         for step in range(stretch.n_steps):
-            first, end = firsts[step], firsts[step + 1]
+            first = firsts[step]
+            end = firsts[step + 1]
             templates = stretch.templates[first:end]
             kept = sorted(ends[at] - at for at in range(first, end) if at in wanted)
             content = tuple((each.op, each.lane.name, each.after) for each in templates), tuple(kept), furthest
@@ -654,7 +655,7 @@ class _Rates:
             stages = self._stages[price].stages
             assert stages is not None
             flow = Flow(stages[group][place], nothing)
-            flows.join(flow)
+            flows.join(flow, 0.0)
             joined.append(flow)
         flows.settle(0.0)
         return [flows.rate_Bps(flow) for flow in joined]

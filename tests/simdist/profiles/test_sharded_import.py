@@ -17,6 +17,7 @@ from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.summaries import read_summary
 from simdist.runs.building import build
 from simdist.scenario import Scenario, loads
+from simdist.schedules.sharded import ShardedSchedule
 
 N_SETTINGS = 40
 PASSES = ("forward_s", "backward_s")
@@ -133,7 +134,8 @@ def test_compiled_without_copies_prefetching_is_in_doubt(tmp_path: Path, seed: i
     scenario = random_scenario(seed)
     trace = write_traces(tmp_path, scenario, Told(units=False, copies=False))
     found = imported(tmp_path)
-    schedule = found.scenario.schedules[0]
+    (schedule,) = found.scenario.schedules[:1]
+    assert isinstance(schedule, ShardedSchedule)
     assert (schedule.forward_prefetch, schedule.backward_prefetch) == (1, 1)
     doubt = "how far gathers of the forward "
     assert any(each.startswith(doubt) for each in found.scenario.doubts)
@@ -148,7 +150,9 @@ def test_two_communicators_show_in_names_or_when_they_send_at_once(
 ) -> None:
     write_traces(tmp_path, random_scenario(seed), Told(groups=False))
     found = imported(tmp_path)
-    assert found.scenario.schedules[0].communicators == communicators
+    (schedule,) = found.scenario.schedules[:1]
+    assert isinstance(schedule, ShardedSchedule)
+    assert schedule.communicators == communicators
     assert any("taken to share one communicator" in each for each in found.scenario.doubts) == (not is_told)
 
 
