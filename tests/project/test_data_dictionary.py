@@ -24,6 +24,7 @@ from commandline import write
 from data_sets import DATA_CLUSTER
 from kineto_traces import Delay, Truth, write_job
 from scripts import ROOT, load_script
+from traced_plans import write_traces
 
 from real.calibration.data import DataRates
 from real.calibration.output import raw_results
@@ -350,12 +351,39 @@ def of_reports(study: Study, folder: Path) -> dict[str, Found]:
     }
 
 
+SHARDED_JOB = """
+cluster:
+  nodes: 1
+  gpus_per_node: 2
+  fabric: {latency: 3 us, bandwidth: 20 GB/s}
+  network: ideal
+workload:
+  tensors:
+    - {name: layers.0.w, count: 8000000, forward: 5 ms, backward: 9 ms}
+    - {name: layers.1.w, count: 8000000, forward: 6 ms, backward: 10 ms}
+  batch_size: 1
+  optimize: 12 ms
+host: {run_ahead_steps: null}
+steps: 6
+schedules: [fsdp]
+"""
+COLLECTIVES_OF_RANKS = """\
+rank,Collective name,Group size,dtype,In msg nelems,Out msg nelems,dur_mean,operation_count
+0,_allgather_base,2,BFloat16,1000,2000,LATE,10
+1,_allgather_base,2,BFloat16,1000,2000,300.0,10
+0,_reduce_scatter_base,2,Float,2000,1000,LATE,6
+1,_reduce_scatter_base,2,Float,2000,1000,300.0,6
+"""
+
+
 def of_imports(_: Study, folder: Path) -> dict[str, Found]:
     sizes_unknown = ("--tensors", "resnet18", "--cluster", "ideal")
+    sharded = _import_of_a_sharded_job(folder)
     found = [
         result("import", PROFILES / "slow", "-o", folder / "slow.yaml"),
         result("import", PROFILES / "late", *sizes_unknown, "-o", folder / "late.yaml"),
         *_imports_of_recurring_delays(folder),
+        sharded,
     ]
     of_delays = ("stragglers", "repeated", "common")
     places = [delay["place"] for name in of_delays for delay in each(found, name) if delay["place"]]
@@ -370,6 +398,28 @@ def of_imports(_: Study, folder: Path) -> dict[str, Found]:
         "The place of a delay": keys(places),
         "A repeated delay": keys(each(found, "repeated")),
         "A delay of all ranks at once": keys(each(found, "common")),
+        "A sharded model": keys([sharded["sharding"]]),
+        "A unit of a sharded model": keys(sharded["sharding"]["units"]),
+        **_summary_of_collectives(folder),
+    }
+
+
+def _import_of_a_sharded_job(folder: Path) -> dict:
+    (folder / "sharded").mkdir()
+    write_traces(folder / "sharded", loads(SHARDED_JOB))
+    return result("import", folder / "sharded", "-o", folder / "sharded-job.yaml")
+
+
+def _summary_of_collectives(folder: Path) -> dict[str, Found]:
+    """Import two tables of collectives; in the second no rank is late."""
+    found = []
+    for name, seconds in (("late", 900.0), ("even", 300.0)):
+        (folder / name).mkdir()
+        table = write(folder / name / "nccl_summary_long.csv", COLLECTIVES_OF_RANKS.replace("LATE", str(seconds)))
+        found.append(result("import", table, "-o", folder / "none.yaml", code=2))
+    return {
+        "A summary of collectives": keys(found),
+        "Collectives in a summary": keys(each(found, "collectives")),
     }
 
 
