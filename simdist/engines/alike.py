@@ -41,7 +41,8 @@ Progress: TypeAlias = Callable[[int], None]
 
 _TOGETHER = 1e-12  # transfers end together if they are due within this share of the time to the next end
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
-_MOST_JOINED = 32  # steps in a span
+_MOST_JOINED = 8  # steps in a span; with more, all later ones join it
+_MOST_INSTANCES = 300_000  # in a span
 _MOST_RATES = 65_536  # combinations of transfers kept
 _MOST_PARTITIONS = 256  # kept
 _MOST_STATES = 4096  # kept, with their rows
@@ -403,28 +404,49 @@ class _Seed:
             self._pending = [step]
             self._done = self._run.simulate([step], self._before)
             return []
+        if len(self._pending) > _MOST_JOINED:
+            self._wait_for_more(step)
+            return []
         found = self._run.simulate([step], self._done.after)
         if not found.begins_after(self._done.after):
-            self._pending.append(step)
-            self._done = self._run.simulate(self._pending, self._before)
-            if len(self._pending) > _MOST_JOINED or not self._done.begins_after(self._before):
-                raise UnsupportedError("transfers of a step still run when a later step begins")
+            self._wait_for_more(step)
+            if len(self._pending) <= _MOST_JOINED:
+                self._simulate_pending()
             return []
-        told = self.finish()
+        told = self._told(self._done)
         self._before = self._done.after
         self._pending = [step]
         self._done = found
         return told
 
     def finish(self) -> list[_Told]:
-        """Return the steps of the latest span."""
+        """Return the steps of the latest span.
+
+        Raises:
+            UnsupportedError: See `add`.
+        """
+        if len(self._pending) > _MOST_JOINED:
+            self._simulate_pending()
+        return [] if self._done is None else self._told(self._done)
+
+    def _wait_for_more(self, step: _SeedStep) -> None:
+        """Take a step into the latest span. If these are many, all steps to the end of the run follow."""
+        self._pending.append(step)
+        if sum(len(each.pattern.templates) for each in self._pending) > _MOST_INSTANCES:
+            raise UnsupportedError("transfers go on from step to step")
+
+    def _simulate_pending(self) -> None:
+        self._done = self._run.simulate(self._pending, self._before)
+        if not self._done.begins_after(self._before):
+            raise UnsupportedError("transfers of a step still run when a later step begins")
+
+    def _told(self, done: _SpanDone) -> list[_Told]:
         told = []
         begin = 0
-        assert self._done is not None
         for each in self._pending:
             end = begin + len(each.pattern.templates)
-            ready_s, start_s, end_s = (row[begin:end] for row in self._done.course.times_s)
-            told.append(_Told(each, self._done.base_s, (ready_s, start_s, end_s), self._done.of_ranks))
+            ready_s, start_s, end_s = (row[begin:end] for row in done.course.times_s)
+            told.append(_Told(each, done.base_s, (ready_s, start_s, end_s), done.of_ranks))
             begin = end
         return told
 

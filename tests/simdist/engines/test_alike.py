@@ -266,9 +266,18 @@ def test_transfers_that_go_on_in_the_next_step_are_simulated_with_it():
     same(trace, reference)
 
 
-def test_transfers_that_never_end_with_a_step_are_refused():
+def test_transfers_that_never_end_with_a_step_are_simulated_in_one_span():
     plan, costs = saving(60, every=1)
-    with pytest.raises(UnsupportedError, match="still run when a later step begins"):
+    trace = alike.simulate(plan, costs, DrawnDelays({}))
+    reference = des.simulate(plan, costs, {})
+    assert reference.end_s[-1].max() - reference.end_s[-2].max() > 10e-3  # saves come late, and later and later
+    same(trace, reference)
+
+
+def test_a_span_of_too_many_instances_is_refused(monkeypatch):
+    monkeypatch.setattr(alike, "_MOST_INSTANCES", 20)
+    plan, costs = saving(60, every=1)
+    with pytest.raises(UnsupportedError, match="transfers go on from step to step"):
         alike.simulate(plan, costs, DrawnDelays({}))
 
 
