@@ -69,6 +69,12 @@ vary:
   cluster.network.latency: {{geometric: [2 us, 50 us, {points}]}}
 seeds: 4
 """
+SHARDED = """\
+cluster: {{preset: dgx-h100, nodes: {nodes}}}
+workload: {{preset: {model}, batch_size: 1}}
+schedules: [fsdp, {{kind: hsdp, shard: 16}}]
+steps: 100
+"""
 STUDY = """\
 cluster: {{preset: gcp-t4x4-32gbit, nodes: {nodes}}}
 workload: {{preset: resnet18, forward: 18 ms, backward: 37 ms, optimize: 0 s}}
@@ -200,6 +206,18 @@ def questions(*, quick: bool) -> list[Question]:
     found.append(Question("import, 4 traces", ("import", traces, "-o", "job.yaml", "--steps", "81:113"), {}))
     least = ("--evaluations", "2", "--seeds", "2", "--search-seeds", "1") if quick else ()
     found.append(Question("tune, 16 ranks", ("tune", stragglers, "--global-every", "8", *least), {}))
+    sharded = SHARDED.format(nodes=2 if quick else 64, model="gpt2" if quick else "llama2-70b")
+    of_sharded = {"job.yaml": sharded}
+    n_gpus = 16 if quick else 512
+    found.append(
+        Question(
+            f"compare, sharded copies over nodes, {n_gpus} GPUs",
+            ("compare", "job.yaml", "--baseline", "fsdp"),
+            of_sharded,
+        )
+    )
+    options = ("--allow", "sharding", "--only", "fsdp", "--only", "hsdp", "--memory", "80 GiB", "--global-every", "16")
+    found.append(Question(f"tune, shardings, {n_gpus} GPUs", ("tune", "job.yaml", *options, *least), of_sharded))
     found.append(Question("whatif, 16 ranks", ("whatif", stragglers), {}))
     simulated = ("simulate", stragglers, "-o", "run")
     found.append(Question("report, 16 ranks", ("report", "run", "-o", "page.html"), {}, before=simulated))

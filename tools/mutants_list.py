@@ -150,10 +150,61 @@ _PLAN = (
 
 _DES, _FAST, _RECURRENCE = "simdist/engines/des.py", "simdist/engines/fast.py", "simdist/engines/recurrence.py"
 _CONTENTION = "simdist/engines/contention.py"
+_ALIKE = "simdist/engines/alike.py"
+_SYMMETRY = "simdist/engines/symmetry.py"
+_TEST_ALIKE = ("tests/simdist/engines/test_alike.py",)
 _TEST_ENGINES = ("tests/simdist/engines/test_engines.py",)
 _TEST_TIMELINES = ("tests/simdist/engines/test_timelines.py",)
 
 _ENGINES = (
+    Mutant(
+        "engines",
+        "links that carry different groups are alike",
+        _SYMMETRY,
+        "            links = mixed(links, on_links)",
+        "            links = mixed(links)",
+        _TEST_ALIKE,
+    ),
+    Mutant(
+        "engines",
+        "flows that share a link count once",
+        _SYMMETRY,
+        "of_place[link] = of_place.get(link, 0.0) + nbytes",
+        "of_place[link] = nbytes",
+        _TEST_ALIKE,
+    ),
+    Mutant(
+        "engines",
+        "ranks that begin in two ways are taken for one another",
+        _ALIKE,
+        "key = pattern.key, distinct.tobytes(), of_kinds.tobytes(), partition.form",
+        "key = pattern.key, distinct.tobytes(), partition.form",
+        _TEST_ALIKE,
+    ),
+    Mutant(
+        "engines",
+        "a slow rank is like the others",
+        _ALIKE,
+        "rows = [*self._own, *(before.end_s",
+        "rows = [*(before.end_s",
+        _TEST_ALIKE,
+    ),
+    Mutant(
+        "engines",
+        "a step may use links that an earlier one still uses",
+        _ALIKE,
+        "return self.base_s + self.course.first_start_s >= before.base_s + before.idle_from_s",
+        "return True",
+        _TEST_ALIKE,
+    ),
+    Mutant(
+        "engines",
+        "a step that comes again begins when it did first",
+        _ALIKE,
+        "return done.moved(before.base_s - like.base_s)",
+        "return done",
+        _TEST_ALIKE,
+    ),
     Mutant(
         "engines",
         "a collective starts with the member that was looked at last",

@@ -508,10 +508,11 @@ class _Run:
         if course is None:
             firsts = partition.firsts
             index = steps[0].index
-            events = _Events(list(_tasks(steps)), partition, self._costs, self._rates_of(partition))
+            tasks = _tasks(steps, partition, self._costs)
+            events = _Events(tasks, index, partition, self._rates_of(partition))
             for back in pattern.needed:
                 events.ends[index - back] = before.end_s[back][firsts].tolist()
-            course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()}, index)
+            course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()})
             self._keep(key, course)
         done = _SpanDone(course, partition.of_ranks, before.base_s, self._after(pattern, before, course, partition))
         return self._same(done, key)
@@ -567,12 +568,21 @@ def _equal(ours: Mapping[Any, Times], theirs: Mapping[Any, Times]) -> bool:
     return ours.keys() == theirs.keys() and all(np.array_equal(row, theirs[key]) for key, row in ours.items())
 
 
-def _tasks(steps: Sequence[_SeedStep]) -> "Iterator[_SpanTask]":
+def _tasks(steps: Sequence[_SeedStep], partition: Partition, costs: Costs) -> "list[_KindTask]":
+    """Return the instances of steps, for ranks that stand for others."""
+    known: dict[int, _KindWork] = {}  # by id of the operation, of which each step has the same
+    tasks = []
     for each in steps:
         for at, template in enumerate(each.pattern.templates, each.index):
-            after = tuple(at - back for back in template.after)
-            own_s = each.delays_s[template.op.channel] if isinstance(template.op, Delay) else None
-            yield _SpanTask(at, template.op, template.lane.name, after, own_s)
+            op = template.op
+            work = known.get(id(op))
+            if isinstance(op, Delay):
+                work = _KindWork(seconds=each.delays_s[op.channel][partition.firsts].tolist())
+            elif work is None:
+                work = known[id(op)] = _work(op, partition, costs)
+            after = tuple([at - back for back in template.after])
+            tasks.append(_KindTask(at, template.lane.name, after, work))
+    return tasks
 
 
 def _colours(rows: Sequence[Times], world_size: int) -> NDArray[np.uint64]:
@@ -580,25 +590,6 @@ def _colours(rows: Sequence[Times], world_size: int) -> NDArray[np.uint64]:
     values = np.array(rows, dtype=np.float64).reshape(-1, world_size) + 0.0  # no -0.0
     numbers = np.arange(len(values), dtype=np.uint64)[:, np.newaxis]
     return np.asarray(mixed(np.broadcast_to(numbers, values.shape), values.view(np.uint64)).sum(axis=0))
-
-
-@dataclass(frozen=True, slots=True)
-class _SpanTask:
-    """An instance.
-
-    Args:
-        index: Its number.
-        op: Its operation.
-        lane: Name of its lane.
-        after: What it comes after.
-        own_s: Seconds of each rank, if it is a delay.
-    """
-
-    index: int
-    op: Op
-    lane: str
-    after: tuple[int, ...]
-    own_s: Times | None
 
 
 class _Stream:
@@ -613,17 +604,38 @@ class _Stream:
         self.at = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _KindTask:
-    """An instance, with what streams need to execute it."""
+@dataclass(slots=True)
+class _KindWork:
+    """What an operation does.
 
-    number: int
+    Args:
+        seconds: Its seconds, by kind of rank.
+        period_s: Seconds between ticks, if it waits for one.
+        meetings: Its groups, if it is a collective.
+        price: Tells its price from others.
+    """
+
+    seconds: list[float] | None = None
+    period_s: float | None = None
+    meetings: Meetings | None = None
+    price: int = 0
+
+
+@dataclass(slots=True)
+class _KindTask:
+    """An instance.
+
+    Args:
+        index: Its number.
+        lane: Name of its lane.
+        after: What it comes after.
+        work: What it does.
+    """
+
     index: int
+    lane: str
     after: tuple[int, ...]
-    seconds: list[float] | None
-    period_s: float | None
-    meetings: Meetings | None
-    price: int
+    work: _KindWork
 
 
 class _Transit:
@@ -637,17 +649,17 @@ class _Transit:
         self.place = 0
         self.left_nbytes = 0.0
         self.rate_Bps = 0.0
-        self.key = (step.price, group, 0)
+        self.key = (step.work.price, group, 0)
 
     def go_on(self) -> Stage | None:
         """Return the next stage, if there is one."""
-        meetings = self.step.meetings
+        meetings = self.step.work.meetings
         assert meetings is not None
         assert meetings.stages is not None
         stages = meetings.stages[self.group]
         if self.place == len(stages):
             return None
-        self.key = (self.step.price, self.group, self.place)
+        self.key = (self.step.work.price, self.group, self.place)
         self.place += 1
         return stages[self.place - 1]
 
@@ -694,9 +706,10 @@ class _Gathering:
 class _Events:
     """The events of a span."""
 
-    def __init__(self, tasks: Sequence[_SpanTask], partition: Partition, costs: Costs, rates: _Rates) -> None:
+    def __init__(self, tasks: Sequence[_KindTask], index: int, partition: Partition, rates: _Rates) -> None:
         self._n_kinds = len(partition.firsts)
         self._rates = rates
+        self._index = index
         nans = [_NAN] * self._n_kinds
         self.ends = {task.index: nans.copy() for task in tasks}
         self._ready = [nans.copy() for _ in tasks]
@@ -704,8 +717,8 @@ class _Events:
         self._first_start_s = math.inf
         self._last_end_s = -math.inf
         self._lanes: dict[str, list[_KindTask]] = {}
-        for number, task in enumerate(tasks):
-            self._lanes.setdefault(task.lane, []).append(_step(number, task, partition, costs))
+        for task in tasks:
+            self._lanes.setdefault(task.lane, []).append(task)
         self._waiting: dict[tuple[int, int], list[_Stream]] = {}
         self._awake: deque[_Stream] = deque()
         self._arrivals: dict[tuple[int, int], _Gathering] = {}
@@ -713,14 +726,14 @@ class _Events:
         self._flying: list[_Transit] = []
         self._n_begun = 0
 
-    def run(self, free_s: dict[str, list[float]], index: int) -> _Course:
-        """Execute all tasks, given when lanes are free and the number of the first one."""
+    def run(self, free_s: dict[str, list[float]]) -> _Course:
+        """Execute all tasks, given when lanes are free."""
         for kind in range(self._n_kinds):
             for lane, tasks in self._lanes.items():
                 self._awake.append(_Stream(kind, tasks, free_s[lane][kind]))
         self._run_streams()
         self._fly()
-        ends = [self.ends[index + number] for number in range(len(self._ready))]
+        ends = [self.ends[self._index + number] for number in range(len(self._ready))]
         shape = len(ends), self._n_kinds
         ready_s, start_s, end_s = (np.array(each).reshape(shape) for each in (self._ready, self._start, ends))
         return _Course((ready_s, start_s, end_s), self._first_start_s, self._last_end_s)
@@ -749,17 +762,19 @@ class _Events:
                 if end_s > now_s:
                     now_s = end_s
             at += 1
-            self._ready[task.number][kind] = now_s
-            if task.meetings is None:
-                self._start[task.number][kind] = now_s
-                if task.seconds is not None:
-                    now_s += task.seconds[kind]
-                elif task.period_s is not None:
+            work = task.work
+            number = task.index - self._index
+            self._ready[number][kind] = now_s
+            if work.meetings is None:
+                self._start[number][kind] = now_s
+                if work.seconds is not None:
+                    now_s += work.seconds[kind]
+                elif work.period_s is not None:
                     written_s = max((ends[other][kind] for other in task.after), default=0.0)
-                    now_s += max(float(tick_s(written_s, task.period_s)) - now_s, 0.0)
+                    now_s += max(float(tick_s(written_s, work.period_s)) - now_s, 0.0)
                 self._end(task, (kind,), now_s)
                 continue
-            self._arrive(task, task.meetings, kind, now_s)
+            self._arrive(task, work.meetings, kind, now_s)
             end_s = ends[task.index][kind]
             if end_s != end_s:
                 stream.at = at
@@ -781,7 +796,7 @@ class _Events:
             return
         self._arrivals.pop(key, None)
         start_s = arrivals.latest_s
-        row = self._start[task.number]
+        row = self._start[task.index - self._index]
         for member in members:
             row[member] = start_s
         if meetings.stages is None:
@@ -794,7 +809,7 @@ class _Events:
         """Begin the next stage of a transfer, or end it."""
         stage = flight.go_on()
         if stage is None:
-            meetings = flight.step.meetings
+            meetings = flight.step.work.meetings
             assert meetings is not None
             self._last_end_s = max(self._last_end_s, now_s)
             self._end(flight.step, meetings.members[flight.group], now_s)
@@ -857,19 +872,12 @@ class _Events:
             self._run_streams()
 
 
-def _step(number: int, task: _SpanTask, partition: Partition, costs: Costs) -> _KindTask:
-    cost = costs.of.get(task.op)
-    seconds = None
-    meetings = None
-    if task.own_s is not None:
-        seconds = task.own_s[partition.firsts].tolist()
-    elif isinstance(cost, Local):
-        own = cost.seconds
-        if isinstance(own, np.ndarray):
-            seconds = own[partition.firsts].tolist()
-        elif own:
-            seconds = [own] * len(partition.firsts)
-    elif cost is not None:
-        meetings = partition.meetings[id(cost)]
-    period_s = task.op.period_s if isinstance(task.op, Tick) else None
-    return _KindTask(number, task.index, task.after, seconds, period_s, meetings, id(cost))
+def _work(op: Op, partition: Partition, costs: Costs) -> _KindWork:
+    cost = costs.of.get(op)
+    if isinstance(op, Tick):
+        return _KindWork(period_s=op.period_s)
+    if isinstance(cost, Local):
+        if isinstance(cost.seconds, np.ndarray):
+            return _KindWork(seconds=cost.seconds[partition.firsts].tolist())
+        return _KindWork(seconds=[cost.seconds] * len(partition.firsts) if cost.seconds else None)
+    return _KindWork() if cost is None else _KindWork(meetings=partition.meetings[id(cost)], price=id(cost))
