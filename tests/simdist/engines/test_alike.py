@@ -62,7 +62,7 @@ def same(trace, reference):
         )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(runs())
 def test_all_times_are_those_of_the_ranks_one_by_one(run):
     plan, costs, drawn = run
@@ -100,7 +100,7 @@ def sharded_jobs(draw):
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sharded_jobs())
 def test_sharded_jobs_take_the_times_of_the_ranks_one_by_one(text):
     scenario = loads(text)
