@@ -41,6 +41,7 @@ Progress: TypeAlias = Callable[[int], None]
 
 _TOGETHER = 1e-12  # transfers end together if they are due within this share of the time to the next end
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
+_MOST_LATER = 64  # kinds after the first span, if the ranks are few
 _MOST_JOINED = 8  # steps in a span; with more, all later ones join it
 _MOST_INSTANCES = 300_000  # in a span
 _MOST_RATES = 65_536  # combinations of transfers kept
@@ -533,7 +534,10 @@ class _Run:
 
     def _partition(self, begins: NDArray[np.int64]) -> Partition:
         found = self._symmetry.partition(begins)
-        if not self._has_begun and len(found.firsts) > _MOST_KINDS * self._world_size:
+        most = _MOST_KINDS * self._world_size
+        if self._has_begun:
+            most = max(most, _MOST_LATER)
+        if len(found.firsts) > most:
             raise UnsupportedError(f"{len(found.firsts)} of {self._world_size} ranks are like no other")
         self._has_begun = True
         return found

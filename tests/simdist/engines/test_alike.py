@@ -298,6 +298,16 @@ def test_ranks_that_all_differ_are_refused():
         alike.simulate(plan, costs, DrawnDelays({"host": np.arange(8.0).reshape(1, 1, 8)}))
 
 
+def test_ranks_that_all_differ_in_a_later_step_are_refused_if_they_are_many(monkeypatch):
+    plan, costs = crossing(n_steps=2)
+    late_s = np.zeros((1, 2, 8))
+    late_s[0, 1] = np.arange(8.0)
+    same(alike.simulate(plan, costs, DrawnDelays({"host": late_s})), des.simulate(plan, costs, {"host": late_s}))
+    monkeypatch.setattr(alike, "_MOST_LATER", 4)
+    with pytest.raises(UnsupportedError, match="8 of 8 ranks are like no other"):
+        alike.simulate(plan, costs, DrawnDelays({"host": late_s}))
+
+
 def test_links_that_differ_are_refused():
     plan, costs = crossing()
     slow = Costs(costs.resources, costs.capacity_Bps, costs.of, costs.contested, shares={0: 0.5})
