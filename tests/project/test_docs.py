@@ -376,6 +376,7 @@ def test_examples_load_without_warnings(path: Path) -> None:
 SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Scenario": "The file",
     "Cluster": "cluster",
+    "Leaf": "Leaf switches",
     "Link": "Links",
     "TablePoint": "Points of a table",
     "Range": "uncertain",

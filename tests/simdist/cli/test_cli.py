@@ -378,7 +378,12 @@ def test_without_a_trace_auto_does_by_events_what_fast_refuses(small, capsys, mo
         raise UnsupportedError("not exact")
 
     monkeypatch.setattr(fast, "measure", refuse)
-    assert document(capsys, "simulate", small) == expected
+    monkeypatch.setattr(fast, "simulate", refuse)
+    found = document(capsys, "simulate", small)
+    for row, other in zip(found["rows"], expected["rows"], strict=True):  # one rank of each kind, up to rounding
+        assert row["engine"] == "des"
+        numbers = {key: value for key, value in other.items() if isinstance(value, float)}
+        assert {key: row[key] for key in numbers} == pytest.approx(numbers, rel=1e-12)
     answer = call(capsys, "simulate", small, "--engine", "fast")
     assert (answer.code, answer.out, answer.err) == (2, "", f"error: {small}: sync: not exact\n")
 
