@@ -17,7 +17,7 @@ from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
 from simdist.proof import prove, prover
-from simdist.proof.symbols import Tag, Value, Weights
+from simdist.proof.symbols import Tag, Value, Weights, gathered
 from simdist.schedules import InputPath, Job, Schedule, kinds
 
 Declared = Callable[[int], Result]
@@ -1212,3 +1212,11 @@ def test_ranks_of_powersgd_project_on_the_same_factor() -> None:
         dataclasses.replace(plan, bodies=(*plan.bodies[:-1], tuple(late))),
         Result(gradients=Group(4), parameters=Group(1)),
     )
+
+
+def test_members_that_hold_different_things_gather_those_of_all():
+    of_members = np.eye(2, dtype=np.int64).reshape(1, 2, 1, 1, 2)  # the first holds source 0, the second source 1
+    found = gathered(of_members, 1)
+    assert found.shape == (1, 2, 1, 2, 2)
+    for member in range(2):
+        assert found[0, member, 0].tolist() == [[1, 0], [0, 1]]
