@@ -117,8 +117,7 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
 
     def by_des() -> _Simulated:
         links = planned.traffic()
-        events: Engine = "des" if engine == "des" else "auto"
-        return _traced(simulate(plan, costs, planned.drawn_delays(), engine=events, traffic=links, progress=progress))
+        return _traced(simulate(plan, costs, planned.drawn_delays(), engine=engine, traffic=links, progress=progress))
 
     def _traced(trace: Trace) -> _Simulated:
         where = break_down(trace, find_held(trace, costs))

@@ -113,8 +113,8 @@ class Evaluator:
             self.refusal = self.refusal or str(built or "").partition("\n")[0]
             return None
         known = self._of_plan.get(_content(built.plan))
-        limit = self._constraints.memory_nbytes
-        found = known.facts if known else facts(scenario, built, memory_nbytes=math.inf if limit is None else limit)
+        limit_nbytes = self._constraints.memory_nbytes
+        found = known.facts if known else facts(scenario, built, memory_nbytes=limit_nbytes)
         if faults := broken(found, self._constraints):  # the baseline's plan, though simulated, may break them, too
             self.excluded.update(faults)
             return None
