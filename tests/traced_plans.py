@@ -258,7 +258,7 @@ def _places(step: Sequence[ops.Op]) -> list[str]:
 
 
 def _prepares(op: ops.Copy | ops.AllGather) -> bool:
-    return op.dst.startswith(("sent.", "gathered.", "unit."))
+    return op.dst.startswith(("slice.", "gathered.", "unit."))
 
 
 def _is_work(op: ops.Op) -> bool:

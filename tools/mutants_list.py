@@ -711,6 +711,30 @@ _TEST_SHARDED = ("tests/simdist/schedules/test_sharded.py",)
 _SCHEDULES = (
     Mutant(
         "schedules",
+        "averages between sharded copies queue behind gathers",
+        _SHARDED,
+        "if isinstance(spread, ops.AllReduce) and spread.lane == COMM:",
+        "if isinstance(spread, ops.AllReduce) and spread.lane != COMM:",
+        (*_TEST_SHARDED, "-k", "averages_between_copies"),
+    ),
+    Mutant(
+        "schedules",
+        "a node of a job of sharded copies has as many copies as ranks",
+        _SHARDED,
+        "ranks_per_node=max(1, job.ranks_per_node // n_sharers),",
+        "ranks_per_node=job.ranks_per_node,",
+        (*_TEST_SHARDED, "-k", "groups_of_copies"),
+    ),
+    Mutant(
+        "schedules",
+        "the algorithm between copies is always that of the schedule within them",
+        "simdist/schedules/hsdp.py",
+        "algorithm = self.algorithm if self.between.algorithm == AUTO else self.between.algorithm",
+        "algorithm = self.algorithm",
+        (*_TEST_SHARDED, "-k", "whose_ranks_are_copies"),
+    ),
+    Mutant(
+        "schedules",
         "gathers of the forward pass run only one unit ahead",
         _SHARDED,
         "self._gates += self._copied_out[-2:-1]",

@@ -116,6 +116,18 @@ class Binding:
         """Return the parameters of a buffer's tensors, each with its part of the buffer in the parameter's shape."""
         return list(zip(self.parameters_of(buffer), self._views(buffer), strict=True))
 
+    def held(self, buffer: Buffer) -> list[tuple[Tensor, Tensor]]:
+        """Return what this rank has of each parameter, with the same part of a buffer of the same tensors.
+
+        Of a sharded model these are the rank's own pieces of the parameters.
+        """
+        if buffer.sharded_over == ops.ALONE:
+            return [*self.views(buffer)]
+        (mine,) = (name for name, home in self._homes_of.items() if home.tensors == buffer.tensors)
+        own = self._memory.dense(mine)
+        held = self._memory.dense(buffer.name)
+        return [(own[place], held[place]) for _, _, place in self._own_pieces(buffer)]
+
     def give_gradients(self, op: ops.Optimize) -> None:
         """Give an update the gradients that it names, and remove those of other parameters, so that it skips them."""
         self.forget_gradients()
@@ -161,8 +173,10 @@ class Binding:
         """
         mine = self._memory.dense(buffer.name)
         names = dict(zip(self._parameters, self._names, strict=True))
-        found = self.pieces(buffer, buffer.sharded_over.member(self._rank), buffer.count)
-        return {names[parameter]: (first, mine[place]) for parameter, first, place in found}
+        return {names[parameter]: (first, mine[place]) for parameter, first, place in self._own_pieces(buffer)}
+
+    def _own_pieces(self, buffer: Buffer) -> Iterator[tuple[nn.Parameter, int, slice]]:
+        return self.pieces(buffer, buffer.sharded_over.member(self._rank), buffer.count)
 
     def units(self) -> dict[str, list[nn.Parameter]]:
         """Return the gathered buffers of a sharded model with their parameters; nothing if it is not sharded."""

@@ -227,7 +227,8 @@ class ModuleProgram(Program):
             elif state is not None:
                 content[name] = state
             elif buffer.tensors and buffer.sharded_over != ops.ALONE:
-                content["pieces"] = content.get("pieces", {}) | self._binding.named_pieces(buffer)
+                part = "anchor_pieces" if name in self._anchors else "pieces"
+                content[part] = content.get(part, {}) | self._binding.named_pieces(buffer)
             elif buffer.tensors and not buffer.sparse:
                 part = "anchors" if name in self._anchors else "model"
                 content[part] = content.get(part, {}) | self._binding.named(buffer)

@@ -256,9 +256,10 @@ class Outer:
     def __init__(self, plan: Plan, binding: Binding, memory: Memory, make: MakeOptimizer) -> None:
         updates = (op for body in plan.bodies for op in body if isinstance(op, Optimize) and op.optimizer == "outer")
         moves = dict(each for op in updates for each in zip(op.params, op.grads, strict=True))
-        self._anchors: dict[str, list[tuple[nn.Parameter, nn.Parameter, Tensor]]] = {}
+        self._anchors: dict[str, list[tuple[Tensor, nn.Parameter, Tensor]]] = {}
         for name, gradients in moves.items():
-            views = zip(binding.views(plan.buffer(name)), binding.views(plan.buffer(gradients)), strict=True)
+            anchors = binding.held(plan.buffer(name))
+            views = zip(anchors, binding.held(plan.buffer(gradients)), strict=True)
             self._anchors[name] = [(of, nn.Parameter(anchor), gradient) for (of, anchor), (_, gradient) in views]
         self.names = frozenset(moves)
         self._all = [each for some in self._anchors.values() for each in some]

@@ -39,7 +39,7 @@ def over_copies(plan: Plan, ranks_per_copy: int) -> Plan:
             f"plan {plan.name} reads a data set, whose samples are dealt to its {plan.world_size} ranks: leave `data` "
             f"out of its scenario"
         )
-    bodies = tuple(tuple(_spread(plan, op, ranks_per_copy) for op in body) for body in plan.bodies)
+    bodies = tuple(tuple(spread(op, ranks_per_copy, plan.name) for op in body) for body in plan.bodies)
     return replace(plan, world_size=plan.world_size * ranks_per_copy, bodies=bodies)
 
 
@@ -62,7 +62,17 @@ def check_copies(plan: Plan, ranks_per_copy: int) -> None:
             )
 
 
-def _spread(plan: Plan, op: Op, ranks_per_copy: int) -> Op:
+def spread(op: Op, ranks_per_copy: int, plan_name: str) -> Op:
+    """Return what several ranks do where one rank does an operation.
+
+    Args:
+        op: An operation of a rank that is a copy of the model.
+        ranks_per_copy: Ranks that share a copy.
+        plan_name: Name of the plan, for errors.
+
+    Raises:
+        UnsupportedError: The operation needs all tensors, or divides work among ranks.
+    """
     match op:
         case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
             if op.group.size == 1:
@@ -78,6 +88,6 @@ def _spread(plan: Plan, op: Op, ranks_per_copy: int) -> Op:
         case _:
             return op
     raise UnsupportedError(
-        f"plan {plan.name}: {what} of whole tensors, and each rank has a slice of them: take Sync(), LocalSGD, "
+        f"plan {plan_name}: {what} of whole tensors, and each rank has a slice of them: take Sync(), LocalSGD, "
         f"HierarchicalSGD or DiLoCo, without shared_update, and another optimizer than LARS"
     )

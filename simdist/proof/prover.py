@@ -245,9 +245,9 @@ class _Proof:
         return Weights(numerators)
 
     def _initial(self, name: str, age: int = 0) -> Value:
-        for kind, names, began in (("param", self._params, self._began), ("anchor", self._anchors, self._own)):
+        for kind, names in (("param", self._params), ("anchor", self._anchors)):
             if name in names:
-                return self._value(name, {Tag(kind, age): began})
+                return self._value(name, {Tag(kind, age): self._began})
         return self._value(name, {})
 
     def _value(self, name: str, weights: dict[Tag, Weights]) -> Value:
@@ -651,11 +651,12 @@ class _Proof:
     def _compare(self, state: State, step: int, body: int, declared: Result) -> None:
         gradient = self._mean(self._without(declared.absent), declared.gradients, declared.drop)
         passes = [Tag("gradient", micro_batch=number) for number in range(declared.micro_batches)]
-        updates = [op for op in self._plan.bodies[body] if isinstance(op, ops.Optimize)]
+        updates = [op for op in self._plan.bodies[body] if isinstance(op, ops.Optimize) and op.optimizer == "inner"]
         whole = {name for op in updates if not op.slices for name in op.grads} if updates else self._grads
-        expected = {name: dict.fromkeys(passes, gradient) for name in sorted(self._grads & whole & state.keys())}
+        held = self._grads | {name for name in whole if self._buffers[name].sharded_over != ops.ALONE}
+        expected = {name: dict.fromkeys(passes, gradient) for name in sorted(held & whole & state.keys())}
         updated = {**dict.fromkeys(passes, gradient), Tag("param"): self._began}
-        kept = {"param": updated, "anchor": {Tag("anchor"): self._own}}
+        kept = {"param": updated, "anchor": {Tag("anchor"): self._began}}
         exchanged = self._exchanged(updated, declared)
         for kind, names in (("param", self._params), ("anchor", self._anchors)):
             expected |= {name: (exchanged if self._is_exchanged(name, declared) else kept)[kind] for name in names}
@@ -673,11 +674,11 @@ class _Proof:
         """Return the declared contents of parameters that an average reaches now, and of their anchors."""
         plus = Fraction(1)
         minus = Fraction(-1)
-        anchor = {Tag("anchor"): self._own}
+        anchor = {Tag("anchor"): self._began}
         age = max(declared.late_steps - 1, 0)  # the end of a step is the beginning of the next one
         sent = {Tag("param", age): self._began} if declared.late_steps else updated
         if declared.mixing is not None:
-            sent = summed((sent, plus), ({Tag("anchor", age): self._own}, minus))
+            sent = summed((sent, plus), ({Tag("anchor", age): self._began}, minus))
         mean = {tag: self._mean(each, declared.parameters) for tag, each in sent.items()}
         if declared.mixing is None:
             param = summed((updated, plus), (mean, plus), (sent, minus)) if declared.late_steps else mean

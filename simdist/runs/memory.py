@@ -1,5 +1,6 @@
 """Memory of a device under a schedule of a scenario."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,39 +92,34 @@ def state_nbytes(plan: Plan, workload: Workload) -> int:
 
 
 def activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
-    """Return the bytes that forward passes leave for backward passes, by buffer. 0 if the workload states none.
-
-    A unit's share is its share of the FLOPs or, where no FLOPs are stated, of the parameters.
-    """
-    kept_nbytes = workload.kept_activation_nbytes
-    of_sample = (workload.activation_nbytes if kept_nbytes is None else kept_nbytes) or 0
-    shares = _Shares(plan, workload)
+    """Return the bytes that forward passes leave for backward passes, by buffer. 0 if they are not known."""
     passes = [op for op in _distinct(plan) if isinstance(op, ops.Forward)]
-    return {op.dsts[0]: round(of_sample * workload.batch_size * shares.of(op.srcs)) for op in passes}
+    known = workload.activations
+    if known is None:
+        return {op.dsts[0]: 0 for op in passes}
+    return {op.dsts[0]: _of_tensors(plan, op.srcs, known.kept_nbytes, workload.batch_size) for op in passes}
 
 
 def recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     """Return the bytes of activations that backward passes compute again, by the buffer of their gradients."""
-    if workload.activation_nbytes is None or workload.kept_activation_nbytes is None:
+    known = workload.activations
+    if known is None or not any(known.again_nbytes):
         return {}
-    of_sample = workload.activation_nbytes - workload.kept_activation_nbytes
-    shares = _Shares(plan, workload)
     passes = [op for op in _distinct(plan) if isinstance(op, ops.Backward)]
-    return {op.dst: round(of_sample * workload.batch_size * shares.of([op.dst])) for op in passes}
+    return {op.dst: _of_tensors(plan, (op.dst,), known.again_nbytes, workload.batch_size) for op in passes}
 
 
-class _Shares:
-    """The shares of tensors in the activations."""
+def _of_tensors(plan: Plan, names: Sequence[str], nbytes: Sequence[float], batch_size: int) -> int:
+    """Return the bytes of the tensors in some buffers for a batch.
 
-    def __init__(self, plan: Plan, workload: Workload) -> None:
-        self._tensors = {buffer.name: buffer.tensors for buffer in plan.buffers}
-        counted = [tensor.flops for tensor in workload.tensors] if workload.flops else workload.tensor_counts
-        self._weights = np.array(counted, dtype=np.float64)
-
-    def of(self, names: Sequence[str]) -> float:
-        """Return the share of the tensors in some buffers."""
-        ranges = [tensors for name in names if (tensors := self._tensors[name])]
-        return sum(float(self._weights[slice(*tensors)].sum()) for tensors in ranges) / float(self._weights.sum())
+    Args:
+        plan: The plan.
+        names: Names of buffers.
+        nbytes: Bytes by tensor, for one sample.
+        batch_size: Samples.
+    """
+    ranges = [tensors for name in names if (tensors := plan.buffer(name).tensors)]
+    return round(batch_size * math.fsum(each for tensors in ranges for each in nbytes[slice(*tensors)]))
 
 
 def _distinct(plan: Plan) -> list[ops.Op]:

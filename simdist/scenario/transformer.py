@@ -6,6 +6,14 @@ layer norms.
     elements    12 L h^2 + 13 L h + 2 h + (V + s) h
     FLOPs       24 s L h^2 + 4 s^2 L h + 2 s h V     of the forward pass of a sample, without a causal mask
 
+A layer leaves for its backward pass, per token, with flash attention and without dropout:
+
+    elements    6 h + 2 k + 4 f     inputs of both norms, of the queries and of the MLP; queries, keys and values; the
+                                    output of attention; of an MLP with a gate four times its width f, else twice
+    float32     a number for each head
+
+The loss takes logits in float32. As its backward pass begins, there are log-probabilities and two gradients.
+
 Llama differs in seven keys: an MLP of three matrices, fewer heads of keys and values than of queries, RMS norms, no
 biases, rotary positions, a head of its own, and queries, keys and values in matrices of their own.
 
@@ -25,6 +33,7 @@ from simdist.settings.units import Whole
 
 #: A tensor, by the attributes of `simdist.scenario.workload.Tensor`.
 Record: TypeAlias = dict[str, str | int | float]
+_N_OF_LOSS = 3  # float32 numbers for each logit as the backward pass begins
 _Size: TypeAlias = Annotated[Whole, Field(ge=1, le=10_000_000)]
 
 
@@ -98,50 +107,83 @@ class Transformer(Settings):
         """Return its tensors in forward order. Names of a layer's tensors begin with `blocks.` and its number."""
         n_positions = self.sequence if self.positions is None else self.positions
         logits_flops = 2.0 * self.sequence * self.hidden * self.vocabulary
+        of_loss = _N_OF_LOSS * self.sequence * self.vocabulary
+        width = self.sequence * self.hidden
         found = [_matrix("embedding", self.vocabulary, self.hidden)]
         if n_positions:
             found.append(_matrix("positions", n_positions, self.hidden))
         for number in range(self.layers):
             found += self._layer(f"blocks.{number}")
-        found += self._norm("norm", self.hidden, flops=logits_flops if self.tied else 0.0)
-        if not self.tied:
-            found.append(_matrix("head", self.vocabulary, self.hidden, flops=logits_flops))
-        return found
+        if self.tied:
+            found += self._norm("norm", self.hidden, flops=logits_flops, activations=2 * width, of_loss=of_loss)
+            return found
+        found += self._norm("norm", self.hidden, activations=width)
+        head = _matrix("head", self.vocabulary, self.hidden, flops=logits_flops, activations=width)
+        return [*found, head | {"float32_activations": of_loss}]
 
     def _layer(self, name: str) -> Iterator[Record]:
         attention_flops = 4.0 * self.sequence**2 * self.query_width  # scores, and the sums of values that they weight
-        yield from self._norm(f"{name}.norm1", self.hidden)
+        stream = self.sequence * self.hidden
+        attended = self.sequence * 2 * (self.query_width + self.key_width)  # queries, keys, values and the output
+        yield from self._norm(f"{name}.norm1", self.hidden, activations=stream)
         yield from self._projections(f"{name}.attention")
-        yield from self._linear(f"{name}.attention.out", self.hidden, self.query_width, more_flops=attention_flops)
-        yield from self._norm(f"{name}.norm2", self.hidden)
+        out = self._linear(
+            f"{name}.attention.out", self.hidden, self.query_width, more_flops=attention_flops, activations=attended
+        )
+        yield next(out) | {"float32_activations": self.sequence * self.heads}
+        yield from out
+        yield from self._norm(f"{name}.norm2", self.hidden, activations=stream)
         width = self.intermediate or 4 * self.hidden
+        inner = self.sequence * width
         if self.gated:
-            yield from self._linear(f"{name}.mlp.gate", width, self.hidden)
-        yield from self._linear(f"{name}.mlp.in", width, self.hidden)
-        yield from self._linear(f"{name}.mlp.out", self.hidden, width)
+            yield from self._linear(f"{name}.mlp.gate", width, self.hidden, activations=stream)
+            yield from self._linear(f"{name}.mlp.in", width, self.hidden)
+            yield from self._linear(f"{name}.mlp.out", self.hidden, width, activations=4 * inner)
+        else:
+            yield from self._linear(f"{name}.mlp.in", width, self.hidden, activations=stream)
+            yield from self._linear(f"{name}.mlp.out", self.hidden, width, activations=2 * inner)
 
     def _projections(self, name: str) -> Iterator[Record]:
         widths = {"query": self.query_width, "key": self.key_width, "value": self.key_width}
         if self.fused_qkv:
             widths = {"in": sum(widths.values())}
+        left = self.sequence * self.hidden  # the input of all of them, once
         for part, width in widths.items():
-            yield from self._linear(f"{name}.{part}", width, self.hidden, is_qkv=True)
+            yield from self._linear(f"{name}.{part}", width, self.hidden, is_qkv=True, activations=left)
+            left = 0
         if self.query_key_norm:
-            for part in ("query", "key"):
-                yield from self._norm(f"{name}.{part}_norm", self.query_width // self.heads)
+            width = self.query_width // self.heads
+            for part, n_numbers in (("query", self.query_width), ("key", self.key_width)):
+                yield from self._norm(f"{name}.{part}_norm", width, activations=self.sequence * n_numbers)
 
     def _linear(
-        self, name: str, n_out: int, n_in: int, *, is_qkv: bool = False, more_flops: float = 0.0
+        self,
+        name: str,
+        n_out: int,
+        n_in: int,
+        *,
+        is_qkv: bool = False,
+        more_flops: float = 0.0,
+        activations: int = 0,
     ) -> Iterator[Record]:
-        yield _matrix(f"{name}.weight", n_out, n_in, flops=2.0 * self.sequence * n_out * n_in + more_flops)
+        flops = 2.0 * self.sequence * n_out * n_in + more_flops
+        yield _matrix(f"{name}.weight", n_out, n_in, flops=flops, activations=activations)
         if self.biases == "all" or (self.biases == "qkv" and is_qkv):
             yield {"name": f"{name}.bias", "count": n_out}
 
-    def _norm(self, name: str, width: int, *, flops: float = 0.0) -> Iterator[Record]:
-        yield {"name": f"{name}.weight", "count": width, "flops": flops}
+    def _norm(
+        self, name: str, width: int, *, flops: float = 0.0, activations: int = 0, of_loss: int = 0
+    ) -> Iterator[Record]:
+        yield {
+            "name": f"{name}.weight",
+            "count": width,
+            "flops": flops,
+            "activations": activations,
+            "float32_activations": of_loss,
+        }
         if self.norm == "layer" and self.biases == "all":
             yield {"name": f"{name}.bias", "count": width}
 
 
-def _matrix(name: str, n_rows: int, n_columns: int, *, flops: float = 0.0) -> Record:
-    return {"name": name, "count": n_rows * n_columns, "flops": flops, "rows": n_rows}
+def _matrix(name: str, n_rows: int, n_columns: int, *, flops: float = 0.0, activations: int = 0) -> Record:
+    return {"name": name, "count": n_rows * n_columns, "flops": flops, "rows": n_rows, "activations": activations}

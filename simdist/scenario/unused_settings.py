@@ -73,7 +73,13 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"
     shape = (cluster.world_size, cluster.gpus_per_node, scenario.steps)
     speeds = cluster.device_speed().tolist()
-    job = Job(*shape, tensor_counts=workload.tensor_counts, tensor_rows=workload.tensor_rows, speeds=tuple(speeds))
+    job = Job(
+        *shape,
+        tensor_counts=workload.tensor_counts,
+        tensor_rows=workload.tensor_rows,
+        speeds=tuple(speeds),
+        units=workload.sharded_units,
+    )
     for i, schedule in enumerate(scenario.schedules):
         for sentence in (*schedule.unused_settings(*shape), *schedule.unused_in(job)):
             yield f"schedules[{i}] ({schedule.name}) {sentence}"

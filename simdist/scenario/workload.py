@@ -5,6 +5,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -28,7 +29,8 @@ class Tensor(Settings):
     A multiply-add counts as 2 FLOPs. A layer with several tensors (weight, bias) states its FLOPs on one of them.
     `backward_s` is the part of a backward pass, at device speed 1, that ends when this gradient is ready, `forward_s`
     the part of a forward pass that computes with this tensor. `rows` are those of the tensor as a matrix, its first
-    dimension; without, it is a vector.
+    dimension; without, it is a vector. `activations` are the numbers that the layer leaves for the backward pass of one
+    sample, in the type of the arithmetic, and `float32_activations` those that it leaves in float32.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Tensor(Settings):
     forward_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
     backward_s: Seconds | None = None
     rows: Annotated[Whole | None, Field(ge=1, exclude_if=lambda rows: rows is None)] = None
+    activations: Annotated[Whole, Field(ge=0, exclude_if=lambda count: count == 0)] = 0
+    float32_activations: Annotated[Whole, Field(ge=0, exclude_if=lambda count: count == 0)] = 0
 
     @model_validator(mode="after")
     def _is_a_matrix(self) -> Self:
@@ -58,6 +62,19 @@ class MeasuredStep(Settings):
     def _from_tuple(cls, value: Any) -> Any:
         is_pair = isinstance(value, tuple) and len(value) == 2
         return {"batch_size": value[0], "time_s": value[1]} if is_pair else value
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What a forward pass of one sample leaves in memory for the backward pass.
+
+    Args:
+        kept_nbytes: By tensor, bytes that stay until the tensor's backward pass.
+        again_nbytes: By tensor, bytes that its backward pass computes again.
+    """
+
+    kept_nbytes: tuple[float, ...]
+    again_nbytes: tuple[float, ...]
 
 
 class Workload(Settings):
@@ -159,10 +176,44 @@ class Workload(Settings):
     def recomputed_shares(self) -> tuple[float, ...]:
         """Share of the forward pass of each tensor that the backward pass computes again."""
         shares = [0.0] * len(self.tensors)
-        blocks = [unit for unit in self.sharded_units if unit.is_block] or [ModelUnit(0, len(self.tensors))]
-        for unit in blocks:
+        for unit in self.blocks:
             shares[unit.first : unit.last] = [self.recompute] * (unit.last - unit.first)
         return tuple(shares)
+
+    @property
+    def activations(self) -> Activations | None:
+        """What a forward pass leaves for the backward pass; None if it is not known.
+
+        As stated, in proportion to FLOPs or else to elements. Otherwise as the tensors state: with `recompute` of all,
+        only what the first tensor of each block leaves stays, which is the block's input.
+        """
+        if self.activation_nbytes is not None:
+            kept_nbytes = self.activation_nbytes if self.kept_activation_nbytes is None else self.kept_activation_nbytes
+            again_nbytes = self.activation_nbytes - kept_nbytes
+            weights = (
+                [tensor.flops or 0.0 for tensor in self.tensors] if self.flops else [*map(float, self.tensor_counts)]
+            )
+            whole = math.fsum(weights)
+            shares = [weight / whole for weight in weights]
+            return Activations(
+                tuple(kept_nbytes * share for share in shares), tuple(again_nbytes * share for share in shares)
+            )
+        if self.recompute not in (0, 1) or not any(tensor.activations for tensor in self.tensors):
+            return None
+        item_nbytes = 2 if self.precision in ("fp16", "bf16") else 4
+        left = [item_nbytes * each.activations + 4 * each.float32_activations for each in self.tensors]
+        again = [0] * len(left)
+        if self.recompute:
+            for unit in self.blocks:
+                for tensor in range(unit.first + 1, unit.last):
+                    again[tensor] = left[tensor]
+        return Activations(tuple(a - b for a, b in zip(left, again, strict=True)), tuple(again))
+
+    @property
+    def blocks(self) -> tuple[ModelUnit, ...]:
+        """The blocks of the model, such as its layers; the whole model if it has none."""
+        found = tuple(unit for unit in self.sharded_units if unit.is_block)
+        return found or (ModelUnit(0, len(self.tensors)),)
 
     @property
     def samples_per_step(self) -> int:

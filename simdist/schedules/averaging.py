@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Mapping
 from functools import cache
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from pydantic import Field
 
@@ -20,6 +20,20 @@ _LONGEST_PERIOD = 1_000  # of the periods that `cycle` finds
 _OVERLAPS = (0, 1, 2, 4)  # overlaps that `tune` tries
 
 Average: TypeAlias = tuple[Group, int]  # the group, and the number of the model's fragment
+
+
+class Turn(NamedTuple):
+    """What ranks exchange at the end of a step, after their updates.
+
+    Args:
+        sent: The average that is sent.
+        taken: The average that parameters are set to.
+        ends_warmup: The step is the last of the warm-up.
+    """
+
+    sent: Average | None
+    taken: Average | None
+    ends_warmup: bool
 
 
 class AveragingSchedule(Schedule, abc.ABC):
@@ -120,43 +134,48 @@ class AveragingSchedule(Schedule, abc.ABC):
         limits = (parts.FIRST_BUCKET_NBYTES, parts.BUCKET_NBYTES) if overlaps else (parts.WHOLE_MODEL_NBYTES,) * 2
         buckets = parts.gradient_buckets(job, first_nbytes=limits[0], nbytes=limits[1])
         params = self._parameters(job)
-        buffers = (*parts.training_buffers(job, buckets, params=params), *self._buffers(job))
+        buffers = (*parts.training_buffers(job, buckets, params=params), *self.exchange_buffers(job))
         names = tuple(params)
 
         @cache
-        def body(
-            begins_like: int,
-            gradients: Group | None,
-            sent: Average | None,
-            taken: Average | None,
-            is_warm: bool,
-            absent: tuple[int, ...],
-        ) -> Body:
-            send = self._send(*sent, job) if sent else ()
-            take = self._take(taken[1], job) if taken else ()
+        def body(begins_like: int, gradients: Group | None, turn: Turn, absent: tuple[int, ...]) -> Body:
             return (
                 *((Enter(absent),) if absent else ()),
                 *parts.begin_step(job, begins_like, buckets, names),
                 *parts.last_backward(job, buckets, names, all_reduce=gradients, algorithm=self.algorithm),
                 *parts.optimize(job, buckets, names),
-                *(self._end_warmup(job) if is_warm else ()),
-                *((*take, *send) if self.overlap_steps else (*send, *take)),
+                *self.exchange(turn, job),
             )
 
         steps = (
-            body(
-                parts.begins_like(job, step),
-                self._gradients(step, job),
-                self._average(step, job),
-                self._average(step - self.overlap_steps, job),
-                step == self.warmup_steps - 1,
-                self.absent(step, job),
-            )
+            body(parts.begins_like(job, step), self.gradients(step, job), self.turn(step, job), self.absent(step, job))
             for step in range(job.n_steps)
         )
         return Plan.from_steps(
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
         )
+
+    def turn(self, step: int, job: Job) -> Turn:
+        """Return what ranks exchange at the end of a step."""
+        taken = self._average(step - self.overlap_steps, job)
+        return Turn(self._average(step, job), taken, step == self.warmup_steps - 1)
+
+    def exchange(self, turn: Turn, job: Job) -> Body:
+        """Return the operations of an exchange. They read and write the buffers of parameters, `param` or `param.N`."""
+        send = self._send(*turn.sent, job) if turn.sent else ()
+        take = self._take(turn.taken[1], job) if turn.taken else ()
+        return (
+            *(self._end_warmup(job) if turn.ends_warmup else ()),
+            *((*take, *send) if self.overlap_steps else (*send, *take)),
+        )
+
+    def exchange_buffers(self, job: Job) -> tuple[Buffer, ...]:
+        """Return the buffers of exchanges, beside those of parameters."""
+        return parts.flat_buffers(job, self._pieces(0, job), late=self.overlap_steps > 0)
+
+    def gradients(self, step: int, job: Job) -> Group | None:
+        """Return the group that averages gradients in a step; None if none does."""
+        return Group(job.world_size) if step < self.warmup_steps else self.local_gradients(job)
 
     def _average(self, step: int, job: Job) -> Average | None:
         """Return the average that is sent at a step."""
@@ -165,16 +184,23 @@ class AveragingSchedule(Schedule, abc.ABC):
 
     def _parameters(self, job: Job) -> Mapping[str, parts.Bucket]:
         """Return the buffers of parameters, each with the tensors that it holds."""
-        return {parts.PARAM: (0, len(job.tensor_counts))}
+        n_tensors = len(job.tensor_counts)
+        if job.has_param_buffers:
+            return {f"{parts.PARAM}.{tensor}": (tensor, tensor + 1) for tensor in range(n_tensors)}
+        return {parts.PARAM: (0, n_tensors)}
 
-    def _buffers(self, job: Job) -> tuple[Buffer, ...]:
-        """Return the buffers of averages."""
-        return parts.flat_buffers(job, late=self.overlap_steps > 0)
+    def _pieces(self, fragment: int, job: Job) -> dict[str, parts.Bucket]:
+        """Return the tensors of a fragment by the suffixes of their buffers' names."""
+        return {name.removeprefix(parts.PARAM): tensors for name, tensors in self._parameters(job).items()}
 
     def _send(self, group: Group, fragment: int, job: Job) -> Body:
-        late = self.overlap_steps > 0
         return parts.send_parameters(
-            group, late=late, lane=self._lane(job), synchronize=self.synchronize, algorithm=self.algorithm
+            tuple(self._pieces(fragment, job)),
+            group,
+            late=self.overlap_steps > 0,
+            lane=self._lane(job),
+            synchronize=self.synchronize,
+            algorithm=self.algorithm,
         )
 
     def _lane(self, job: Job) -> Lane:
@@ -182,14 +208,14 @@ class AveragingSchedule(Schedule, abc.ABC):
         return AVERAGE if self.overlap_steps > 0 and self.local_gradients(job) is not None else COMM
 
     def _take(self, fragment: int, job: Job) -> Body:
-        return parts.take_parameters(late=self.overlap_steps > 0)
+        return parts.take_parameters(tuple(self._pieces(fragment, job)), late=self.overlap_steps > 0)
 
     def _end_warmup(self, job: Job) -> Body:
         return ()
 
     def result(self, step: int, job: Job) -> Result:
         """Declare the group of the gradients that enter the update, and the group that then averages parameters."""
-        gradients = self._gradients(step, job) or Group(1)
+        gradients = self.gradients(step, job) or Group(1)
         taken = self._average(step - self.overlap_steps, job)
         if taken is None:
             return Result(gradients, Group(1), job.micro_batches, absent=self.absent(step, job))
@@ -199,6 +225,3 @@ class AveragingSchedule(Schedule, abc.ABC):
     def traits(self) -> str:
         """Suffix of a default label: overlapped averages."""
         return f"-overlap{self.overlap_steps}" if self.overlap_steps else ""
-
-    def _gradients(self, step: int, job: Job) -> Group | None:
-        return Group(job.world_size) if step < self.warmup_steps else self.local_gradients(job)

@@ -123,7 +123,7 @@ class DiLoCo(AveragingSchedule):
     def unused_in(self, job: Job) -> list[str]:
         """Return a sentence if there is only one worker, or if the model has fewer stretches than asked for."""
         wanted = self.layers or self.fragments
-        n_pieces = len(self._parameters(job))
+        n_pieces = len(self._stretches(job))
         what = f"{'layers' if self.layers else 'fragments'}: {wanted}, and {len(job.tensor_counts):,} tensors"
         found = [f"has {what}, which make {n_pieces:,}"] if n_pieces < wanted else []
         alone = self.local_gradients(job) == Group(job.world_size)
@@ -173,21 +173,32 @@ class DiLoCo(AveragingSchedule):
         return replace(result, mixing=0.0) if step == self.warmup_steps - 1 else result
 
     def _parameters(self, job: Job) -> Mapping[str, parts.Bucket]:
-        """Return stretches of the model of about equal size. Each ends at the tensor boundary nearest to its share."""
+        if job.has_param_buffers:
+            return super()._parameters(job)
+        stretches = self._stretches(job)
+        if len(stretches) == 1:
+            return {parts.PARAM: stretches[0]}
+        return {f"{parts.PARAM}.{piece}": tensors for piece, tensors in enumerate(stretches)}
+
+    def _stretches(self, job: Job) -> list[parts.Bucket]:
+        """Cut the model into stretches of about equal size. Each ends at the tensor boundary nearest to its share."""
         n_pieces = self.layers or self.fragments
         ends = [*accumulate(job.tensor_counts, initial=0)]
         shares = (ends[-1] * piece / n_pieces for piece in range(n_pieces + 1))
         bounds = sorted({min(range(len(ends)), key=lambda end: abs(ends[end] - share)) for share in shares})
-        if len(bounds) == 2:
-            return {parts.PARAM: (bounds[0], bounds[1])}
-        return {f"{parts.PARAM}.{piece}": tensors for piece, tensors in enumerate(pairwise(bounds))}
+        return list(pairwise(bounds))
 
     def _pieces(self, fragment: int, job: Job) -> dict[str, parts.Bucket]:
-        """Return the stretches of a fragment by the suffixes of their buffers' names."""
-        pieces = [*self._parameters(job).items()][fragment :: self.fragments]
-        return {name.removeprefix(parts.PARAM): tensors for name, tensors in pieces}
+        mine = self._stretches(job)[fragment :: self.fragments]
+        found = super()._pieces(fragment, job)
+        return {
+            piece: (first, last)
+            for piece, (first, last) in found.items()
+            if any(begin <= first and last <= end for begin, end in mine)
+        }
 
-    def _buffers(self, job: Job) -> tuple[Buffer, ...]:
+    def exchange_buffers(self, job: Job) -> tuple[Buffer, ...]:
+        """Return the buffers of anchors and outer gradients."""
         wire = self._wire_dtype(job)
         buffers: list[Buffer] = []
         for name, tensors in self._parameters(job).items():

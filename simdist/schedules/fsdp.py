@@ -2,7 +2,6 @@
 
 from typing import ClassVar, Literal, final
 
-from simdist.schedules.base import Schedule
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
 
@@ -37,6 +36,6 @@ class FSDP(ShardedSchedule):
         """Return all ranks."""
         return world_size
 
-    def between_copies(self) -> Schedule:
+    def between_copies(self) -> Sync:
         """Return synchronous SGD: there is only one copy."""
         return Sync(label=self.name, algorithm=self.algorithm)

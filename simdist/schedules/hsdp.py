@@ -1,18 +1,25 @@
 """HSDP: groups of ranks share a copy of the model each, and the copies average gradients or parameters."""
 
+import math
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import ClassVar, Literal, final
 
-from pydantic import Field
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
-from simdist.schedules.base import Schedule
+from simdist.plan.algorithms import AUTO
+from simdist.schedules import KINDS, settings_of_name
+from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
 from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
-from simdist.schedules.tuning import Allowance, Axis
+from simdist.schedules.tuning import OUTER_OPTIMIZER, Allowance, Axis, Permit
+from simdist.settings.base import choose, unchecked_copy
 from simdist.settings.units import Whole
 
-_PERIODS = (None, 4, 16, 64)  # that `tune` tries
+_PERIODS = (4, 16, 64)  # that `tune` tries
+_OF_HSDP = ("label", "run_ahead_steps", "data", "prefetch", "readers", "decode_workers")
 
 
 def _degrees(job: Job) -> tuple[int, ...]:
@@ -30,13 +37,17 @@ class HSDP(ShardedSchedule):
 
     Source:
         See `ShardedSchedule`. To average parameters instead is local SGD, and with workers of several ranks
-        hierarchical SGD: Lin et al., Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020, arXiv 1808.07217.
+        hierarchical SGD: Lin et al., Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020, arXiv 1808.07217. With an
+        outer optimizer it is DiLoCo, whose workers are sharded in Jaghouar et al., INTELLECT-1, arXiv 2412.01152.
     """
 
     examples: ClassVar[tuple[dict[str, object], ...]] = (
         {"shard": 4},
         {"shard": 2, "all_reduce": "last", "param_dtype": "bfloat16"},
-        {"shard": 4, "period": 4},
+        {"shard": 4, "between": "local-4"},
+        {"shard": 2, "between": {"kind": "hierarchical_sgd", "levels": {2: 2, 4: "world"}, "warmup_steps": 2}},
+        {"shard": 2, "between": {"kind": "diloco", "period": 4, "overlap_steps": 1, "mixing": 0.5}},
+        {"shard": 2, "between": {"kind": "diloco", "period": 3, "ranks_per_worker": "node", "compression": "fp16"}},
         {"shard": 2, "communicators": 2, "wrap": "blocks", "reshard_after_forward": False},
         {"shard": 1},
     )
@@ -48,52 +59,95 @@ class HSDP(ShardedSchedule):
     """Ranks that share a copy of the model: consecutive ones, such as those of a node."""
     all_reduce: Literal["each", "last"] = "each"
     """With several micro-batches: copies average the gradients of each of them, or their sum in the last one."""
-    period: Whole | None = Field(default=None, ge=1)
-    """Copies average their parameters every so many steps, instead of gradients in every step."""
+    between: SerializeAsAny[AveragingSchedule] | None = None
+    """Copies average parameters by this schedule, instead of gradients in every step: `local-8`, or a mapping such as
+    `{kind: diloco, period: 100}`. It counts copies where it counts ranks."""
+
+    permits: ClassVar[tuple[Permit, ...]] = (OUTER_OPTIMIZER,)
+
+    @field_validator("between", mode="before")
+    @classmethod
+    def _averages(cls, value: object, info: ValidationInfo) -> object:
+        if value is None:
+            return None
+        schedule = choose(settings_of_name(value), KINDS, info)
+        if not isinstance(schedule, AveragingSchedule):
+            raise ValueError(
+                f"{schedule.kind}: copies of the model average gradients unless `between` names a schedule that "
+                f"averages parameters, such as local-8, hsgd-2-4,8-world or diloco-100: leave `between` out"
+            )
+        return schedule
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
         """Return also the ranks that share a copy, what copies exchange, and how often."""
-        found = [*super().axes(job, allowed), cls.axis("shard", _degrees(job)), cls.axis("period", _PERIODS)]
+        degrees = _degrees(job)
+        between = (None, *_betweens(job, allowed))
+        found = [*super().axes(job, allowed), cls.axis("shard", degrees), cls.axis("between", between)]
         if job.micro_batches > 1:
             found.append(cls.axis("all_reduce", ("each", "last")))
         return tuple(found)
 
     def default_label(self) -> str:
         """Return the label, such as `hsdp-8` or `hsdp-8-local-4`."""
-        local = f"-local-{self.period}" if self.period else ""
+        between = f"-{self.between.default_label()}" if self.between else ""
         deferred = "-last" if self.all_reduce == "last" else ""
-        return f"hsdp-{self.shard}{local}{deferred}{self.traits}"
+        return f"hsdp-{self.shard}{between}{deferred}{self.traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return also a number of ranks that does not divide the world."""
+        """Return also a number of ranks that does not divide the world, and what copies cannot exchange."""
         found = super().problems(world_size, ranks_per_node)
         if world_size % self.shard:
-            found.append(("shard", f"{self.shard} does not divide the {world_size} ranks"))
-        if self.period and self.shard == 1:
-            found.append(("shard", "1 with a period: nothing is sharded: write kind: local_sgd"))
-        return found
+            return [*found, ("shard", f"{self.shard} does not divide the {world_size} ranks")]
+        if self.between is None:
+            return found
+        if self.shard == 1:
+            found.append(("shard", "1 with `between`: nothing is sharded: write the schedule of `between` itself"))
+        written = dict(self.between)
+        misplaced = [name for name in _OF_HSDP if written[name] not in ("", None)]
+        found += [("between", f"{name}: write it beside `between`") for name in misplaced]
+        if isinstance(self.between, LocalSGD) and self.between.inner_steps is not None:
+            found.append(("between", "inner_steps: ranks of a copy wait for one another in every step: leave it out"))
+        of_copies = self.between.problems(world_size // self.shard, max(1, ranks_per_node // self.shard))
+        return [*found, *(("between", f"of copies: {name}: {problem}") for name, problem in of_copies)]
+
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return what `between` does not use."""
+        if self.between is None:
+            return []
+        n_copies = world_size // self.shard
+        return self.between.unused_settings(n_copies, max(1, ranks_per_node // self.shard), n_steps)
+
+    def unused_in(self, job: Job) -> list[str]:
+        """Return what `between` does not use in a job."""
+        return [] if self.between is None else self.between.unused_in(self.of_copies(job))
 
     def sharers(self, world_size: int) -> int:
         """Return the ranks that share a copy."""
         return self.shard
 
-    def between_copies(self) -> Schedule:
-        """Return local SGD with a period, or synchronous SGD."""
-        if self.period:
-            return LocalSGD(label=self.name, algorithm=self.algorithm, period=self.period)
-        return Sync(label=self.name, algorithm=self.algorithm)
+    def between_copies(self) -> Sync | AveragingSchedule:
+        """Return the schedule of averages, or synchronous SGD."""
+        if self.between is None:
+            return Sync(label=self.name, algorithm=self.algorithm)
+        algorithm = self.algorithm if self.between.algorithm == AUTO else self.between.algorithm
+        return unchecked_copy(self.between, label=self.name, algorithm=algorithm)
 
     def all_reduces(self, job: Job, micro_batch: int) -> bool:
-        """Tell whether copies average their gradients in a micro-batch."""
-        if self.period:
-            return False
+        """Tell whether copies that average gradients do so in a micro-batch."""
         return self.all_reduce == "each" or micro_batch == job.micro_batches - 1
 
-    def averages(self, step: int) -> bool:
-        """Tell whether a step is the last of a period."""
-        return self.period is not None and step % self.period == self.period - 1
 
-    def cycle(self, job: Job) -> range:
-        """Return the first period."""
-        return range(self.period or 1)
+def _betweens(job: Job, allowed: Allowance) -> Iterator[str]:
+    """Yield labels of schedules between copies: averages over all copies, in two levels, and with an outer optimizer.
+
+    The two levels are for copies of a node each: groups of about the square root of their number.
+    """
+    yield from (f"local-{period}" for period in _PERIODS)
+    n_copies = job.world_size // min(job.ranks_per_node, job.world_size)
+    sizes = [size for size in range(2, n_copies) if n_copies % size == 0]
+    if sizes:
+        size = min(sizes, key=lambda each: abs(math.log(each * each / n_copies)))
+        yield from (f"hsgd-{often}-{size},{rarely}-world" for often, rarely in pairwise(_PERIODS))
+    if allowed.permits(OUTER_OPTIMIZER):
+        yield from (f"diloco-{period}" for period in _PERIODS[1:])

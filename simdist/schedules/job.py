@@ -121,6 +121,7 @@ class Job:
         tensor_rows: Rows of every tensor as a matrix; for a vector, its number of elements. Empty if not known.
         speeds: Relative speeds of the ranks' devices; empty if not known.
         units: What is gathered and reduced together if the model is sharded, in forward order. Empty: the whole model.
+        has_param_buffers: Every tensor has a buffer of parameters of its own, instead of one buffer for all of them.
     """
 
     world_size: int
@@ -140,3 +141,4 @@ class Job:
     tensor_rows: tuple[int, ...] = ()
     speeds: tuple[float, ...] = ()
     units: tuple[ModelUnit, ...] = ()
+    has_param_buffers: bool = False

@@ -305,13 +305,15 @@ def tensor_buffer(
     return Buffer(name, count, dtype or job.dtype, tensors=tensors, initialized=initialized)
 
 
-def flat_buffers(job: Job, *, late: bool) -> tuple[Buffer, ...]:
-    """Return the buffers in which `send_parameters` averages, `late` or not."""
-    everything = (0, len(job.tensor_counts))
-    return tuple(tensor_buffer(job, name, everything) for name in ((FLAT, SENT) if late else (FLAT,)))
+def flat_buffers(job: Job, pieces: Mapping[str, Bucket], *, late: bool) -> tuple[Buffer, ...]:
+    """Return the buffers in which `send_parameters` averages the pieces of a model, `late` or not."""
+    names = (FLAT, SENT) if late else (FLAT,)
+    return tuple(tensor_buffer(job, name + piece, tensors) for name in names for piece, tensors in pieces.items())
 
 
-def send_parameters(group: Group, *, late: bool, lane: Lane, synchronize: bool, algorithm: Algorithm) -> Body:
+def send_parameters(
+    pieces: Sequence[str], group: Group, *, late: bool, lane: Lane, synchronize: bool, algorithm: Algorithm
+) -> Body:
     """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce.
 
     `take_parameters` writes the average back.
@@ -321,6 +323,7 @@ def send_parameters(group: Group, *, late: bool, lane: Lane, synchronize: bool, 
     comes after the all-reduce, as a copy back. The time is the same.
 
     Args:
+        pieces: Suffixes of the buffers of parameters: `("",)` for one buffer of all.
         group: The groups that average.
         late: Keep the sent parameters, because a later step applies the average.
         lane: Lane of the all-reduce.
@@ -330,19 +333,30 @@ def send_parameters(group: Group, *, late: bool, lane: Lane, synchronize: bool, 
     Source:
         torch.distributed.algorithms.model_averaging.utils.average_parameters.
     """
-    keep: Body = (ops.Copy(PARAM, SENT),) if late else ()
-    wait: Body = (ops.Wait(FLAT),) if synchronize else ()
-    return (*keep, ops.Copy(PARAM, FLAT), *wait, ops.AllReduce(FLAT, group, algorithm=algorithm, lane=lane))
+    kept = pieces if late else ()
+    return (
+        *(ops.Copy(PARAM + piece, SENT + piece) for piece in kept),
+        *(ops.Copy(PARAM + piece, FLAT + piece) for piece in pieces),
+        *((ops.Wait(FLAT + pieces[-1]),) if synchronize else ()),
+        *(ops.AllReduce(FLAT + piece, group, algorithm=algorithm, lane=lane) for piece in pieces),
+    )
 
 
-def take_parameters(*, late: bool) -> Body:
+def take_parameters(pieces: Sequence[str], *, late: bool) -> Body:
     """Set the parameters to the average. If `late`, add the rank's own progress since it was sent.
+
+    Args:
+        pieces: Suffixes of the buffers of parameters.
+        late: The average was sent in an earlier step.
 
     Source:
         Shen et al., Faster Distributed Deep Net Training: Computation and Communication Decoupled Stochastic Gradient
         Descent, IJCAI 2019, arXiv 1906.12043: CoCoD-SGD does so after a whole period.
     """
-    return (ops.Combine((PARAM, FLAT, SENT), (1.0, 1.0, -1.0), PARAM) if late else ops.Copy(FLAT, PARAM),)
+    if late:
+        terms = {piece: (PARAM + piece, FLAT + piece, SENT + piece) for piece in pieces}
+        return tuple(ops.Combine(each, (1.0, 1.0, -1.0), PARAM + piece) for piece, each in terms.items())
+    return tuple(ops.Copy(FLAT + piece, PARAM + piece) for piece in pieces)
 
 
 def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:

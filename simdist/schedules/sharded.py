@@ -7,17 +7,19 @@ The order of operations and what each of them waits for are those of PyTorch's F
 import abc
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
 from simdist.errors import PlanError
-from simdist.plan import Body, Buffer, Group, Lane, Op, Plan, Result, ops
+from simdist.plan import Body, Buffer, Group, Lane, Op, Plan, Result, copies, ops
 from simdist.plan.lanes import COMM, COMPUTE
+from simdist.plan.ops import ALONE
 from simdist.plan.plan import DType
 from simdist.schedules import parts
+from simdist.schedules.averaging import AveragingSchedule, Turn
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.schedules.sync import Sync
@@ -125,19 +127,34 @@ class ShardedSchedule(Schedule, abc.ABC):
         """Return the number of ranks that share a copy of the model."""
 
     @abc.abstractmethod
-    def between_copies(self) -> Schedule:
+    def between_copies(self) -> Sync | AveragingSchedule:
         """Return what copies of the model exchange, as a schedule in which each copy is a rank.
 
         It averages gradients once a step, also if a step has several micro-batches.
         """
 
     def all_reduces(self, job: Job, micro_batch: int) -> bool:
-        """Tell whether copies of the model average their gradients in a micro-batch of a step."""
+        """Tell whether copies that average gradients do so in a micro-batch of a step."""
         return True
 
-    def averages(self, step: int) -> bool:
-        """Tell whether copies of the model average their parameters at the end of a step."""
-        return False
+    def of_copies(self, job: Job) -> Job:
+        """Return the job as copies of the model see it: a rank is a copy, and a tensor is its slice of a unit."""
+        n_sharers = self.sharers(job.world_size)
+        return replace(
+            job,
+            world_size=job.world_size // n_sharers,
+            ranks_per_node=max(1, job.ranks_per_node // n_sharers),
+            tensor_counts=tuple(self._shards(job).slice_counts()),
+            tensor_rows=(),
+            tensor_backward_s=(),
+            speeds=(),
+            units=(),
+            has_param_buffers=True,
+        )
+
+    def cycle(self, job: Job) -> range:
+        """Return the first period of what copies exchange."""
+        return self.between_copies().cycle(self.of_copies(job))
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what does not fit: numbers of ranks that do not divide, algorithms that cannot gather."""
@@ -157,10 +174,15 @@ class ShardedSchedule(Schedule, abc.ABC):
     def result(self, step: int, job: Job) -> Result:
         """Declare the group of the gradients that enter the update, and the group that then averages parameters."""
         n_sharers = self.sharers(job.world_size)
-        everyone = Group(job.world_size)
-        reduces = n_sharers == 1 or self.all_reduces(job, job.micro_batches - 1)
-        gradients = everyone if reduces else Group(n_sharers)
-        return Result(gradients, everyone if self.averages(step) else Group(1), job.micro_batches)
+        if n_sharers == 1:
+            return Result(Group(job.world_size), Group(1), job.micro_batches)
+        units = self._shards(job).units
+        of_copies = self.between_copies().result(step, self.of_copies(job))
+        gradients = Group(of_copies.gradients.size * n_sharers)
+        averaged = of_copies.parameters.size
+        tensors = tuple((units[first].first, units[last - 1].last) for first, last in of_copies.tensors)
+        parameters = Group(averaged * n_sharers if averaged > 1 else 1)
+        return replace(of_copies, gradients=gradients, parameters=parameters, tensors=tensors)
 
     def write(self, job: Job) -> Plan:
         """Write the plan. If a unit has one rank, nothing is gathered, and the plan is that of `sync`.
@@ -175,14 +197,29 @@ class ShardedSchedule(Schedule, abc.ABC):
             raise PlanError(f"plan {self.name}: {field_name}: {problem}")
         shards = self._shards(job)
 
-        @cache
-        def body(begins_like: int, averages: bool) -> Body:
-            return (*_Step(self, job, shards, begins_like).body(), *(shards.averages() if averages else ()))
+        between = self.between_copies()
+        of_copies = self.of_copies(job)
 
-        steps = (body(parts.begins_like(job, step), self.averages(step)) for step in range(job.n_steps))
-        buffers = (*shards.buffers(), *parts.loss_buffers(job), *parts.input_buffers(job))
+        @cache
+        def body(begins_like: int, gradients: Group, turn: Turn | None) -> Body:
+            step = _Step(self, job, shards, begins_like, shards.replicas(gradients)).body()
+            if turn is None or not isinstance(between, AveragingSchedule):
+                return step
+            return (*step, *shards.exchange(between, turn, of_copies))
+
+        def of_step(step: int) -> Body:
+            result = between.result(step, of_copies)
+            if result.absent:
+                raise PlanError(f"plan {self.name}: copies sit out step {step}, whose ranks wait for one another")
+            turn = between.turn(step, of_copies) if isinstance(between, AveragingSchedule) else None
+            return body(parts.begins_like(job, step), result.gradients, turn)
+
+        steps = map(of_step, range(job.n_steps))
+        buffers = [*shards.buffers(), *parts.loss_buffers(job), *parts.input_buffers(job)]
+        if isinstance(between, AveragingSchedule):
+            buffers += map(shards.of_slices, between.exchange_buffers(of_copies))
         return Plan.from_steps(
-            self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
+            self.name, world_size=job.world_size, buffers=tuple(buffers), steps=steps, dataset=job.input_path.dataset
         )
 
     def _shards(self, job: Job) -> "_Shards":
@@ -221,10 +258,9 @@ class _Shards:
         """The ranks that share a copy of the model."""
         return Group(self.n_sharers)
 
-    @property
-    def replicas(self) -> Group:
-        """The ranks that have the same slice of different copies."""
-        return Group(self.job.world_size // self.n_sharers, stride=self.n_sharers)
+    def replicas(self, of_copies: Group) -> Group:
+        """Return the ranks that have the same slice of the copies in a group of copies."""
+        return Group(of_copies.size, stride=self.n_sharers) if of_copies.size > 1 else ALONE
 
     @property
     def kept_over(self) -> Group | None:
@@ -292,11 +328,24 @@ class _Shards:
         """Return the buffers of all units."""
         return tuple(buffer for number in range(len(self.units)) for buffer in self._of_unit(number))
 
-    def averages(self) -> Body:
-        """Return the averages of parameters between copies of the model."""
-        algorithm = self.schedule.algorithm
-        names = [f"shard.{number}" for number in range(len(self.units))]
-        return tuple(ops.AllReduce(name, self.replicas, algorithm=algorithm, lane=REPLICATE) for name in names)
+    def slice_counts(self) -> Iterable[int]:
+        """Return the elements of a rank's slice of each unit."""
+        return (self.count(number) // self.n_sharers for number in range(len(self.units)))
+
+    def of_slices(self, buffer: Buffer) -> Buffer:
+        """Return a buffer of a job of copies, whose tensors are slices of units, as a buffer of this job."""
+        first, last = buffer.tensors or (0, 0)
+        return replace(buffer, tensors=(self.units[first].first, self.units[last - 1].last), sharded_over=self.group)
+
+    def exchange(self, between: AveragingSchedule, turn: Turn, of_copies: Job) -> Body:
+        """Return what copies exchange at the end of a step. It does not queue behind gathers."""
+        found: list[Op] = []
+        for op in between.exchange(turn, of_copies):
+            spread = copies.spread(op, self.n_sharers, self.schedule.name)
+            if isinstance(spread, ops.AllReduce) and spread.lane == COMM:
+                spread = replace(spread, lane=REPLICATE)
+            found.append(spread)
+        return tuple(found)
 
     def _of_unit(self, number: int) -> Iterable[Buffer]:
         tensors = self.units[number].tensors
@@ -306,8 +355,8 @@ class _Shards:
         param = self.param_dtype
         reduced = self.reduce_dtype
         group = self.group
-        yield Buffer(f"shard.{number}", of_slice, self.job.dtype, tensors, initialized=True, sharded_over=group)
-        yield Buffer(f"sent.{number}", of_slice, param, tensors, sharded_over=group)
+        yield Buffer(f"{parts.PARAM}.{number}", of_slice, self.job.dtype, tensors, initialized=True, sharded_over=group)
+        yield Buffer(f"slice.{number}", of_slice, param, tensors, sharded_over=group)
         yield Buffer(f"gathered.{number}", whole, param, tensors, padding=padding)
         yield Buffer(f"unit.{number}", whole, param, tensors, padding=padding)
         if self.kept_over and not self.is_kept(number):
@@ -332,12 +381,14 @@ class _Step:
         job: The job.
         shards: The units and their buffers.
         step: The step.
+        replicas: The ranks that average their slices of gradients.
     """
 
     schedule: ShardedSchedule
     job: Job
     shards: _Shards
     step: int
+    replicas: Group
     _ops: list[Op] = field(default_factory=list)
     _whole: set[int] = field(default_factory=set)  # units that are copied out
     _copied_out: list[str] = field(default_factory=list)  # units that this pass has copied out, in order
@@ -348,7 +399,7 @@ class _Step:
     def body(self) -> Body:
         """Return the operations of the step."""
         job = self.job
-        names = tuple(f"shard.{number}" for number in self._numbers)
+        names = tuple(f"{parts.PARAM}.{number}" for number in self._numbers)
         self._ops += parts.bring_input(job, self.step)
         for micro_batch in range(job.micro_batches):
             is_last = micro_batch == job.micro_batches - 1
@@ -421,10 +472,10 @@ class _Step:
 
     def _gather(self, number: int) -> None:
         """Gather a unit from the slices of all ranks that share it."""
-        sent = f"sent.{number}"
+        mine = f"slice.{number}"
         self._wait_for_gates(COPY_IN)
-        self._ops.append(ops.Copy(f"shard.{number}", sent, lane=COPY_IN))
-        self._ops.append(ops.AllGather(sent, f"gathered.{number}", self.shards.group, self._algorithm, lane=COMM))
+        self._ops.append(ops.Copy(f"{parts.PARAM}.{number}", mine, lane=COPY_IN))
+        self._ops.append(ops.AllGather(mine, f"gathered.{number}", self.shards.group, self._algorithm, lane=COMM))
 
     def _gather_again(self, number: int) -> None:
         """Gather a unit for its backward pass. If the forward pass has kept larger slices, gather these."""
@@ -557,10 +608,9 @@ class _Step:
                 self._ops.append(summed if micro_batch else ops.Copy(reduced, partial, lane=lane))
                 return
             self._ops.append(ops.Combine((reduced, partial), (1.0, 1.0), reduced, lane=lane))
-        replicas = self.shards.replicas
-        if replicas.size > 1 and self.schedule.all_reduces(self.job, micro_batch):
+        if self.replicas.size > 1 and self.schedule.all_reduces(self.job, micro_batch):
             lane = REPLICATE
-            self._ops.append(ops.AllReduce(reduced, replicas, algorithm=self.schedule.algorithm, lane=lane))
+            self._ops.append(ops.AllReduce(reduced, self.replicas, algorithm=self.schedule.algorithm, lane=lane))
         if mean == reduced:
             return
         adds = self.shards.reduces_often and not self.shards.defers and micro_batch > 0

@@ -675,10 +675,13 @@ class MemoryFacet(Facet[PeakMemory | None]):
         fitting = [each.schedule for each in lines if each.value and each.value.fits]
         if found and fitting:
             found.append(f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'}")
-        if scenario.workload.activation_nbytes is None and any(each.value for each in lines):
-            found.append(
-                "memory is counted without activations: write workload.activation_size, their bytes per sample"
-            )
+        workload = scenario.workload
+        if workload.activations is None and any(each.value for each in lines):
+            hint = "write workload.activation_size, their bytes per sample"
+            if 0 < workload.recompute < 1:
+                share = f"{workload.recompute:.0%}"
+                hint += f", and kept_activation_size, because recompute of {share} does not tell which stay"
+            found.append(f"memory is counted without activations: {hint}")
         return found
 
 

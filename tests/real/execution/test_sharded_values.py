@@ -24,7 +24,9 @@ from simdist.errors import PlanError, RunError
 from simdist.plan import AllGather, Backward, Forward, Op, Plan
 from simdist.plan.liveness import lifetimes
 from simdist.plan.walk import walk
-from simdist.schedules import Job
+from simdist.schedules import HierarchicalSGD, Job, LocalSGD
+from simdist.schedules.averaging import AveragingSchedule
+from simdist.schedules.diloco import DiLoCo
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
 from simdist.schedules.sharded import ShardedSchedule
@@ -146,11 +148,53 @@ def test_the_calling_thread_may_compute(four: Pool) -> None:
 @pytest.mark.parametrize("max_norm", [None, 0.05])
 def test_copies_average_their_slices_of_parameters_after_each_period(four: Pool, max_norm: float | None) -> None:
     training = Training("odd", "adamw")
-    plan = sharded_plan(HSDP(shard=2, period=3), training, 4, 8)
+    plan = sharded_plan(HSDP(shard=2, between="local-3"), training, 4, 8)
     ours = np.stack([each for each, _ in four.run(by_sharded_plan, plan, training, False, max_norm)])
     copies = by_definition_of_local_averages(training, 4, 2, 3, 8, max_norm)
     assert_alike(ours, copies.repeat(2, axis=0), 1e-12)
     assert abs(copies[0] - copies[1]).max() > 1e-3
+
+
+BETWEEN: dict[str, tuple[AveragingSchedule, AveragingSchedule]] = {
+    "outer optimizer": (DiLoCo(period=3), DiLoCo(period=3, ranks_per_worker=2)),
+    "late, mixed": (
+        DiLoCo(period=2, warmup_steps=2, overlap_steps=1, mixing=0.5),
+        DiLoCo(period=2, warmup_steps=2, overlap_steps=1, mixing=0.5, ranks_per_worker=2),
+    ),
+    "late averages": (
+        LocalSGD(period=3, overlap_steps=2),
+        HierarchicalSGD(levels={3: "world"}, overlap_steps=2),  # the gradients of a node are those of a copy
+    ),
+}
+LEVELS = (
+    HierarchicalSGD(levels={2: 2, 4: "world"}, intra_node_gradients=False, warmup_steps=1),
+    HierarchicalSGD(levels={2: 4, 4: "world"}, warmup_steps=1),
+)
+WORKERS = (DiLoCo(period=3, ranks_per_worker=2), DiLoCo(period=3, ranks_per_worker=4))
+
+
+def by_unsharded(schedule: AveragingSchedule, training: Training, world_size: int, n_steps: int) -> np.ndarray:
+    """Train workers of two ranks that average gradients, each rank with a whole model."""
+    plan = schedule.plan(replace(training.job(world_size, n_steps), ranks_per_node=2))
+    return in_virtual_world(plan, training)[0]
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_sharded_copies_train_as_workers_with_whole_models(four: Pool, name: str) -> None:
+    between, unsharded = BETWEEN[name]
+    training = Training("odd", "adamw")
+    plan = sharded_plan(HSDP(shard=2, between=between), training, 4, 8)
+    expected = by_unsharded(unsharded, training, 4, 8)
+    assert_alike(in_virtual_world(plan, training)[0], expected, 1e-12)
+    found = np.stack([each for each, _ in four.run(by_sharded_plan, plan, training)])
+    assert_alike(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize(("between", "unsharded"), [LEVELS, WORKERS])
+def test_levels_of_sharded_copies_train_as_levels_of_nodes(between: AveragingSchedule, unsharded: AveragingSchedule):
+    training = Training("odd", "adamw")
+    plan = sharded_plan(HSDP(shard=2, between=between), training, 8, 8)
+    assert_alike(in_virtual_world(plan, training)[0], by_unsharded(unsharded, training, 8, 8), 1e-12)
 
 
 @pytest.mark.parametrize("name", [*CASES, *EIGHT])
@@ -236,7 +280,7 @@ def test_buffers_have_memory_only_while_they_are_in_use(four: Pool) -> None:
     training = Training("odd", "adamw")
     plan = sharded_plan(FSDP(), training, 4, 4)
     of = {buffer.name: buffer.nbytes for buffer in plan.buffers if not buffer.name.startswith(("loss", "activ"))}
-    shards = sum(nbytes for name, nbytes in of.items() if name.startswith("shard"))
+    shards = sum(nbytes for name, nbytes in of.items() if name.startswith("param"))
     for _, (everything, peak, left) in four.run(by_sharded_plan, plan, training):
         assert everything == sum(of.values())
         assert left == shards
@@ -267,7 +311,7 @@ def test_an_unsharded_model_keeps_its_buffers() -> None:
 def test_what_is_short_lived_is_written_first() -> None:
     plan = plan_of(HSDP(shard=2, all_reduce="last"), 2, micro_batches=2)
     found = {name.removesuffix(".0") for name in short_lived(plan) if not name.endswith(".1")} - {"loss", "activations"}
-    assert found == {"sent", "gathered", "unit", "grad", "ready", "reduced", "partial"}
+    assert found == {"slice", "gathered", "unit", "grad", "ready", "reduced", "partial"}
     kept = plan_of(FSDP(reshard_after_forward=2), 2)
     assert {"kept.0", "kept.1"} <= short_lived(kept)
 
@@ -403,7 +447,7 @@ def test_pieces_of_a_slice_are_named_after_their_tensors() -> None:
     whole = torch.cat([each.detach().flatten() for each in module.parameters()])
     plan = FSDP().plan(Job(2, 2, 1, (14, 2), tensor_rows=(2, 2), units=(ModelUnit(0, 2),)))
     memory = Memory(plan, CPU, Binding.buffers_of(plan))
-    pieces = Binding(plan, module, memory, rank=1).named_pieces(plan.buffer("shard.0"))
+    pieces = Binding(plan, module, memory, rank=1).named_pieces(plan.buffer("param.0"))
     assert {name: first for name, (first, _) in pieces.items()} == {"0.weight": 8, "0.bias": 0}
     assert torch.equal(torch.cat([values for _, values in pieces.values()]), whole[8:])
 
@@ -453,5 +497,5 @@ def test_units_continue_the_plan_before_they_are_used() -> None:
 def test_a_slice_of_tensors_that_nothing_reads_is_refused() -> None:
     plan = plan_of(FSDP(), 1)
     body = tuple(op for op in plan.bodies[0] if not isinstance(op, Forward))
-    with pytest.raises(PlanError, match=r"shard\.0 has slices of tensors that no forward pass reads whole"):
+    with pytest.raises(PlanError, match=r"param\.0 has slices of tensors that no forward pass reads whole"):
         Binding(replace(plan, bodies=(body,)), nn.Linear(4, 6, bias=False), Memory(plan, CPU, ()))

@@ -74,8 +74,9 @@ def test_sync_between_copies_is_native_hsdp(four: Pool) -> None:
 
 LOCAL: Mapping[str, tuple[Schedule, Callable[[int, sharded_loops.Copies], object]]] = {
     "local SGD": (LocalSGD(period=3), averaging_over({3: 2})),
-    "HSDP with a period": (HSDP(shard=2, period=3), averaging_over({3: 2})),
+    "HSDP with local SGD": (HSDP(shard=2, between="local-3"), averaging_over({3: 2})),
     "DiLoCo": (DiLoCo(period=3), OuterByHand(TRAINING, 3)),
+    "HSDP with DiLoCo": (HSDP(shard=2, between={"kind": "diloco", "period": 3}), OuterByHand(TRAINING, 3)),
 }
 
 
@@ -317,7 +318,9 @@ steps: 3
 """
 
 
-@pytest.mark.parametrize("settings", [{"shard": 2}, {"shard": 2, "period": 2}, {"shard": 2, "all_reduce": "last"}])
+@pytest.mark.parametrize(
+    "settings", [{"shard": 2}, {"shard": 2, "between": "local-2"}, {"shard": 2, "all_reduce": "last"}]
+)
 def test_a_simulated_run_is_followed_between_copies(four: Pool, settings: dict[str, object], tmp_path: Path) -> None:
     scenario = loads(SCENARIO.replace("{kind: hsdp, shard: 2}", json.dumps({"kind": "hsdp", **settings})))
     folder = tmp_path / "run"
@@ -328,7 +331,7 @@ def test_a_simulated_run_is_followed_between_copies(four: Pool, settings: dict[s
     loop = ShardedLoop(folder, training, None, n_passes=2, accumulates="by the plan", trace=path)
     found = four.run(sharded_loops.train, loop)
     how = ByHand(training, 3, n_passes=2, after_backward=sharded_loops.averaging_gradients)
-    if "period" in settings:
+    if "between" in settings:
         how = ByHand(training, 3, n_passes=2, after_step=averaging_over({2: 2}))
     assert_equal(found, by_hand(how), 1e-6)
     trace = Trace.load(path)

@@ -167,7 +167,7 @@ def test_ranks_that_share_a_unit_follow_from_sizes(tmp_path: Path) -> None:
 
 
 def test_copies_that_are_never_averaged_are_refused(tmp_path: Path) -> None:
-    write_traces(tmp_path, job("hsdp, shard: 2, period: 8"))
+    write_traces(tmp_path, job("hsdp, shard: 2, between: local-8"))
     with pytest.raises(TraceError, match="2 of 4 ranks share the model, and no all_reduce between its 2 copies"):
         imported(tmp_path)
 

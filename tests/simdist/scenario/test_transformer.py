@@ -57,6 +57,40 @@ def test_matrices_have_rows_and_layers_come_in_their_order():
     assert math.fsum(tensor.flops for tensor in tensors[-2:]) == 2 * 8 * 4 * 10
 
 
+def test_activations_are_those_of_korthikanti_and_others_without_dropout():
+    """They count 34 s h bytes for a layer whose attention is computed again, of which 2 s h are masks of dropout."""
+    hidden, heads, sequence, vocabulary = 2304, 24, 2048, 51200
+    found = workload(
+        f"{{layers: 3, hidden: {hidden}, heads: {heads}, vocabulary: {vocabulary}, sequence: {sequence}}}"
+    ).activations
+    assert found is not None
+    assert set(found.again_nbytes) == {0}
+    layers = 3 * sequence * (32 * hidden + 4 * heads)
+    loss = sequence * (2 * 2 * hidden + 3 * 4 * vocabulary)  # inputs of the last norm and of the head
+    assert sum(found.kept_nbytes) == layers + loss
+
+
+@pytest.mark.parametrize(("precision", "item_nbytes"), [("bf16", 2), ("tf32", 4)])
+def test_recomputed_layers_keep_their_inputs(precision, item_nbytes):
+    hidden, kv_width, mlp, heads, sequence, vocabulary = 64, 16, 200, 8, 32, 1000
+    sizes = f"layers: 4, hidden: {hidden}, heads: {heads}, kv_heads: 2, intermediate: {mlp}, {LLAMA}"
+    text = SCENARIO.format(sizes=f"{{{sizes}, vocabulary: {vocabulary}, sequence: {sequence}}}")
+    text = text.replace("bf16", f"{precision}, recompute: 100%")
+    found = loads(text).workload.activations
+    assert found is not None
+    of_layer = item_nbytes * sequence * (6 * hidden + 2 * kv_width + 4 * mlp) + 4 * heads * sequence
+    of_input = item_nbytes * sequence * hidden
+    of_loss = 2 * of_input + 3 * 4 * sequence * vocabulary
+    assert sum(found.kept_nbytes) == 4 * of_input + of_loss
+    assert sum(found.again_nbytes) == 4 * (of_layer - of_input)
+
+
+def test_what_stays_of_a_partly_recomputed_layer_is_not_known():
+    partly = loads(SCENARIO.format(sizes=SMALL).replace("40%", "40%, recompute: 30%")).workload
+    assert partly.activations is None
+    assert loads(SCENARIO.format(sizes=SMALL).replace("40%", "40%, activation_size: 1 MB")).workload.activations
+
+
 LLAMA = "gated: true, norm: rms, biases: none, fused_qkv: false, positions: 0, tied: false"
 
 

@@ -11,16 +11,21 @@ from pydantic import ValidationError
 from sharded import Seconds, plan_of, priced, rows_of, schedule_of, step_s, times
 
 from simdist.engines import simulate
-from simdist.plan import AllGather, Wait, lane_of
+from simdist.errors import SimdistError
+from simdist.plan import AllGather, AllReduce, Group, Wait, lane_of
+from simdist.plan.check import check
 from simdist.plan.plan import ITEM_NBYTES
+from simdist.proof import prove
 from simdist.runs.building import build
-from simdist.scenario import loads
+from simdist.scenario import dump, load, loads
 from simdist.schedules import Job
+from simdist.schedules.diloco import DiLoCo
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
 from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
+from simdist.schedules.tuning import OUTER_OPTIMIZER, Allowance
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.tune.constraints import sent_nbytes
 
@@ -30,6 +35,7 @@ NAMES = {
     "B": "Backward grad",
     "RS": "ReduceScatter reduced",
     "AR": "AllReduce reduced",
+    "AV": "AllReduce flat",
 }
 COMPUTE_BOUND = """
 AG0 0 2    AG1 2 4    AG2 4 6    F0 2 6     F1 6 10    F2 10 14   AG2 10 12  B2 14 22   AG1 14 16
@@ -43,6 +49,12 @@ REPLICATED = """
 AG0 0 1    AG1 1 2    AG2 2 3    F0 1 4     F1 4 7     F2 7 10    AG2 7 8    B2 10 15   AG1 10 11  RS2 15 17
 B1 15 20   AR2 17 24  AG0 17 18  RS1 20 22  B0 20 25   AR1 24 31  RS0 25 27  AR0 31 38  OPT 38 39
 """
+AVERAGED = """
+AG0 0 1    AG1 1 2    AG2 2 3    F0 1 4     F1 4 7     F2 7 10    AG2 7 8    B2 10 15   AG1 10 11  RS2 15 17
+B1 15 20   AG0 17 18  RS1 20 22  B0 20 25   RS0 25 27  OPT 27 28  AV0 28 35  AV1 35 42  AV2 42 49
+AG0 35 36  AG1 42 43  AG2 49 50  F0 49 52   F1 52 55   F2 55 58   AG2 55 56  B2 58 63   AG1 58 59  RS2 63 65
+B1 63 68   AG0 65 66  RS1 68 70  B0 68 73   RS0 73 75  OPT 75 76  AV0 76 83  AV1 83 90  AV2 90 97
+"""
 
 
 def named(text: str) -> set[tuple[str, float, float]]:
@@ -53,9 +65,18 @@ def named(text: str) -> set[tuple[str, float, float]]:
 
 def _long(name: str) -> str:
     if name == "OPT":
-        return "Optimize shard.0"
+        return "Optimize param.0"
     kind = name.rstrip("0123456789")
     return f"{NAMES[kind]}.{name.removeprefix(kind)}"
+
+
+@pytest.mark.parametrize("engine", ["fast", "des"])
+def test_averages_between_copies_worked_by_hand(engine: str) -> None:
+    """A unit is gathered once its slice is averaged, and used once all slices are."""
+    plan = plan_of(HSDP(shard=2, between="local-1"), 3, n_steps=2)
+    seconds = Seconds(3, 5, 1, 2, average=7)
+    rows = times(plan, simulate(plan, priced(plan, seconds), {}, engine=engine))
+    assert sorted(rows) == sorted(named(AVERAGED))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +204,12 @@ JOB = Job(
     units=(ModelUnit(0, 1), ModelUnit(1, 3), ModelUnit(3, 4)),
 )
 
+OF_EIGHT = {
+    "cluster": {"nodes": 2, "gpus_per_node": 4, "fabric": "ideal", "network": "ideal"},
+    "workload": {"tensors": [{"name": "w", "count": 64}], "batch_size": 1, "forward": "1 ms"},
+    "steps": 4,
+}
+
 
 def test_one_rank_a_copy_is_sync_and_one_copy_is_fsdp() -> None:
     assert HSDP(shard=1).plan(JOB).digest() == Sync().plan(JOB).digest()
@@ -197,7 +224,7 @@ def test_tensors_are_padded_by_rows(n: int) -> None:
     padded = [-(-row // n) * n * width for row, width in zip(rows, widths, strict=True)]
     expected = [padded[0], padded[1] + padded[2], padded[3]]
     assert [plan.buffer(f"gathered.{unit}").count for unit in range(3)] == expected
-    assert [plan.buffer(f"shard.{unit}").count * n for unit in range(3)] == expected
+    assert [plan.buffer(f"param.{unit}").count * n for unit in range(3)] == expected
 
 
 def test_a_wait_of_a_stream_delays_no_later_writer() -> None:
@@ -282,4 +309,101 @@ def test_bytes_that_a_rank_sends_are_those_of_rings(schedule: ShardedSchedule, n
 def test_what_copies_exchange_is_a_schedule_whose_ranks_are_copies() -> None:
     assert FSDP(algorithm="ring").between_copies() == Sync(label="fsdp", algorithm="ring")
     assert HSDP(shard=4).between_copies() == Sync(label="hsdp-4")
-    assert HSDP(shard=4, period=3).between_copies() == LocalSGD(label="hsdp-4-local-3", period=3)
+    averaged = HSDP(shard=4, between="local-3", algorithm="ring")
+    assert averaged.between_copies() == LocalSGD(label="hsdp-4-local-3", algorithm="ring", period=3)
+    own = HSDP(shard=4, between={"kind": "diloco", "period": 9, "algorithm": "tree"}, algorithm="ring")
+    assert own.between_copies() == DiLoCo(label="hsdp-4-diloco-9", algorithm="tree", period=9)
+
+
+@pytest.mark.parametrize(
+    ("between", "gradients", "parameters"),
+    [
+        ("local-2", [2, 2, 2, 2], [1, 8, 1, 8]),
+        ("hsgd-1-2,4-world", [2, 2, 2, 2], [4, 4, 4, 8]),
+        ({"kind": "hierarchical_sgd", "levels": {4: "world"}, "warmup_steps": 1}, [8, 4, 4, 4], [1, 1, 1, 1]),
+        ({"kind": "diloco", "period": 2, "ranks_per_worker": 2}, [4, 4, 4, 4], [1, 8, 1, 8]),
+        ({"kind": "diloco", "period": 2, "overlap_steps": 1}, [2, 2, 2, 2], [1, 1, 8, 1]),
+    ],
+)
+def test_groups_of_copies_average_gradients_and_parameters(between, gradients, parameters) -> None:
+    """Eight ranks on two nodes: two ranks share a copy, and a node has two copies."""
+    if isinstance(between, str) and between.startswith("hsgd"):
+        between = {"kind": "hierarchical_sgd", "levels": {1: 2, 4: "world"}, "intra_node_gradients": False}
+    schedule = HSDP(shard=2, between=between)
+    job = dataclasses.replace(JOB, ranks_per_node=4, n_steps=4)
+    plan = schedule.plan(job)
+    check(plan)
+    prove(plan, lambda step: schedule.result(step, job))
+    results = [schedule.result(step, job) for step in range(4)]
+    assert [each.gradients.size for each in results] == gradients
+    assert [each.parameters.size for each in results] == parameters
+
+
+def test_fragments_are_whole_units() -> None:
+    """Slices of 20, 520 and 6 elements: the first fragment ends at the unit boundary nearest to half of them."""
+    schedule = HSDP(shard=2, between={"kind": "diloco", "period": 4, "fragments": 2})
+    job = dataclasses.replace(JOB, n_steps=4)
+    assert [schedule.result(step, job).tensors for step in range(4)] == [(), ((0, 1),), (), ((1, 3), (3, 4))]
+    plan = schedule.plan(job)
+    check(plan)
+    prove(plan, lambda step: schedule.result(step, job))
+    bodies = [plan.bodies[number] for number in plan.body_of_steps()]
+    sent = [[op.buffer for op in body if isinstance(op, AllReduce)] for body in bodies]
+    assert sent == [[], ["outer.0"], [], ["outer.1", "outer.2"]]
+
+
+@pytest.mark.parametrize(
+    ("between", "n_times", "item_nbytes"),
+    [
+        ("local-3", 1, 4),
+        ({"kind": "diloco", "period": 3}, 1, 4),
+        ({"kind": "diloco", "period": 3, "compression": "fp16"}, 1, 2),
+        ({"kind": "diloco", "period": 3, "fragments": 2}, 1, 4),
+        ({"kind": "local_sgd", "period": 1, "overlap_steps": 1}, 3, 4),
+    ],
+)
+def test_copies_send_their_padded_slices(between: object, n_times: int, item_nbytes: int) -> None:
+    plan = HSDP(shard=4, between=between).plan(dataclasses.replace(JOB, n_steps=3))
+    sizes = [plan.buffer(f"param.{unit}").count for unit in range(3)]
+    ops = [op for number in plan.body_of_steps() for op in plan.bodies[number] if isinstance(op, AllReduce)]
+    assert {op.group for op in ops} == {Group(2, stride=4)}
+    sent = sum(plan.buffer(op.buffer).count * ITEM_NBYTES[plan.buffer(op.buffer).dtype] for op in ops)
+    assert sent == n_times * sum(sizes) * item_nbytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shard": 2, "between": "sync"}, r"between: sync: copies of the model average gradients unless"),
+        ({"shard": 2, "between": "local"}, r"between: there is no schedule 'local'"),
+        ({"shard": 2, "between": {"kind": "local_sgd"}}, r"between.period"),
+        ({"shard": 1, "between": "local-2"}, r"shard: 1 with `between`"),
+        ({"shard": 3, "between": "local-2"}, r"shard: 3 does not divide the 8 ranks"),
+        ({"shard": 2, "between": {"kind": "local_sgd", "period": 2, "label": "x"}}, r"between: label: write it beside"),
+        ({"shard": 2, "between": {"kind": "local_sgd", "period": 2, "inner_steps": {1: 1}}}, r"between: inner_steps"),
+        ({"shard": 2, "between": "hsgd-2-4,4-8"}, r"between: of copies: levels: group of 8 .* does not divide 4 ranks"),
+        ({"shard": 2, "period": 2}, r"period"),
+    ],
+)
+def test_what_copies_cannot_exchange_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SimdistError, match=message):
+        load(OF_EIGHT | {"schedules": [{"kind": "hsdp", **settings}]})
+
+
+def test_a_scenario_with_a_schedule_between_copies_is_read_again() -> None:
+    between = {"kind": "hierarchical_sgd", "levels": {2: 2, 4: "world"}}
+    scenario = load(OF_EIGHT | {"schedules": [{"kind": "hsdp", "shard": 2, "between": between}]})
+    assert loads(dump(scenario)).schedules == scenario.schedules
+    assert scenario.schedules[0].name == "hsdp-2-hsgd-2-2,4-world"
+
+
+def test_a_search_tries_levels_between_copies_and_an_outer_optimizer_only_if_allowed() -> None:
+    """Eight nodes: two levels have groups of two copies of a node each, and of all."""
+    job = dataclasses.replace(JOB, world_size=32)
+    names = ("local-4", "local-16", "local-64", "hsgd-4-2,16-world", "hsgd-16-2,64-world")
+    (between,) = (each for each in HSDP.axes(job, Allowance()) if each.name == "between")
+    assert between.values == (None, *names)
+    allowed = Allowance(frozenset({OUTER_OPTIMIZER.word}))
+    (between,) = (each for each in HSDP.axes(job, allowed) if each.name == "between")
+    assert between.values == (None, *names, "diloco-16", "diloco-64")
+    assert all(HSDP(shard=4, between=each).between_copies().problems(8, 1) == [] for each in between.values if each)

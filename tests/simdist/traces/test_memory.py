@@ -113,6 +113,37 @@ def test_recomputed_activations_are_there_in_their_units_backward_pass_only() ->
     assert held.max() == 2 * (100 + 900 // 2)
 
 
+def test_logits_and_a_layer_that_is_computed_again_are_not_there_together() -> None:
+    """Kept inputs of 2 layers, and the larger of what the loss needs and what a layer computes again."""
+    scenario = loads("""
+    cluster: {nodes: 1, gpus_per_node: 4, fabric: ideal, network: ideal}
+    workload:
+      transformer: {layers: 2, hidden: 8, heads: 2, vocabulary: 40, sequence: 4, tied: false, positions: 0}
+      precision: bf16
+      batch_size: 3
+      forward: 10 ms
+      recompute: 100%
+    schedules: [fsdp]
+    steps: 4
+    """)
+    held = memory_of(scenario, build(scenario, scenario.schedules[0])).nbytes["activations"]
+    inputs = 2 * (2 * 4 * 8)
+    loss = 2 * (2 * 4 * 8) + 3 * 4 * 4 * 40
+    layer = 2 * 4 * (5 + 2 + 8) * 8 + 4 * 4 * 2
+    assert held.max() == 3 * (inputs + max(loss, layer))
+    assert 3 * (inputs + layer) in held
+
+
+def test_compare_says_which_activations_are_not_counted() -> None:
+    from simdist.studies.comparison import compare
+    from simdist.studies.facets import MEMORY
+
+    partly = loads(SCENARIO.replace("OPTIMIZER", "sgd").replace("  activation_size: 1 kB", "  recompute: 30%"))
+    rows = compare(partly, n_seeds=1)
+    (found,) = MEMORY.doubts(partly, [row.line(MEMORY) for row in rows])
+    assert found.endswith("and kept_activation_size, because recompute of 30% does not tell which stay")
+
+
 def test_compare_names_what_does_not_fit() -> None:
     from simdist.studies.comparison import compare
     from simdist.studies.facets import MEMORY
