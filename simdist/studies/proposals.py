@@ -118,7 +118,8 @@ def sharded_schedules(
         inside = common | {"shard": gpus_per_node}
         if traced.sharers(world_size) != gpus_per_node:
             found.append(HSDP.model_validate(inside))
-        found += [HSDP.model_validate(inside | {"period": period}) for period in _PERIODS[1:] if period <= n_steps]
+        periods = (period for period in _PERIODS[1:] if period <= n_steps)
+        found += [HSDP.model_validate(inside | {"between": LocalSGD(period=period)}) for period in periods]
     each_once = {schedule.name: schedule for schedule in reversed(found)}
     return tuple(
         each for each in found if each_once[each.name] is each and not each.problems(world_size, gpus_per_node)
