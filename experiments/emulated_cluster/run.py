@@ -9,6 +9,8 @@
     ... --links ordinary                                  frames of 1500 bytes, usual packets, buckets, scheduler
     ... --study communication                             instead of averages and stragglers: rings, a torus, parameter
                                                           servers and top-k (5 minutes)
+    ... --study sharded                                   sharded models: copies on 1, 2, 4 and 8 ranks (9 minutes)
+    ... --study sharded-short                             the same with little computation (3 minutes)
     ... --study links                                     links that misbehave, and flows of another job (10 minutes)
     ... --study checkpoints                               checkpoints that all ranks write to one server (5 minutes)
     ... --study storage                                   real files from a real NFS server, read, decoded and kept as
@@ -141,7 +143,7 @@ def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
     overview = "\n".join(f"* {study.summary(shape, rows)}" for shape, rows in results.items())
     found = {f"{chosen.name} overview": overview}
     for shape, rows in results.items():
-        found[f"{chosen.name} makespans {shape.name}"] = "\n".join(study.makespan_table(rows))
+        found[f"{chosen.name} makespans {shape.name}"] = "\n".join(study.makespan_table(rows, hides=chosen.hides))
         if chosen.links == "ordinary":
             continue
         found[f"{chosen.name} kinds {shape.name}"] = "\n".join(study.kinds_table(rows))

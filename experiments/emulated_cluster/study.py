@@ -30,7 +30,7 @@ from simdist.traces.waiting import attribute_waiting
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-MODEL_NBYTES = {"0.5 MB": 500_000, "2 MB": 2_000_000, "8 MB": 8_000_000}
+MODEL_NBYTES = {"0.5 MB": 500_000, "2 MB": 2_000_000, "4 MB": 4_000_000, "8 MB": 8_000_000}
 MATTERS_S = 0.05
 SLEEPS_S = 0.032  # forward, backward and optimize of scenario.yaml
 NONE, LATE = "none", "4 % late by 100 ms"
@@ -95,6 +95,8 @@ class Study:
         shapes: The first one is calibrated.
         tiny_shapes: The same, where it is only to be seen that all works.
         links: How links are made, and ranks scheduled.
+        computing: Seconds of computation, as a multiple of those in `file`.
+        hides: Whether communication hides behind the sleeps, so that times beyond them say nothing.
     """
 
     name: str
@@ -107,6 +109,8 @@ class Study:
     shapes: tuple[Shape, ...] = SHAPES
     tiny_shapes: tuple[Shape, ...] = SHAPES
     links: Literal["tuned", "ordinary"] = "tuned"
+    computing: float = 1.0
+    hides: bool = False
 
     def path(self, shape: Shape) -> Path:
         """Return the file of its results on a shape."""
@@ -118,7 +122,7 @@ class Study:
 
 
 SYNCHRONIZATION = Study(
-    "synchronization", "scenario.yaml", tuple(MODEL_NBYTES), (NONE, LATE), shapes=(*SHAPES, FEWER), steps=40
+    "synchronization", "scenario.yaml", ("0.5 MB", "2 MB", "8 MB"), (NONE, LATE), shapes=(*SHAPES, FEWER), steps=40
 )
 COMMUNICATION = Study(
     "communication",
@@ -147,10 +151,17 @@ CHECKPOINTS = Study(
     tiny_shapes=(CALIBRATED,),
 )
 RIVALS = Study("rivals", "rivals.yaml", ("0.5 MB", "2 MB"), (NONE, LATE), steps=40)
+SHARDED = Study(
+    "sharded", "sharded.yaml", ("4 MB", "8 MB"), (NONE, LATE), steps=24, tiny_shapes=(CALIBRATED,), hides=True
+)
+SHARDED_SHORT = replace(SHARDED, name="sharded-short", models=("8 MB",), troubles=(NONE,), computing=1 / 8)
 ORDINARY = tuple(
     replace(study, name=f"{study.name}-ordinary", links="ordinary") for study in (SYNCHRONIZATION, COMMUNICATION)
 )
-STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION, RIVALS, *ORDINARY, LINKS, CHECKPOINTS)}
+STUDIES = {
+    study.name: study
+    for study in (SYNCHRONIZATION, COMMUNICATION, RIVALS, SHARDED, SHARDED_SHORT, *ORDINARY, LINKS, CHECKPOINTS)
+}
 
 
 @dataclass(frozen=True)
@@ -225,12 +236,25 @@ def scenarios(cluster: Cluster, study: Study) -> Iterator[tuple[str, str, Scenar
             base.changed(
                 name=f"{model}, trouble: {trouble}",
                 cluster=cluster,
-                workload=base.workload.model_copy(update={"tensors": tensors}),
+                workload=base.workload.model_copy(update={"tensors": tensors, **_computation(base, study)}),
                 steps=study.steps or base.steps,
                 schedules=tuple(_for_ranks(schedule, cluster.world_size) for schedule in base.schedules),
                 **{"disturbances": (), **TROUBLES[trouble]},
             ),
         )
+
+
+def _computation(scenario: Scenario, study: Study) -> dict[str, float]:
+    """Return the seconds of computation of a study that changes them."""
+    if study.computing == 1.0:
+        return {}
+    workload = scenario.workload
+    seconds = {
+        "forward_s": workload.forward_s,
+        "backward_s": workload.backward_s,
+        "optimize_s": workload.optimize_s,
+    }
+    return {name: study.computing * value for name, value in seconds.items() if value is not None}
 
 
 def _for_ranks(schedule: Schedule, world_size: int) -> Schedule:
@@ -337,11 +361,13 @@ def summary(shape: Shape, results: list[Result]) -> str:
         f"{shape.title}: makespan error median {median(errors):.1%}, worst {worst.error:+.1%} ({worst.schedule}, "
         f"{worst.model}, trouble: {worst.trouble}); order: {order(results).counts}"
     )
+    if degrees := best_degrees(results):
+        found = f"{found}; {_degrees_in_words(degrees)}"
     if named := [result for result in results if result.held]:
         right = sum(is_named(result) for result in named)
         return f"{found}; the link that misbehaves is named in {right} of {len(named)} runs, and no other"
     if not any(result.trouble == LATE for result in results):
-        return f"{found}; the fastest is predicted right for {_winners(results)}"
+        return found if degrees else f"{found}; the fastest is predicted right for {_winners(results)}"
     late, charged = (sum(numbers) for numbers in zip(*(result.charged for result in results), strict=True))
     return (
         f"{found}; {charged} of {late} stragglers that alone made others wait are charged with it, in the same "
@@ -365,6 +391,32 @@ def _winners(results: list[Result]) -> str:
     return f"{sum(measured is predicted for measured, predicted in fastest)} of {len(models)} models"
 
 
+DEGREES = ("hsdp-1", "hsdp-2", "hsdp-4", "fsdp")
+"""Schedules that average gradients among copies of 1, 2, 4 and 8 ranks, and do not differ otherwise."""
+
+
+def best_degrees(results: list[Result]) -> list[float]:
+    """Return how much longer the degree that is predicted to be the best took than the one that is, in each scenario.
+
+    0 where it is the best one. Nothing for studies without degrees.
+    """
+    scenarios: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        if result.schedule in DEGREES:
+            scenarios.setdefault((result.model, result.trouble), []).append(result)
+    return [
+        min(rows, key=lambda each: each.predicted_s).measured_s / min(each.measured_s for each in rows) - 1
+        for rows in scenarios.values()
+        if len(rows) == len(DEGREES)
+    ]
+
+
+def _degrees_in_words(degrees: list[float]) -> str:
+    right = sum(longer == 0 for longer in degrees)
+    said = f"the best degree is predicted right in {right} of {len(degrees)} scenarios"
+    return said if right == len(degrees) else f"{said}, the predicted one takes at most {max(degrees):.1%} longer"
+
+
 def order(results: list[Result]) -> Order:
     """Compare the order of the schedules of each scenario, as predicted and as measured; put all pairs together."""
     scenarios: dict[tuple[str, str], list[StepTime]] = {}
@@ -374,14 +426,15 @@ def order(results: list[Result]) -> Order:
     return ranking.together(map(ranking.order, scenarios.values()))
 
 
-def makespan_table(results: list[Result]) -> Iterator[str]:
-    """Yield predicted and measured step time of every run."""
-    yield "| model | trouble | schedule | predicted, ms per step | measured | error | beyond the sleeps |"
-    yield "|---|---|---|---|---|---|---|"
+def makespan_table(results: list[Result], *, hides: bool = False) -> Iterator[str]:
+    """Yield predicted and measured step time of every run; where sleeps hide nothing, also the error beyond them."""
+    last = "" if hides else " beyond the sleeps |"
+    yield f"| model | trouble | schedule | predicted, ms per step | measured | error |{last}"
+    yield f"|---|---|---|---|---|---|{'' if hides else '---|'}"
     for each in results:
         times = " | ".join(_step_ms(each, which) for which in ("predicted", "measured"))
         run = f"{each.model} | {each.trouble} | `{each.schedule}`"
-        yield f"| {run} | {times} | {each.error:+.1%} | {_beyond(each)} |"
+        yield f"| {run} | {times} | {each.error:+.1%} |{'' if hides else f' {_beyond(each)} |'}"
 
 
 def _beyond(result: Result) -> str:
