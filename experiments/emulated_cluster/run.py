@@ -143,7 +143,7 @@ def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
     overview = "\n".join(f"* {study.summary(shape, rows)}" for shape, rows in results.items())
     found = {f"{chosen.name} overview": overview}
     for shape, rows in results.items():
-        found[f"{chosen.name} makespans {shape.name}"] = "\n".join(study.makespan_table(rows, hides=chosen.hides))
+        found[f"{chosen.name} makespans {shape.name}"] = "\n".join(study.makespan_table(rows, chosen.sleeps_s))
         if chosen.links == "ordinary":
             continue
         found[f"{chosen.name} kinds {shape.name}"] = "\n".join(study.kinds_table(rows))

@@ -96,7 +96,7 @@ class Study:
         tiny_shapes: The same, where it is only to be seen that all works.
         links: How links are made, and ranks scheduled.
         computing: Seconds of computation, as a multiple of those in `file`.
-        hides: Whether communication hides behind the sleeps, so that times beyond them say nothing.
+        sleeps_s: What of a step is forward, backward and optimize.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Study:
     tiny_shapes: tuple[Shape, ...] = SHAPES
     links: Literal["tuned", "ordinary"] = "tuned"
     computing: float = 1.0
-    hides: bool = False
+    sleeps_s: float = SLEEPS_S
 
     def path(self, shape: Shape) -> Path:
         """Return the file of its results on a shape."""
@@ -152,9 +152,11 @@ CHECKPOINTS = Study(
 )
 RIVALS = Study("rivals", "rivals.yaml", ("0.5 MB", "2 MB"), (NONE, LATE), steps=40)
 SHARDED = Study(
-    "sharded", "sharded.yaml", ("4 MB", "8 MB"), (NONE, LATE), steps=24, tiny_shapes=(CALIBRATED,), hides=True
+    "sharded", "sharded.yaml", ("4 MB", "8 MB"), (NONE, LATE), steps=20, tiny_shapes=(CALIBRATED,), sleeps_s=0.248
 )
-SHARDED_SHORT = replace(SHARDED, name="sharded-short", models=("8 MB",), troubles=(NONE,), computing=1 / 8)
+SHARDED_SHORT = replace(
+    SHARDED, name="sharded-short", models=("8 MB",), troubles=(NONE,), computing=1 / 8, sleeps_s=SHARDED.sleeps_s / 8
+)
 ORDINARY = tuple(
     replace(study, name=f"{study.name}-ordinary", links="ordinary") for study in (SYNCHRONIZATION, COMMUNICATION)
 )
@@ -187,12 +189,11 @@ class Result:
         """Error of the makespan."""
         return self.predicted_s / self.measured_s - 1
 
-    @property
-    def error_beyond_sleeps(self) -> float | None:
-        """Error of what a run takes beyond its sleeps; None where stragglers sleep, too."""
+    def error_beyond_sleeps(self, sleeps_s: float) -> float | None:
+        """Error of what a run takes beyond its sleeps, so many seconds a step; None where stragglers sleep, too."""
         if self.trouble == LATE:
             return None
-        slept_s = self.steps * SLEEPS_S
+        slept_s = self.steps * sleeps_s
         return (self.predicted_s - slept_s) / (self.measured_s - slept_s) - 1
 
     def row(self) -> dict[str, object]:
@@ -426,19 +427,18 @@ def order(results: list[Result]) -> Order:
     return ranking.together(map(ranking.order, scenarios.values()))
 
 
-def makespan_table(results: list[Result], *, hides: bool = False) -> Iterator[str]:
-    """Yield predicted and measured step time of every run; where sleeps hide nothing, also the error beyond them."""
-    last = "" if hides else " beyond the sleeps |"
-    yield f"| model | trouble | schedule | predicted, ms per step | measured | error |{last}"
-    yield f"|---|---|---|---|---|---|{'' if hides else '---|'}"
+def makespan_table(results: list[Result], sleeps_s: float = SLEEPS_S) -> Iterator[str]:
+    """Yield predicted and measured step time of every run; `sleeps_s` of a step are forward, backward and optimize."""
+    yield "| model | trouble | schedule | predicted, ms per step | measured | error | beyond the sleeps |"
+    yield "|---|---|---|---|---|---|---|"
     for each in results:
         times = " | ".join(_step_ms(each, which) for which in ("predicted", "measured"))
         run = f"{each.model} | {each.trouble} | `{each.schedule}`"
-        yield f"| {run} | {times} | {each.error:+.1%} |{'' if hides else f' {_beyond(each)} |'}"
+        yield f"| {run} | {times} | {each.error:+.1%} | {_beyond(each, sleeps_s)} |"
 
 
-def _beyond(result: Result) -> str:
-    error = result.error_beyond_sleeps
+def _beyond(result: Result, sleeps_s: float) -> str:
+    error = result.error_beyond_sleeps(sleeps_s)
     return "" if error is None else f"{error:+.0%}"
 
 

@@ -57,15 +57,17 @@ class Schedule:
         options: Of train.py.
         setting: In a scenario.
         is_profiled: A window of it is run with the profiler too.
+        meets: Ranks drift apart, and meet before each window.
     """
 
     label: str
     options: tuple[str, ...]
     setting: dict[str, object]
     is_profiled: bool = False
+    meets: bool = True
 
 
-SYNC = Schedule("sync", ("--schedule", "sync"), {"kind": "sync"}, is_profiled=True)
+SYNC = Schedule("sync", ("--schedule", "sync"), {"kind": "sync"}, is_profiled=True, meets=False)
 LOCAL_4 = Schedule("local-4", ("--schedule", "local", "--periods", "4"), {"kind": "local_sgd", "period": 4})
 LOCAL_8 = Schedule(
     "local-8", ("--schedule", "local", "--periods", "8"), {"kind": "local_sgd", "period": 8}, is_profiled=True
@@ -74,6 +76,17 @@ HSGD = Schedule(
     "hsgd-2-2,4-4",
     ("--schedule", "hsgd", "--periods", "2:2,4:4"),
     {"kind": "hierarchical_sgd", "levels": {2: 2, 4: 4}, "intra_node_gradients": False},
+)
+
+FSDP = Schedule(
+    "fsdp-blocking", ("--schedule", "sharded"), {"kind": "fsdp", "blocking": True}, is_profiled=True, meets=False
+)
+HSDP = Schedule(
+    "hsdp-2-blocking",
+    ("--schedule", "sharded", "--shard", "2"),
+    {"kind": "hsdp", "shard": 2, "blocking": True},
+    is_profiled=True,
+    meets=False,
 )
 
 
@@ -88,7 +101,7 @@ class Case:
         slow_factor: How much longer the layers of that rank take.
         model: See train.py.
         world_size: Ranks, a node each.
-        schedules: sync first.
+        schedules: First the one that is profiled and imported.
         window_steps: Of a window.
         options: Of train.py, besides.
         noise_s: Mean of an exponential pause of every rank in every step, at the place of the late ones.
@@ -155,6 +168,13 @@ CONVNETS = (
     Case("mlp", model="mlp", world_size=2, schedules=AVERAGED, options=MLP),
 )
 
+SHARDED = (
+    Case("sharded", schedules=(FSDP,)),
+    Case("sharded, transient", late_share=0.1, schedules=(FSDP,)),
+    Case("sharded, two copies", schedules=(HSDP,)),
+    Case("sharded, mlp", model="mlp", world_size=2, schedules=(FSDP,), options=MLP),
+)
+
 # Ordinary jobs: hosts with some noise, and one kind of trouble or two.
 NOISE_S = 2e-3
 UNEQUAL = ("--slowness", "1,1.1,1.25,1")
@@ -183,6 +203,7 @@ ADVISED = (
     Case("more noise, late 10 %", late_share=0.1, noise_s=3 * NOISE_S, seed=21),
 )
 
+TINY_SHARDED = Case("tiny sharded", schedules=(FSDP,), window_steps=6)
 TINY = Case("tiny", late_share=0.1, slow_rank=2, slow_factor=3.0, schedules=(SYNC, LOCAL_4), window_steps=12)
 
 
@@ -228,7 +249,7 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
     options += case.options
     if schedule.is_profiled:
         options += ["--profile", str(folder / "traces"), "--active-steps", str(case.window_steps + 1)]
-    if schedule is not SYNC:
+    if schedule.meets:
         options += ["--barriers", ",".join(map(str, starts))]
     command = [sys.executable, str(HERE / "train.py"), *options]
     try:
@@ -246,7 +267,16 @@ def import_traces(case: Case, folder: Path) -> tuple[list[dict], Path]:
     """
     first, path = first_profiled_step(case), folder / f"{case.slug}.yaml"
     steps = f"{first}:{first + case.window_steps}"
-    command = ["import", str(folder / SYNC.label / "traces"), "--steps", steps, "-o", str(path), "--force", "--json"]
+    command = [
+        "import",
+        str(folder / case.schedules[0].label / "traces"),
+        "--steps",
+        steps,
+        "-o",
+        str(path),
+        "--force",
+        "--json",
+    ]
     done = subprocess.run([sys.executable, "-m", "simdist", *command], capture_output=True, text=True)
     if done.returncode:
         raise RunError(f"simdist {' '.join(command)}:\n{done.stderr}")

@@ -181,6 +181,28 @@ def profiler_table(results: Sequence[Result]) -> Iterator[str]:
         )
 
 
+def sharded_table(results: Sequence[Result]) -> Iterator[str]:
+    """Yield steps of jobs under `fully_shard`."""
+    yield "| job | schedule | ms per step: not profiled | profiled | predicted | error | error against profiled |"
+    yield "|---|---|---|---|---|---|---|"
+    for result in results:
+        timing = result.timings[0]
+        windows = ", ".join(f"{1e3 * each:.1f}" for each in timing.measured_s)
+        times = f"{windows} | {1e3 * result.profiled_s:.1f} | {1e3 * timing.predicted_s:.1f}"
+        errors = f"{timing.error:+.1%} | {result.profiled_error:+.1%}"
+        yield f"| {result.case} | `{timing.schedule}` | {times} | {errors} |"
+
+
+def sharded_summary(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the answers in short, of jobs under `fully_shard`."""
+    errors = _range_text([result.timings[0].error for result in results])
+    profiled = _range_text([result.profiled_error for result in results])
+    yield (
+        f"* {len(results)} jobs under `fully_shard` on CPUs, where every collective blocks its host: step predicted "
+        f"{errors} off, of steps that were profiled {profiled} off. {_stragglers_text(results)}."
+    )
+
+
 def computing_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield by how much an averaging schedule is predicted too slow, and the parts of it that were measured."""
     yield (

@@ -7,6 +7,7 @@
     python experiments/profile_round_trip/run.py --keep D   leave traces, times and scenarios in D
     python experiments/profile_round_trip/run.py --again D  import and predict again what --keep has left in D
     python experiments/profile_round_trip/run.py --tiny     one job of few steps without a network of its own
+    ... --sharded                                           only the jobs under `fully_shard` (3 minutes)
 
 Nothing else should compute on the machine meanwhile.
 """
@@ -26,7 +27,7 @@ sys.path += [str(HERE), str(HERE.parent / "emulated_cluster")]
 import jobs  # noqa: E402
 import network  # noqa: E402
 import results as kept  # noqa: E402
-from jobs import CASES, CONVNETS, LOCAL_8, SYNC, TINY, Case  # noqa: E402
+from jobs import CASES, CONVNETS, LOCAL_8, SHARDED, TINY, TINY_SHARDED, Case  # noqa: E402
 from results import Computing, Delay, Result, Timing  # noqa: E402
 
 from simdist.engines import simulate  # noqa: E402
@@ -42,7 +43,7 @@ PAGE = HERE / "README.md"
 def predict(scenario: Scenario, case: Case) -> dict[str, float]:
     """Return seconds per step by schedule, with the delays as they were recorded.
 
-    Buckets of sync are those of the imported scenario; the other schedules are not in the traces.
+    The first schedule is that of the imported scenario; the others are not in the traces.
     """
     settings: list[object] = [scenario.schedules[0], *(schedule.setting for schedule in case.schedules[1:])]
     played = _as_recorded(scenario).changed(schedules=settings)
@@ -108,12 +109,12 @@ def conclude(case: Case, folder: Path) -> Result:
     told, path = jobs.import_traces(case, folder)
     scenario = load(path)
     predicted = predict(scenario, case)
-    intervals = stated(scenario, case)
+    intervals = stated(scenario, case) if case.schedules[1:] else {}
     timings = tuple(
         Timing(label, jobs.measured_s(case, folder / label), predicted[label], intervals.get(label))
         for label in (schedule.label for schedule in case.schedules)
     )
-    profiled_s = jobs.profiled_s(case, folder / SYNC.label)
+    profiled_s = jobs.profiled_s(case, folder / case.schedules[0].label)
     return Result(case.name, timings, profiled_s, computing(scenario, case, folder), stragglers(told, case))
 
 
@@ -139,11 +140,7 @@ def recorded(cases: Sequence[Case]) -> list[Result]:
 
 
 def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, str]:
-    """Return every table of the README by its name there."""
-
-    def lines(table: Iterator[str]) -> str:
-        return "\n".join(table)
-
+    """Return the tables of jobs that are not sharded by their names in the README."""
     return {
         "summary": lines(kept.summary(asleep, convnets)),
         "timings": lines(kept.timing_table(asleep)),
@@ -156,10 +153,38 @@ def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, st
     }
 
 
-def run_tiny(folder: Path) -> Result:
+def sharded_tables(results: Sequence[Result]) -> dict[str, str]:
+    """Return the tables of sharded jobs by their names in the README."""
+    return {
+        "sharded summary": lines(kept.sharded_summary(results)),
+        "sharded": lines(kept.sharded_table(results)),
+        "sharded stragglers": lines(kept.straggler_table(results)),
+    }
+
+
+def lines(table: Iterator[str]) -> str:
+    """Return a table as one text."""
+    return "\n".join(table)
+
+
+def run_tiny(case: Case, folder: Path) -> Result:
     """Run one short job on this machine's loopback."""
-    measure(TINY, folder, None)
-    return conclude(TINY, folder)
+    measure(case, folder, None)
+    return conclude(case, folder)
+
+
+def conclude_all(cases: Sequence[Case], arguments: argparse.Namespace) -> list[Result]:
+    """Perform cases, or take what was performed before; import and predict them."""
+    if arguments.tables:
+        return recorded(cases)
+    left_in = arguments.again or arguments.keep
+    with tempfile.TemporaryDirectory() if left_in is None else nullcontext(left_in) as folder:
+        if not arguments.again:
+            run(cases, Path(folder))
+        found = [conclude(case, Path(folder, case.slug)) for case in cases]
+        if arguments.write:
+            record(found, cases, Path(folder))
+    return found
 
 
 def main() -> int:
@@ -170,33 +195,26 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="leave traces, times and scenarios in this folder")
     parser.add_argument("--again", type=Path, help="import and predict again what --keep has left in this folder")
     parser.add_argument("--tiny", action="store_true", help="one job of few steps without a network of its own")
+    parser.add_argument("--sharded", action="store_true", help="only the jobs under fully_shard")
     arguments = parser.parse_args()
-    cases = [*CASES, *CONVNETS]
     if arguments.tiny:
         if arguments.write:
             parser.error("--tiny is no result: leave out --write")
         with tempfile.TemporaryDirectory() as folder:
-            result = run_tiny(Path(folder))
-        print_tables({"timings": "\n".join(kept.timing_table([result]))})
+            result = run_tiny(TINY_SHARDED if arguments.sharded else TINY, Path(folder))
+        table = kept.sharded_table if arguments.sharded else kept.timing_table
+        print_tables({"timings": lines(table([result]))})
         return 0
     missing = network.missing()
     if missing and not (arguments.tables or arguments.again):
         print(f"skipped: {missing}")
         return 0
-    if arguments.tables:
-        found = recorded(cases)
-    else:
-        left_in = arguments.again or arguments.keep
-        with tempfile.TemporaryDirectory() if left_in is None else nullcontext(left_in) as folder:
-            if not arguments.again:
-                run(cases, Path(folder))
-            found = [conclude(case, Path(folder, case.slug)) for case in cases]
-            if arguments.write:
-                record(found, cases, Path(folder))
-    asleep, convnets = found[: len(CASES)], found[len(CASES) :]
+    cases = SHARDED if arguments.sharded else (*CASES, *CONVNETS)
+    found = conclude_all(cases, arguments)
+    shown = sharded_tables(found) if arguments.sharded else tables(found[: len(CASES)], found[len(CASES) :])
     if arguments.write:
-        write_tables(PAGE, tables(asleep, convnets))
-    print_tables(tables(asleep, convnets))
+        write_tables(PAGE, shown)
+    print_tables(shown)
     return 0
 
 

@@ -1,8 +1,9 @@
-"""Train a small network with PyTorch's DistributedDataParallel or its model averagers, as anybody would.
+"""Train a small network with PyTorch's DistributedDataParallel, `fully_shard` or model averagers, as anybody would.
 
     torchrun --nproc-per-node 4 train.py --schedule sync --profile traces --times times
     torchrun --nproc-per-node 4 train.py --schedule local --periods 4 --times times
     torchrun --nproc-per-node 4 train.py --schedule hsgd --periods 2:2,4:4 --times times
+    torchrun --nproc-per-node 4 train.py --schedule sharded --shard 2 --profile traces --times times
 
 Nothing of the simulator is used here. `--layer-ms` makes every layer take that long in the forward pass and twice as
 long in the backward pass, asleep: the device is emulated, so that more ranks than cores do not fight for them.
@@ -23,6 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -132,6 +135,30 @@ def averager(options: argparse.Namespace) -> ModelAverager | None:
             return None
 
 
+def prepared(model: nn.Module, options: argparse.Namespace) -> nn.Module:
+    """Return the model that a step calls: one that averages gradients, unless parameters are averaged."""
+    match options.schedule:
+        case "sync":
+            return DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
+        case "sharded":
+            return sharded(model, options.shard or dist.get_world_size())
+        case _:
+            return model
+
+
+def sharded(model: nn.Module, shard: int) -> nn.Module:
+    """Shard each layer over so many consecutive ranks."""
+    world_size = dist.get_world_size()
+    shape, names = (world_size,), ("shard",)
+    if shard < world_size:
+        shape, names = (world_size // shard, shard), ("replicate", "shard")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    for layer in model:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 def profiler(options: argparse.Namespace, rank: int):
     """Return a profiler of the last steps, or something that does nothing."""
     if options.profile is None:
@@ -157,8 +184,9 @@ def train(options: argparse.Namespace) -> list[list[float]]:
     model, shape = network(options, slowness)
     model.to(options.device)
     average = averager(options)
-    trained = model if average else DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9, fused=True)
+    trained = prepared(model, options)
+    fused = options.schedule != "sharded"  # torch has no fused SGD for slices
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9, fused=fused)
     late_s, stall_s = (_of_steps(path, options.steps, world_size) for path in (options.stragglers, options.stalls))
     per_step = options.batch_size * options.accumulate
     data = Noise(options.steps * per_step * world_size, shape, options.seed, stall_s[:, rank].tolist(), per_step)
@@ -174,7 +202,7 @@ def train(options: argparse.Namespace) -> list[list[float]]:
             slept_s = 0.0
             for left in reversed(range(options.accumulate)):
                 samples, classes = next(batches)
-                adds_only = left and not average
+                adds_only = left and options.schedule == "sync"
                 with trained.no_sync() if adds_only else nullcontext():
                     loss = nn.functional.cross_entropy(trained(samples.to(options.device)), classes.to(options.device))
                     computed_s = time.perf_counter()
@@ -201,8 +229,9 @@ def _of_steps(path: Path | None, n_steps: int, world_size: int) -> np.ndarray:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and write the times of this rank's steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedule", choices=["sync", "local", "hsgd"], default="sync")
+    parser.add_argument("--schedule", choices=["sync", "local", "hsgd", "sharded"], default="sync")
     parser.add_argument("--periods", default="", help="local: a period; hsgd: period:ranks, ascending, with commas")
+    parser.add_argument("--shard", type=int, help="sharded: ranks that share a copy of the model; all by default")
     parser.add_argument(
         "--model", choices=["asleep", "convnet", "mlp"], default="asleep", help="not asleep: computes in earnest"
     )
