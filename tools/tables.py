@@ -379,6 +379,9 @@ class Facts:
     other_steps: str
     other_order: str
     rivals: str
+    sharded: str
+    degrees: str
+    serial: str
     bandwidths: tuple[str, str]
     stragglers: str
     speedups: str
@@ -423,6 +426,7 @@ def facts() -> Facts:
     ((busy_step, busy_speedups, n_busy),) = said(
         [computing], r"predicted (\S+ to \S+) off, .* `sync` (\S+ to \S+), in (\d+)"
     )
+    ((serial,),) = said(overview("profile_round_trip", "sharded summary"), r"step predicted (\S+ to \S+) off,")
     traces = overview("public_traces", "times")[2:]
     times = [pair for line in traces for pair in re.findall(r"([\d.]+) / ([\d.]+)", line)[:-1]]  # but for the host's
     most_ms = max(abs(float(told) - float(shown)) for told, shown in times)
@@ -441,6 +445,9 @@ def facts() -> Facts:
         other_steps=errors("communication overview"),
         other_order=order("communication overview"),
         rivals=errors("rivals overview"),
+        sharded=errors("sharded overview"),
+        degrees=total("sharded overview", r"the best degree is predicted right in (\d+) of (\d+) scenarios"),
+        serial=serial,
         bandwidths=(
             percent(numbers("streaming_diloco", "bandwidth", "error", lambda row: not _is_stream(row))),
             percent(numbers("streaming_diloco", "bandwidth", "error", _is_stream)),
@@ -551,6 +558,9 @@ def trust(_: Path, old: str) -> list[str]:
         "step times of synchronous, local and hierarchical SGD, calibrated": known.steps,
         "step times of torus, parameter servers, top-k, calibrated": known.other_steps,
         "step times of DiLoCo, late averages, PowerSGD, shared updates, backup workers, calibrated": known.rivals,
+        "step times of sharded models (`fsdp`, `hsdp`), calibrated": known.sharded,
+        "how many ranks should share a copy of a model, calibrated": f"right in {known.degrees} scenarios",
+        "the step of a job under `fully_shard` on CPUs, imported: its collectives block": known.serial,
         "what backup workers gain, from how much longer a step takes than one worker's": (
             f"normalised speed-up {percent(numbers('backup_workers', 'steps', 'error'))}"
         ),

@@ -354,8 +354,9 @@ def _time(
     check_same_run(job, matched, clocks)
     untraced = collectives.find_untraced_waits(matched, clocks)
     times = collectives.collective_times(matched, clocks, layout, untraced)
-    blocks = job.shards and job.profiles[0].device == "cpu"  # its steps wait for all of an exchange, noise included
-    if blocks or shares_cores(job, seconds):
+    if job.shards and job.profiles[0].device == "cpu":
+        times = collectives.of_last_members(times, matched, clocks)
+    elif shares_cores(job, seconds):
         times = collectives.on_shared_cores(times, matched, clocks)
     notes = (*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes)
     return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, notes)

@@ -112,6 +112,33 @@ def test_rivals_are_predicted_within_two_per_cent_in_the_median_and_six_at_worst
     assert left <= {"powersgd-4", "backup-2"}
 
 
+@each_shape
+def test_sharded_models_are_predicted_within_three_per_cent_in_the_median_and_ten_at_worst(shape):
+    results = recorded(shape, study.SHARDED)
+    assert len(results) == 28
+    assert median(abs(result.error) for result in results) <= 0.03
+    assert max(abs(result.error) for result in results) <= 0.10
+
+
+@each_shape
+def test_best_degree_of_sharding_is_predicted_wherever_it_matters_by_five_per_cent(shape):
+    longer = study.best_degrees(recorded(shape, study.SHARDED))
+    assert len(longer) == 4
+    assert max(longer) <= 0.05
+
+
+def test_a_wrong_degree_is_told_with_what_it_costs():
+    times_s = {"hsdp-1": (2.0, 1.25), "hsdp-2": (1.0, 1.1), "hsdp-4": (3.0, 1.0), "fsdp": (4.0, 4.0), "fsdp-keep": (0.5, 0.5)}
+    results = [
+        study.Result("4 MB", study.NONE, schedule, 1, *seconds, {}, 0.0, (0, 0), {})
+        for schedule, seconds in times_s.items()
+    ]
+    assert study.best_degrees(results) == [pytest.approx(0.1)]
+    assert study.best_degrees(results[1:]) == []
+    told = study.summary(study.CALIBRATED, results)
+    assert told.endswith("the best degree is predicted right in 0 of 1 scenarios, the predicted one takes at most 10.0% longer")
+
+
 @each_of_three
 def test_system_that_was_measured_as_the_fastest_was_predicted_to_be(shape):
     for model in study.COMMUNICATION.models:
@@ -139,7 +166,7 @@ def test_runs_with_checkpoints_are_predicted_within_five_per_cent(shape):
 
 
 def test_studies_on_tuned_links_are_recorded():
-    assert {"synchronization", "communication", "rivals", "links", "checkpoints"} <= {
+    assert {"synchronization", "communication", "rivals", "sharded", "links", "checkpoints"} <= {
         chosen.name for chosen in RECORDED
     }
 
@@ -165,7 +192,7 @@ def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkey
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
-@pytest.mark.parametrize(("name", "n_runs"), [("links", 5 * 3), ("checkpoints", 2 * 3)])
+@pytest.mark.parametrize(("name", "n_runs"), [("links", 5 * 3), ("checkpoints", 2 * 3), ("sharded", 2 * 7)])
 def test_experiment_runs_with_the_recorded_links(name, n_runs, capsys, monkeypatch):
     """Eight ranks that calibrate for two seconds beside other tests do not always find a line."""
     monkeypatch.setattr(run, "calibrate", lambda chosen, *_, **__: load_cluster(study.cluster_path(chosen)))

@@ -243,24 +243,51 @@ def collective_times(
     return tuple(found)
 
 
+def of_last_members(
+    times: tuple[CollectiveTimes, ...], matched: Matched, clocks: RankClocks
+) -> tuple[CollectiveTimes, ...]:
+    """Return the times of collectives that block their hosts, one after the other: as the last member takes.
+
+    Members of gloo's rings and pairs end one after the other, and begin the next operation then. So a member that ends
+    late comes last again, and the time until the others end is too short. The last member waits for no other, and its
+    own time is what it adds to the step. It is the mean over the calls, because a step waits for all of each.
+    """
+    arrival_s = clocks.corrected_s(matched.arrival_s)
+    last = np.nanargmax(arrival_s, axis=1)
+    own_s = np.take_along_axis(matched.end_s - matched.arrival_s, last[:, None], axis=1)[:, 0]
+    rows: dict[tuple[CollectiveKind, int | None, int], list[int]] = defaultdict(list)
+    for row, what in enumerate(matched.collectives):
+        rows[what.kind, what.nbytes, len(what.group)].append(row)
+    found = []
+    for each in times:
+        seconds = float(own_s[rows[each.kind, each.nbytes, len(each.group)]].mean())
+        found.append(replace(each, seconds=seconds) if each.is_complete else each)
+    return tuple(found)
+
+
 def on_shared_cores(
     times: tuple[CollectiveTimes, ...], matched: Matched, clocks: RankClocks
 ) -> tuple[CollectiveTimes, ...]:
     """Return the times of collectives that share cores with computing and overlap each other.
 
     Some collectives wait for a core while others use the links. Equal shares of the concurrent time ignore this, and so
-    do medians. So the times of all collectives are scaled to add up to the time in which at least one was running.
-    Concurrent collectives do not get equal shares of the links either: if the largest took about as long as smaller
+    do medians. So the times of all collectives are scaled to add up to the time in which at least one was running, on
+    each rank: collectives of two groups without a common member run at once, and do not share this time. Concurrent
+    collectives of a rank do not get equal shares of the links either: if the largest took about as long as smaller
     ones, their total time is divided in proportion to their sizes.
     """
     start_s = np.nanmax(clocks.corrected_s(matched.start_s), axis=1)
     end_s = clocks.corrected_s(matched.end_s)
-    order = np.argsort(start_s)
-    start_s = start_s[order]
-    ended_s = np.maximum.accumulate(np.nanmedian(end_s, axis=1)[order])
-    busy_s = np.maximum(0.0, ended_s - np.maximum(start_s, np.append(-np.inf, ended_s[:-1]))).sum()
-    told_s = np.array([each.seconds * each.calls for each in times])
-    scaled = [replace(each, seconds=each.seconds * float(busy_s / told_s.sum())) for each in times if told_s.any()]
+    takes_part = np.isfinite(end_s)
+    ended_s = np.nanmedian(end_s, axis=1)
+    busy_s = math.fsum(_together_s(start_s[rows], ended_s[rows]) for rows in takes_part.T)
+    n_traced: dict[tuple[CollectiveKind, int | None, int], list[int]] = defaultdict(list)
+    for what, n in zip(matched.collectives, takes_part.sum(axis=1).tolist(), strict=True):
+        n_traced[what.kind, what.nbytes, len(what.group)].append(n)
+    told_s = math.fsum(
+        each.seconds * each.calls * float(np.mean(n_traced[each.kind, each.nbytes, len(each.group)])) for each in times
+    )
+    scaled = [replace(each, seconds=each.seconds * (busy_s / told_s)) for each in times if told_s]
     alike = [i for i, each in enumerate(times) if each.kind == "all_reduce" and each.nbytes and each.seconds][::-1]
     pooled = alike[:1]
     for smaller in alike[1:]:
@@ -278,6 +305,13 @@ def on_shared_cores(
         for i in pooled:
             scaled[i] = replace(scaled[i], seconds=per_byte_s * (times[i].nbytes or 0))
     return tuple(scaled) or times
+
+
+def _together_s(start_s: Floats, end_s: Floats) -> float:
+    """Return the seconds in which at least one of some collectives was running."""
+    order = np.argsort(start_s)
+    ended_s = np.maximum.accumulate(end_s[order])
+    return float(np.maximum(0.0, ended_s - np.maximum(start_s[order], np.append(-np.inf, ended_s[:-1]))).sum())
 
 
 def _times(arrival_s: Floats, end_s: Floats) -> tuple[Floats, float]:

@@ -1,7 +1,7 @@
 """Links from times of all_reduces, and of a sharded model's gathers and reduce-scatters: the cost model, inverted.
 
 A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)). A gather
-and a reduce-scatter of S bytes are n - 1 such hops. A link with a table of these times reproduces the measured times.
+and a reduce-scatter of S bytes are n - 1 such hops, but a reduce-scatter of gloo is an all_reduce. A link with a table of these times reproduces the measured times.
 This fails if the library takes another algorithm, or if the ring has hops of two kinds. The times of the table are then
 scaled by measured / predicted until they do. A tree sends messages of other sizes than a ring. If scaling does not
 converge for that reason, a latency and a bandwidth are fitted.
@@ -9,7 +9,7 @@ converge for that reason, a latency and a bandwidth are fitted.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -105,6 +105,7 @@ class _Point:
     group: Group
     seconds: float
     calls: int
+    library: str
 
     @property
     def hop_nbytes(self) -> int:
@@ -112,7 +113,8 @@ class _Point:
 
     @property
     def hop_s(self) -> float:
-        n_rounds = 2 if self.kind == "all_reduce" else 1
+        is_whole = self.kind == "all_reduce" or (self.kind == "reduce_scatter" and self.library == "gloo")
+        n_rounds = 2 if is_whole else 1
         return self.seconds / (n_rounds * (self.group.size - 1))
 
 
@@ -232,15 +234,14 @@ def _point(times: CollectiveTimes, cluster: Cluster) -> _Point | None:
     group = as_group(times.group, cluster.world_size)
     if not times.nbytes or times.seconds <= 0 or group is None or group.size < 2:
         return None
-    return _Point(times.kind, times.nbytes, group, times.seconds, times.calls)
+    return _Point(times.kind, times.nbytes, group, times.seconds, times.calls, cluster.library)
 
 
 def _mean(block: Sequence[_Point]) -> _Point:
     calls = sum(point.calls for point in block)
     nbytes = round(math.fsum(point.nbytes * point.calls for point in block) / calls)
-    return _Point(
-        block[0].kind, nbytes, block[0].group, math.fsum(point.seconds * point.calls for point in block) / calls, calls
-    )
+    seconds = math.fsum(point.seconds * point.calls for point in block) / calls
+    return replace(block[0], nbytes=nbytes, seconds=seconds, calls=calls)
 
 
 def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Which, Link]) -> tuple[Link, list[str]]:
