@@ -172,7 +172,9 @@ SHARDED = (
     Case("sharded", schedules=(FSDP,)),
     Case("sharded, transient", late_share=0.1, schedules=(FSDP,)),
     Case("sharded, two copies", schedules=(HSDP,)),
+    Case("sharded, persistent", slow_rank=2, schedules=(HSDP,)),
     Case("sharded, mlp", model="mlp", world_size=2, schedules=(FSDP,), options=MLP),
+    Case("sharded, convnet", model="convnet", world_size=2, schedules=(FSDP,)),
 )
 
 # Ordinary jobs: hosts with some noise, and one kind of trouble or two.

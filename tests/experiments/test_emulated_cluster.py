@@ -128,7 +128,13 @@ def test_best_degree_of_sharding_is_predicted_wherever_it_matters_by_five_per_ce
 
 
 def test_a_wrong_degree_is_told_with_what_it_costs():
-    times_s = {"hsdp-1": (2.0, 1.25), "hsdp-2": (1.0, 1.1), "hsdp-4": (3.0, 1.0), "fsdp": (4.0, 4.0), "fsdp-keep": (0.5, 0.5)}
+    times_s = {
+        "hsdp-1": (2.0, 1.25),
+        "hsdp-2": (1.0, 1.1),
+        "hsdp-4": (3.0, 1.0),
+        "fsdp": (4.0, 4.0),
+        "fsdp-keep": (0.5, 0.5),
+    }
     results = [
         study.Result("4 MB", study.NONE, schedule, 1, *seconds, {}, 0.0, (0, 0), {})
         for schedule, seconds in times_s.items()
@@ -136,7 +142,9 @@ def test_a_wrong_degree_is_told_with_what_it_costs():
     assert study.best_degrees(results) == [pytest.approx(0.1)]
     assert study.best_degrees(results[1:]) == []
     told = study.summary(study.CALIBRATED, results)
-    assert told.endswith("the best degree is predicted right in 0 of 1 scenarios, the predicted one takes at most 10.0% longer")
+    assert told.endswith(
+        "the best degree is predicted right in 0 of 1 scenarios, the predicted one takes at most 10.0% longer"
+    )
 
 
 @each_of_three

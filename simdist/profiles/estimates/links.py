@@ -1,10 +1,11 @@
 """Links from times of all_reduces, and of a sharded model's gathers and reduce-scatters: the cost model, inverted.
 
-A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)). A gather
-and a reduce-scatter of S bytes are n - 1 such hops, but a reduce-scatter of gloo is an all_reduce. A link with a table of these times reproduces the measured times.
-This fails if the library takes another algorithm, or if the ring has hops of two kinds. The times of the table are then
-scaled by measured / predicted until they do. A tree sends messages of other sizes than a ring. If scaling does not
-converge for that reason, a latency and a bandwidth are fitted.
+A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)). A
+gather and a reduce-scatter of S bytes are n - 1 such hops, but a reduce-scatter of gloo is an all_reduce. A link with
+a table of these times reproduces the measured times. This fails if the library takes another algorithm, or if the
+ring has hops of two kinds. The times of the table are then scaled by measured / predicted until they do. A tree sends
+messages of other sizes than a ring. If scaling does not converge for that reason, a latency and a bandwidth are
+fitted.
 """
 
 import math

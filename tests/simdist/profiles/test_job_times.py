@@ -10,12 +10,17 @@ from simdist.engines import simulate
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan.group import Group
 from simdist.profiles.estimates.base import base_times, parts
-from simdist.profiles.estimates.collectives import collective_times
-from simdist.profiles.estimates.links import Fabric, predicted_s
+from simdist.profiles.estimates.collectives import (
+    CollectiveTimes,
+    collective_times,
+    of_last_members,
+    on_shared_cores,
+)
+from simdist.profiles.estimates.links import SHARDED, Fabric, derive_links, predicted_s
 from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
 from simdist.profiles.job.job import assemble
 from simdist.profiles.job.layout import find_layout
-from simdist.profiles.job.matching import match, synchronize
+from simdist.profiles.job.matching import CollectiveKey, Matched, RankClocks, match, synchronize
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.steps.model import TracedCollective
 from simdist.profiles.steps.step_parts import StepPart
@@ -95,6 +100,62 @@ def test_collectives_that_run_at_once_take_no_more_than_both_did() -> None:
     rows = collective_times(calls, clocks, find_layout(job))
     assert sum(row.seconds for row in rows) == pytest.approx(0.013, abs=1e-6)
     assert all(row.seconds > 0 for row in rows)
+
+
+EXACT = RankClocks(np.zeros(4), np.zeros(4), np.zeros(4), 0.0, np.zeros(4), ())
+
+
+def of_pairs(*times_s: tuple[tuple[int, int], tuple[float, float], tuple[float, float]]) -> tuple[Matched, list]:
+    """Return all_gathers in pairs of 4 ranks: members, arrivals and ends; and their times in one row."""
+    arrival_s, end_s = (np.full((len(times_s), 4), np.nan) for _ in range(2))
+    for row, (pair, came_s, ended_s) in enumerate(times_s):
+        arrival_s[row, pair] = came_s
+        end_s[row, pair] = ended_s
+    keys = tuple(CollectiveKey("all_gather", 1000, pair, 0) for pair, _, _ in times_s)
+    calls = Matched(keys, np.zeros(len(keys), dtype=np.int64), arrival_s, end_s, arrival_s, ())
+    seconds = float(np.median(np.nanmedian(end_s, axis=1) - np.nanmax(arrival_s, axis=1)))
+    return calls, [CollectiveTimes("all_gather", 1000, (0, 1), True, len(keys), seconds, 0.0, True)]
+
+
+def test_groups_without_a_common_member_take_their_own_time_at_once() -> None:
+    calls, times = of_pairs(((0, 1), (0.0, 0.0), (0.004, 0.004)), ((2, 3), (0.001, 0.001), (0.005, 0.005)))
+    (found,) = on_shared_cores(tuple(times), calls, EXACT)
+    assert found.seconds == pytest.approx(0.004)
+
+
+def test_groups_with_a_common_member_share_the_time_in_which_one_was_running() -> None:
+    calls, times = of_pairs(((0, 1), (0.0, 0.0), (0.004, 0.004)), ((0, 1), (0.002, 0.002), (0.006, 0.006)))
+    (found,) = on_shared_cores(tuple(times), calls, EXACT)
+    assert found.seconds == pytest.approx(0.003)
+
+
+def test_a_collective_that_blocks_takes_what_its_last_member_takes_in_the_mean() -> None:
+    """Rank 1 comes last and ends last, and in the second call rank 0 does."""
+    calls, times = of_pairs(((0, 1), (0.0, 0.002), (0.004, 0.008)), ((0, 1), (0.013, 0.010), (0.021, 0.019)))
+    assert times[0].seconds == pytest.approx((0.004 + 0.007) / 2)
+    (found,) = of_last_members(tuple(times), calls, EXACT)
+    assert found.seconds == pytest.approx((0.006 + 0.008) / 2)
+    (kept,) = of_last_members((replace(times[0], is_complete=False),), calls, EXACT)
+    assert kept == replace(times[0], is_complete=False)
+
+
+@pytest.mark.parametrize("library", ["gloo", "nccl_simple"])
+def test_links_of_a_sharded_job_give_gathers_and_reduce_scatters_back(library) -> None:
+    """gloo carries out a reduce-scatter as an all_reduce, which takes twice as long as a gather."""
+    link = Link.model_validate({"table": [(10_000, 1e-4), (250_000, 2e-3), (256_000_000, 2.0)]})
+    cluster = Cluster(nodes=4, gpus_per_node=1, fabric=Link.ideal(), network=link, library=library)
+    group = Group(4)
+    times = [
+        CollectiveTimes(kind, nbytes, (0, 1, 2, 3), True, 8, predicted_s(cluster, group, nbytes, kind), 0.0, True)
+        for kind in ("all_gather", "reduce_scatter")
+        for nbytes in (40_000, 1_000_000)
+    ]
+    found = derive_links(times, cluster, kinds=SHARDED)
+    assert found.notes == ()
+    again = cluster.model_copy(update={"network": found.network})
+    for each in times:
+        assert each.nbytes
+        assert predicted_s(again, group, each.nbytes, each.kind) == pytest.approx(each.seconds, rel=1e-3)
 
 
 def test_without_the_last_rank_times_of_collectives_are_low_quantiles() -> None:
