@@ -96,7 +96,7 @@ def test_scenario_plays_the_delays_and_gives_the_measured_step_back(imported, tm
 RUN = load_script(FOLDER / "run.py")
 ADVISED = load_script(FOLDER / "advised.py")
 CASES = [*RUN.CASES, *RUN.CONVNETS]
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.slug)
+each_case = pytest.mark.parametrize("case", [*CASES, *RUN.SHARDED], ids=lambda case: case.slug)
 
 
 @each_case
@@ -122,6 +122,22 @@ def test_recorded_steps_of_real_arithmetic_are_predicted_within_five_per_cent(ca
     assert abs(result.profiled_error) <= 0.05
 
 
+@pytest.mark.parametrize("case", RUN.SHARDED, ids=lambda case: case.slug)
+def test_recorded_steps_under_fully_shard_are_predicted_within_five_per_cent_of_steps_without_a_profiler(case) -> None:
+    """Where windows without it differ by more than that, of one of them."""
+    (result,) = RUN.recorded([case])
+    (timing,) = result.timings
+    steps_s = timing.measured_s if result.spread > 0.05 else [timing.step_s]
+    assert min(abs(timing.predicted_s / step_s - 1) for step_s in steps_s) <= 0.05
+
+
+def test_stragglers_of_sharded_jobs_are_found() -> None:
+    delays = [each for result in RUN.recorded(RUN.SHARDED) for each in result.delays]
+    injected = [each for each in delays if each.injected_s]
+    assert {each.kind for each in injected} == {"transient", "persistent"}
+    assert all(each.found_s == pytest.approx(each.injected_s, rel=0.1) for each in injected)
+
+
 def test_recorded_stragglers_are_those_that_were_injected() -> None:
     delays = [each for result in RUN.recorded(RUN.CASES) for each in result.delays]
     assert {each.kind for each in delays} == {"transient", "persistent"}
@@ -130,7 +146,8 @@ def test_recorded_stragglers_are_those_that_were_injected() -> None:
 
 
 def test_results_are_of_the_jobs_and_stragglers_that_the_experiment_has() -> None:
-    for case, result in zip(CASES, RUN.recorded(CASES), strict=True):
+    cases = [*CASES, *RUN.SHARDED]
+    for case, result in zip(cases, RUN.recorded(cases), strict=True):
         assert [each.schedule for each in result.timings] == [each.label for each in case.schedules]
         injected = sorted(each.injected_s for each in result.delays if each.kind == "transient" and each.injected_s)
         assert injected == sorted(case.late_s[case.late_s > 0])
@@ -141,7 +158,8 @@ def test_results_are_of_the_jobs_and_stragglers_that_the_experiment_has() -> Non
 def test_page_shows_the_recorded_results() -> None:
     found = RUN.recorded(CASES)
     page = RUN.PAGE.read_text(encoding="utf-8")
-    assert insert_tables(page, RUN.tables(found[: len(RUN.CASES)], found[len(RUN.CASES) :])) == page
+    shown = RUN.tables(found[: len(RUN.CASES)], found[len(RUN.CASES) :])
+    assert insert_tables(page, shown | RUN.sharded_tables(RUN.recorded(RUN.SHARDED))) == page
 
 
 def test_summary_names_the_worst_error_of_every_kind_of_job() -> None:
