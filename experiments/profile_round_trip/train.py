@@ -25,7 +25,6 @@ from torch import nn
 from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -148,6 +147,8 @@ def prepared(model: nn.Module, options: argparse.Namespace) -> nn.Module:
 
 def sharded(model: nn.Module, shard: int) -> nn.Module:
     """Shard each layer over so many consecutive ranks."""
+    from torch.distributed.fsdp import fully_shard  # torch 2.6 and newer
+
     world_size = dist.get_world_size()
     shape, names = (world_size,), ("shard",)
     if shard < world_size:

@@ -131,6 +131,14 @@ def test_recorded_steps_under_fully_shard_are_predicted_within_five_per_cent_of_
     assert min(abs(timing.predicted_s / step_s - 1) for step_s in steps_s) <= 0.05
 
 
+@pytest.mark.full
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="names of operators and annotations are those of torch 2.13")
+def test_a_job_under_fully_shard_is_profiled_imported_and_predicted(tmp_path: Path) -> None:
+    result = RUN.run_tiny(RUN.TINY_SHARDED, tmp_path)
+    assert [each.schedule for each in result.timings] == ["fsdp-blocking"]
+    assert result.profiled_error == pytest.approx(0.0, abs=0.5)
+
+
 def test_stragglers_of_sharded_jobs_are_found() -> None:
     delays = [each for result in RUN.recorded(RUN.SHARDED) for each in result.delays]
     injected = [each for each in delays if each.injected_s]
