@@ -88,11 +88,16 @@ class SharedUpdate:
         self._member = self._sharers.member(rank)
         self._copy = self._sharers.number(rank)
         self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and their targets
+        self._places: dict[nn.Parameter, tuple[str, int]] = {}  # gradient buffer and place in it, if it is whole
         self._pieces: dict[nn.Parameter, _Piece] = {}
         if is_sharded:
             _check_order(plan, update)
         for number, (param, updated) in enumerate(zip(update.params, update.slices or update.params, strict=True)):
             self._cut(number, plan, param, memory.dense(updated))
+        for buffer in map(plan.buffer, update.grads):
+            is_whole = buffer.tensors is not None and buffer.sharded_over == ALONE
+            for parameter, _, place in binding.pieces(buffer, 0, buffer.count) if is_whole else ():
+                self._places[parameter] = buffer.name, place.start
         self._buckets = {op.dst for body in plan.bodies for op in body if isinstance(op, Backward)}
         self._seen: dict[str, int] = {}
         self._unused: set[Tensor] = set()
@@ -132,8 +137,7 @@ class SharedUpdate:
             self.split()
         self.keep()
         gradients = self._gradients(op)
-        for parameter, piece in self._pieces.items():
-            gradient = gradients[piece.number][piece.place]
+        for (parameter, piece), gradient in zip(self._pieces.items(), gradients, strict=True):
             is_unused = parameter in self._unused and not gradient.any() and bool(gradient.signbit().all())
             piece.tensor.grad = None if is_unused else gradient
         self._lend()
@@ -171,20 +175,28 @@ class SharedUpdate:
         Returns:
             The norm before, a scalar.
         """
-        slices = self._gradients(op)
-        dtype = torch.promote_types(slices[0].dtype, torch.float32)
-        squares = slices[0].new_zeros(dist.get_world_size(everyone) // self._sharers.size, dtype=dtype)
-        squares[self._copy] = sum(torch.linalg.vector_norm(each, dtype=dtype).square() for each in slices)
+        pieces = self._gradients(op)
+        like = self._memory.dense(op.grads[0])
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        squares = like.new_zeros(dist.get_world_size(everyone) // self._sharers.size, dtype=dtype)
+        squares[self._copy] = sum(torch.linalg.vector_norm(each, dtype=dtype).square() for each in pieces)
         dist.all_reduce(squares, group=everyone)
         norm = squares[self._copy].sqrt()
-        for each in slices:
+        for each in pieces:
             each.mul_((max_norm / (norm + _CLIP_EPS)).clamp(max=1.0).to(each.dtype))
         return norm
 
     def _gradients(self, op: Optimize) -> list[Tensor]:
-        """Return this rank's slices of the gradients."""
-        pairs = zip(map(self._memory.dense, op.grads), (len(mine) for mine, _ in self._whole), strict=True)
-        return [each if len(each) == n else each[self._member * n : (self._member + 1) * n] for each, n in pairs]
+        """Return the gradient of each piece."""
+        if not self._places:
+            slices = [self._memory.dense(name) for name in op.grads]
+            return [slices[piece.number][piece.place] for piece in self._pieces.values()]
+        found = []
+        for parameter, piece in self._pieces.items():
+            name, begin = self._places[parameter]
+            first = begin + piece.first
+            found.append(self._memory.dense(name)[first : first + piece.tensor.numel()])
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank's pieces; before `split`, the whole state of the optimizer."""

@@ -37,7 +37,8 @@ class CollectiveAlgorithm:
 
     Args:
         carries: Classes of operations that it carries out, such as `AllReduce`.
-        messages: Yields the `simdist.cost.topology.Messages` of one group, given its `simdist.cost.topology.Call`.
+        messages: Yields the `simdist.cost.topology.Messages` of one group, given its `simdist.cost.topology.Call`. Or
+            it yields such calls of other collectives, which follow one another and which the library carries out.
         needs_power_of_two: The number of members of a group must be a power of two.
     """
 
