@@ -88,16 +88,16 @@ class SharedUpdate:
         self._member = self._sharers.member(rank)
         self._copy = self._sharers.number(rank)
         self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and their targets
-        self._places: dict[nn.Parameter, tuple[str, int]] = {}  # gradient buffer and place in it, if it is whole
+        self._in_whole: dict[str, dict[nn.Parameter, int]] = {}  # places of parameters in whole gradient buffers
         self._pieces: dict[nn.Parameter, _Piece] = {}
         if is_sharded:
             _check_order(plan, update)
         for number, (param, updated) in enumerate(zip(update.params, update.slices or update.params, strict=True)):
             self._cut(number, plan, param, memory.dense(updated))
-        for buffer in map(plan.buffer, update.grads):
-            is_whole = buffer.tensors is not None and buffer.sharded_over == ALONE
-            for parameter, _, place in binding.pieces(buffer, 0, buffer.count) if is_whole else ():
-                self._places[parameter] = buffer.name, place.start
+        for buffer in plan.buffers:
+            if buffer.tensors is not None and buffer.sharded_over == ALONE:
+                places = binding.pieces(buffer, 0, buffer.count)
+                self._in_whole[buffer.name] = {parameter: place.start for parameter, _, place in places}
         self._buckets = {op.dst for body in plan.bodies for op in body if isinstance(op, Backward)}
         self._seen: dict[str, int] = {}
         self._unused: set[Tensor] = set()
@@ -188,14 +188,15 @@ class SharedUpdate:
 
     def _gradients(self, op: Optimize) -> list[Tensor]:
         """Return the gradient of each piece."""
-        if not self._places:
+        if op.grads[0] not in self._in_whole:
             slices = [self._memory.dense(name) for name in op.grads]
             return [slices[piece.number][piece.place] for piece in self._pieces.values()]
+        firsts = {each: (name, first) for name in op.grads for each, first in self._in_whole[name].items()}
         found = []
         for parameter, piece in self._pieces.items():
-            name, begin = self._places[parameter]
-            first = begin + piece.first
-            found.append(self._memory.dense(name)[first : first + piece.tensor.numel()])
+            name, first = firsts[parameter]
+            begin = first + piece.first
+            found.append(self._memory.dense(name)[begin : begin + piece.tensor.numel()])
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Values that schedules compute: process world = virtual world for all, and the effect of compression."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +123,31 @@ def test_processes_that_share_updates_end_as_those_that_do_not(
     plans = [plan_of(cls(**SMALL, shared_update=shared), training) for shared in (False, True)]
     one, other = (np.stack([each for each, _ in eight.run(by_plan, plan, training)]) for plan in plans)
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)  # the padding moves the beginnings of a ring's sums
+
+
+DEGREES: list[dict[str, Any]] = [
+    {"shared_update": 2},
+    {"shared_update": "node"},
+    {"shared_update": True},
+    {"shared_update": 2, "updates_sent_by": "broadcast"},
+    {"shared_update": 4, "updates_sent_by": "broadcast", "compression": "none", "bucket_nbytes": None},
+    {"shared_update": True, "updates_sent_by": "broadcast"},
+]
+
+
+@pytest.mark.parametrize("settings", DEGREES, ids=[Sync(**each).name for each in DEGREES])
+@pytest.mark.parametrize(("pool", "world_size"), [("four", 4), ("eight", 8)])
+def test_updates_shared_by_some_ranks_are_those_of_a_whole_model(
+    request: pytest.FixtureRequest, pool: str, world_size: int, settings: dict[str, Any]
+) -> None:
+    """AdamW in float64, whose slices have padding, on 4 and 8 ranks of nodes with 4 and 2."""
+    training = Training("odd", "adamw")
+    job = training.job(world_size, 6, ranks_per_node=world_size // 2)
+    plans = [Sync(**SMALL | each).plan(job) for each in ({}, settings)]
+    found = [in_virtual_world(plan, training)[0] for plan in plans]
+    found.append(np.stack([each for each, _ in request.getfixturevalue(pool).run(by_plan, plans[1], training)]))
+    for ours in found[1:]:
+        assert_moved_alike(ours, found[0], training, 1e-12)
 
 
 @pytest.mark.parametrize(
