@@ -303,7 +303,8 @@ class ProcessWorld:
     def _broadcast_each(self, mine: Tensor, whole: Tensor, members: Members) -> None:
         """Broadcast the slice of each member."""
         parts = whole.view(len(members.ranks), -1)
-        parts[members.ranks.index(self.rank)].copy_(mine)
+        me = members.ranks.index(self.rank)
+        parts[me].copy_(mine)
         for part, source in zip(parts, members.ranks, strict=True):
             dist.broadcast(part, src=source, group=members.process_group)
 

@@ -293,8 +293,9 @@ class GradientSchedule(Schedule, abc.ABC):
         if isinstance(last, AllGather) and (last.dst, last.group) == (sent.name, sharers):
             shard = next(buffer for buffer in exchange.buffers if buffer.name == last.src)
             return replace(exchange, ops=tuple(before), shard=shard)
-        is_cut = self.n_slices(job) == 1 or last.group == sharers
-        if isinstance(last, AllReduce) and not before and is_cut and last.servers is None:
+        if not isinstance(last, AllReduce) or before or last.servers is not None:
+            return exchange
+        if self.n_slices(job) == 1 or last.group == sharers:
             number = sent.name.split(".")[1]
             shard = Buffer(f"shard.{number}", sent.count // sharers.size, sent.dtype)
             scatter = ReduceScatter(sent.name, shard.name, sharers, algorithm=last.algorithm)

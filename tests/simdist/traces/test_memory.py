@@ -84,7 +84,12 @@ steps: 4
 @pytest.mark.parametrize(("optimizer", "n_states"), [("sgd", 1), ("adamw", 2)])
 def test_lasting_memory_is_that_of_zero(optimizer: str, n_states: int) -> None:
     """Parameters of 4 bytes, and states of the optimizer: whole, in slices, or (ZeRO-1) states in slices."""
-    scenario = loads(SCENARIO.replace("OPTIMIZER", optimizer))
+    by_degree = (
+        "{kind: sync, shared_update: 2, label: by-2}, "
+        "{kind: sync, shared_update: node, updates_sent_by: broadcast, label: by-node}"
+    )
+    text = SCENARIO.replace("label: zero-1}]", f"label: zero-1}}, {by_degree}]")
+    scenario = loads(text.replace("OPTIMIZER", optimizer))
     whole = 16_000 * 4
     found = {}
     for schedule in scenario.schedules:
@@ -95,6 +100,8 @@ def test_lasting_memory_is_that_of_zero(optimizer: str, n_states: int) -> None:
     assert found["sync"] == [whole, n_states * whole]
     assert found["fsdp"] == [whole // 8, n_states * whole // 8]
     assert found["zero-1"] == [whole, n_states * whole // 8]
+    assert found["by-2"] == [whole, n_states * whole // 2]
+    assert found["by-node"] == [whole, n_states * whole // 4]
 
 
 def test_activations_rise_in_the_forward_pass_and_fall_in_the_backward_pass() -> None:

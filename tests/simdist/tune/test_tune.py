@@ -101,6 +101,8 @@ def test_updates_are_shared_if_that_is_allowed():
     found = space(small(), Constraints(8), extras)
     assert labels(found) == [
         "sync-one-bucket",
+        "sync-shared-2-one-bucket",
+        "sync-shared-4-one-bucket",
         "sync-shared-one-bucket",
         "torus-one-bucket",
         "torus-shared-one-bucket",
@@ -192,6 +194,22 @@ def test_memory_is_that_of_the_buffers():
     found = known(small(), kind="sync")
     assert found.device_nbytes == 3 * NBYTES  # parameters, momenta, gradients
     assert found.host_nbytes == 0
+
+
+def test_ranks_that_share_an_update_need_less_memory():
+    """Parameters, gradients and slices of momenta; among nodes, also the slice of gradients that is under way."""
+    degrees = {degree: known(small(), kind="sync", shared_update=degree) for degree in (2, 4, True)}
+    assert {degree: found.device_nbytes / NBYTES for degree, found in degrees.items()} == {
+        2: 2 + 1 / 2,
+        4: 2 + 1 / 4,
+        True: 2 + 2 / 8,
+    }
+    limit = Constraints(8, memory_nbytes=int(2.4 * NBYTES))
+    assert {degree: broken(found, limit) for degree, found in degrees.items()} == {
+        2: ("--memory '970 kB'",),
+        4: (),
+        True: (),
+    }
 
 
 @pytest.mark.parametrize(
