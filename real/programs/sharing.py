@@ -105,6 +105,7 @@ class SharedUpdate:
         self._groups: list[list[Tensor]] = [[] for _ in optimizer.param_groups]  # parameters, while pieces replace them
         self._is_lent = False
         self._is_split = False
+        self._has_kept = False
         self._handle = optimizer.register_state_dict_pre_hook(self._refuse_state)
 
     def release(self) -> None:
@@ -139,7 +140,7 @@ class SharedUpdate:
         gradients = self._gradients(op)
         for (parameter, piece), gradient in zip(self._pieces.items(), gradients, strict=True):
             is_unused = parameter in self._unused and not gradient.any() and bool(gradient.signbit().all())
-            piece.tensor.grad = None if is_unused else gradient
+            piece.tensor.grad = None if is_unused else gradient.to(piece.tensor.dtype)
         self._lend()
 
     def end(self) -> None:
@@ -148,10 +149,11 @@ class SharedUpdate:
             self._swap()
 
     def keep(self) -> None:
-        """Set the slices to those of the parameters, as without an update."""
+        """Set the slices to those of the parameters, as without an update; of slices that last, only the first time."""
         for mine, updated in self._whole:
-            if mine is not updated:
+            if mine is not updated and (mine.dtype == updated.dtype or not self._has_kept):
                 updated.copy_(mine)
+        self._has_kept = True
 
     def note(self, op: Optimize) -> None:
         """Record the gradients that the user sees, if the update uses other ones, and the unused parameters."""

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import NoReturn, assert_never
 
@@ -425,7 +426,10 @@ def _slice_problems(op: ops.Optimize, buffers: dict[str, Buffer]) -> Iterator[st
     elif not len(op.params) == len(op.grads) == len(op.slices):
         yield f"has {len(op.params)} parameters, {len(op.grads)} gradients and {len(op.slices)} slices; write one each"
     for param, grad, updated in zip(op.params, op.grads, op.slices, strict=False):
-        yield from _shard_problems(buffers[param], buffers[updated], op.shared_by)
+        kept = buffers[updated]
+        lasts = kept.initialized and _is_floating(kept)  # it may have a type of its own
+        like = replace(kept, dtype=buffers[param].dtype) if lasts else kept
+        yield from _shard_problems(buffers[param], like, op.shared_by)
         if buffers[param].tensors is None:
             yield f"updates {param!r}, which names no tensors"
         whole = buffers[param].count

@@ -267,4 +267,5 @@ def _sources(plan: Plan, checkpoint: Checkpoint) -> list[Buffer]:
             f"it: write ranks: all, or what: parameters"
         )
     count = sum(buffer.count - buffer.padding for buffer in slices or updated)
-    return [*updated, Buffer(_MOMENTS, count, updated[0].dtype, initialized=True)]
+    kept = [buffer for buffer in slices if buffer.initialized]
+    return [*updated, *kept, Buffer(_MOMENTS, count, (slices or updated)[0].dtype, initialized=True)]

@@ -14,7 +14,7 @@ from simdist.plan.ops import ALONE
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import FloatType, Job
 from simdist.schedules.tuning import FP16, SHARED_UPDATES, Allowance, Axis, Permit, Value
 from simdist.settings.base import shown
 from simdist.settings.units import Nbytes, parse_whole
@@ -96,6 +96,14 @@ class GradientSchedule(Schedule, abc.ABC):
         rank updates whole tensors, about as many elements as the others.
     """
 
+    param_dtype: FloatType | None = None
+    """With `shared_update`: type of the parameters that all ranks hold, and of gradients. Each rank also keeps its
+    slice of the parameters in the workload's type, and updates that (mixed precision). If absent, there is one type.
+
+    Source:
+        Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, section 3.1.
+    """
+
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
         """Return bucket sizes, precisions of sent gradients, and the sharing of updates."""
@@ -161,10 +169,12 @@ class GradientSchedule(Schedule, abc.ABC):
         """Return what does not fit: ranks that cannot share an update, or an algorithm that cannot gather slices."""
         found = super().problems(world_size, ranks_per_node)
         if not self.shared_update:
-            if self.updates_sent_by != "all_gather":
-                hint = "no update is sent without shared_update: write shared_update: true, or leave it out"
-                found.append(("updates_sent_by", f"{self.updates_sent_by}: {hint}"))
-            return found
+            alone = {"updates_sent_by": self.updates_sent_by != "all_gather", "param_dtype": bool(self.param_dtype)}
+            hint = "it is for updates that ranks share: write shared_update: true, or leave it out"
+            return [
+                *found,
+                *((name, f"{vars(self)[name]}: {hint}") for name, is_written in alone.items() if is_written),
+            ]
         job = Job(world_size, ranks_per_node, n_steps=1, tensor_counts=(1,))
         size = self._sharers(job).size
         own = self.n_slices(job)
@@ -196,6 +206,8 @@ class GradientSchedule(Schedule, abc.ABC):
         """
         for field, problem in self.workload_problems(job.optimizer):
             raise PlanError(f"plan {self.name}: {field}: {problem}")
+        own_dtype = job.dtype
+        job = replace(job, dtype=self.param_dtype or own_dtype)
         first_nbytes, nbytes = self.limits()
         buckets = parts.gradient_buckets(job, first_nbytes=first_nbytes, nbytes=nbytes)
         grads = parts.gradient_buffers(job, buckets, multiple=self._multiple(job))
@@ -206,7 +218,10 @@ class GradientSchedule(Schedule, abc.ABC):
             way: [self._sharing(exchange(buffer, number, job), buffer, job) for number, buffer in enumerate(taken)]
             for way, (taken, exchange) in ways.items()
         }
-        ends = {way: self._end(job, buckets, taken, exchanges[way]) for way, (taken, _) in ways.items()}
+        masters = self._masters(job, buckets, own_dtype)
+        ends = {
+            way: self._end(job, buckets, taken, exchanges[way], keeps=bool(masters)) for way, (taken, _) in ways.items()
+        }
         after_warm_up = _USUAL if ends[_FIRST] == ends[_USUAL] else _FIRST
         params = self._params(job, buckets)
 
@@ -223,7 +238,7 @@ class GradientSchedule(Schedule, abc.ABC):
         warms_up = self.warms_up(0)
         halves = dict.fromkeys((*sent, *(warm if warms_up else ())))
         used = [*exchanges[_USUAL], *(exchanges[_WARM_UP] if warms_up else ())]
-        buffers = self._buffers(job, buckets, tuple(halves), used)
+        buffers = (*self._buffers(job, buckets, tuple(halves), used), *masters)
         return Plan.from_steps(
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
         )
@@ -247,6 +262,7 @@ class GradientSchedule(Schedule, abc.ABC):
             "pto": self.parallel_optimizer,
             shared: self.shared_update is not False,
             "broadcast": self.updates_sent_by == "broadcast",
+            str(self.param_dtype): self.param_dtype is not None,
         }
         return "".join(f"-{trait}" for trait, is_chosen in chosen.items() if is_chosen)
 
@@ -283,6 +299,17 @@ class GradientSchedule(Schedule, abc.ABC):
     def _params(self, job: Job, buckets: Sequence[parts.Bucket]) -> tuple[str, ...]:
         buffers = parts.param_buffers(job, buckets, self._sharers(job), in_one=self._is_broadcast)
         return tuple(buffer.name for buffer in buffers)
+
+    def _masters(self, job: Job, buckets: Sequence[parts.Bucket], dtype: DType) -> tuple[Buffer, ...]:
+        """Return the slices that ranks keep in a type of their own; none if parameters have that type."""
+        sharers = self._sharers(job)
+        if dtype == job.dtype or sharers == ALONE:
+            return ()
+        whole = parts.param_buffers(job, buckets, sharers, in_one=self._is_broadcast)
+        return tuple(
+            Buffer(f"{parts.MASTER}.{number}", each.count // sharers.size, dtype, initialized=True)
+            for number, each in enumerate(whole)
+        )
 
     def _sharing(self, exchange: Exchange, sent: Buffer, job: Job) -> Exchange:
         """Leave out the final gather of an exchange if the ranks that share the update need only their slices."""
@@ -330,9 +357,23 @@ class GradientSchedule(Schedule, abc.ABC):
         return tuple(dict.fromkeys((*training, *halves, *(each for one in exchanges for each in one.buffers), *wide)))
 
     def _end(
-        self, job: Job, buckets: Sequence[parts.Bucket], sent: Sequence[Buffer], exchanges: Sequence[Exchange]
+        self,
+        job: Job,
+        buckets: Sequence[parts.Bucket],
+        sent: Sequence[Buffer],
+        exchanges: Sequence[Exchange],
+        *,
+        keeps: bool,
     ) -> Body:
-        """Return the operations of a step from its last backward pass on."""
+        """Return the operations of a step from its last backward pass on.
+
+        Args:
+            job: The job.
+            buckets: Ranges of tensors.
+            sent: The buffers that are exchanged.
+            exchanges: Their exchanges.
+            keeps: Ranks keep their slices of the parameters in another type.
+        """
         ops: list[Op] = []
         finish: list[Op] = []
         grads: list[str] = []
@@ -351,7 +392,7 @@ class GradientSchedule(Schedule, abc.ABC):
             update = parts.optimize(job, buckets, raters=self._raters(job), algorithm=self.algorithm)
         else:
             algorithm = "broadcasts" if self._is_broadcast else self.algorithm
-            update = parts.optimize_slices(job, tuple(grads), params, sharers, algorithm)
+            update = parts.optimize_slices(job, tuple(grads), params, sharers, algorithm, keeps=keeps)
         return (*ops, *finish, *update)
 
 

@@ -8,6 +8,9 @@ from simdist.plan.ops import ALONE, Channel, Destination, Level
 from simdist.plan.plan import Dataset, DType
 from simdist.schedules.units import ModelUnit
 
+#: The types that schedules may convert parameters and gradients to.
+FloatType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16"]
+
 #: The levels of storage that the loads of each epoch read, and the samples that nodes keep.
 #:
 #:     naive       every epoch reads from storage

@@ -19,6 +19,7 @@ WHOLE_MODEL_NBYTES = 2**62  # larger than any model: one bucket
 PARAM = "param"
 FLAT = "flat"
 SENT = "sent"
+MASTER = "master"
 RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 
@@ -288,8 +289,12 @@ def wait_for_update(job: Job, params: Names) -> Body:
     return tuple(map(ops.Wait, params)) if waits else ()
 
 
-def optimize_slices(job: Job, grads: Names, params: Names, sharers: Group, algorithm: Algorithm) -> Body:
+def optimize_slices(
+    job: Job, grads: Names, params: Names, sharers: Group, algorithm: Algorithm, *, keeps: bool = False
+) -> Body:
     """Return an update with one slice of all parameters for each of `sharers`, and the all-gathers of the results.
+
+    With `keeps`, each rank keeps its slices in another type, and sends copies in the type of the parameters.
 
     Source:
         Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020, arXiv
@@ -298,8 +303,10 @@ def optimize_slices(job: Job, grads: Names, params: Names, sharers: Group, algor
     slices = tuple(f"updated.{number}" for number in range(len(params)))
     chosen = algorithm if algorithms.carries(algorithm, ops.AllGather) else "auto"
     gathers = (ops.AllGather(*each, sharers, algorithm=chosen) for each in zip(slices, params, strict=True))
-    update = ops.Optimize(params, grads, slices=slices, shared_by=sharers)
-    return (update, *gathers, *wait_for_update(job, params))
+    kept = tuple(f"{MASTER}.{number}" for number in range(len(params))) if keeps else slices
+    update = ops.Optimize(params, grads, slices=kept, shared_by=sharers)
+    copies = (ops.Copy(*each) for each in zip(kept, slices, strict=True) if keeps)
+    return (update, *copies, *gathers, *wait_for_update(job, params))
 
 
 def _rate(params: Names, grads: Names, raters: Group, algorithm: Algorithm) -> Body:

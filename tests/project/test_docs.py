@@ -440,6 +440,7 @@ GRADIENT = {
     "parallel_optimizer",
     "shared_update",
     "updates_sent_by",
+    "param_dtype",
 }
 SPARSE = {"density", "method", "warmup_steps"}
 

@@ -19,11 +19,11 @@ from simdist.plan import AllGather, Broadcast
 from simdist.plan.algorithms import CollectiveAlgorithm
 
 
-def broadcasts(call: Call) -> Iterator[Call]:
+def broadcast_calls(call: Call) -> Iterator[Call]:
     """Yield the broadcasts, of one slice each."""
     for root in range(call.n):
         one = Broadcast("", call.op.group, root, lane=call.op.lane)
         yield replace(call, op=one, nbytes=call.nbytes // call.n)
 
 
-ALGORITHM = CollectiveAlgorithm((AllGather,), broadcasts)
+ALGORITHM = CollectiveAlgorithm((AllGather,), broadcast_calls)

@@ -368,6 +368,16 @@ def test_so_many_consecutive_ranks_share_an_update(degree: bool | int | str, siz
         assert [(op.group, op.algorithm) for op in gathers] == [(Group(size), "auto")] * 4
 
 
+@pytest.mark.parametrize("settings", [{}, {"compression": "fp16"}, {"updates_sent_by": "broadcast"}])
+def test_ranks_may_keep_their_slices_in_another_type(settings: dict[str, object]) -> None:
+    schedule = kinds()["sync"](shared_update=4, param_dtype="bfloat16", **settings)
+    check_schedule(schedule)
+    plan = schedule.plan(JOB)
+    update = next(op for op in plan.bodies[0] if isinstance(op, Optimize))
+    assert {plan.buffer(name).dtype for name in (*update.params, *update.grads)} == {"bfloat16"}
+    assert [(plan.buffer(name).dtype, plan.buffer(name).initialized) for name in update.slices] == [("float32", True)]
+
+
 def test_gradients_for_one_buffer_of_parameters_cover_it() -> None:
     schedule = kinds()["sync"](shared_update=2, updates_sent_by="broadcast", first_bucket_nbytes=1, bucket_nbytes=1)
     plan = schedule.plan(JOB)
@@ -399,7 +409,14 @@ def test_no_number_of_ranks_that_share_is_refused(wrong: object) -> None:
         ("sync", {"shared_update": 3}, 4, "shared_update", "3 does not divide the 8 ranks"),
         ("sync", {"shared_update": "node"}, 1, "shared_update", "node: a node has one rank: write true, or a number"),
         ("torus", {"shared_update": 2}, 4, "shared_update", "2: the 4 ranks of a node share the exchange: write true"),
-        ("sync", {"updates_sent_by": "broadcast"}, 4, "updates_sent_by", "no update is sent without shared_update"),
+        (
+            "sync",
+            {"updates_sent_by": "broadcast"},
+            4,
+            "updates_sent_by",
+            "broadcast: it is for updates that ranks share",
+        ),
+        ("sync", {"param_dtype": "bfloat16"}, 4, "param_dtype", "bfloat16: it is for updates that ranks share"),
         ("sync", {"algorithm": "broadcasts"}, 4, "algorithm", "write shared_update: true and updates_sent_by: broad"),
     ],
 )
