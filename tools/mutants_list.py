@@ -1865,6 +1865,14 @@ _REAL = (
         ("tests/real/execution/test_schedule_values.py", "-k", "shared_by_some and broadcast"),
     ),
     Mutant(
+        "real: executor",
+        "slices of a type of their own begin each step as the rounded parameters",
+        "real/programs/sharing.py",
+        "(mine.dtype == updated.dtype or not self._has_kept)",
+        "True",
+        ("tests/real/execution/test_schedule_values.py", "-k", "too_small"),
+    ),
+    Mutant(
         "real: sharded copies",
         "neighbours exchange slices of different tensors",
         "simdist/plan/copies.py",

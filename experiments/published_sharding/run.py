@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
+from deferred import deferred_table
 from memory import memory_table
 from rates_of_rows import Prediction, families, predictions
 
@@ -142,6 +143,7 @@ def tables() -> dict[str, str]:
         "summary": "\n".join(summary_table()),
         **by_family,
         "degrees": "\n".join(degrees_table()),
+        "deferred": "\n".join(deferred_table()),
         "networks": "\n".join(networks_table()),
         "memory": "\n".join(memory_table()),
     }

@@ -24,7 +24,8 @@ from simdist.traces.trace import Trace
 #:
 #: parameters: what the optimizer updates. optimizer: its state, slices that it keeps in another type, and anchors.
 #: units: gathered parameters. gradients: of the backward pass, reduced or not. activations: what the forward pass
-#: leaves for the backward pass. communication: inputs and outputs of collectives. other: residuals, inputs, checkpoints.
+#: leaves for the backward pass. communication: inputs and outputs of collectives.
+#: other: residuals, inputs, checkpoints.
 MemoryKind: TypeAlias = Literal[
     "parameters", "optimizer", "units", "gradients", "activations", "communication", "other"
 ]

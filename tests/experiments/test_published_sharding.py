@@ -65,6 +65,14 @@ def test_page_shows_the_better_degree_of_sharing_and_it_is_the_measured_one():
     assert max(abs(each.errors[0]) for each in found.values()) < 0.05
 
 
+def test_page_shows_what_one_all_reduce_for_all_micro_batches_takes():
+    assert shown("deferred") == "\n".join(experiment().deferred_table())
+    deferred = sys.modules["deferred"]
+    found_s = deferred.step_s(deferred.solved_bandwidth_Bps(), 4, "last")
+    for measured_s in (54.3, 54.3, 54.9):
+        assert found_s == pytest.approx(measured_s, rel=0.01)
+
+
 def test_sum_of_zero_1_by_hand():
     """7.32 billion parameters in bf16: an all-reduce at the network's rate, broadcasts at that or at NVLink's."""
     nbytes = 2 * 7_321_423_872

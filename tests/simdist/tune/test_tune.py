@@ -196,6 +196,22 @@ def test_memory_is_that_of_the_buffers():
     assert found.host_nbytes == 0
 
 
+@pytest.mark.parametrize(
+    ("degree", "by", "shares"),
+    [
+        (2, "all_gather", 2 * 3 / 4),  # two rings of 4 ranks, each of half the buffer
+        (4, "all_gather", 2 * 1 / 2),
+        ("node", "all_gather", 2 * 1 / 2),
+        (True, "all_gather", 2 * 7 / 8),
+        ("node", "broadcast", 2 * 7 / 8),
+        (True, "broadcast", 2 * 7 / 8 + 7 / 8),
+    ],
+)
+def test_a_node_sends_what_the_degree_of_shared_updates_says(degree, by, shares):
+    found = known(small(), kind="sync", shared_update=degree, updates_sent_by=by)
+    assert found.sent_nbytes == pytest.approx(shares * NBYTES)
+
+
 def test_ranks_that_share_an_update_need_less_memory():
     """Parameters, gradients and slices of momenta; among nodes, also the slice of gradients that is under way."""
     degrees = {degree: known(small(), kind="sync", shared_update=degree) for degree in (2, 4, True)}
