@@ -5,8 +5,8 @@ before the sum, like DistributedDataParallel and torch's averagers, because gloo
 
 The library chooses the `algorithm` of an operation: gloo reduces in a ring, NCCL chooses dynamically. An all-gather by
 `broadcasts` is one broadcast of the library for each member. No library has an all-reduce through parameter servers, so
-it is composed of messages here. Its servers are members of the group. Servers
-that are not ranks exist only in simulations.
+it is composed of messages here. Its servers are members of the group. Servers that are not ranks exist only in
+simulations.
 
 A sparse buffer travels in one message: the bytes of its values, then those of its indices.
 

@@ -169,12 +169,12 @@ class GradientSchedule(Schedule, abc.ABC):
         """Return what does not fit: ranks that cannot share an update, or an algorithm that cannot gather slices."""
         found = super().problems(world_size, ranks_per_node)
         if not self.shared_update:
-            alone = {"updates_sent_by": self.updates_sent_by != "all_gather", "param_dtype": bool(self.param_dtype)}
             hint = "it is for updates that ranks share: write shared_update: true, or leave it out"
-            return [
-                *found,
-                *((name, f"{vars(self)[name]}: {hint}") for name, is_written in alone.items() if is_written),
-            ]
+            if self._is_broadcast:
+                found.append(("updates_sent_by", f"{self.updates_sent_by}: {hint}"))
+            if self.param_dtype:
+                found.append(("param_dtype", f"{self.param_dtype}: {hint}"))
+            return found
         job = Job(world_size, ranks_per_node, n_steps=1, tensor_counts=(1,))
         size = self._sharers(job).size
         own = self.n_slices(job)

@@ -678,6 +678,16 @@ GOLDEN_PLANS: dict[str, tuple[str, dict[str, object], Job]] = {
         dataclasses.replace(DRAWING, tensor_rows=(64, 500, 500, 1_000)),
     ),
     "sync_shared_update": ("sync", {"shared_update": True, "compression": "fp16", "bucket_nbytes": 1_000_000}, DRAWING),
+    "sync_shared_by_some": (
+        "sync",
+        {"shared_update": 4, "param_dtype": "bfloat16", "bucket_nbytes": 1_000_000},
+        DRAWING,
+    ),
+    "sync_shared_by_broadcast": (
+        "sync",
+        {"shared_update": 4, "updates_sent_by": "broadcast", "bucket_nbytes": 1_000_000},
+        DRAWING,
+    ),
     "sync_from_storage": ("sync", {}, STORED),
     "sync_datacache": ("sync", {}, CACHED),
     "sync_staged": ("sync", {"data": "staged", "prefetch": 1}, CACHED),
