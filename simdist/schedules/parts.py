@@ -382,7 +382,7 @@ def take_parameters(pieces: Sequence[str], *, late: bool) -> Body:
 
 def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
     """Return `(field, what is wrong)` with the algorithm of a schedule that reduce-scatters or all-gathers."""
-    if algorithm == "server" or carries_slices(algorithm):
+    if algorithm in ("server", "broadcasts") or carries_slices(algorithm):  # `Schedule.problems` refuses both
         return []
     known = filter(carries_slices, algorithms.names())
     return [("algorithm", f"{algorithm} moves whole buffers, not slices: write {', '.join(known)}")]
