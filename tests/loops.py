@@ -146,7 +146,7 @@ def state_counts(schedule: Schedule) -> int:
 
 
 def misuses_of_shared_updates() -> list[str]:
-    """Return the errors of a loop that clips gradients, one that saves its optimizer, one that joins, and Adafactor."""
+    """Return the errors of loops: one clips gradients, one saves its optimizer, one joins; Adafactor; and two types."""
 
     def clips() -> None:
         module, optimizer = Training().make()
@@ -172,7 +172,12 @@ def misuses_of_shared_updates() -> list[str]:
         optimizer = torch.optim.Adafactor(module.parameters())
         real.wrap(module, optimizer, Sync(shared_update=True), n_steps=1, launch=TWO)
 
-    return [error_of(each) for each in (clips, saves, joins, factors)]
+    def converts() -> None:
+        module, optimizer = Training().make()
+        schedule = Sync(shared_update=True, param_dtype="bfloat16")
+        real.wrap(module, optimizer, schedule, n_steps=1, launch=TWO)
+
+    return [error_of(each) for each in (clips, saves, joins, factors, converts)]
 
 
 def scale(module: nn.Module, factor: float) -> None:

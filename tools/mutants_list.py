@@ -146,6 +146,14 @@ _PLAN = (
         "while n_known < 0:",
         _TEST_CHECK,
     ),
+    Mutant(
+        "plan",
+        "gradients of a shared update need not cover the parameters",
+        _CHECK,
+        "    if joins:\n        yield from _update_problems(op, buffers)\n",
+        "    if joins:\n        pass\n",
+        ("tests/simdist/schedules/test_schedules.py", "-k", "cover_it"),
+    ),
 )
 
 _DES, _FAST, _RECURRENCE = "simdist/engines/des.py", "simdist/engines/fast.py", "simdist/engines/recurrence.py"
@@ -698,6 +706,14 @@ _COST = (
         "kept = kept + (1 - upper) * length",
         ("tests/simdist/cost/test_expansion.py", "-k", "owner"),
     ),
+    Mutant(
+        "cost",
+        "each broadcast of an all-gather carries the whole buffer",
+        "simdist/cost/algorithms/broadcasts.py",
+        "nbytes=call.nbytes // call.n)",
+        "nbytes=call.nbytes)",
+        (*_TEST_COLLECTIVES, "-k", "broadcasts"),
+    ),
 )
 
 _SCHEDULES_AT = "simdist/schedules/"
@@ -900,6 +916,14 @@ _SCHEDULES = (
         "accumulate(reversed(job.tensor_backward_s))",
         "accumulate(job.tensor_backward_s)",
         _TEST_FUSION,
+    ),
+    Mutant(
+        "schedules",
+        "groups that share an update each keep the mean of their own gradients",
+        _SCHEDULES_AT + "gradient.py",
+        "algorithm=last.algorithm),) if groups.size > 1 else ()",
+        "algorithm=last.algorithm),) if groups.size > 8 else ()",
+        (*_TEST_SCHEDULES, "-k", "share_an_update"),
     ),
 )
 
@@ -1823,6 +1847,30 @@ _REAL = (
         "buffer if self.rank == root else _like(buffer, members))",
         "buffer)",
         (_TEST_VALUES, "-k", "collectives_leave_what_numpy_says_in_both_worlds"),
+    ),
+    Mutant(
+        "real: collectives",
+        "broadcasts of all slices come from the first member",
+        "real/collectives/worlds.py",
+        "dist.broadcast(part, src=source, group=members.process_group)",
+        "dist.broadcast(part, src=members.ranks[0], group=members.process_group)",
+        ("tests/real/execution/test_schedule_values.py", "-k", "shared_by_some and broadcast"),
+    ),
+    Mutant(
+        "real: executor",
+        "a slice of parameters is updated with the beginning of its gradient",
+        "real/programs/sharing.py",
+        "begin = first + piece.first",
+        "begin = first",
+        ("tests/real/execution/test_schedule_values.py", "-k", "shared_by_some and broadcast"),
+    ),
+    Mutant(
+        "real: executor",
+        "slices of a type of their own begin each step as the rounded parameters",
+        "real/programs/sharing.py",
+        "(mine.dtype == updated.dtype or not self._has_kept)",
+        "True",
+        ("tests/real/execution/test_schedule_values.py", "-k", "too_small"),
     ),
     Mutant(
         "real: sharded copies",

@@ -230,6 +230,7 @@ FAMILIES: dict[str, list[Family]] = {
     ],
     "published_sharding": [
         Family("FSDP on 16 to 128 H100 and A100, from the fewest GPUs: llm-foundry, torchtitan", _FSDP),
+        Family("ZeRO-1 by degree on 8 to 128 A100, from the first row: InternEvo", "InternEvo"),
         Family("no row of the same model: 13B to 70B from 7B, IBM", "IBM A100 + IBM H100", counts=False),
         Family("on a network that is not published: YaFSDP", "YaFSDP", counts=False),
     ],

@@ -27,7 +27,25 @@ TOLERANCE = 1e-6
 FASTEST = 0.5
 SLOWEST = 20.0
 """Ends of 1 / utilization."""
+SHARING = {"zero1": True, "zero1-node": "node"}
+"""Ranks that share the optimizer's state under ZeRO-1."""
 OTHER_MODELS = {
+    # InternLM/InternEvo, configs/7B_sft.py; internlm/model/modules/mlp.py rounds 8/3 x 4096 up to a multiple of 256.
+    # Biases of the attention, 0.007 % of the parameters, are left out.
+    "internlm-7b": {
+        "layers": 32,
+        "hidden": 4096,
+        "heads": 32,
+        "kv_heads": 32,
+        "intermediate": 11008,
+        "vocabulary": 103168,
+        "gated": True,
+        "norm": "rms",
+        "biases": "none",
+        "fused_qkv": True,
+        "positions": 0,
+        "tied": False,
+    },
     # Roziere et al., Code Llama, arXiv 2308.12950; config.json of codellama/CodeLlama-34b-hf
     "llama2-34b": {
         "layers": 48,
@@ -42,7 +60,7 @@ OTHER_MODELS = {
         "fused_qkv": False,
         "positions": 0,
         "tied": False,
-    }
+    },
 }
 
 
@@ -57,7 +75,7 @@ class Published:
         batch_size: Sequences of a GPU and pass.
         micro_batches: Passes of a step.
         sequence: Tokens of a sequence.
-        sharding: `full`, `grad` or `hybrid`.
+        sharding: `full`, `grad`, `hybrid`, `zero1` or `zero1-node`.
         recompute: Share of the blocks' forward pass that the backward pass repeats.
         compiled: The model was compiled.
         tokens_per_s: Of a GPU.
@@ -102,11 +120,14 @@ class Published:
         if self.model.startswith("mpt"):
             workload["transformer"]["positions"] = self.sequence
         workload |= {"batch_size": self.batch_size, "utilization": utilization}
+        workload |= family.get("workload", {})
         if self.micro_batches > 1:
             workload["micro_batches"] = self.micro_batches
         if self.recompute:
             workload["recompute"] = self.recompute
         schedule = {"kind": "fsdp", **family["schedule"]}
+        if self.sharding in SHARING:
+            schedule["shared_update"] = SHARING[self.sharding]
         if self.sharding == "grad":
             schedule["reshard_after_forward"] = False
         if self.sharding == "hybrid":
@@ -143,6 +164,11 @@ class Prediction:
     simulated_per_s: float
     linear_per_s: float
     summed_per_s: float
+
+    @property
+    def rates(self) -> tuple[float, float, float, float]:
+        """Tokens per second and GPU: measured, simulated, by linear scaling, by the sum."""
+        return self.row.tokens_per_s, self.simulated_per_s, self.linear_per_s, self.summed_per_s
 
     @property
     def errors(self) -> tuple[float, float, float]:
@@ -228,6 +254,9 @@ def communication_s(row: Published) -> float:
     fabric_Bps = LinkCost.of(cluster.fabric, n_parallel=1).capacity_Bps
     network_Bps = LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node).capacity_Bps
     slowest_Bps = min(fabric_Bps, network_Bps) if cluster.nodes > 1 else fabric_Bps
+    if row.sharding in SHARING:  # an all-reduce once a step, and the broadcasts
+        reduced_s = 2 * 2 * n_params * (row.gpus - 1) / row.gpus / slowest_Bps
+        return reduced_s + 2 * n_params / (fabric_Bps if row.sharding == "zero1-node" else slowest_Bps)
     n_gathers = 1 if row.sharding == "grad" else 2
     reduced = 4 if families()[row.family]["schedule"].get("reduce_dtype") == "float32" else 2
     nbytes = n_params * (2 * n_gathers + reduced) * row.micro_batches

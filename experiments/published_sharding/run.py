@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
+from deferred import deferred_table
 from memory import memory_table
 from rates_of_rows import Prediction, families, predictions
 
@@ -43,6 +44,8 @@ def rows_table(family: str) -> Iterator[str]:
             traits.append("compiled")
         if row.sharding == "grad":
             traits.append("ZeRO-2")
+        if row.sharding in SHARERS:
+            traits.append(f"ZeRO-1 over {SHARERS[row.sharding]}")
         if row.recompute and family.startswith("llm"):
             traits.append("checkpointing")
         cells = [
@@ -58,6 +61,24 @@ def rows_table(family: str) -> Iterator[str]:
         else:
             cells += [percent(error) for error in each.errors]
         yield f"| {' | '.join(cells)} |"
+
+
+SHARERS = {"zero1": "all", "zero1-node": "a machine"}
+"""Ranks that share the optimizer's state."""
+
+
+def degrees_table() -> Iterator[str]:
+    """Yield by how much sharing the optimizer's state within a machine is faster than among all GPUs."""
+    yield "| GPUs | measured | simulated | linear | sum |"
+    yield "|---|---|---|---|---|"
+    found = predicted("InternEvo")
+    for gpus in sorted({each.row.gpus for each in found}):
+        among_all, in_machine = (
+            next(each for each in found if (each.row.gpus, each.row.sharding) == (gpus, sharding))
+            for sharding in SHARERS
+        )
+        gains = [one / other - 1 for one, other in zip(in_machine.rates, among_all.rates, strict=True)]
+        yield f"| {gpus} | {' | '.join(map(percent, gains))} |"
 
 
 def percent(error: float) -> str:
@@ -121,6 +142,8 @@ def tables() -> dict[str, str]:
     return {
         "summary": "\n".join(summary_table()),
         **by_family,
+        "degrees": "\n".join(degrees_table()),
+        "deferred": "\n".join(deferred_table()),
         "networks": "\n".join(networks_table()),
         "memory": "\n".join(memory_table()),
     }

@@ -3,9 +3,10 @@
 The groups of a plan are made once, before the first step. For a mean, each member divides by the size of the group
 before the sum, like DistributedDataParallel and torch's averagers, because gloo has no mean.
 
-The library chooses the `algorithm` of an operation: gloo reduces in a ring, NCCL chooses dynamically. No library has an
-all-reduce through parameter servers, so it is composed of messages here. Its servers are members of the group. Servers
-that are not ranks exist only in simulations.
+The library chooses the `algorithm` of an operation: gloo reduces in a ring, NCCL chooses dynamically. An all-gather by
+`broadcasts` is one broadcast of the library for each member. No library has an all-reduce through parameter servers, so
+it is composed of messages here. Its servers are members of the group. Servers that are not ranks exist only in
+simulations.
 
 A sparse buffer travels in one message: the bytes of its values, then those of its indices.
 
@@ -265,6 +266,8 @@ class ProcessWorld:
                     dist.all_reduce(buffer, group=members.process_group)
             case ops.ReduceScatter():
                 self._reduce_scatter(op, memory.dense(op.src), memory.dense(op.dst), members)
+            case ops.AllGather() if op.algorithm == "broadcasts":
+                self._broadcast_each(memory.dense(op.src), memory.dense(op.dst), members)
             case ops.AllGather():
                 self._all_gather(memory.tensors(op.src), memory.tensors(op.dst), members)
             case ops.Reduce():
@@ -296,6 +299,14 @@ class ProcessWorld:
         message = _message(tensors, members)
         dist.broadcast(message, src=source, group=members.process_group)
         _take(message.unsqueeze(0), tensors)
+
+    def _broadcast_each(self, mine: Tensor, whole: Tensor, members: Members) -> None:
+        """Broadcast the slice of each member."""
+        parts = whole.view(len(members.ranks), -1)
+        me = members.ranks.index(self.rank)
+        parts[me].copy_(mine)
+        for part, source in zip(parts, members.ranks, strict=True):
+            dist.broadcast(part, src=source, group=members.process_group)
 
     def _all_gather(self, srcs: Sequence[Tensor], dsts: Sequence[Tensor], members: Members) -> None:
         if len(srcs) == 1:

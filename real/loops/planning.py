@@ -16,7 +16,7 @@ from real.loops.step_shape import check_shape
 from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
-from simdist.plan import Delay, Group, Plan, Result, load
+from simdist.plan import Delay, Group, Optimize, Plan, Result, load
 from simdist.plan.check import check
 from simdist.plan.copies import check_copies, over_copies
 from simdist.plan.delays import Delays, check_delays
@@ -24,6 +24,7 @@ from simdist.plan.plan import DType
 from simdist.proof import prove
 from simdist.runs import run_directory
 from simdist.schedules import InputPath, Job, Schedule
+from simdist.schedules.gradient import GradientSchedule
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.settings.base import shown
 
@@ -42,6 +43,10 @@ _DISTRIBUTED = (
 ENDLESS_STEPS = 2**48  # of a loop whose end is not known
 _LEAST_STEPS = 64  # that are written, to see that a schedule does repeat its cycle
 
+_MASTERS = (
+    "has param_dtype: ranks would keep slices of the parameters in another type than the model, which loops and their "
+    "checkpoints do not: leave param_dtype out, and write shared_update alone"
+)
 _DTYPES: Mapping[torch.dtype, DType] = {
     torch.float64: "float64",
     torch.float32: "float32",
@@ -215,6 +220,8 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
         raise ScenarioError("n_steps=None; delays are given step by step: write n_steps=...")
     if isinstance(schedule, ShardedSchedule):
         schedule = _between_copies(schedule, wanted)
+    if isinstance(schedule, GradientSchedule) and schedule.param_dtype:
+        raise UnsupportedError(f"{schedule.name} {_MASTERS}")
     ranks_per_node = wanted.copies_per_node(schedule)
     problems = schedule.problems(wanted.n_copies, ranks_per_node)
     if problems:
@@ -366,6 +373,9 @@ def _left_out(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[s
 def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
     """Raise an error if the loop, the number of ranks or the delays do not fit a legal plan."""
     check_shape(plan)
+    updates = (op for body in plan.bodies for op in body if isinstance(op, Optimize))
+    if any(plan.buffer(name).initialized for op in updates for name in op.slices):
+        raise UnsupportedError(f"plan {plan.name} {_MASTERS}")
     if wanted.shards:
         check_copies(plan, wanted.ranks_per_copy)
     check_servers(plan)

@@ -88,11 +88,16 @@ class SharedUpdate:
         self._member = self._sharers.member(rank)
         self._copy = self._sharers.number(rank)
         self._whole: list[tuple[Tensor, Tensor]] = []  # this rank's slices of the parameters, and their targets
+        self._in_whole: dict[str, dict[nn.Parameter, int]] = {}  # places of parameters in whole gradient buffers
         self._pieces: dict[nn.Parameter, _Piece] = {}
         if is_sharded:
             _check_order(plan, update)
         for number, (param, updated) in enumerate(zip(update.params, update.slices or update.params, strict=True)):
             self._cut(number, plan, param, memory.dense(updated))
+        for buffer in plan.buffers:
+            if buffer.tensors is not None and buffer.sharded_over == ALONE:
+                places = binding.pieces(buffer, 0, buffer.count)
+                self._in_whole[buffer.name] = {parameter: place.start for parameter, _, place in places}
         self._buckets = {op.dst for body in plan.bodies for op in body if isinstance(op, Backward)}
         self._seen: dict[str, int] = {}
         self._unused: set[Tensor] = set()
@@ -100,6 +105,7 @@ class SharedUpdate:
         self._groups: list[list[Tensor]] = [[] for _ in optimizer.param_groups]  # parameters, while pieces replace them
         self._is_lent = False
         self._is_split = False
+        self._has_kept = False
         self._handle = optimizer.register_state_dict_pre_hook(self._refuse_state)
 
     def release(self) -> None:
@@ -132,10 +138,9 @@ class SharedUpdate:
             self.split()
         self.keep()
         gradients = self._gradients(op)
-        for parameter, piece in self._pieces.items():
-            gradient = gradients[piece.number][piece.place]
+        for (parameter, piece), gradient in zip(self._pieces.items(), gradients, strict=True):
             is_unused = parameter in self._unused and not gradient.any() and bool(gradient.signbit().all())
-            piece.tensor.grad = None if is_unused else gradient
+            piece.tensor.grad = None if is_unused else gradient.to(piece.tensor.dtype)
         self._lend()
 
     def end(self) -> None:
@@ -144,10 +149,11 @@ class SharedUpdate:
             self._swap()
 
     def keep(self) -> None:
-        """Set the slices to those of the parameters, as without an update."""
+        """Set the slices to those of the parameters, as without an update; of slices that last, only the first time."""
         for mine, updated in self._whole:
-            if mine is not updated:
+            if mine is not updated and (mine.dtype == updated.dtype or not self._has_kept):
                 updated.copy_(mine)
+        self._has_kept = True
 
     def note(self, op: Optimize) -> None:
         """Record the gradients that the user sees, if the update uses other ones, and the unused parameters."""
@@ -171,20 +177,29 @@ class SharedUpdate:
         Returns:
             The norm before, a scalar.
         """
-        slices = self._gradients(op)
-        dtype = torch.promote_types(slices[0].dtype, torch.float32)
-        squares = slices[0].new_zeros(dist.get_world_size(everyone) // self._sharers.size, dtype=dtype)
-        squares[self._copy] = sum(torch.linalg.vector_norm(each, dtype=dtype).square() for each in slices)
+        pieces = self._gradients(op)
+        like = self._memory.dense(op.grads[0])
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        squares = like.new_zeros(dist.get_world_size(everyone) // self._sharers.size, dtype=dtype)
+        squares[self._copy] = sum(torch.linalg.vector_norm(each, dtype=dtype).square() for each in pieces)
         dist.all_reduce(squares, group=everyone)
         norm = squares[self._copy].sqrt()
-        for each in slices:
+        for each in pieces:
             each.mul_((max_norm / (norm + _CLIP_EPS)).clamp(max=1.0).to(each.dtype))
         return norm
 
     def _gradients(self, op: Optimize) -> list[Tensor]:
-        """Return this rank's slices of the gradients."""
-        pairs = zip(map(self._memory.dense, op.grads), (len(mine) for mine, _ in self._whole), strict=True)
-        return [each if len(each) == n else each[self._member * n : (self._member + 1) * n] for each, n in pairs]
+        """Return the gradient of each piece."""
+        if op.grads[0] not in self._in_whole:
+            slices = [self._memory.dense(name) for name in op.grads]
+            return [slices[piece.number][piece.place] for piece in self._pieces.values()]
+        firsts = {each: (name, first) for name in op.grads for each, first in self._in_whole[name].items()}
+        found = []
+        for parameter, piece in self._pieces.items():
+            name, first = firsts[parameter]
+            begin = first + piece.first
+            found.append(self._memory.dense(name)[begin : begin + piece.tensor.numel()])
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank's pieces; before `split`, the whole state of the optimizer."""

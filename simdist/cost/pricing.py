@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 _EVERY_RANK = Group(1)
 _SEVERAL = -1
-_OF_LIBRARIES = ("auto", "ring", "double_tree", "nvls")  # they see where members sit, but not their numbers
+#: Algorithms that see where members sit, but not their numbers.
+_OF_LIBRARIES = ("auto", "ring", "double_tree", "nvls", "broadcasts")
 
 
 def price(

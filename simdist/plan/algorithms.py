@@ -38,6 +38,7 @@ class CollectiveAlgorithm:
     Args:
         carries: Classes of operations that it carries out, such as `AllReduce`.
         messages: Yields the `simdist.cost.topology.Messages` of one group, given its `simdist.cost.topology.Call`.
+            `broadcasts` yields calls instead: the library carries them out, one after the other.
         needs_power_of_two: The number of members of a group must be a power of two.
     """
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import NoReturn, assert_never
 
@@ -419,15 +420,22 @@ def _ratio_problems(op: ops.Optimize, buffers: dict[str, Buffer]) -> Iterator[st
 def _slice_problems(op: ops.Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
     if op.ratios:
         yield "shares an update with trust ratios, which are of whole tensors; share the ratios instead"
-    if not len(op.params) == len(op.grads) == len(op.slices):
+    joins = len(op.params) == len(op.slices) == 1 < len(op.grads)  # several gradients for one buffer of parameters
+    if joins:
+        yield from _update_problems(op, buffers)
+    elif not len(op.params) == len(op.grads) == len(op.slices):
         yield f"has {len(op.params)} parameters, {len(op.grads)} gradients and {len(op.slices)} slices; write one each"
     for param, grad, updated in zip(op.params, op.grads, op.slices, strict=False):
-        yield from _shard_problems(buffers[param], buffers[updated], op.shared_by)
+        kept = buffers[updated]
+        lasts = kept.initialized and _is_floating(kept)  # it may have a type of its own
+        like = replace(kept, dtype=buffers[param].dtype) if lasts else kept
+        yield from _shard_problems(buffers[param], like, op.shared_by)
         if buffers[param].tensors is None:
             yield f"updates {param!r}, which names no tensors"
-        if buffers[grad].count not in (buffers[param].count, buffers[updated].count) or buffers[grad].sparse:
-            whole = buffers[param].count
-            one = buffers[updated].count
+        whole = buffers[param].count
+        one = buffers[updated].count
+        fits = joins or buffers[grad].count in (whole, whole - buffers[param].padding, one)
+        if not fits or buffers[grad].sparse:
             yield f"updates with {buffers[grad].count} elements of {grad!r}; {param!r} takes {one}, or all {whole}"
 
 

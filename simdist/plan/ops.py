@@ -166,8 +166,10 @@ class Optimize:
     """Update `params` with `grads`. With `ratios`, each tensor's learning rate is multiplied by its trust ratio.
 
     With `slices`, ranks share the work. Member j of each group updates the j-th of `shared_by.size` equal slices of
-    each of `params`. It writes the result to the corresponding one of `slices`, and `params` do not change. Each
-    gradient buffer belongs to the parameters at the same place in the list. It holds either that slice or all.
+    each of `params`. It writes the result to the corresponding one of `slices`, and `params` do not change. A slice of
+    another type than the parameters lasts: it is updated, and the parameters are copies of it in their type. Each
+    gradient buffer belongs to the parameters at the same place in the list. It holds either that slice or all. If there
+    is one buffer of parameters, several gradient buffers may cover it.
 
     Args:
         params: Parameters. For the outer optimizer: anchors, the parameters at its last update.

@@ -316,11 +316,12 @@ class _Proof:
                 state[op.dst] = self._copied(op, state[op.src])
                 self._use_batch(op.src, state)
             case ops.Optimize() if op.slices:
-                for param, grad, updated in zip(op.params, op.grads, op.slices, strict=True):
+                for number, (param, updated) in enumerate(zip(op.params, op.slices, strict=True)):
                     if param in self._updated:
                         raise _BrokenError(f"updates {param} twice in a step")
                     self._updated.add(param)
-                    state[updated] = self._shared_update(op, state[param], state[grad])
+                    grads = op.grads if len(op.params) == 1 else op.grads[number : number + 1]
+                    state[updated] = self._shared_update(op, param, grads, state)
             case ops.Optimize():
                 if op.ratios:
                     self._demand_ratios(op, op.ratios, state)
@@ -560,17 +561,21 @@ class _Proof:
         sign = Fraction(-1 if op.optimizer == "outer" else 1)
         if self._buffers[param].sharded_over != ops.ALONE:
             return self._optimized_slice(param, op, state, sign)
+        additions = self._joined(param, op.grads, state)
+        return Value(state[param].places, summed((state[param].weights, Fraction(1)), (additions, sign)))
+
+    def _joined(self, param: str, grads: Sequence[str], state: State) -> dict[Tag, Weights]:
+        """Return the weights of whole gradients in the order of the parameters."""
         first, last = self._atoms(param)
         pieces: defaultdict[Tag, list[tuple[slice, Weights]]] = defaultdict(list)
-        for grad in op.grads:
+        for grad in grads:
             grad_first, grad_last = self._atoms(grad)
             self._demand_places(grad, state[grad])
             low = max(first, grad_first)
             high = min(last, grad_last)
             for tag, each in state[grad].weights.items() if low < high else ():
                 pieces[tag].append((slice(low - first, high - first), each.cut(low - grad_first, high - grad_first)))
-        additions = {tag: assembled(parts, last - first) for tag, parts in pieces.items()}
-        return Value(state[param].places, summed((state[param].weights, Fraction(1)), (additions, sign)))
+        return {tag: assembled(parts, last - first) for tag, parts in pieces.items()}
 
     def _optimized_slice(self, param: str, op: ops.Optimize, state: State, sign: Fraction) -> Value:
         """Return slices of parameters after adding the weights of the gradients of the same slices to theirs."""
@@ -583,10 +588,14 @@ class _Proof:
         terms = (value.weights, Fraction(1)), (state[of_same[0]].weights, sign)
         return Value(value.places, summed(*terms))
 
-    def _shared_update(self, op: ops.Optimize, params: Value, grads: Value) -> Value:
+    def _shared_update(self, op: ops.Optimize, param: str, grads: Sequence[str], state: State) -> Value:
         """Return each member's slice of the parameters, after adding the weights of their gradients."""
-        own = self._own_slices(op.shared_by, params)
-        added = grads if grads.places.shape == own.places.shape else self._own_slices(op.shared_by, grads)
+        own = self._own_slices(op.shared_by, state[param])
+        added = state[grads[0]]
+        if len(grads) > 1:
+            added = Value(self._places(param), self._joined(param, grads, state))
+        if added.places.shape != own.places.shape:
+            added = self._own_slices(op.shared_by, added)
         if (added.places != own.places).any():
             raise _BrokenError("the gradients are of other slices than the parameters that they update")
         tags = own.weights | added.weights

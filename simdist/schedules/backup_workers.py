@@ -75,6 +75,8 @@ class BackupWorkers(Schedule):
         if algorithms.needs_power_of_two(self.algorithm) and n_in & (n_in - 1):
             without = f"the world without {self.backup} has {n_in} ranks"
             found.append(("algorithm", f"{self.algorithm} needs a power of two; {without}: choose ring"))
+        if not algorithms.carries(self.algorithm, AllReduce):
+            found.append(("algorithm", f"{self.algorithm} is no algorithm of all_reduce: choose ring"))
         if self.backup >= world_size:
             found.append(("backup", f"{self.backup} of {world_size} ranks: write at most {world_size - 1}"))
         if not 1 <= self._n_servers(world_size, ranks_per_node) <= world_size:

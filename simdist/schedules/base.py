@@ -175,6 +175,9 @@ class Schedule(Settings, abc.ABC):
         """Return `(field, what is wrong)` for parameters that do not fit the cluster."""
         if self.algorithm == "server":
             return [("algorithm", "server: it needs servers, which are `kind: parameter_server`")]
+        if self.algorithm == "broadcasts":
+            hint = "write shared_update: true and updates_sent_by: broadcast instead"
+            return [("algorithm", f"broadcasts: it gathers only, and carries updates of parameters: {hint}")]
         if algorithms.needs_power_of_two(self.algorithm) and world_size & (world_size - 1):
             problem = f"{self.algorithm} needs a power of two; the world has {world_size} ranks: choose ring"
             return [("algorithm", problem)]
@@ -264,4 +267,5 @@ def _sources(plan: Plan, checkpoint: Checkpoint) -> list[Buffer]:
             f"it: write ranks: all, or what: parameters"
         )
     count = sum(buffer.count - buffer.padding for buffer in slices or updated)
-    return [*updated, Buffer(_MOMENTS, count, updated[0].dtype, initialized=True)]
+    kept = [buffer for buffer in slices if buffer.initialized]
+    return [*updated, *kept, Buffer(_MOMENTS, count, (slices or updated)[0].dtype, initialized=True)]

@@ -4,9 +4,9 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Body, Buffer, Copy, Group, Op, Plan, ReduceScatter, Result
@@ -14,15 +14,20 @@ from simdist.plan.ops import ALONE
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import FloatType, Job
 from simdist.schedules.tuning import FP16, SHARED_UPDATES, Allowance, Axis, Permit, Value
-from simdist.settings.units import Nbytes
+from simdist.settings.base import shown
+from simdist.settings.units import Nbytes, parse_whole
 
 _WARM_UP = "warm-up"
 _FIRST = "first step after it"
 _USUAL = "later steps"
 _MIB = 1024**2
+_NODE = "node"
 _BUCKETS = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)  # sizes that `tune` tries
+
+
+Sharing: TypeAlias = bool | int | Literal["node"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +73,35 @@ class GradientSchedule(Schedule, abc.ABC):
         arXiv 2010.10458 (parallel tensor operator).
     """
 
-    shared_update: bool = False
+    shared_update: Sharing = False
     """Every rank updates its slice of the parameters, and keeps the optimizer state of that slice only. Slices are then
     gathered. Gradients are reduce-scattered if the schedule has a place for that, so no more is sent than without.
 
-    The slices are those of a node, as `n_slices` cuts them, or else one for each rank of the world.
+    `true`: the slices are those of a node, as `n_slices` cuts them, or else one for each rank of the world. A number of
+    consecutive ranks, or those of a `node`: each such group has all slices. Ranks with the same slice in different
+    groups all-reduce its gradient.
 
     Source:
         Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054 (stage 1); Xu et al., Automatic Cross-Replica Sharding of
-        Weight Update in Data-Parallel Training, arXiv 2004.13336.
+        Weight Update in Data-Parallel Training, arXiv 2004.13336. By degree: Megatron-LM,
+        --num-distributed-optimizer-instances; InternLM/InternEvo, parallel.zero1.
+    """
+    updates_sent_by: Literal["all_gather", "broadcast"] = "all_gather"
+    """How the ranks that share an update get all of it. `all_gather`: the slices of each bucket are gathered.
+    `broadcast`: each rank in turn broadcasts its slice of all parameters. Gradients are then all-reduced, not
+    reduce-scattered.
+
+    Source:
+        torch.distributed.optim.ZeroRedundancyOptimizer and InternEvo's HybridZeroOptimizer (`broadcast`). There each
+        rank updates whole tensors, about as many elements as the others.
+    """
+
+    param_dtype: FloatType | None = None
+    """With `shared_update`: type of the parameters that all ranks hold, and of gradients. Each rank also keeps its
+    slice of the parameters in the workload's type, and updates that (mixed precision). If absent, there is one type.
+
+    Source:
+        Rajbhandari et al., ZeRO, SC 2020, arXiv 1910.02054, section 3.1.
     """
 
     @classmethod
@@ -89,8 +114,13 @@ class GradientSchedule(Schedule, abc.ABC):
             found.append(cls.axis("compression", ("none", "fp16"), FP16))
         found += cls.sending_axes(job, allowed)
         if job.optimizer != "lars":
-            found.append(cls.axis("shared_update", (False, True), SHARED_UPDATES))
+            found.append(cls.axis("shared_update", cls.tried_sharings(job), SHARED_UPDATES))
         return tuple(found)
+
+    @classmethod
+    def tried_sharings(cls, job: Job) -> tuple[Sharing, ...]:
+        """Return the groups that may share an update in a search: none or all ranks by default."""
+        return (False, True)
 
     @classmethod
     def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
@@ -121,10 +151,40 @@ class GradientSchedule(Schedule, abc.ABC):
         compresses = self.compression == "fp16" and ITEM_NBYTES[job.dtype] > ITEM_NBYTES["float16"]
         return "float16" if compresses else job.dtype
 
+    @field_validator("shared_update", mode="before")
+    @classmethod
+    def _is_sharing(cls, value: object) -> object:
+        if isinstance(value, bool) or value == _NODE:
+            return value
+        hint = "write true, false, node, or the number of ranks that share, 2 or more"
+        try:
+            n_ranks = parse_whole(value)
+        except ValueError:
+            raise ValueError(f"{shown(value)}: {hint}") from None
+        if n_ranks < 2:
+            raise ValueError(f"{n_ranks}: {hint}")
+        return n_ranks
+
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return what does not fit: an algorithm that cannot gather slices of a shared update."""
-        slicing = parts.slicing_problems(self.algorithm) if self.shared_update else []
-        return [*super().problems(world_size, ranks_per_node), *slicing]
+        """Return what does not fit: ranks that cannot share an update, or an algorithm that cannot gather slices."""
+        found = super().problems(world_size, ranks_per_node)
+        if not self.shared_update:
+            hint = "it is for updates that ranks share: write shared_update: true, or leave it out"
+            if self._is_broadcast:
+                found.append(("updates_sent_by", f"{self.updates_sent_by}: {hint}"))
+            if self.param_dtype:
+                found.append(("param_dtype", f"{self.param_dtype}: {hint}"))
+            return found
+        job = Job(world_size, ranks_per_node, n_steps=1, tensor_counts=(1,))
+        size = self._sharers(job).size
+        own = self.n_slices(job)
+        if size == 1 < world_size:
+            found.append(("shared_update", "node: a node has one rank: write true, or a number of ranks"))
+        elif world_size % size:
+            found.append(("shared_update", f"{size} does not divide the {world_size} ranks"))
+        elif own > 1 and size != own:
+            found.append(("shared_update", f"{size}: the {own} ranks of a node share the exchange: write true"))
+        return [*found, *parts.slicing_problems(self.algorithm)]
 
     def warms_up(self, step: int) -> bool:
         """Tell whether `step` all-reduces the gradients instead; by default no step does."""
@@ -146,6 +206,8 @@ class GradientSchedule(Schedule, abc.ABC):
         """
         for field, problem in self.workload_problems(job.optimizer):
             raise PlanError(f"plan {self.name}: {field}: {problem}")
+        own_dtype = job.dtype
+        job = replace(job, dtype=self.param_dtype or own_dtype)
         first_nbytes, nbytes = self.limits()
         buckets = parts.gradient_buckets(job, first_nbytes=first_nbytes, nbytes=nbytes)
         grads = parts.gradient_buffers(job, buckets, multiple=self._multiple(job))
@@ -156,9 +218,12 @@ class GradientSchedule(Schedule, abc.ABC):
             way: [self._sharing(exchange(buffer, number, job), buffer, job) for number, buffer in enumerate(taken)]
             for way, (taken, exchange) in ways.items()
         }
-        ends = {way: self._end(job, buckets, taken, exchanges[way]) for way, (taken, _) in ways.items()}
+        masters = self._masters(job, buckets, own_dtype)
+        ends = {
+            way: self._end(job, buckets, taken, exchanges[way], keeps=bool(masters)) for way, (taken, _) in ways.items()
+        }
         after_warm_up = _USUAL if ends[_FIRST] == ends[_USUAL] else _FIRST
-        params = tuple(buffer.name for buffer in parts.param_buffers(job, buckets, self._sharers(job)))
+        params = self._params(job, buckets)
 
         def way(step: int) -> str:
             if self.warms_up(step):
@@ -173,7 +238,7 @@ class GradientSchedule(Schedule, abc.ABC):
         warms_up = self.warms_up(0)
         halves = dict.fromkeys((*sent, *(warm if warms_up else ())))
         used = [*exchanges[_USUAL], *(exchanges[_WARM_UP] if warms_up else ())]
-        buffers = self._buffers(job, buckets, tuple(halves), used)
+        buffers = (*self._buffers(job, buckets, tuple(halves), used), *masters)
         return Plan.from_steps(
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
         )
@@ -191,7 +256,14 @@ class GradientSchedule(Schedule, abc.ABC):
     @property
     def traits(self) -> str:
         """Suffix of a default label: compression, and the work that ranks share."""
-        chosen = {"fp16": self.compression == "fp16", "pto": self.parallel_optimizer, "shared": self.shared_update}
+        shared = "shared" if self.shared_update is True else f"shared-{self.shared_update}"
+        chosen = {
+            "fp16": self.compression == "fp16",
+            "pto": self.parallel_optimizer,
+            shared: self.shared_update is not False,
+            "broadcast": self.updates_sent_by == "broadcast",
+            str(self.param_dtype): self.param_dtype is not None,
+        }
         return "".join(f"-{trait}" for trait, is_chosen in chosen.items() if is_chosen)
 
     def limits(self) -> tuple[int, int]:
@@ -204,27 +276,59 @@ class GradientSchedule(Schedule, abc.ABC):
         return Group(job.world_size if self.parallel_optimizer else 1)
 
     def _sharers(self, job: Job) -> Group:
-        """Return the groups that share the update: slices of the schedule, or the world."""
-        n_slices = self.n_slices(job)
-        return Group(n_slices if n_slices > 1 else job.world_size) if self.shared_update else ALONE
+        """Return the groups that share the update."""
+        match self.shared_update:
+            case False:
+                return ALONE
+            case True:
+                n_slices = self.n_slices(job)
+                return Group(n_slices if n_slices > 1 else job.world_size)
+            case "node":
+                return Group(job.ranks_per_node)
+            case n_ranks:
+                return Group(n_ranks)
+
+    @property
+    def _is_broadcast(self) -> bool:
+        return self.updates_sent_by == "broadcast"
 
     def _multiple(self, job: Job) -> int:
-        return max(self.n_slices(job), self._sharers(job).size)
+        sharers = ALONE if self._is_broadcast else self._sharers(job)
+        return max(self.n_slices(job), sharers.size)
+
+    def _params(self, job: Job, buckets: Sequence[parts.Bucket]) -> tuple[str, ...]:
+        buffers = parts.param_buffers(job, buckets, self._sharers(job), in_one=self._is_broadcast)
+        return tuple(buffer.name for buffer in buffers)
+
+    def _masters(self, job: Job, buckets: Sequence[parts.Bucket], dtype: DType) -> tuple[Buffer, ...]:
+        """Return the slices that ranks keep in a type of their own; none if parameters have that type."""
+        sharers = self._sharers(job)
+        if dtype == job.dtype or sharers == ALONE:
+            return ()
+        whole = parts.param_buffers(job, buckets, sharers, in_one=self._is_broadcast)
+        return tuple(
+            Buffer(f"{parts.MASTER}.{number}", each.count // sharers.size, dtype, initialized=True)
+            for number, each in enumerate(whole)
+        )
 
     def _sharing(self, exchange: Exchange, sent: Buffer, job: Job) -> Exchange:
         """Leave out the final gather of an exchange if the ranks that share the update need only their slices."""
         sharers = self._sharers(job)
-        if sharers == ALONE or not exchange.ops:
+        if sharers == ALONE or self._is_broadcast or not exchange.ops:
             return exchange
         *before, last = exchange.ops
         if isinstance(last, AllGather) and (last.dst, last.group) == (sent.name, sharers):
             shard = next(buffer for buffer in exchange.buffers if buffer.name == last.src)
             return replace(exchange, ops=tuple(before), shard=shard)
-        if isinstance(last, AllReduce) and not before and last.group == sharers and last.servers is None:
+        if not isinstance(last, AllReduce) or before or last.servers is not None:
+            return exchange
+        if self.n_slices(job) == 1 or last.group == sharers:
             number = sent.name.split(".")[1]
             shard = Buffer(f"shard.{number}", sent.count // sharers.size, sent.dtype)
             scatter = ReduceScatter(sent.name, shard.name, sharers, algorithm=last.algorithm)
-            return replace(exchange, ops=(scatter,), buffers=(*exchange.buffers, shard), shard=shard)
+            groups = Group(job.world_size // sharers.size, stride=sharers.size)
+            between = (AllReduce(shard.name, groups, algorithm=last.algorithm),) if groups.size > 1 else ()
+            return replace(exchange, ops=(scatter, *between), buffers=(*exchange.buffers, shard), shard=shard)
         return exchange
 
     def _in_wire_type(self, grad: Buffer, job: Job) -> Buffer:
@@ -240,7 +344,12 @@ class GradientSchedule(Schedule, abc.ABC):
     ) -> tuple[Buffer, ...]:
         """Return all buffers: of training, of half-precision copies, and of the exchanges."""
         training = parts.training_buffers(
-            job, buckets, multiple=self._multiple(job), raters=self._raters(job), sharers=self._sharers(job)
+            job,
+            buckets,
+            multiple=self._multiple(job),
+            raters=self._raters(job),
+            sharers=self._sharers(job),
+            in_one=self._is_broadcast,
         )
         halves = (buffer for buffer in sent if buffer not in training)
         shards = (each.shard for each in exchanges if each.shard and each.shard.dtype != job.dtype)
@@ -248,13 +357,27 @@ class GradientSchedule(Schedule, abc.ABC):
         return tuple(dict.fromkeys((*training, *halves, *(each for one in exchanges for each in one.buffers), *wide)))
 
     def _end(
-        self, job: Job, buckets: Sequence[parts.Bucket], sent: Sequence[Buffer], exchanges: Sequence[Exchange]
+        self,
+        job: Job,
+        buckets: Sequence[parts.Bucket],
+        sent: Sequence[Buffer],
+        exchanges: Sequence[Exchange],
+        *,
+        keeps: bool,
     ) -> Body:
-        """Return the operations of a step from its last backward pass on."""
+        """Return the operations of a step from its last backward pass on.
+
+        Args:
+            job: The job.
+            buckets: Ranges of tensors.
+            sent: The buffers that are exchanged.
+            exchanges: Their exchanges.
+            keeps: Ranks keep their slices of the parameters in another type.
+        """
         ops: list[Op] = []
         finish: list[Op] = []
         grads: list[str] = []
-        params = tuple(buffer.name for buffer in parts.param_buffers(job, buckets, self._sharers(job)))
+        params = self._params(job, buckets)
         for number, (buffer, exchange) in enumerate(zip(sent, exchanges, strict=True)):
             grad = f"grad.{number}"
             is_copy = buffer.name != grad
@@ -268,7 +391,8 @@ class GradientSchedule(Schedule, abc.ABC):
         if sharers == ALONE:
             update = parts.optimize(job, buckets, raters=self._raters(job), algorithm=self.algorithm)
         else:
-            update = parts.optimize_slices(job, tuple(grads), params, sharers, self.algorithm)
+            algorithm = "broadcasts" if self._is_broadcast else self.algorithm
+            update = parts.optimize_slices(job, tuple(grads), params, sharers, algorithm, keeps=keeps)
         return (*ops, *finish, *update)
 
 

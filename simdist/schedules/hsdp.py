@@ -10,7 +10,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 from simdist.plan.algorithms import AUTO
 from simdist.schedules import KINDS, settings_of_name
 from simdist.schedules.averaging import AveragingSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, degrees
 from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
@@ -20,15 +20,6 @@ from simdist.settings.units import Whole
 
 _PERIODS = (4, 16, 64)  # that `tune` tries
 _OF_HSDP = ("label", "run_ahead_steps", "data", "prefetch", "readers", "decode_workers")
-
-
-def _degrees(job: Job) -> tuple[int, ...]:
-    """Return the numbers of ranks that may share a copy: parts of a node, or several whole nodes."""
-    n = job.world_size
-    node = min(job.ranks_per_node, n)
-    divisors = (each for each in range(2, n) if n % each == 0)
-    found = tuple(each for each in divisors if each % node == 0 or node % each == 0)
-    return found or (node,)
 
 
 @final
@@ -81,9 +72,9 @@ class HSDP(ShardedSchedule):
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
         """Return also the ranks that share a copy, what copies exchange, and how often."""
-        degrees = _degrees(job)
+        shards = degrees(job) or (job.ranks_per_node,)
         between = (None, *_betweens(job, allowed))
-        found = [*super().axes(job, allowed), cls.axis("shard", degrees), cls.axis("between", between)]
+        found = [*super().axes(job, allowed), cls.axis("shard", shards), cls.axis("between", between)]
         if job.micro_batches > 1:
             found.append(cls.axis("all_reduce", ("each", "last")))
         return tuple(found)

@@ -8,6 +8,9 @@ from simdist.plan.ops import ALONE, Channel, Destination, Level
 from simdist.plan.plan import Dataset, DType
 from simdist.schedules.units import ModelUnit
 
+#: The types that schedules may convert parameters and gradients to.
+FloatType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16"]
+
 #: The levels of storage that the loads of each epoch read, and the samples that nodes keep.
 #:
 #:     naive       every epoch reads from storage
@@ -142,3 +145,15 @@ class Job:
     speeds: tuple[float, ...] = ()
     units: tuple[ModelUnit, ...] = ()
     has_param_buffers: bool = False
+
+
+def degrees(job: Job) -> tuple[int, ...]:
+    """Return the numbers of ranks that may share something: parts of a node, or several whole nodes.
+
+    >>> degrees(Job(world_size=16, ranks_per_node=4, n_steps=1, tensor_counts=(1,)))
+    (2, 4, 8)
+    """
+    n = job.world_size
+    node = min(job.ranks_per_node, n)
+    divisors = (each for each in range(2, n) if n % each == 0)
+    return tuple(each for each in divisors if each % node == 0 or node % each == 0)

@@ -19,6 +19,7 @@ WHOLE_MODEL_NBYTES = 2**62  # larger than any model: one bucket
 PARAM = "param"
 FLAT = "flat"
 SENT = "sent"
+MASTER = "master"
 RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 
@@ -67,11 +68,22 @@ def gradient_buffers(job: Job, buckets: Sequence[Bucket], *, multiple: int = 1) 
     return tuple(buffers)
 
 
-def param_buffers(job: Job, buckets: Sequence[Bucket], sharers: Group = ALONE) -> tuple[Buffer, ...]:
-    """Return the buffer of all parameters or, for a shared update, one buffer per bucket, in equal slices."""
-    if sharers == ALONE:
+def param_buffers(
+    job: Job, buckets: Sequence[Bucket], sharers: Group = ALONE, *, in_one: bool = False
+) -> tuple[Buffer, ...]:
+    """Return the buffers of the parameters, which the ranks that share the update cut into equal slices.
+
+    Args:
+        job: The job.
+        buckets: Ranges of tensors.
+        sharers: Groups that share the update.
+        in_one: One buffer holds all parameters. Otherwise there is one per bucket, if the update is shared.
+    """
+    if sharers == ALONE or in_one:
         everything = (0, len(job.tensor_counts))
-        return (Buffer(PARAM, sum(job.tensor_counts), job.dtype, tensors=everything, initialized=True),)
+        count = sum(job.tensor_counts)
+        padding = -count % sharers.size
+        return (Buffer(PARAM, count + padding, job.dtype, tensors=everything, initialized=True, padding=padding),)
     return tuple(
         replace(grad, name=grad.name.replace("grad", PARAM), initialized=True)
         for grad in gradient_buffers(job, buckets, multiple=sharers.size)
@@ -85,6 +97,7 @@ def training_buffers(
     multiple: int = 1,
     raters: Group = ALONE,
     sharers: Group = ALONE,
+    in_one: bool = False,
     params: Mapping[str, Bucket] | None = None,
 ) -> tuple[Buffer, ...]:
     """Return the buffers of data-parallel training: parameters, gradient buckets, activations, losses and batches.
@@ -95,16 +108,18 @@ def training_buffers(
         multiple: Gradient buckets are padded to a multiple of this many elements.
         raters: Groups that share the trust ratios of LARS, see `optimize`.
         sharers: Groups that share the update.
+        in_one: See `param_buffers`.
         params: Buffers of parameters, each with the tensors that it holds. By default those of `param_buffers`.
     """
+    whole = param_buffers(job, buckets, sharers, in_one=in_one)
     buffers = [tensor_buffer(job, name, tensors, initialized=True) for name, tensors in (params or {}).items()]
-    buffers = buffers or [*param_buffers(job, buckets, sharers)]
+    buffers = buffers or [*whole]
     buffers += gradient_buffers(job, buckets, multiple=multiple)
     buffers.append(Buffer("activations", 1, job.dtype))
     buffers += loss_buffers(job)
     if job.optimizer == "lars":
         buffers += _ratio_buffers(job, raters)
-    for number, each in enumerate(param_buffers(job, buckets, sharers) if sharers != ALONE else ()):
+    for number, each in enumerate(whole if sharers != ALONE else ()):
         buffers.append(Buffer(f"updated.{number}", each.count // sharers.size, job.dtype))
     return (*buffers, *input_buffers(job))
 
@@ -274,18 +289,24 @@ def wait_for_update(job: Job, params: Names) -> Body:
     return tuple(map(ops.Wait, params)) if waits else ()
 
 
-def optimize_slices(job: Job, grads: Names, params: Names, sharers: Group, algorithm: Algorithm) -> Body:
-    """Return an update with one slice of every bucket for each of `sharers`, and the all-gathers of the results.
+def optimize_slices(
+    job: Job, grads: Names, params: Names, sharers: Group, algorithm: Algorithm, *, keeps: bool = False
+) -> Body:
+    """Return an update with one slice of all parameters for each of `sharers`, and the all-gathers of the results.
+
+    With `keeps`, each rank keeps its slices in another type, and sends copies in the type of the parameters.
 
     Source:
         Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020, arXiv
         1910.02054 (stage 1).
     """
     slices = tuple(f"updated.{number}" for number in range(len(params)))
-    chosen = algorithm if carries_slices(algorithm) else "auto"
+    chosen = algorithm if algorithms.carries(algorithm, ops.AllGather) else "auto"
     gathers = (ops.AllGather(*each, sharers, algorithm=chosen) for each in zip(slices, params, strict=True))
-    update = ops.Optimize(params, grads, slices=slices, shared_by=sharers)
-    return (update, *gathers, *wait_for_update(job, params))
+    kept = tuple(f"{MASTER}.{number}" for number in range(len(params))) if keeps else slices
+    update = ops.Optimize(params, grads, slices=kept, shared_by=sharers)
+    copies = (ops.Copy(*each) for each in zip(kept, slices, strict=True) if keeps)
+    return (update, *copies, *gathers, *wait_for_update(job, params))
 
 
 def _rate(params: Names, grads: Names, raters: Group, algorithm: Algorithm) -> Body:
@@ -361,7 +382,7 @@ def take_parameters(pieces: Sequence[str], *, late: bool) -> Body:
 
 def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
     """Return `(field, what is wrong)` with the algorithm of a schedule that reduce-scatters or all-gathers."""
-    if algorithm == "server" or carries_slices(algorithm):
+    if algorithm in ("server", "broadcasts") or carries_slices(algorithm):  # `Schedule.problems` refuses both
         return []
     known = filter(carries_slices, algorithms.names())
     return [("algorithm", f"{algorithm} moves whole buffers, not slices: write {', '.join(known)}")]

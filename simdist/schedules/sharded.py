@@ -21,7 +21,7 @@ from simdist.plan.plan import DType
 from simdist.schedules import parts
 from simdist.schedules.averaging import AveragingSchedule, Turn
 from simdist.schedules.base import Schedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import FloatType, Job
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import SHARDING, Allowance, Axis, Permit
 from simdist.schedules.units import ModelUnit
@@ -39,7 +39,6 @@ REGATHER = Lane("regather", "comm", "regather")
 REPLICATE = Lane("replicate", "comm", "replicate")
 
 Reshard: TypeAlias = bool | int | None
-FloatType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16"]
 
 
 class ShardedSchedule(Schedule, abc.ABC):

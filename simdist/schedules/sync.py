@@ -7,8 +7,8 @@ from simdist.errors import PlanError
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.schedules import parts
 from simdist.schedules.fusion import Fusion, fuse
-from simdist.schedules.gradient import Exchange, GradientSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.gradient import Exchange, GradientSchedule, Sharing
+from simdist.schedules.job import Job, degrees
 
 _ONE_TENSOR_NBYTES = 1  # each tensor fills a bucket
 
@@ -29,6 +29,8 @@ class Sync(GradientSchedule):
         {"fusion": {"buffer": "3 kB", "cycle": None}, "compression": "fp16"},
         {"shared_update": True},
         {"shared_update": True, "compression": "fp16", "bucket_nbytes": None},
+        {"shared_update": 4, "compression": "fp16", "first_bucket_nbytes": 1000, "bucket_nbytes": 1_000_000},
+        {"shared_update": 2, "updates_sent_by": "broadcast", "first_bucket_nbytes": 1000, "bucket_nbytes": 1_000_000},
     )
 
     place: ClassVar[int] = 10
@@ -54,6 +56,11 @@ class Sync(GradientSchedule):
                 ("shared_update", "it reduce-scatters buckets, and fusion fuses all-reduces: write one of them")
             )
         return [*super().problems(world_size, ranks_per_node), *wrong]
+
+    @classmethod
+    def tried_sharings(cls, job: Job) -> tuple[Sharing, ...]:
+        """Return also parts of a node, and several whole nodes."""
+        return (False, *degrees(job), True)
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """All-reduce the bucket."""

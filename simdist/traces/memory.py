@@ -22,9 +22,10 @@ from simdist.traces.trace import Trace
 
 #: What memory is for.
 #:
-#: parameters: what the optimizer updates. optimizer: its state, and anchors. units: gathered parameters. gradients: of
-#: the backward pass, reduced or not. activations: what the forward pass leaves for the backward pass.
-#: communication: inputs and outputs of collectives. other: residuals, inputs, checkpoints.
+#: parameters: what the optimizer updates. optimizer: its state, slices that it keeps in another type, and anchors.
+#: units: gathered parameters. gradients: of the backward pass, reduced or not. activations: what the forward pass
+#: leaves for the backward pass. communication: inputs and outputs of collectives.
+#: other: residuals, inputs, checkpoints.
 MemoryKind: TypeAlias = Literal[
     "parameters", "optimizer", "units", "gradients", "activations", "communication", "other"
 ]
@@ -74,6 +75,7 @@ def kinds_of(plan: Plan) -> dict[str, MemoryKind]:
     updates = [op for op in each_op if isinstance(op, ops.Optimize)]
     passes = [op for op in each_op if isinstance(op, ops.Forward)]
     inner = {name for op in updates if op.optimizer == "inner" for name in op.params}
+    masters = {name for op in updates for name in op.slices}
     outer = {name for op in updates if op.optimizer == "outer" for name in op.params}
     gradients = {op.dst for op in each_op if isinstance(op, ops.Backward)}
     gradients |= {name for op in updates for name in op.grads}
@@ -84,7 +86,7 @@ def kinds_of(plan: Plan) -> dict[str, MemoryKind]:
     def kind(buffer: Buffer) -> MemoryKind:
         if buffer.initialized and buffer.tensors and buffer.name in inner:
             return "parameters"
-        if buffer.name in outer:
+        if buffer.name in outer or (buffer.initialized and buffer.name in masters):
             return "optimizer"
         if buffer.name in gradients:
             return "gradients"

@@ -44,12 +44,43 @@ def shown(name: str) -> str:
     [
         "torchtitan",
         "IBM A100",
+        "InternEvo",
         *(pytest.param(name, marks=pytest.mark.full) for name in ("IBM H100", "YaFSDP", "llm-foundry H100")),
         pytest.param("llm-foundry A100", marks=pytest.mark.full),
     ],
 )
 def test_page_shows_the_rows_of_the_code(family):
     assert shown(experiment().table_name(family)) == "\n".join(experiment().rows_table(family))
+
+
+def test_page_shows_the_better_degree_of_sharing_and_it_is_the_measured_one():
+    assert shown("degrees") == "\n".join(experiment().degrees_table())
+    found = {(each.row.gpus, each.row.sharding): each for each in experiment().predicted("InternEvo")}
+    assert len(found) == 10
+    for gpus in (16, 32, 64, 128):
+        among_all, in_machine = found[gpus, "zero1"], found[gpus, "zero1-node"]
+        assert in_machine.row.tokens_per_s > among_all.row.tokens_per_s
+        assert in_machine.simulated_per_s > among_all.simulated_per_s
+    assert found[8, "zero1"].simulated_per_s == found[8, "zero1-node"].simulated_per_s
+    assert max(abs(each.errors[0]) for each in found.values()) < 0.05
+
+
+def test_page_shows_what_one_all_reduce_for_all_micro_batches_takes():
+    assert shown("deferred") == "\n".join(experiment().deferred_table())
+    deferred = sys.modules["deferred"]
+    found_s = deferred.step_s(deferred.solved_bandwidth_Bps(), 4, "last")
+    for measured_s in (54.3, 54.3, 54.9):
+        assert found_s == pytest.approx(measured_s, rel=0.01)
+
+
+def test_sum_of_zero_1_by_hand():
+    """7.32 billion parameters in bf16: an all-reduce at the network's rate, broadcasts at that or at NVLink's."""
+    nbytes = 2 * 7_321_423_872
+    network_Bps = 4 * 12.5e9 * 0.96
+    reduced_s = 2 * 15 / 16 * nbytes / network_Bps
+    for sharding, rate_Bps in (("zero1", network_Bps), ("zero1-node", 300e9 * 0.783)):
+        found = predict().communication_s(row("InternEvo", 16, sharding=sharding))
+        assert found == pytest.approx(reduced_s + nbytes / rate_Bps)
 
 
 @pytest.mark.full

@@ -433,7 +433,15 @@ INPUT = {"data", "prefetch", "readers", "decode_workers"}
 COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps", *INPUT}  # have tables of their own
 LINKS, FLOWS = {"link"}, {"from", "to", "flows"}
 AVERAGING = {"warmup_steps", "phase", "synchronize", "overlap_steps"}
-GRADIENT = {"first_bucket_size", "bucket_size", "compression", "parallel_optimizer", "shared_update"}
+GRADIENT = {
+    "first_bucket_size",
+    "bucket_size",
+    "compression",
+    "parallel_optimizer",
+    "shared_update",
+    "updates_sent_by",
+    "param_dtype",
+}
 SPARSE = {"density", "method", "warmup_steps"}
 
 

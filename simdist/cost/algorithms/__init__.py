@@ -51,6 +51,11 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
         raise PlanError(f"{op_text(call.op)}: {problem}")
     if call.n == 1 and call.op.algorithm != "server":
         return Transfer(())
+    if call.op.algorithm == "broadcasts":
+        from simdist.cost.algorithms.broadcasts import broadcast_calls
+
+        each = (collective_transfer(part, cluster, capacity_Bps) for part in broadcast_calls(call))
+        return Transfer(tuple(stage for transfer in each for stage in transfer.stages))
     transfer = _transfer(call, cluster, capacity_Bps)
     if cluster.launch_s and transfer.stages:
         transfer = _launched(call, cluster, transfer, capacity_Bps)

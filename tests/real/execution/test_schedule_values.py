@@ -1,6 +1,8 @@
 """Values that schedules compute: process world = virtual world for all, and the effect of compression."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +124,81 @@ def test_processes_that_share_updates_end_as_those_that_do_not(
     plans = [plan_of(cls(**SMALL, shared_update=shared), training) for shared in (False, True)]
     one, other = (np.stack([each for each, _ in eight.run(by_plan, plan, training)]) for plan in plans)
     np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)  # the padding moves the beginnings of a ring's sums
+
+
+DEGREES: list[dict[str, Any]] = [
+    {"shared_update": 2},
+    {"shared_update": "node"},
+    {"shared_update": True},
+    {"shared_update": 2, "updates_sent_by": "broadcast"},
+    {"shared_update": 4, "updates_sent_by": "broadcast", "compression": "none", "bucket_nbytes": None},
+    {"shared_update": True, "updates_sent_by": "broadcast"},
+]
+
+
+@pytest.mark.parametrize("settings", DEGREES, ids=[Sync(**each).name for each in DEGREES])
+@pytest.mark.parametrize(("pool", "world_size"), [("four", 4), ("eight", 8)])
+def test_updates_shared_by_some_ranks_are_those_of_a_whole_model(
+    request: pytest.FixtureRequest, pool: str, world_size: int, settings: dict[str, Any]
+) -> None:
+    """AdamW in float64, whose slices have padding, on 4 and 8 ranks of nodes with 4 and 2."""
+    training = Training("odd", "adamw")
+    job = training.job(world_size, 6, ranks_per_node=world_size // 2)
+    plans = [Sync(**SMALL | each).plan(job) for each in ({}, settings)]
+    found = [in_virtual_world(plan, training)[0] for plan in plans]
+    found.append(np.stack([each for each, _ in request.getfixturevalue(pool).run(by_plan, plans[1], training)]))
+    for ours in found[1:]:
+        assert_moved_alike(ours, found[0], training, 1e-12)
+
+
+def by_definition_of_masters(training: Training, world_size: int, n_steps: int) -> np.ndarray:
+    """Return parameters of single precision after updates of their copy in double precision."""
+    module, _ = training.make()
+    master = [each.detach().double() for each in module.parameters()]
+    optimizer = torch.optim.AdamW(master, lr=0.01)
+    for step in range(n_steps):
+        for each in master:
+            each.grad = torch.zeros_like(each)
+        for rank in range(world_size):
+            module.zero_grad()
+            inputs, targets = training.batch(step, rank)
+            loss(module(inputs), targets).backward()
+            for each, parameter in zip(master, module.parameters(), strict=True):
+                each.grad += parameter.grad.double() / world_size
+        optimizer.step()
+        with torch.no_grad():
+            for each, parameter in zip(master, module.parameters(), strict=True):
+                parameter.copy_(each)
+    return torch.cat([each.detach().flatten() for each in module.parameters()]).numpy()
+
+
+@pytest.mark.parametrize("by", ["all_gather", "broadcast"])
+def test_ranks_update_slices_in_a_type_of_their_own(four: Pool, by: str) -> None:
+    training = Training("odd", "adamw", dtype=torch.float32)
+    job = dataclasses.replace(training.job(4, 6, ranks_per_node=2), dtype="float64")
+    plan = Sync(**SMALL, shared_update=2, updates_sent_by=by, param_dtype="float32").plan(job)
+    expected = by_definition_of_masters(training, 4, 6)
+    in_processes = np.stack([each for each, _ in four.run(by_plan, plan, training)])
+    for found in (in_virtual_world(plan, training)[0], in_processes):
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, np.broadcast_to(expected, found.shape), rtol=0, atol=2e-6)
+
+
+def test_changes_too_small_for_the_type_of_the_parameters_add_up() -> None:
+    """A third of the distance between numbers of single precision a step, which plain single precision would lose."""
+
+    class Slow(Training):
+        def optimizer_of(self, module: nn.Module) -> torch.optim.Optimizer:
+            return torch.optim.SGD(module.parameters(), lr=1e-8)
+
+    training = Slow("mlp", dtype=torch.float32)
+    job = training.job(4, 30)
+    plans = {
+        kept: Sync(shared_update=2, param_dtype="float32").plan(dataclasses.replace(job, dtype=kept))
+        for kept in ("float32", "float64")
+    }
+    changed = {kept: np.mean(moved(in_virtual_world(plan, training)[0], training) != 0) for kept, plan in plans.items()}
+    assert changed["float32"] < changed["float64"] / 2
 
 
 @pytest.mark.parametrize(

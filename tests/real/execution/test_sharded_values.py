@@ -207,10 +207,14 @@ def test_virtual_world_trains_as_one_process(name: str) -> None:
     assert_alike(in_virtual_world(plan, training)[0], by_one_process(how, training, 6), 1e-12)
 
 
-@pytest.mark.parametrize("shared_update", [False, True])
-def test_gradients_of_unsharded_models_are_clipped(four: Pool, shared_update: bool) -> None:
+@pytest.mark.parametrize(
+    "schedule",
+    [Sync(), Sync(shared_update=True), Sync(shared_update=2), Sync(shared_update=2, updates_sent_by="broadcast")],
+    ids=lambda each: each.name,
+)
+def test_gradients_of_unsharded_models_are_clipped(four: Pool, schedule: Sync) -> None:
     training = Training("odd", "adamw")
-    plan = Sync(shared_update=shared_update).plan(training.job(4, 6))
+    plan = schedule.plan(training.job(4, 6))
     found = np.stack([each for each, _ in four.run(by_sharded_plan, plan, training, False, 0.05)])
     assert_alike(found, by_one_process(Sharded((4,), max_norm=0.05), training, 6), 1e-12)
 

@@ -35,6 +35,13 @@ step_shape = pytest.importorskip("real.loops.step_shape")
 
 N_STEPS = 8  # two of the longest periods, after a warm-up
 SMALL = {"first_bucket_nbytes": 100, "bucket_nbytes": 300}
+SHARING: list[Schedule] = [
+    Sync(**SMALL, shared_update=True),
+    Torus(**SMALL, shared_update=True),
+    Sync(**SMALL, shared_update=2),
+    Sync(**SMALL, shared_update=2, updates_sent_by="broadcast"),
+    Sync(**SMALL, shared_update=True, updates_sent_by="broadcast"),
+]
 GRADIENT_SCHEDULES: list[Schedule] = [
     Sync(**SMALL, compression="fp16", parallel_optimizer=False),
     Torus(**SMALL),
@@ -142,7 +149,7 @@ def test_gradients_that_were_changed_after_their_trust_ratios_are_refused(four: 
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "groups"])
-@pytest.mark.parametrize("schedule", [Sync(**SMALL, shared_update=True), Torus(**SMALL, shared_update=True)])
+@pytest.mark.parametrize("schedule", SHARING, ids=[each.name for each in SHARING])
 def test_a_wrapped_loop_shares_updates_and_goes_on_after_a_checkpoint(
     four: Pool, schedule: Schedule, optimizer: str, tmp_path: Path
 ) -> None:
@@ -155,7 +162,7 @@ def test_a_wrapped_loop_shares_updates_and_goes_on_after_a_checkpoint(
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("schedule", [Sync(**SMALL, shared_update=True), Torus(**SMALL, shared_update=True)])
+@pytest.mark.parametrize("schedule", SHARING, ids=[each.name for each in SHARING])
 def test_gradients_of_shared_updates_are_clipped_as_whole_ones_are(four: Pool, schedule: Schedule) -> None:
     clipped = Loop(schedule, Training(), N_STEPS, max_norm=0.01)
     looped = four.run(loops.train, clipped)
@@ -165,7 +172,14 @@ def test_gradients_of_shared_updates_are_clipped_as_whole_ones_are(four: Pool, s
 
 def test_each_rank_keeps_the_state_of_its_slice(four: Pool) -> None:
     n_elements = sum(Training().job(4, 1).tensor_counts)
-    for schedule, sharers in ((Sync(shared_update=True), 4), (Torus(shared_update=True), 2), (Sync(), 1)):
+    by_broadcast = Sync(shared_update=2, updates_sent_by="broadcast")
+    for schedule, sharers in (
+        (Sync(shared_update=True), 4),
+        (Torus(shared_update=True), 2),
+        (Sync(shared_update=2), 2),
+        (by_broadcast, 2),
+        (Sync(), 1),
+    ):
         counts = four.run(loops.state_counts, schedule)
         assert sum(counts) == 2 * n_elements * 4 // sharers  # Adam's two moments
         assert max(counts) <= 2 * -(-n_elements // sharers)
@@ -178,9 +192,10 @@ def test_what_cannot_be_done_to_slices_is_refused(four: Pool) -> None:
         "worker.join() with shared updates: others would wait for the slice of a rank that is through",
         "plan sync-shared shares updates: Adafactor does not update each element of parameter group 0 by itself: it "
         "gives slices of a matrix other values than the matrix",
+        "has param_dtype: ranks would keep slices of the parameters in another type than the model",
     ]
     for errors in four.run(loops.misuses_of_shared_updates):  # each rank's own, or that of one that came first
-        assert [part in error for part, error in zip(expected, errors, strict=True)] == [True] * 4, errors
+        assert [part in error for part, error in zip(expected, errors, strict=True)] == [True] * 5, errors
 
 
 def test_an_optimizer_is_left_as_it_was(one: Pool) -> None:

@@ -128,6 +128,22 @@ def test_inner_nodes_of_one_tree_are_leaves_of_the_other_but_one_of_an_odd_numbe
     assert len(first & second) == n % 2
 
 
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_broadcasts_of_all_slices_take_a_chain_each_and_send_what_a_ring_sends(n):
+    gather = AllGather("slice", "whole", Group(n), algorithm="broadcasts")
+    cluster = cluster_of(n)
+    assert seconds(gather, cluster) == pytest.approx(n * (n - 1) * ALPHA_S + S / RATE_BPS, rel=1e-12)
+    for found in on_nics(gather, cluster):
+        np.testing.assert_allclose(found, (n - 1) / n * S)
+
+
+def test_broadcasts_by_gloo_are_those_of_its_tree():
+    cluster = cluster_of(4, library="gloo")
+    gather = AllGather("slice", "whole", Group(4), algorithm="broadcasts")
+    one = Broadcast("slice", Group(4))
+    assert seconds(gather, cluster) == pytest.approx(4 * seconds(one, cluster))
+
+
 @pytest.mark.parametrize(("m", "buffers"), [(2, 1), (3, 1.5), *((m, 2) for m in range(4, 13))])
 def test_double_tree_takes_two_times_its_depth_and_twice_the_buffer_at_most(m, buffers):
     count = COUNT // m * m

@@ -556,3 +556,22 @@ def test_next_operation_of_an_early_group_slows_down_a_late_one(engine):
     trace = engine.simulate(plan, costs, delays)
     assert trace.start_s[1:].tolist() == [[0, 1, 0, 1], [3, 5, 3, 5]]
     assert trace.end_s[1:].tolist() == [[3, 5, 3, 5], [7, 8, 7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("degree", "by", "reduce_s", "return_s", "k"),
+    [
+        ("node", "all_gather", 8.0, 0.0, 2),  # two groups of two share a NIC, half a buffer each
+        (True, "all_gather", 6.0, 6.0, 4),  # a ring through all: 3/4 of the buffer there, and back
+        ("node", "broadcast", 12.0, 0.0, 2),
+        (True, "broadcast", 12.0, 8.0, 4),  # each of four slices passes a NIC by itself
+    ],
+)
+@ENGINES
+def test_step_of_updates_that_some_ranks_share_is_the_sum_of_its_parts(engine, degree, by, reduce_s, return_s, k):
+    """8 elements on two nodes of two ranks, a second each between nodes, none inside. Nothing hides the one bucket."""
+    schedule = kinds()["sync"](shared_update=degree, updates_sent_by=by, bucket_nbytes=None, algorithm="ring")
+    plan = schedule.plan(Job(world_size=4, ranks_per_node=2, n_steps=3, tensor_counts=(8,)))
+    costs = price(plan, cluster(4, gpus_per_node=2), workload(8))
+    trace = engine.simulate(plan, costs, {})
+    assert trace.makespan_s == pytest.approx(3 * (2.0 + 4.0 + reduce_s + 1.0 / k + return_s), rel=1e-12)

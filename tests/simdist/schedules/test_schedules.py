@@ -345,6 +345,89 @@ def test_shared_update_is_of_equal_slices_and_leaves_the_same_parameters(
                             check_and_prove(other, shared)
 
 
+@pytest.mark.parametrize(("degree", "size"), [(2, 2), (4, 4), ("node", 4), (True, 8), (8, 8)])
+@pytest.mark.parametrize("by", ["all_gather", "broadcast"])
+def test_so_many_consecutive_ranks_share_an_update(degree: bool | int | str, size: int, by: str) -> None:
+    schedule = kinds()["sync"](shared_update=degree, updates_sent_by=by, first_bucket_nbytes=1, bucket_nbytes=1)
+    plan = schedule.plan(JOB)
+    check_and_prove(plan, schedule)
+    body = plan.bodies[0]
+    update = next(op for op in body if isinstance(op, Optimize))
+    assert update.shared_by == Group(size)
+    n_elements = sum(JOB.tensor_counts)
+    slices = sum(plan.buffer(name).count for name in update.slices)
+    assert n_elements <= size * slices < n_elements + size * len(update.slices)
+    exchanged = [(type(op), op.group) for op in body[: body.index(update)] if isinstance(op, COLLECTIVES)]
+    gathers = [op for op in body[body.index(update) :] if isinstance(op, AllGather)]
+    if by == "broadcast":
+        assert set(exchanged) == {(AllReduce, Group(8))}
+        assert [(op.dst, op.group, op.algorithm) for op in gathers] == [("param", Group(size), "broadcasts")]
+    else:
+        between = {(AllReduce, Group(8 // size, stride=size))} if size < 8 else set()
+        assert set(exchanged) == {(ReduceScatter, Group(size)), *between}
+        assert [(op.group, op.algorithm) for op in gathers] == [(Group(size), "auto")] * 4
+
+
+@pytest.mark.parametrize("settings", [{}, {"compression": "fp16"}, {"updates_sent_by": "broadcast"}])
+def test_ranks_may_keep_their_slices_in_another_type(settings: dict[str, object]) -> None:
+    schedule = kinds()["sync"](shared_update=4, param_dtype="bfloat16", **settings)
+    check_schedule(schedule)
+    plan = schedule.plan(JOB)
+    update = next(op for op in plan.bodies[0] if isinstance(op, Optimize))
+    assert {plan.buffer(name).dtype for name in (*update.params, *update.grads)} == {"bfloat16"}
+    assert [(plan.buffer(name).dtype, plan.buffer(name).initialized) for name in update.slices] == [("float32", True)]
+
+
+def test_gradients_for_one_buffer_of_parameters_cover_it() -> None:
+    schedule = kinds()["sync"](shared_update=2, updates_sent_by="broadcast", first_bucket_nbytes=1, bucket_nbytes=1)
+    plan = schedule.plan(JOB)
+    at, update = next((at, op) for at, op in enumerate(plan.bodies[0]) if isinstance(op, Optimize))
+    for grads, problem in (
+        (update.grads[1:], "the gradients do not cover exactly the tensors of the parameters"),
+        ((*update.grads, "grad.0"), "the gradients do not cover exactly the tensors of the parameters"),
+    ):
+        changed = dataclasses.replace(update, grads=grads)
+        body = (*plan.bodies[0][:at], changed, *plan.bodies[0][at + 1 :])
+        with pytest.raises(PlanError, match=problem):
+            check(dataclasses.replace(plan, bodies=(body,)))
+
+
+def test_updates_that_a_node_shares_are_those_of_a_torus() -> None:
+    plans = [kinds()[kind](shared_update=degree).plan(JOB) for kind, degree in (("sync", "node"), ("torus", True))]
+    assert plans[0].digest() == plans[1].digest()
+
+
+@pytest.mark.parametrize("wrong", ["nodes", 1, 0, -2, 2.5, None, [2]])
+def test_no_number_of_ranks_that_share_is_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="write true, false, node, or the number of ranks that share, 2 or more"):
+        kinds()["sync"](shared_update=wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "ranks_per_node", "field", "problem"),
+    [
+        ("sync", {"shared_update": 3}, 4, "shared_update", "3 does not divide the 8 ranks"),
+        ("sync", {"shared_update": "node"}, 1, "shared_update", "node: a node has one rank: write true, or a number"),
+        ("torus", {"shared_update": 2}, 4, "shared_update", "2: the 4 ranks of a node share the exchange: write true"),
+        (
+            "sync",
+            {"updates_sent_by": "broadcast"},
+            4,
+            "updates_sent_by",
+            "broadcast: it is for updates that ranks share",
+        ),
+        ("sync", {"param_dtype": "bfloat16"}, 4, "param_dtype", "bfloat16: it is for updates that ranks share"),
+        ("sync", {"algorithm": "broadcasts"}, 4, "algorithm", "write shared_update: true and updates_sent_by: broad"),
+    ],
+)
+def test_ranks_that_cannot_share_an_update_are_told(
+    kind: str, settings: dict[str, object], ranks_per_node: int, field: str, problem: str
+) -> None:
+    ((at, told),) = kinds()[kind](**settings).problems(8, ranks_per_node)
+    assert at == field
+    assert problem in told
+
+
 def test_shared_update_sends_as_much_as_an_all_reduce() -> None:
     """2 (n - 1) / n of the parameters per rank and step (arXiv 1910.02054, section 7)."""
     plan = kinds()["sync"](shared_update=True).plan(dataclasses.replace(JOB, tensor_counts=(800, 1600), tensor_rows=()))
@@ -595,6 +678,16 @@ GOLDEN_PLANS: dict[str, tuple[str, dict[str, object], Job]] = {
         dataclasses.replace(DRAWING, tensor_rows=(64, 500, 500, 1_000)),
     ),
     "sync_shared_update": ("sync", {"shared_update": True, "compression": "fp16", "bucket_nbytes": 1_000_000}, DRAWING),
+    "sync_shared_by_some": (
+        "sync",
+        {"shared_update": 4, "param_dtype": "bfloat16", "bucket_nbytes": 1_000_000},
+        DRAWING,
+    ),
+    "sync_shared_by_broadcast": (
+        "sync",
+        {"shared_update": 4, "updates_sent_by": "broadcast", "bucket_nbytes": 1_000_000},
+        DRAWING,
+    ),
     "sync_from_storage": ("sync", {}, STORED),
     "sync_datacache": ("sync", {}, CACHED),
     "sync_staged": ("sync", {"data": "staged", "prefetch": 1}, CACHED),

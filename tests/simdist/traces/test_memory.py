@@ -84,7 +84,12 @@ steps: 4
 @pytest.mark.parametrize(("optimizer", "n_states"), [("sgd", 1), ("adamw", 2)])
 def test_lasting_memory_is_that_of_zero(optimizer: str, n_states: int) -> None:
     """Parameters of 4 bytes, and states of the optimizer: whole, in slices, or (ZeRO-1) states in slices."""
-    scenario = loads(SCENARIO.replace("OPTIMIZER", optimizer))
+    by_degree = (
+        "{kind: sync, shared_update: 2, label: by-2}, "
+        "{kind: sync, shared_update: node, updates_sent_by: broadcast, label: by-node}"
+    )
+    text = SCENARIO.replace("label: zero-1}]", f"label: zero-1}}, {by_degree}]")
+    scenario = loads(text.replace("OPTIMIZER", optimizer))
     whole = 16_000 * 4
     found = {}
     for schedule in scenario.schedules:
@@ -95,6 +100,27 @@ def test_lasting_memory_is_that_of_zero(optimizer: str, n_states: int) -> None:
     assert found["sync"] == [whole, n_states * whole]
     assert found["fsdp"] == [whole // 8, n_states * whole // 8]
     assert found["zero-1"] == [whole, n_states * whole // 8]
+    assert found["by-2"] == [whole, n_states * whole // 2]
+    assert found["by-node"] == [whole, n_states * whole // 4]
+
+
+@pytest.mark.parametrize(("degree", "k"), [("2", 2), ("node", 4), ("true", 8)])
+@pytest.mark.parametrize("by", ["all_gather", "broadcast"])
+def test_mixed_types_need_the_memory_of_zero_1(by: str, degree: str, k: int) -> None:
+    """4 P + 12 P / k of P parameters with AdamW (arXiv 1910.02054): 2 + 2 in half precision, 12 in single precision.
+
+    A reduce-scatter ends the life of a gradient, which is in use to the update with all-reduces.
+    """
+    schedule = f"{{kind: sync, shared_update: {degree}, updates_sent_by: {by}, param_dtype: bfloat16}}"
+    before, _, after = SCENARIO.replace("OPTIMIZER", "adamw").partition("schedules: ")
+    scenario = loads(f"{before}schedules: [{schedule}]\n{after.partition(chr(10))[2]}")
+    memory = memory_of(scenario, build(scenario, scenario.schedules[0]))
+    n_params = 16_000
+    assert memory.nbytes["parameters"].tolist() == [2 * n_params] * len(memory.at_s)
+    assert set(memory.nbytes["optimizer"].tolist()) == {12 * n_params // k}
+    assert memory.nbytes["gradients"].max() == 2 * n_params
+    activations = 2 * 1_000
+    assert memory.peak_nbytes <= 4 * n_params + 12 * n_params // k + activations
 
 
 def test_activations_rise_in_the_forward_pass_and_fall_in_the_backward_pass() -> None:

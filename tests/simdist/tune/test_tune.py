@@ -101,6 +101,8 @@ def test_updates_are_shared_if_that_is_allowed():
     found = space(small(), Constraints(8), extras)
     assert labels(found) == [
         "sync-one-bucket",
+        "sync-shared-2-one-bucket",
+        "sync-shared-4-one-bucket",
         "sync-shared-one-bucket",
         "torus-one-bucket",
         "torus-shared-one-bucket",
@@ -192,6 +194,38 @@ def test_memory_is_that_of_the_buffers():
     found = known(small(), kind="sync")
     assert found.device_nbytes == 3 * NBYTES  # parameters, momenta, gradients
     assert found.host_nbytes == 0
+
+
+@pytest.mark.parametrize(
+    ("degree", "by", "shares"),
+    [
+        (2, "all_gather", 2 * 3 / 4),  # two rings of 4 ranks, each of half the buffer
+        (4, "all_gather", 2 * 1 / 2),
+        ("node", "all_gather", 2 * 1 / 2),
+        (True, "all_gather", 2 * 7 / 8),
+        ("node", "broadcast", 2 * 7 / 8),
+        (True, "broadcast", 2 * 7 / 8 + 7 / 8),
+    ],
+)
+def test_a_node_sends_what_the_degree_of_shared_updates_says(degree, by, shares):
+    found = known(small(), kind="sync", shared_update=degree, updates_sent_by=by)
+    assert found.sent_nbytes == pytest.approx(shares * NBYTES)
+
+
+def test_ranks_that_share_an_update_need_less_memory():
+    """Parameters, gradients and slices of momenta; among nodes, also the slice of gradients that is under way."""
+    degrees = {degree: known(small(), kind="sync", shared_update=degree) for degree in (2, 4, True)}
+    assert {degree: found.device_nbytes / NBYTES for degree, found in degrees.items()} == {
+        2: 2 + 1 / 2,
+        4: 2 + 1 / 4,
+        True: 2 + 2 / 8,
+    }
+    limit = Constraints(8, memory_nbytes=int(2.4 * NBYTES))
+    assert {degree: broken(found, limit) for degree, found in degrees.items()} == {
+        2: ("--memory '970 kB'",),
+        4: (),
+        True: (),
+    }
 
 
 @pytest.mark.parametrize(
