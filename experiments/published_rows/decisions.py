@@ -89,7 +89,7 @@ def _local_sgd() -> Iterator[Decision]:
 
 def _top_k() -> Iterator[Decision]:
     """Yield dense and sparse gradients over 1 Gbit/s."""
-    run = _script("gtopk_1gbe")
+    run = script("gtopk_1gbe")
     for model, of in run.PUBLISHED.items():
         for number, n_workers in enumerate(run.WORKERS):
             base = run.SCENARIOS[model]
@@ -122,7 +122,7 @@ def _longer(times: ScheduleTimes, by_s: float) -> ScheduleTimes:
     return replace(times, step_s=times.step_s + by_s, drawn=drawn)
 
 
-def _script(experiment: str) -> ModuleType:
+def script(experiment: str) -> ModuleType:
     """Import the `run.py` of an experiment."""
     file = EXPERIMENTS / experiment / "run.py"
     spec = spec_from_file_location(f"{experiment}_run", file)
