@@ -26,7 +26,7 @@ import numpy as np
 import predict
 import rows as published
 import storages
-from decisions import Decision, decisions
+from decisions import WITH_HOST, Decision, decisions
 from estimate import Residual
 
 from simdist.report import page_command
@@ -46,6 +46,8 @@ NOT_ALIKE = {
     storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
 """Families that no doubt is estimated from, with the reason. They are predicted like all others."""
+NEW = ("ampere", "hopper")
+"""Generations of GPUs that are sold today, among those with rows of training."""
 TITLES = {
     "machine": "one GPU to a machine",
     "machines": "a machine to several",
@@ -330,6 +332,9 @@ def kinds_table() -> Iterator[str]:
     storage = [line for line in saved() if line.kinds in estimate.STORAGE]
     collectives = [line for line in saved() if line.nbytes]
     yield f"| all training | {cells(training)}"
+    for title, is_new in (("Ampere and Hopper", True), ("older GPUs", False)):
+        some = [line for line in training if (line.classes.split("+")[0] in NEW) == is_new]
+        yield f"| training: {title} | {cells(some)}"
     yield f"| all that read from storage | {cells(storage)}"
     yield f"| all collectives | {cells(collectives)}"
     alike = [line for line in collectives if _is_alike(line)]
@@ -400,7 +405,10 @@ def decisions_table() -> Iterator[str]:
     by_family: dict[str, list[Decision]] = defaultdict(list)
     for each in saved_decisions():
         by_family[each.family].append(each)
-    for family, found in {**by_family, "all": list(saved_decisions())}.items():
+    plain = [each for each in saved_decisions() if not each.with_host]
+    known = {each.family.removesuffix(WITH_HOST) for each in saved_decisions() if each.with_host}
+    informed = [each for each in saved_decisions() if each.with_host or each.family not in known]
+    for family, found in {**by_family, "all": plain, f"all{WITH_HOST} where it is known": informed}.items():
         clear = [each for each in found if each.is_clear]
         yield f"| {family} | {len(found)} | {len(clear)} | {sum(each.is_right for each in clear)} |"
 
