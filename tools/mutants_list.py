@@ -1275,6 +1275,14 @@ _SCENARIO = (
         "np.maximum((steps - begin) / (end - begin), 0.0)",
         _TEST_PAUSES,
     ),
+    Mutant(
+        "scenario",
+        "another batch size keeps its seconds",
+        "simdist/scenario/workload.py",
+        "is_left = workload.is_of_any_batch and TIMES.isdisjoint(keys)",
+        "is_left = workload.is_of_any_batch and not keys",
+        ("tests/simdist/cost/test_batches.py", "simdist/scenario/workload.py"),
+    ),
 )
 
 _ESTIMATES, _JOB = "simdist/profiles/estimates/", "simdist/profiles/job/"
@@ -1544,6 +1552,9 @@ _WHATIF = (
 _STATISTICS = "simdist/studies/statistics.py"
 _TEST_STATISTICS = ("tests/simdist/studies/test_statistics.py", _STATISTICS)
 
+_DOUBTS = "simdist/studies/doubts.py"
+_TEST_DOUBTS = ("tests/simdist/studies/test_doubts.py", _DOUBTS)
+
 _STUDIES = (
     Mutant(
         "studies",
@@ -1592,6 +1603,22 @@ _STUDIES = (
         "b = b - b.mean()",
         "b = b + 0.0",
         _TEST_STATISTICS,
+    ),
+    Mutant(
+        "studies",
+        "samples in memory take longer because the storage does",
+        _DOUBTS,
+        "return transfer.scaled(factor) if of_storage else transfer",
+        "return transfer.scaled(factor)",
+        _TEST_DOUBTS,
+    ),
+    Mutant(
+        "studies",
+        "a storage whose rates are measured has a doubt",
+        _DOUBTS,
+        'each.kind == "input" or not _is_storage_measured(scenario)',
+        'each.kind == "input" or scenario.workload.batch_size',
+        _TEST_DOUBTS,
     ),
 )
 

@@ -5,8 +5,9 @@ as one of the class. So a class with few families resembles the kind as a whole,
 
 Quantiles of few families lie too close together. So the distributions of a kind are widened around their medians, by
 the least factor with which 90 % intervals hold enough rows of families that are left out. This factor is that of all
-classes of the kind. A class of collectives with few families takes that of a predictive interval, if it is larger: a
-further family differs from n families as Student's t distribution with n - 1 degrees of freedom tells.
+classes of the kind. A class of collectives with few families, and steps that read from storage, take that of a
+predictive interval, if it is larger: a further family differs from n families as Student's t distribution with n - 1
+degrees of freedom tells.
 """
 
 import math
@@ -32,6 +33,8 @@ LEAST_FAMILIES = 3
 FACTORS = tuple(1 + number / 10 for number in range(11))
 HELD = 0.88
 """Share of the rows of a family that is left out, in the mean over families; ranges of inputs add to it."""
+STORAGE = ("storage", "input")
+"""Kinds of steps that read from storage. They have no classes of hardware."""
 HELD_COLLECTIVES = 0.9
 """The same of collectives, to which ranges of inputs add little."""
 UPPER = 0.95
@@ -44,7 +47,7 @@ class Residual:
 
     Args:
         family: Its family.
-        kind: `machine`, `machines`, `collective` or `batch`.
+        kind: `machine`, `machines`, `collective`, `batch`, `storage` or `input`.
         classes: Classes of hardware that it belongs to.
         log: log(measured / simulated).
         nbytes: Of a collective; of a batch, the place of its ratio to the measured one.
@@ -167,7 +170,13 @@ def table(residuals: Iterable[Residual]) -> dict[str, Any]:
     for kind in ("fabric", "network"):
         of_kind = pooled(collectives, kind)
         classes |= _of_sizes(of_kind, names(each for each in of_kind if kind in each.classes)[1:])
-    return {"training": training, "collectives": {"sizes": list(SIZES), "classes": classes}}
+    storage = {kind: _of_storage([each for each in residuals if each.kind == kind]) for kind in STORAGE}
+    return {"training": training, "collectives": {"sizes": list(SIZES), "classes": classes}, "storage": storage}
+
+
+def _of_storage(of_kind: Sequence[Residual]) -> dict[str, Any]:
+    """Return the distribution of a kind of steps that read from storage."""
+    return _entry([of_kind], "", [max(widening(of_kind), of_few_families(of_kind, ""))])
 
 
 def pooled(collectives: Sequence[Residual], kind: str) -> list[Residual]:

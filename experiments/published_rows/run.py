@@ -25,7 +25,8 @@ import estimate
 import numpy as np
 import predict
 import rows as published
-from decisions import Decision, decisions
+import storages
+from decisions import WITH_HOST, Decision, decisions
 from estimate import Residual
 
 from simdist.report import page_command
@@ -42,8 +43,18 @@ NOT_ALIKE = {
     "16 H100 in two machines over InfiniBand, reported as slow": "its user reports that it is slow",
     "16 A100 in two machines over RoCE, Oracle's tutorial": "it carries a third of what its like do",
     "A10G local SGD": "its link is PCIe without peer-to-peer copies",
+    storages.CACHED: "it reads up to 2.4 times what its file system delivers, so files were in memory",
 }
 """Families that no doubt is estimated from, with the reason. They are predicted like all others."""
+NEW = ("ampere", "hopper")
+"""Generations of GPUs that are sold today, among those with rows of training."""
+TITLES = {
+    "machine": "one GPU to a machine",
+    "machines": "a machine to several",
+    "storage": "reading, longer than computing",
+    "input": "reading, shorter than computing",
+}
+"""Titles of kinds without bytes."""
 
 
 @dataclass(frozen=True)
@@ -149,13 +160,22 @@ def _kind(cluster: Cluster) -> Literal["fabric", "network"]:
     return "network" if cluster.n_domains > 1 else "fabric"
 
 
-Predicted = tuple[published.Training | published.Collective, Line]
+def of_storage(row_: storages.Reading) -> Line:
+    """Predict a step that reads from storage."""
+    built = row_.built()
+    simulated_s = row_.step_s(built, built.costs)
+    kind = row_.kind(simulated_s)
+    return Line(row_.family, row_.name, kind, kind, 0, row_.n_gpus, row_.measured_s, simulated_s, 0.0, 0.0, 0.0)
+
+
+Predicted = tuple[published.Training | published.Collective | storages.Reading, Line]
 
 
 def predicted() -> list[Predicted]:
     """Predict all rows as stated."""
     training = [(each, of_training(each)) for each in _told(published.training_rows())]
-    return [*training, *((each, of_collective(each)) for each in _told(published.collective_rows()))]
+    collectives = [(each, of_collective(each)) for each in _told(published.collective_rows())]
+    return [*training, *collectives, *((each, of_storage(each)) for each in _told(storages.rows()))]
 
 
 def _told(rows: Iterable[Any]) -> Iterator[Any]:
@@ -178,8 +198,11 @@ def left_out(found: Sequence[Predicted]) -> list[Line]:
 
 
 def _with_interval(row_: Any, line: Line, table: dict[str, Any]) -> Line:
-    interval = _of_training if isinstance(row_, published.Training) else _of_collective
-    low_s, high_s = interval(row_, line, table)
+    if isinstance(row_, storages.Reading):
+        low_s, high_s = row_.interval(line.simulated_s, table)
+    else:
+        interval = _of_training if isinstance(row_, published.Training) else _of_collective
+        low_s, high_s = interval(row_, line, table)
     return replace(line, low_s=low_s, high_s=high_s)
 
 
@@ -271,7 +294,7 @@ def group(line: Line) -> str:
     """Return the title of a row's kind."""
     if line.nbytes:
         return ("collectives below 64 KiB", "64 KiB to 64 MiB", "64 MiB and more")[estimate.size_class(line.nbytes)]
-    return {"machine": "one GPU to a machine", "machines": "a machine to several"}.get(line.kinds, "one GPU to several")
+    return TITLES.get(line.kinds, "one GPU to several")
 
 
 def by(lines: Iterable[Line], key: Callable[[Line], str]) -> dict[str, list[Line]]:
@@ -305,14 +328,24 @@ def kinds_table() -> Iterator[str]:
     yield f"|---|{DASHES}"
     for title, lines in by(saved(), group).items():
         yield f"| {title} | {cells(lines)}"
-    training = [line for line in saved() if not line.nbytes]
+    training = [line for line in saved() if is_training(line)]
+    storage = [line for line in saved() if line.kinds in estimate.STORAGE]
     collectives = [line for line in saved() if line.nbytes]
     yield f"| all training | {cells(training)}"
+    for title, is_new in (("Ampere and Hopper", True), ("older GPUs", False)):
+        some = [line for line in training if (line.classes.split("+")[0] in NEW) == is_new]
+        yield f"| training: {title} | {cells(some)}"
+    yield f"| all that read from storage | {cells(storage)}"
     yield f"| all collectives | {cells(collectives)}"
     alike = [line for line in collectives if _is_alike(line)]
     for title, lines in by(alike, group).items():
         yield f"| alike: {title.removeprefix('collectives ')} | {cells(lines)}"
     yield f"| alike: all collectives | {cells(alike)}"
+
+
+def is_training(line: Line) -> bool:
+    """Tell whether a row is of training with data that are in memory."""
+    return not line.nbytes and line.kinds not in estimate.STORAGE
 
 
 def _is_alike(line: Line) -> bool:
@@ -352,6 +385,8 @@ def doubts_table() -> Iterator[str]:
         for name, entry in classes.items():
             yield f"| {kind} | {name or 'all'} | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
     sizes = ("16 KiB", "2 MiB", "256 MiB")
+    for kind, entry in document["storage"].items():
+        yield f"| {kind} | all | {entry['rows']} | {entry['families']} | {_ends(entry['logs'][0])}"
     for name, entry in document["collectives"]["classes"].items():
         for size, logs in zip(sizes, entry["logs"], strict=True):
             counts = f"{entry['rows']} | {entry['families']}"
@@ -370,7 +405,10 @@ def decisions_table() -> Iterator[str]:
     by_family: dict[str, list[Decision]] = defaultdict(list)
     for each in saved_decisions():
         by_family[each.family].append(each)
-    for family, found in {**by_family, "all": list(saved_decisions())}.items():
+    plain = [each for each in saved_decisions() if not each.with_host]
+    known = {each.family.removesuffix(WITH_HOST) for each in saved_decisions() if each.with_host}
+    informed = [each for each in saved_decisions() if each.with_host or each.family not in known]
+    for family, found in {**by_family, "all": plain, f"all{WITH_HOST} where it is known": informed}.items():
         clear = [each for each in found if each.is_clear]
         yield f"| {family} | {len(found)} | {len(clear)} | {sum(each.is_right for each in clear)} |"
 

@@ -120,6 +120,10 @@ class Resources:
         """Return the resource of the work, in operations, of the storage server that a node uses."""
         return self.switch + 1 + self.n_storage_servers + self.n_nodes + node % self.n_storage_servers
 
+    def is_of_storage(self, resources: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell which resources are storage servers, their operations, or clients of storage."""
+        return (self.switch < resources) & (resources < self._first_disk)
+
     @property
     def _first_disk(self) -> int:
         return self.switch + 1 + 2 * self.n_storage_servers + self.n_nodes

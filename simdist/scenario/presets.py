@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 from simdist.errors import ScenarioError
 from simdist.scenario.loading import Part, read_part
+from simdist.scenario.workload import TIMES, unmeasured
 from simdist.settings.base import nearest, refuse, shown
 
 Kind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
@@ -73,11 +74,24 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     if value.keys() >= _BASES:
         refuse("preset", [(("preset",), "'preset' beside 'file': write one of them")])
     if "file" in value:
-        return _merged(_read_file(part, value["file"], folder), overrides)
+        base = _read_file(part, value["file"], folder)
+        if part == "workload":
+            _refuse_other_batch(base, overrides)
+        return _merged(base, overrides)
     name = value["preset"]
     if not isinstance(name, str) or name not in names(kind):
         refuse("preset", [(("preset",), _unknown(kind, name))])
     return _merged(_read(part, kind, name), overrides)
+
+
+def _refuse_other_batch(base: dict[str, object], overrides: dict[str, object]) -> None:
+    """Refuse another batch size over a file that states seconds, but not the batch size that they were measured at."""
+    stated = base.get("batch_size")
+    size = overrides.get("batch_size", stated)
+    tensors = base.get("tensors")
+    is_timed = "forward" in base or (isinstance(tensors, list) and any("forward" in each for each in tensors))
+    if is_timed and size != stated and "measured_batch_size" not in base and TIMES.isdisjoint(overrides):
+        refuse("file", [(("batch_size",), unmeasured(size, stated))])
 
 
 def _unknown(kind: Kind, name: object) -> str:

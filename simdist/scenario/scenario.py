@@ -1,6 +1,6 @@
 """A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, Self, TypeAlias, overload
 
@@ -28,7 +28,7 @@ from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbanc
 from simdist.scenario.loading import SettingsT, read_text, validated
 from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
-from simdist.scenario.workload import Workload
+from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import Schedule, settings_of_name
 from simdist.schedules.job import Policy, uses_disk, uses_memory
@@ -310,6 +310,7 @@ class Scenario(Settings):
                 raise ScenarioError(f"{self.name}: write changed(path, value), or changed({{path: value, ...}})")
         try:
             here = _changed_at_paths(self, fields) if fields else self
+            _refuse_other_batch(self.workload, here.workload, fields)
             kept: dict[str, object] = {name: getattr(here, name) for name in type(self).model_fields}
             return type(self).model_validate(kept | attributes)
         except ValidationError as error:
@@ -435,6 +436,13 @@ def _changed_at_paths(scenario: Scenario, fields: Mapping[str, object]) -> Scena
     found = changed_at(scenario, {parse_path(path): value for path, value in fields.items()})
     assert isinstance(found, Scenario)
     return found
+
+
+def _refuse_other_batch(before: Workload, after: Workload, paths: Iterable[str]) -> None:
+    """Refuse a change of the batch size that leaves seconds which were measured at another one."""
+    keys = [text.split(".")[1] for text in paths if text.startswith("workload.")]
+    if "batch_size" in keys and (fault := other_batch_fault(before, after.batch_size, keys)):
+        raise ValueError(f"workload.batch_size: {fault}")
 
 
 def _named(name: str, error: ValidationError) -> ScenarioError:

@@ -4,7 +4,7 @@ import csv
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -21,6 +21,8 @@ from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seco
 
 _COLUMNS = ["name", "count", "flops"]
 _ROWS = "rows"  # a column that may be left out
+#: Keys and attributes that say how long passes take, or at which batch size that was measured.
+TIMES = {"forward", "forward_s", "step_times", "measured_batch_size", "tensors", "tensors_file", "preset", "file"}
 
 
 class Tensor(Settings):
@@ -242,6 +244,11 @@ class Workload(Settings):
         return self.batch_size / (self.utilization_batch_size.at(self.precision) or self.batch_size)
 
     @property
+    def is_of_any_batch(self) -> bool:
+        """Whether seconds of passes are stated, but not the batch size that they were measured at."""
+        return bool(self.stated_forward_s) and self.measured_batch_size is None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all parameters."""
         return sum(self.tensor_counts) * ITEM_NBYTES[self.dtype]
@@ -359,6 +366,27 @@ class Workload(Settings):
             for i, tensor in enumerate(self.tensors)
             if first[tensor.name] != i
         ]
+
+
+def other_batch_fault(workload: Workload, batch_size: object, keys: Iterable[object]) -> str | None:
+    """Say why the batch size cannot change by itself, if seconds of passes would stay as they are.
+
+    Args:
+        workload: As it was.
+        batch_size: Its new batch size.
+        keys: Keys of the workload that change.
+    """
+    is_left = workload.is_of_any_batch and TIMES.isdisjoint(keys)
+    return unmeasured(batch_size, workload.batch_size) if is_left and batch_size != workload.batch_size else None
+
+
+def unmeasured(batch_size: object, stated: object) -> str:
+    """Say what a batch size lacks beside seconds that were stated with another one."""
+    return (
+        f"{shown(batch_size)}: seconds of passes were stated with batch_size {stated}, but no size that they were "
+        f"measured at: write measured_batch_size: {stated} beside them, and other sizes are in proportion, or "
+        f"step_times; or change forward, too"
+    )
 
 
 def _step_faults(measured: Sequence[MeasuredStep]) -> list[Fault]:

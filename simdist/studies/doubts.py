@@ -1,14 +1,15 @@
 """How far predictions of a kind are from what was measured: the errors of published rows.
 
 A kind is a step from what the user measured to what the scenario asks: from one batch size to another, from one GPU to
-its machine, from a machine to several, and the time of collectives inside machines and between them. The doubt of a
-kind is the distribution of
+its machine, from a machine to several, the time of collectives inside machines and between them, and samples from
+storage. The doubt of a kind is the distribution of
 
     log(measured seconds / simulated seconds)
 
 over published rows of that kind, by hardware. A draw takes a place from 0 to 1 in it and multiplies prices: those of
-forward and backward passes, or of collectives by their size. All schedules get the same draws. So an error of computing
-changes their ratio little, and one of the network changes it as far as the schedules communicate differently.
+forward and backward passes, of collectives by their size, or of reading. All schedules get the same draws. So an error
+of computing changes their ratio little, and one of the network changes it as far as the schedules communicate
+differently.
 
 `doubts.json` has the distributions. `experiments/published_rows` estimates it and tests it on rows that it leaves out.
 """
@@ -23,8 +24,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared
-from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Plan, ReduceScatter
+from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Transfer, Varying
+from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Load, Plan, ReduceScatter, StageIn
 from simdist.plan.group import Group
 from simdist.plan.ops import Collective, Op
 from simdist.runs.building import lost_share
@@ -32,7 +33,7 @@ from simdist.runs.nccl_tests import CALIBRATED
 from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
 from simdist.scenario.cluster import Transport
 
-Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network"]
+Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
 
 #: Distributions, as `doubts.json` has them.
 Table: TypeAlias = Mapping[str, Any]
@@ -43,6 +44,8 @@ _TITLES: dict[Kind, str] = {
     "machines": "from one machine to several",
     "fabric": "collectives inside machines",
     "network": "collectives between machines",
+    "storage": "reading that takes longer than computing",
+    "input": "from a step without reading to one that reads from storage",
 }
 _TOOLS = "e.g. with real.calibrate or simdist calibrate --from-nccl-tests"
 _MEASURE: dict[Kind, str] = {
@@ -51,10 +54,12 @@ _MEASURE: dict[Kind, str] = {
     "machines": "samples/s of two machines",
     "fabric": f"busbw of an all-reduce inside a machine, {_TOOLS}",
     "network": f"busbw of an all-reduce between machines, {_TOOLS}",
+    "storage": "MB/s and files/s of the storage, e.g. with real.calibrate --data",
+    "input": "samples/s of one machine with its data, and with data that are in memory",
 }
 _BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
 _BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
-_OF_COMPUTING = ("batch", "machine", "machines")
+_OF_COMPUTING = ("batch", "machine", "machines", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
 _OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
@@ -151,6 +156,8 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doub
     for kind, n_members in links:
         if n_members > 1 and not _is_measured(cluster, kind):
             found.append(collective_doubt(table, kind, link_class(cluster, kind)))
+    if scenario.input.source == "storage" and not scenario.imported:
+        found += [each for each in storage_doubts(table) if each.kind == "input" or not _is_storage_measured(scenario)]
     return tuple(found)
 
 
@@ -171,6 +178,14 @@ def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
     is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
     is_measured = is_calibrated or is_told or link.table is not None
     return is_measured or link == Link.ideal() or not cluster.library.startswith("nccl")
+
+
+def _is_storage_measured(scenario: Scenario) -> bool:
+    """Tell whether the rates of the storage are measured, or known as ranges."""
+    storage = scenario.cluster.storage
+    paths = (*scenario.uncertain, *(f"cluster.{path}" for path in scenario.cluster.uncertain))
+    has_range = any(path.startswith("cluster.storage.") for path in paths)
+    return has_range or (storage is not None and _CALIBRATED in storage.source)
 
 
 def generation(cluster: Cluster) -> str | None:
@@ -231,6 +246,13 @@ def collective_doubt(table: Table, kind: Kind, link: str) -> Doubt:
     return _doubt(kind, of["classes"], (link, kind, ""), tuple(of["sizes"]))
 
 
+def storage_doubts(table: Table) -> tuple[Doubt, Doubt]:
+    """Return the doubts of loads that take longer than computing, and of passes beside loads that take less."""
+    kinds: tuple[Kind, Kind] = ("storage", "input")
+    reading, computing = (_doubt(kind, table["storage"], (kind,), (1,)) for kind in kinds)
+    return reading, computing
+
+
 def _doubt(kind: Kind, classes: Mapping[str, Any], names: Sequence[str], sizes: tuple[int, ...]) -> Doubt:
     name = next(each for each in names if each in classes)
     found = classes[name]
@@ -254,6 +276,7 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
         at: Place of each doubt in its distribution, from 0 to 1.
     """
     computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in _OF_COMPUTING)
+    reading = math.prod(each.factor(place) for each, place in at.items() if each.kind == "storage")
     by_kind = {each.kind: (each, each.logs_at(place)) for each, place in at.items()}
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     kinds: dict[Group, Kind] = {}
@@ -277,9 +300,25 @@ def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
             if key not in scaled:
                 scaled[key] = cost.scaled(key[1])
             return scaled[key]
+        if isinstance(op, Load | StageIn) and not isinstance(cost, Local):
+            return _read_slower(cost, reading, costs.resources)
         return cost
 
     return replace(costs, of={op: price(op, cost) for op, cost in costs.of.items()})
+
+
+def _read_slower(cost: Shared | Varying, factor: float, resources: Resources) -> Shared | Varying:
+    """Return loads with `factor` times the time where they read from storage."""
+
+    def slower(transfer: Transfer) -> Transfer:
+        of_storage = any(resources.is_of_storage(stage.resources).any() for stage in transfer.stages)
+        return transfer.scaled(factor) if of_storage else transfer
+
+    if factor == 1:
+        return cost
+    if isinstance(cost, Shared):
+        return cost.scaled(factor)
+    return replace(cost, transfers=lambda number: tuple(map(slower, cost.transfers(number))))
 
 
 def _link_of(group: Group, resources: Resources) -> Kind:

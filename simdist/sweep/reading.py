@@ -1,7 +1,7 @@
 """From a sweep file to a sweep, with every problem at once."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,10 @@ from simdist import scenario as scenarios
 from simdist.engines import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
+from simdist.scenario.fields import ScenarioField
 from simdist.scenario.loading import problems_of, read_text, scenario_error, validated
-from simdist.scenario.strict_yaml import Document, Problem
+from simdist.scenario.strict_yaml import Document, Problem, path_text
+from simdist.scenario.workload import other_batch_fault
 from simdist.settings.base import FromFile, Settings, nearest, shown
 from simdist.settings.units import Seconds, Whole
 from simdist.studies.comparison import find_baseline
@@ -23,6 +25,8 @@ from simdist.sweep.definition import Sweep
 from simdist.sweep.sampling import Sampling
 
 MAX_POINTS = 1_000_000
+_WORKLOAD = "workload"
+_BATCH_SIZE = (_WORKLOAD, "batch_size")
 _LINE = re.compile(r"^sweep:\d+: ", re.MULTILINE)
 _SHAPE = "write scenario: FILE and vary: {path: [values]}"
 
@@ -127,6 +131,7 @@ def _sweep(document: Document, file: SweepFile, name: str, folder: Path) -> Swee
     sweep = Sweep(stem, tree, scenario, base_folder, axes, cases, *how)
     if not reader.problems:
         _check(reader, sweep)
+        _check_batches(reader, sweep)
     if reader.problems:
         raise scenario_error(name, reader.problems)
     return sweep
@@ -146,6 +151,30 @@ def _check(reader: Reader, sweep: Sweep) -> None:
             find_baseline(sweep.scenario, sweep.baseline)
         except ScenarioError as error:
             reader.fault(("baseline",), f"{str(error).partition(': ')[2]}: write one of them")
+
+
+def _check_batches(reader: Reader, sweep: Sweep) -> None:
+    """Collect batch sizes that are varied while seconds stay that were measured at another one."""
+    workload = sweep.scenario.workload
+    every = _keys_of_workload(sweep.fields)
+    for axis in sweep.axes:
+        if axis.field.path == _BATCH_SIZE:
+            sizes = [each.written for each in axis.choices] or [axis.field.text(each) for each in axis.bounds[-1:]]
+            faults = [other_batch_fault(workload, each, every) for each in sizes]
+            if fault := next(filter(None, faults), None):
+                reader.fault(("vary", path_text(_BATCH_SIZE)), fault)
+    varied = _keys_of_workload(axis.field for axis in sweep.axes)
+    for number, case in enumerate(sweep.cases):
+        keys = [*varied, *_keys_of_workload(field for field, _ in case.choices)]
+        for field, choice in case.choices:
+            if field.path == _BATCH_SIZE and (fault := other_batch_fault(workload, choice.written, keys)):
+                reader.fault(("cases", number, path_text(_BATCH_SIZE)), fault)
+
+
+def _keys_of_workload(fields: Iterable[ScenarioField]) -> list[str | int]:
+    """Return the keys of the workload that are set; a workload as a whole is another preset."""
+    paths = [field.path for field in fields if field.path[0] == _WORKLOAD]
+    return [path[1] if len(path) > 1 else "preset" for path in paths]
 
 
 def _base(

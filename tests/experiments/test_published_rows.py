@@ -35,7 +35,8 @@ def test_rows_are_predicted_as_they_were_written(every):
     written = {(line.family, line.name, line.measured_s): line for line in run.saved()}
     training = [run.of_training(each) for each in list(run.published.training_rows())[::every]]
     collectives = [run.of_collective(each) for each in list(run.published.collective_rows())[::every]]
-    for line in (*training, *collectives):
+    reading = [run.of_storage(each) for each in list(run.storages.rows())[::11]]
+    for line in (*training, *collectives, *reading):
         found = [each for each in run.saved() if (each.family, each.name) == (line.family, line.name)]
         assert found, AGAIN
         assert any(math.isclose(each.simulated_s, line.simulated_s, rel_tol=1e-4) for each in found), AGAIN
@@ -43,14 +44,33 @@ def test_rows_are_predicted_as_they_were_written(every):
 
 
 def test_intervals_of_families_that_are_left_out_hold_nine_rows_in_ten_of_training():
-    training = [line for line in run.saved() if not line.nbytes]
+    training = [line for line in run.saved() if run.is_training(line)]
     assert 0.85 <= sum(line.is_inside for line in training) / len(training) <= 0.95
 
 
+def test_intervals_of_storages_that_are_left_out_hold_most_steps_that_read_from_them():
+    reading = [line for line in run.saved() if line.kinds in run.estimate.STORAGE]
+    assert 0.85 <= sum(line.is_inside for line in reading) / len(reading) <= 0.95
+    cached = [line for line in reading if line.family == run.storages.CACHED]
+    assert len(cached) == 2
+    assert not any(line.is_inside or list(line.residuals) for line in cached)
+
+
+def test_a_step_that_reads_is_limited_by_storage_only_if_it_takes_longer_than_computing():
+    rows = {each.name: each for each in run.storages.rows() if each.family.startswith("MLPerf, 6500")}
+    found = {
+        name: run.of_storage(rows[name]).kinds
+        for name in ("unet3d-h100, 1 accelerators", "resnet50-h100, 37 accelerators")
+    }
+    assert list(found.values()) == ["input", "storage"]
+
+
 def test_clear_verdicts_are_right():
-    clear = [each for each in run.saved_decisions() if each.is_clear]
-    assert len(clear) / len(run.saved_decisions()) >= 0.6
-    assert sum(each.is_right for each in clear) / len(clear) > 0.94
+    for with_host, least in ((False, 0.94), (True, 0.96)):
+        found = [each for each in run.saved_decisions() if each.with_host == with_host]
+        clear = [each for each in found if each.is_clear]
+        assert len(clear) / len(found) >= 0.6
+        assert sum(each.is_right for each in clear) / len(clear) > least
 
 
 def test_a_class_with_one_family_resembles_the_kind():

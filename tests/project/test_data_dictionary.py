@@ -57,6 +57,7 @@ workload:
   batch_size: 4
   sample_size: 1 kB
   forward: 2 ms
+  measured_batch_size: 4
 data: {{samples: 32, file_size: 100 kB}}
 input: {{source: storage}}
 checkpoint: {{every: 2, what: parameters}}

@@ -1,13 +1,16 @@
 """The time of other batch sizes than the measured one: measured steps, proportion, and launching kernels."""
 
+from pathlib import Path
+
 import pytest
 
 from simdist.cost.compute import ComputeCost, step_s
 from simdist.errors import ScenarioError
-from simdist.scenario import Scenario, dump, loads, presets
+from simdist.scenario import Scenario, dump, load, loads, presets
 from simdist.scenario.workload import MeasuredStep
 from simdist.studies.comparison import compare
 from simdist.studies.doubts import batch_doubt, doubts_of, of_published_rows
+from simdist.sweep import load as load_sweep
 
 TEXT = """
 cluster: {preset: dgx-h200, nodes: 1}
@@ -145,3 +148,52 @@ def test_an_interval_contains_the_doubt_of_the_batch() -> None:
         return row.step_s_range[0] / row.step_s, row.step_s_range[1] / row.step_s
 
     assert interval(8)[1] > 2.5 * interval(64)[1]
+
+
+# ---------------------------------------------------------------- changes of the batch size
+
+
+PLAIN = "batch_size: 32, forward: 10 ms"
+REFUSED = (
+    r"workload\.batch_size: 16: seconds of passes were stated with batch_size 32, but no size that they were measured "
+    r"at: write measured_batch_size: 32 beside them, and other sizes are in proportion, or step_times; or change "
+    r"forward, too$"
+)
+
+
+def swept(workload: str, **sweep: object) -> int:
+    return load_sweep({"scenario": job(workload), **sweep}).n_points
+
+
+def test_another_batch_size_with_the_same_seconds_is_refused_wherever_it_is_changed(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=f"^text: {REFUSED}"):
+        job(PLAIN).changed("workload.batch_size", 16)
+    with pytest.raises(ScenarioError, match=f"vary.{REFUSED}"):
+        swept(PLAIN, vary={"workload.batch_size": [32, 16]})
+    with pytest.raises(ScenarioError, match=r"vary.workload.batch_size: 99: seconds of passes were stated"):
+        swept(PLAIN, vary={"workload.batch_size": {"integers": [1, 99]}}, sample={"kind": "random", "points": 3})
+    own = {"name": "own", "workload.batch_size": 16, "workload.forward": "6 ms"}
+    with pytest.raises(ScenarioError, match=rf"cases\[1\].{REFUSED}"):
+        swept(PLAIN, cases=[own, {"name": "same", "workload.batch_size": 16}])
+    for times in ("forward: 10 ms", "dtype: float32"):
+        tensor = "{name: all, count: 1000, forward: 10 ms}" if "forward" not in times else "{name: all, count: 1000}"
+        (tmp_path / "model.yaml").write_text(f"tensors: [{tensor}]\nbatch_size: 32\n{times}\n")
+        (tmp_path / "job.yaml").write_text(
+            "cluster: ideal\nworkload: {file: model.yaml, batch_size: 16}\nsteps: 1\nschedules: [sync]\n"
+        )
+        with pytest.raises(ScenarioError, match=REFUSED):
+            load(tmp_path / "job.yaml")
+
+
+def test_a_batch_size_may_change_with_its_seconds_or_if_the_measured_one_is_known(tmp_path: Path) -> None:
+    plain = job(PLAIN)
+    assert plain.changed("workload.batch_size", 32) == plain
+    assert plain.changed({"workload.batch_size": 16, "workload.forward": "6 ms"}).workload.forward_s == 0.006
+    measured = f"{PLAIN}, measured_batch_size: 32"
+    assert job(measured).changed("workload.batch_size", 16).workload.batch_over_measured == 0.5
+    sizes = {"workload.batch_size": [16, 32]}
+    for workload in (measured, f"batch_size: 64, {TWO}", "batch_size: 8"):
+        assert swept(workload, vary=sizes) == 2
+    assert swept(PLAIN, vary=sizes | {"workload.forward": ["6 ms", "10 ms"]}) == 4
+    assert swept(PLAIN, vary={"workload.batch_size": [32]}) == 1
+    assert loads("{cluster: ideal, workload: {preset: mlp, batch_size: 16}, steps: 1, schedules: [sync]}")

@@ -1,12 +1,13 @@
 """Doubts of kinds of predictions: which count, what they scale, and what they leave alone."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from simdist import scenario
-from simdist.plan import COLLECTIVES, Backward, Forward
+from simdist.plan import COLLECTIVES, Backward, Forward, Load
 from simdist.runs.building import build
 from simdist.studies import comparison
 from simdist.studies.comparison import compare
@@ -191,3 +192,79 @@ def test_intervals_are_shown_if_the_first_row_alone_has_none():
     assert local.of(RANGES)
     assert base.step_s_range is not None
     assert "90 % intervals" in compared.title
+
+
+READING = """
+cluster:
+  {CLUSTER, storage: {latency: 1 ms, bandwidth: RATE, source: SOURCE}, memory: {bandwidth: 10 GB/s, capacity: 9 GB}}
+workload: {preset: resnet18, batch_size: 32, forward: 20 ms, backward: 40 ms, sample_size: 150 kB}
+steps: 8
+DATA
+input: {source: storage, readers: 32}
+schedules: [{kind: sync}]
+"""
+FILES = "data: {samples: 128, file_size: 100 kB, policy: memory}"
+
+
+def reading(rate="1 GB/s", source="a data sheet", data="", cluster="preset: dgx-a100, nodes: 1, gpus_per_node: 2"):
+    values = {"RATE": rate, "SOURCE": source, "DATA": data, "CLUSTER": cluster}
+    text = READING
+    for key, value in values.items():
+        text = text.replace(key, value)
+    return scenario.loads(text)
+
+
+def test_samples_from_storage_have_two_doubts_unless_its_rates_are_measured_or_a_range():
+    others = ["doubt.machine", "doubt.fabric"]
+    assert names(reading()) == [*others, "doubt.storage", "doubt.input"]
+    assert names(reading(source="'measured by real.calibrate: gloo'")) == [*others, "doubt.input"]
+    base = reading()
+    ranges = {"cluster.storage.bandwidth": {"from": "0.5 GB/s", "to": "2 GB/s"}}
+    assert names(base.changed(uncertain=ranges)) == [*others, "doubt.input"]
+    assert names(base.changed(input={"source": "memory"})) == others
+    assert names(base.changed(imported={"step_s": 0.1, "error": 0.0})) == ["doubt.fabric"]
+    assert names(reading(cluster="nodes: 1, gpus_per_node: 2, fabric: ideal, network: ideal")) == []
+
+
+def step_s(found, *doubts):
+    """Return the seconds of a step with doubts at their upper ends."""
+    built = build(found, found.schedules[0])
+    costs = doubted(built.plan, built.costs, dict.fromkeys(doubts, 1.0))
+    return comparison.measure(found, replace(built, costs=costs), n_seeds=1, facets=()).step_s[0]
+
+
+def test_an_error_of_storage_lengthens_steps_that_wait_for_it_and_one_of_the_input_the_others():
+    double = math.log(2)
+    ideal = "nodes: 1, gpus_per_node: 2, fabric: ideal, network: ideal"
+    slow, fast = (reading(rate, cluster=ideal) for rate in ("20 MB/s", "9 GB/s"))
+    storage, passes = doubt("storage", (0.0, double)), doubt("input", (0.0, double))
+    assert step_s(slow, storage) == pytest.approx(2 * step_s(slow), rel=0.05)
+    assert step_s(slow, passes) == pytest.approx(step_s(slow), rel=0.05)
+    assert step_s(fast, storage) == pytest.approx(step_s(fast), rel=0.05)
+    assert step_s(fast, passes) == pytest.approx(2 * step_s(fast), rel=0.05)
+
+
+def test_loads_of_files_take_longer_in_the_epoch_that_reads_them_from_storage_and_in_no_other():
+    """Two steps read all files; later ones find them in memory."""
+    found = reading(data=FILES)
+    built = build(found, found.schedules[0])
+    costs = doubted(built.plan, built.costs, {doubt("storage", (math.log(3),)): 0.5})
+    load = next(op for op in built.plan.bodies[0] if isinstance(op, Load))
+    capacity_Bps = costs.capacity_Bps
+    for number, factor in ((0, 3), (1, 3), (2, 1), (5, 1)):
+        before, after = (each.of[load].transfers(number) for each in (built.costs, costs))
+        for one, other in zip(before, after, strict=True):
+            assert other.alone_s(capacity_Bps) == pytest.approx(factor * one.alone_s(capacity_Bps))
+
+
+def test_compare_names_the_storage_where_it_is_the_largest_cause():
+    found = reading("40 MB/s")
+    (sync,) = compare(found, n_seeds=1)
+    shares = sync.of(RANGES)
+    assert max(shares, key=lambda name: shares[name]) == "doubt.storage"
+    low_s, high_s = sync.step_s_range
+    assert low_s < 0.9 * sync.step_s < 1.3 * sync.step_s < high_s
+    from simdist.studies.uncertainty import causes
+
+    (sentence,) = causes(found, {"sync": shares})
+    assert "reading that takes longer than computing): measure MB/s and files/s of the storage" in sentence

@@ -693,7 +693,7 @@ def test_schedules_that_fail_are_left_out_of_the_plans(tmp_path):
 
 
 def test_too_many_plans_are_refused_before_any_is_written(tmp_path):
-    write(tmp_path / "small.yaml", TWO)
+    write(tmp_path / "small.yaml", TWO.replace("batch_size: 32", "batch_size: 32\n  measured_batch_size: 32"))
     vary = "{workload.batch_size: {integers: [1, 9999]}}"
     sweep = f"{{scenario: small.yaml, vary: {vary}, sample: {{kind: random, points: 501}}}}"
     with pytest.raises(ScenarioError, match="more than 1,000 run directories, of 501 points"):
