@@ -91,7 +91,7 @@ def schedule_id(schedule: Schedule) -> str:
 
 
 def shares_update(schedule: Schedule) -> bool:
-    return isinstance(schedule, GradientSchedule) and schedule.shared_update
+    return isinstance(schedule, GradientSchedule) and bool(schedule.shared_update)
 
 
 def path_id(path: InputPath) -> str:
