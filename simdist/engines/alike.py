@@ -11,7 +11,8 @@ again, so their rates are kept.
 **Spans recur.** A span has a time of its own, from the moment at which all that came before is over. A span that begins
 like an earlier one takes the same course, whichever ranks straggle. So it is simulated once, for all seeds.
 
-A span must not begin to use links before the one before it has ended its transfers. If it does, both are one span.
+A span must not begin to use a link before those before it have ended their transfers on it. If it does, both are one
+span. Groups that share no link may be in different steps.
 """
 
 import math
@@ -322,13 +323,13 @@ class _State:
         base_s: See above.
         end_s: Ends of earlier instances that later ones may come after, `[world_size]`, by how far back they lie.
         free_s: When each lane is free, `[world_size]`, by name.
-        idle_from_s: When the last transfer on links that others may want has ended.
+        idle_from_s: When the last transfer on each link that others may want has ended, or later, `[n_links]`.
     """
 
     base_s: float
     end_s: dict[int, Times]
     free_s: dict[str, Times]
-    idle_from_s: float
+    idle_from_s: Times
 
     def later(self, by_s: float) -> "_State":
         """Return the same state, with times that count from a later moment."""
@@ -338,7 +339,7 @@ class _State:
 
     def equals(self, other: "_State") -> bool:
         """Return whether a state is the same from its moment on."""
-        if self.idle_from_s != other.idle_from_s:
+        if not np.array_equal(self.idle_from_s, other.idle_from_s):
             return False
         pairs = (self.end_s, other.end_s), (self.free_s, other.free_s)
         return all(_equal(ours, theirs) for ours, theirs in pairs)
@@ -350,13 +351,19 @@ class _Course:
 
     Args:
         times_s: When each instance was ready, started and ended, by kind of rank, `[n, n_kinds]` each.
-        first_start_s: When the first transfer began that shares links; inf without any.
+        first_start_s: When the first transfer began on each kind of link, `[n_kinds]`; inf without any.
         last_end_s: When the last one ended; -inf without any.
     """
 
     times_s: tuple[Times, Times, Times]
-    first_start_s: float
-    last_end_s: float
+    first_start_s: Times
+    last_end_s: Times
+
+    @property
+    def begin_s(self) -> float:
+        """When the first instance was ready; -inf without any."""
+        first_s = float(self.times_s[0].min(initial=math.inf))
+        return first_s if math.isfinite(first_s) else -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,12 +373,14 @@ class _SpanDone:
     Args:
         course: Its course.
         of_ranks: Kind of each rank.
+        of_links: Kind of each link.
         base_s: When it begins.
         after: The state at its end.
     """
 
     course: _Course
     of_ranks: NDArray[np.int64]
+    of_links: NDArray[np.int64]
     base_s: float
     after: _State
 
@@ -382,8 +391,9 @@ class _SpanDone:
         return replace(self, base_s=self.base_s + by_s, after=replace(self.after, base_s=self.after.base_s + by_s))
 
     def begins_after(self, before: _State) -> bool:
-        """Return whether no transfer begins before those of earlier spans have ended."""
-        return self.base_s + self.course.first_start_s >= before.base_s + before.idle_from_s
+        """Return whether no transfer begins on a link before those of earlier spans on it have ended."""
+        first_start_s = self.base_s + self.course.first_start_s[self.of_links]
+        return bool((first_start_s >= before.base_s + before.idle_from_s).all())
 
 
 class _Seed:
@@ -391,7 +401,7 @@ class _Seed:
 
     def __init__(self, run: "_Run") -> None:
         self._run = run
-        self._before = _State(0.0, {}, {}, -math.inf)
+        self._before = _State(0.0, {}, {}, np.full(run.n_links, -math.inf))
         self._pending: list[_SeedStep] = []
         self._done: _SpanDone | None = None
 
@@ -459,6 +469,7 @@ class _Run:
         self._world_size = plan.world_size
         self._costs = costs
         self._symmetry = Symmetry(costs, plan.world_size)
+        self.n_links = self._symmetry.n_links
         self._has_ticks = any(isinstance(op, Tick) for body in plan.bodies for op in body)
         own = (cost.seconds for cost in costs.of.values() if isinstance(cost, Local))
         rows = {row.tobytes(): row for row in own if isinstance(row, np.ndarray)}
@@ -483,7 +494,7 @@ class _Run:
         ):  # a lane that was never used is free from the start of the run
             return self._simulate(steps, pattern, delays_s, before)
         rows = b"".join(row.tobytes() for row in delays_s)
-        key = id(before.end_s), id(before.free_s), before.idle_from_s, pattern.key, rows
+        key = id(before.end_s), id(before.free_s), id(before.idle_from_s), pattern.key, rows
         known = self._again.get(key)
         if known is None:
             known = before, self._simulate(steps, pattern, delays_s, before)
@@ -515,7 +526,8 @@ class _Run:
                 events.ends[index - back] = before.end_s[back][firsts].tolist()
             course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()})
             self._keep(key, course)
-        done = _SpanDone(course, partition.of_ranks, before.base_s, self._after(pattern, before, course, partition))
+        after = self._after(pattern, before, course, partition)
+        done = _SpanDone(course, partition.of_ranks, partition.of_links, before.base_s, after)
         return self._same(done, key)
 
     def _same(self, done: _SpanDone, key: tuple[object, ...]) -> _SpanDone:
@@ -557,7 +569,11 @@ class _Run:
         self._courses[key] = course
 
     def _after(self, pattern: _Pattern, before: _State, course: _Course, partition: Partition) -> _State:
-        """Return the state at the end of a span."""
+        """Return the state at the end of a span.
+
+        No later span is to begin before this one, so links count as busy until then. With that, the state does not
+        depend on how long ago a link was last used.
+        """
         _, _, kinds_end_s = course.times_s
         n = len(kinds_end_s)
         of_ranks = partition.of_ranks
@@ -565,7 +581,8 @@ class _Run:
         end_s |= {back: kinds_end_s[-back][of_ranks] for back in pattern.kept}
         free_s = dict(before.free_s)
         free_s |= {lane: kinds_end_s[number][of_ranks] for lane, number in pattern.lasts.items()}
-        return _State(before.base_s, end_s, free_s, max(before.idle_from_s, course.last_end_s))
+        ended_s = np.maximum(before.idle_from_s, course.last_end_s[partition.of_links])
+        return _State(before.base_s, end_s, free_s, np.maximum(ended_s, course.begin_s))
 
 
 def _equal(ours: Mapping[Any, Times], theirs: Mapping[Any, Times]) -> bool:
@@ -645,11 +662,12 @@ class _KindTask:
 class _Transit:
     """A transfer under way."""
 
-    __slots__ = ("group", "key", "left_nbytes", "place", "rate_Bps", "step")
+    __slots__ = ("group", "key", "left_nbytes", "place", "rate_Bps", "start_s", "step")
 
-    def __init__(self, step: _KindTask, group: int) -> None:
+    def __init__(self, step: _KindTask, group: int, start_s: float) -> None:
         self.step = step
         self.group = group
+        self.start_s = start_s
         self.place = 0
         self.left_nbytes = 0.0
         self.rate_Bps = 0.0
@@ -712,14 +730,14 @@ class _Events:
 
     def __init__(self, tasks: Sequence[_KindTask], index: int, partition: Partition, rates: _Rates) -> None:
         self._n_kinds = len(partition.firsts)
+        self._partition = partition
         self._rates = rates
         self._index = index
         nans = [_NAN] * self._n_kinds
         self.ends = {task.index: nans.copy() for task in tasks}
         self._ready = [nans.copy() for _ in tasks]
         self._start = [nans.copy() for _ in tasks]
-        self._first_start_s = math.inf
-        self._last_end_s = -math.inf
+        self._used: dict[tuple[int, int], tuple[float, float]] = {}  # price, group -> first start, last end
         self._lanes: dict[str, list[_KindTask]] = {}
         for task in tasks:
             self._lanes.setdefault(task.lane, []).append(task)
@@ -740,7 +758,21 @@ class _Events:
         ends = [self.ends[self._index + number] for number in range(len(self._ready))]
         shape = len(ends), self._n_kinds
         ready_s, start_s, end_s = (np.array(each).reshape(shape) for each in (self._ready, self._start, ends))
-        return _Course((ready_s, start_s, end_s), self._first_start_s, self._last_end_s)
+        return _Course((ready_s, start_s, end_s), *self._on_links())
+
+    def _on_links(self) -> tuple[Times, Times]:
+        """Return when the first transfer began on each kind of link, and when the last one ended."""
+        n_kinds = len(self._partition.capacity_Bps)
+        first_start_s = np.full(n_kinds, math.inf)
+        last_end_s = np.full(n_kinds, -math.inf)
+        for (price, group), (start_s, end_s) in self._used.items():
+            stages = self._partition.meetings[price].stages
+            assert stages is not None
+            for stage in stages[group]:
+                links = stage.resources
+                first_start_s[links] = np.minimum(first_start_s[links], start_s)
+                last_end_s[links] = np.maximum(last_end_s[links], end_s)
+        return first_start_s, last_end_s
 
     def _run_streams(self) -> None:
         awake = self._awake
@@ -806,8 +838,7 @@ class _Events:
         if meetings.stages is None:
             self._end(task, members, start_s + meetings.alone_s[group])
             return
-        self._first_start_s = min(self._first_start_s, start_s)
-        self._go_on(_Transit(task, group), start_s)
+        self._go_on(_Transit(task, group, start_s), start_s)
 
     def _go_on(self, flight: _Transit, now_s: float) -> None:
         """Begin the next stage of a transfer, or end it."""
@@ -815,12 +846,18 @@ class _Events:
         if stage is None:
             meetings = flight.step.work.meetings
             assert meetings is not None
-            self._last_end_s = max(self._last_end_s, now_s)
+            self._record(flight, now_s)
             self._end(flight.step, meetings.members[flight.group], now_s)
             return
         flight.left_nbytes = float(stage.nbytes.max(initial=0.0))
         self._n_begun += 1
         heappush(self._coming, (now_s + stage.latency_s, self._n_begun, flight))
+
+    def _record(self, flight: _Transit, end_s: float) -> None:
+        """Remember when a transfer began and ended."""
+        key = flight.step.work.price, flight.group
+        first_start_s, last_end_s = self._used.get(key, (math.inf, -math.inf))
+        self._used[key] = min(first_start_s, flight.start_s), max(last_end_s, end_s)
 
     def _end(self, task: _KindTask, members: Iterable[int], end_s: float) -> None:
         """Set the end of an instance. The streams that wait for it go on."""

@@ -66,6 +66,7 @@ class Partition:
         form: Number of its meetings and links: equal for partitions that have equal ones.
         of_ranks: Kind of each rank, `[world_size]`.
         firsts: First rank of each kind, `[n_kinds]`. It stands for the others.
+        of_links: Kind of each link that others may want, `[n_links]`.
         meetings: The groups of each collective, by `id` of its price.
         capacity_Bps: Of the links that stand for others.
     """
@@ -73,6 +74,7 @@ class Partition:
     form: int
     of_ranks: _Numbers
     firsts: _Numbers
+    of_links: _Numbers
     meetings: dict[int, Meetings]
     capacity_Bps: NDArray[np.float64]
 
@@ -104,6 +106,11 @@ class Symmetry:
         self._capacity_Bps = costs.capacity_Bps[self._links]
         self._known: dict[bytes, Partition] = {}
         self._forms: dict[tuple[object, ...], int] = {}
+
+    @property
+    def n_links(self) -> int:
+        """Number of links that others may want."""
+        return len(self._links)
 
     def partition(self, begins: _Numbers) -> Partition:
         """Return the coarsest partition that keeps ranks apart that begin in different ways.
@@ -146,7 +153,7 @@ class Symmetry:
         capacity_Bps = self._capacity_Bps[first_links]
         content = (*(each.content for each in meetings.values()), capacity_Bps.tobytes())
         form = self._forms.setdefault(content, len(self._forms))
-        return Partition(form, kind_of_ranks, firsts, meetings, capacity_Bps)
+        return Partition(form, kind_of_ranks, firsts, kind_of_links, meetings, capacity_Bps)
 
 
 _MOST_KNOWN = 256
