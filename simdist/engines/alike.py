@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
@@ -70,7 +71,7 @@ def simulate(plan: Plan, costs: Costs, delays: DelaySource, *, progress: Progres
         index = told.step.index
         end = index + len(told.step.pattern.templates)
         for row, found in zip(times_s, told.times_s, strict=True):
-            row[index:end] = told.base_s + found[:, told.of_ranks]
+            row[index:end] = told.base_s + found[:, told.partition.of_ranks]
     ready_s, start_s, end_s = times_s
     return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
 
@@ -89,7 +90,7 @@ def times_of_first_rank(plan: Plan, costs: Costs, delays: DelaySource) -> tuple[
     rows: list[list[Times]] = [[], [], []]
     for (told,) in _side_by_side(plan, costs, delays, 1, None):
         for row, found in zip(rows, told.times_s, strict=True):
-            row.append(told.base_s + found[:, told.of_ranks[0]])
+            row.append(told.base_s + found[:, told.partition.of_ranks[0]])
     ready_s, start_s, end_s = (np.concatenate(row) for row in rows)
     return ready_s, start_s, end_s
 
@@ -110,19 +111,27 @@ def measure(
         UnsupportedError: See `simulate`.
     """
     attribution = Attribution(plan.world_size, n_seeds)
+    n_before = 0
     for of_seeds in _side_by_side(plan, costs, delays, n_seeds, progress):
-        step = of_seeds[0].step
-        templates = step.pattern.templates
-        for first in range(0, len(templates), _BLOCK):
-            some = templates[first : first + _BLOCK]
-            times_s = np.empty((3, len(some), plan.world_size, n_seeds))
-            for seed, told in enumerate(of_seeds):
-                for row, found in zip(times_s, told.times_s, strict=True):
-                    of_kinds = told.base_s + found[first : first + _BLOCK]
-                    row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.of_ranks]
-            for number, template in enumerate(some):
-                attribution.add(step.index + first + number, template, *times_s[:, number])
+        attribution.turn(np.array([told.by_s for told in of_seeds]), n_before)
+        key = tuple([(told.course, told.first, told.partition) for told in of_seeds])
+        attribution.repeat(key, partial(_attribute, attribution, of_seeds, plan.world_size))
+        n_before = len(of_seeds[0].step.pattern.templates)
     return attribution.finish(plan.n_steps)
+
+
+def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size: int) -> None:
+    """Take a step of all seeds. Its times count from the beginning of its span."""
+    templates = of_seeds[0].step.pattern.templates
+    for first in range(0, len(templates), _BLOCK):
+        some = templates[first : first + _BLOCK]
+        times_s = np.empty((3, len(some), world_size, len(of_seeds)))
+        for seed, told in enumerate(of_seeds):
+            for row, found in zip(times_s, told.times_s, strict=True):
+                of_kinds = found[first : first + _BLOCK]
+                row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.partition.of_ranks]
+        for number, template in enumerate(some, first):
+            attribution.add(number, template, *times_s[:, number - first])
 
 
 def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int) -> Times:
@@ -300,14 +309,25 @@ class _Told:
     Args:
         step: The step.
         base_s: When its span begins.
-        times_s: When each instance was ready, started and ended, from then on, by kind of rank, `[n, n_kinds]` each.
-        of_ranks: Kind of each rank.
+        by_s: How much later that is than the beginning of the span of the step before. Spans that recur have the same.
+        course: The course of its span.
+        first: The number of its first instance in the span.
+        partition: The kinds of ranks.
     """
 
     step: _SeedStep
     base_s: float
-    times_s: tuple[Times, Times, Times]
-    of_ranks: NDArray[np.int64]
+    by_s: float
+    course: "_Course"
+    first: int
+    partition: Partition
+
+    @property
+    def times_s(self) -> tuple[Times, Times, Times]:
+        """When each instance was ready, started and ended, from the base on, by kind of rank, `[n, n_kinds]` each."""
+        ready_s, start_s, end_s = self.course.times_s
+        rows = slice(self.first, self.first + len(self.step.pattern.templates))
+        return ready_s[rows], start_s[rows], end_s[rows]
 
     @property
     def last_s(self) -> float:
@@ -345,7 +365,7 @@ class _State:
         return all(_equal(ours, theirs) for ours, theirs in pairs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Course:
     """The course of a span.
 
@@ -372,16 +392,16 @@ class _SpanDone:
 
     Args:
         course: Its course.
-        of_ranks: Kind of each rank.
-        of_links: Kind of each link.
+        partition: The kinds of ranks and links.
         base_s: When it begins.
+        by_s: How much later that is than the beginning of the span before.
         after: The state at its end.
     """
 
     course: _Course
-    of_ranks: NDArray[np.int64]
-    of_links: NDArray[np.int64]
+    partition: Partition
     base_s: float
+    by_s: float
     after: _State
 
     def moved(self, by_s: float) -> "_SpanDone":
@@ -392,7 +412,7 @@ class _SpanDone:
 
     def begins_after(self, before: _State) -> bool:
         """Return whether no transfer begins on a link before those of earlier spans on it have ended."""
-        first_start_s = self.base_s + self.course.first_start_s[self.of_links]
+        first_start_s = self.base_s + self.course.first_start_s[self.partition.of_links]
         return bool((first_start_s >= before.base_s + before.idle_from_s).all())
 
 
@@ -453,12 +473,11 @@ class _Seed:
 
     def _told(self, done: _SpanDone) -> list[_Told]:
         told = []
-        begin = 0
+        first = 0
         for each in self._pending:
-            end = begin + len(each.pattern.templates)
-            ready_s, start_s, end_s = (row[begin:end] for row in done.course.times_s)
-            told.append(_Told(each, done.base_s, (ready_s, start_s, end_s), done.of_ranks))
-            begin = end
+            by_s = 0.0 if told else done.by_s
+            told.append(_Told(each, done.base_s, by_s, done.course, first, done.partition))
+            first += len(each.pattern.templates)
         return told
 
 
@@ -507,8 +526,10 @@ class _Run:
     def _simulate(
         self, steps: Sequence[_SeedStep], pattern: _Pattern, delays_s: list[Times], before: _State
     ) -> _SpanDone:
+        by_s = 0.0
         if before.free_s and not self._has_ticks:
-            before = before.later(max(float(each.max()) for each in before.free_s.values()))
+            by_s = max(float(each.max()) for each in before.free_s.values())
+            before = before.later(by_s)
         never_s = np.full(self._world_size, -before.base_s)
         free_s = {lane: before.free_s.get(lane, never_s) for lane in pattern.lanes}
         rows = [*self._own, *(before.end_s[back] for back in pattern.needed), *free_s.values(), *delays_s]
@@ -527,7 +548,7 @@ class _Run:
             course = events.run({lane: each[firsts].tolist() for lane, each in free_s.items()})
             self._keep(key, course)
         after = self._after(pattern, before, course, partition)
-        done = _SpanDone(course, partition.of_ranks, partition.of_links, before.base_s, after)
+        done = _SpanDone(course, partition, before.base_s, by_s, after)
         return self._same(done, key)
 
     def _same(self, done: _SpanDone, key: tuple[object, ...]) -> _SpanDone:
@@ -535,10 +556,10 @@ class _Run:
 
         The next span then begins with the very rows that an earlier one began with, and `simulate` knows them.
         """
-        key = *key, done.of_ranks.tobytes()
+        key = *key, done.partition.of_ranks.tobytes()
         known = self._done.get(key)
         if known is not None and known.after.equals(done.after):
-            return known.moved(done.base_s - known.base_s)
+            return replace(known.moved(done.base_s - known.base_s), by_s=done.by_s)
         if len(self._done) >= _MOST_STATES:
             self._done.clear()
         self._done[key] = done

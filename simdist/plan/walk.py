@@ -25,6 +25,7 @@ walk.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
@@ -76,6 +77,10 @@ class Template:
     lane: Lane
     previous: int | None
     after: tuple[int, ...]
+
+    def moved(self, n_steps: int) -> "Template":
+        """Return the same instance, some steps later."""
+        return Template(self.step + n_steps, self.position, self.op, self.lane, self.previous, self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,7 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
 _NEVER = -1
 _Clock: TypeAlias = tuple[int, ...]  # per lane: the latest instance that is surely done
 _HOST = LANES.index(HOST)
+_MANY_EQUAL = 3  # steps; from here on, looking for recurrence takes less than walking them
 
 
 @dataclass(slots=True)
@@ -164,20 +170,34 @@ class _Walker:
         self.index = 0
         self._lanes = plan.lanes
         numbers = {lane: number for number, lane in enumerate(self._lanes)}
-        self._bodies = [[(op, numbers[lane_of(op)], reads(op), writes(op)) for op in body] for body in plan.bodies]
-        self._used = sorted({lane for body in self._bodies for _, lane, _, _ in body})
+        self._bodies = [
+            [(position, op, numbers[lane_of(op)], reads(op), writes(op)) for position, op in enumerate(body)]
+            for body in plan.bodies
+        ]
+        self._used = sorted({lane for body in self._bodies for _, _, lane, _, _ in body})
         self._n_lanes = len(self._lanes)
         self._start: _Clock = (_NEVER,) * self._n_lanes
         self._buffers = {buffer.name: _History() for buffer in plan.buffers}
         self._tails: list[_Done | None] = [None] * self._n_lanes
 
     def walk_steps(self, run: Run) -> tuple[Template, ...]:
-        """Walk one repetition of a run."""
-        return tuple(
-            self._visit(step, position, *decoded)
-            for step, body in enumerate(run.bodies)
-            for position, decoded in enumerate(self._bodies[body])
-        )
+        """Walk one repetition of a run. Equal steps that follow one another are walked until they recur."""
+        found: list[Template] = []
+        step = 0
+        for body, equal in groupby(run.bodies):
+            left = len(list(equal))
+            while left:
+                before = self.state() if left >= _MANY_EQUAL else None
+                templates = [self._visit(step, *decoded) for decoded in self._bodies[body]]
+                found += templates
+                step += 1
+                left -= 1
+                if before is not None and _recurs(before, self.state(), len(templates)):
+                    self.skip(before, left * len(templates))
+                    found += [each.moved(by) for by in range(1, left + 1) for each in templates]
+                    step += left
+                    left = 0
+        return tuple(found)
 
     def _visit(
         self, step: int, position: int, op: Op, lane: int, read: tuple[str, ...], written: tuple[str, ...]

@@ -18,8 +18,9 @@ intervals of the collectives and loads that are still open then. (If a compute o
 through its host, a later collective of the program that runs meanwhile counts as io.)
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -47,6 +48,8 @@ STATES = ("compute", "comm", "wait", "io", "host")
 _SMALL = 512  # values of ranks and seeds; up to here, numpy takes longer to start than to compute
 _BATCH_VALUES = 16_384  # of gaps that are then cut at once; a core's cache holds them
 _MANY = 8  # open collectives; from here on, removing the finished ones pays off
+_MOST_SEEN = 512  # keys of instances that may come again
+_MOST_REPETITIONS = 64  # kept, with all that is open after them
 
 
 class Observer(Protocol):
@@ -166,6 +169,9 @@ class _Collective:
     def times_s(self) -> tuple[Times, Times, Times]:
         return self.ready_s, self.start_s, self.end_s
 
+    def later(self, by_s: Times, n_instances: int) -> "_Collective":
+        return _Collective(self.index - n_instances, self.ready_s - by_s, self.start_s - by_s, self.end_s - by_s)
+
 
 @dataclass(slots=True)
 class _Open:
@@ -175,6 +181,61 @@ class _Open:
     loads: list[tuple[Times, Times]] = field(default_factory=list)
     saves: list[tuple[Times, Times]] = field(default_factory=list)
     held: list[tuple[str, Kind, Times, Times]] = field(default_factory=list)
+
+    def copy(self) -> "_Open":
+        """Return the same spans, in lists of their own."""
+        return _Open([*self.collectives], [*self.loads], [*self.saves], [*self.held])
+
+    def later(self, by_s: Times, n_instances: int) -> "_Open":
+        """Return the same spans, with times and instances that count from later ones."""
+        return _Open(
+            [each.later(by_s, n_instances) for each in self.collectives],
+            [(start_s - by_s, end_s - by_s) for start_s, end_s in self.loads],
+            [(start_s - by_s, end_s - by_s) for start_s, end_s in self.saves],
+            [(name, kind, start_s - by_s, end_s - by_s) for name, kind, start_s, end_s in self.held],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """What the instances to come need to know of those before.
+
+    Args:
+        compute_end_s: End of the last compute operation.
+        queued_s: End of the communication on all lanes.
+        has_several: Whether several lanes communicate.
+        last_end_s: End of the last operation on each lane, by its name.
+        open: Spans that may still overlap a gap.
+    """
+
+    compute_end_s: Times
+    queued_s: Times
+    has_several: bool
+    last_end_s: dict[str, Times]
+    open: _Open
+
+    def digest(self) -> bytes:
+        """Return what tells it from other moments."""
+        parts: list[object] = [self.has_several, self.compute_end_s, self.queued_s]
+        for name, end_s in self.last_end_s.items():
+            parts += [name, end_s]
+        for each in self.open.collectives:
+            parts += [each.index, *each.times_s]
+        for kind in (self.open.loads, self.open.saves, self.open.held):
+            parts.append(len(kind))
+            parts += [part for each in kind for part in each]
+        found = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            found.update(part.tobytes() if isinstance(part, np.ndarray) else f"{part};".encode())
+        return found.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Repetition:
+    """What some instances added to the totals, and the moment after them."""
+
+    added_s: tuple[Times, ...]
+    after: _Moment
 
 
 class Attribution:
@@ -199,6 +260,9 @@ class Attribution:
         self._batch = _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
         self._gaps: list[tuple[Times, Times]] = []  # begin and end
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
+        self._begin_s: Times = np.zeros(n_seeds)  # times count from here on
+        self._seen: set[Hashable] = set()
+        self._known: dict[Hashable, _Repetition] = {}
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance."""
@@ -233,8 +297,64 @@ class Attribution:
             for name, seconds in self._held(index, template):
                 self._open.held.append((name, lane.kind, np.maximum(end_s - seconds, start_s), end_s))
 
+    def turn(self, by_s: Times, n_instances: int) -> None:
+        """Count times from a later moment on, and instances from a later one on.
+
+        Args:
+            by_s: How much later, `[n_seeds]`.
+            n_instances: How many instances later.
+        """
+        self._add_up()
+        self._begin_s = self._begin_s + by_s
+        self._compute_end_s = self._compute_end_s - by_s
+        self._queued_s = self._queued_s - by_s
+        self._last_end_s = {name: end_s - by_s for name, end_s in self._last_end_s.items()}
+        self._open = self._open.later(by_s, n_instances)
+
+    def repeat(self, key: Hashable, add: Callable[[], None]) -> None:
+        """Take instances that may have come before. If they did, after an equal moment, they add as much.
+
+        Args:
+            key: Equal for instances with equal times, which count from the last turn.
+            add: Adds the instances.
+        """
+        if self._held or key not in self._seen:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+            add()
+            return
+        self._add_up()
+        whole = key, self._moment().digest()
+        known = self._known.get(whole)
+        totals_s = self._gap_s, self._comm_s, self._wait_s, self._io_s
+        if known is not None:
+            for total_s, added_s in zip(totals_s, known.added_s, strict=True):
+                total_s += added_s
+            self._continue(known.after)
+            return
+        before_s = [total_s.copy() for total_s in totals_s]
+        add()
+        self._add_up()
+        if len(self._known) >= _MOST_REPETITIONS:
+            self._known.clear()
+        added = tuple(total_s - earlier_s for total_s, earlier_s in zip(totals_s, before_s, strict=True))
+        self._known[whole] = _Repetition(added, self._moment())
+
+    def _moment(self) -> _Moment:
+        last_end_s = dict(self._last_end_s)
+        return _Moment(self._compute_end_s, self._queued_s, self._has_several, last_end_s, self._open.copy())
+
+    def _continue(self, at: _Moment) -> None:
+        self._compute_end_s = at.compute_end_s
+        self._queued_s = at.queued_s
+        self._has_several = at.has_several
+        self._last_end_s = dict(at.last_end_s)
+        self._open = at.open.copy()
+
     def finish(self, n_steps: int) -> Breakdown:
         """Return the totals, after the last instance."""
+        self.turn(-self._begin_s, 0)
         finish_s = self._compute_end_s
         for end_s in self._last_end_s.values():
             finish_s = np.maximum(finish_s, unpacked(end_s, len(finish_s)))
