@@ -203,7 +203,11 @@ class _Walker:
         self, step: int, position: int, op: Op, lane: int, read: tuple[str, ...], written: tuple[str, ...]
     ) -> Template:
         predecessor = self._tails[lane]
-        after, clock = _minimal(self._needed(read, written), predecessor.clock if predecessor else self._start)
+        clock = predecessor.clock if predecessor else self._start
+        needed = [each for each in self._needed(read, written) if clock[each.lane] < each.index]
+        after: tuple[int, ...] = ()
+        if needed:
+            after, clock = _minimal(needed, clock)
         done = _Done(self.index, lane, (*clock[:lane], self.index, *clock[lane + 1 :]))
         self._tails[lane] = done
         if not isinstance(op, Wait):  # it looks at no contents, so no later writer has to wait for it
@@ -212,19 +216,20 @@ class _Walker:
         for name in written:
             self._buffers[name] = _History(writer=done)
         previous = self.index - predecessor.index if predecessor else None
-        back = tuple(self.index - index for index in after)
+        back = tuple([self.index - index for index in after])
         self.index += 1
         return Template(step, position, op, self._lanes[lane], previous, back)
 
     def _needed(self, read: tuple[str, ...], written: tuple[str, ...]) -> list[_Done]:
         host = self._tails[_HOST]
         needed = [host] if host else []
+        buffers = self._buffers
         for name in read + written:
-            writer = self._buffers[name].writer
+            writer = buffers[name].writer
             if writer:
                 needed.append(writer)
         for name in written:
-            needed.extend(self._buffers[name].readers.values())
+            needed.extend(buffers[name].readers.values())
         return needed
 
     def live(self) -> tuple[int, ...]:
@@ -298,11 +303,12 @@ def _recurs(before: list[_Done | None], now: list[_Done | None], n_instances: in
 def _minimal(needed: list[_Done], clock: _Clock) -> tuple[tuple[int, ...], _Clock]:
     """Drop implied dependencies. Check the latest first, because only a later instance can imply an earlier one."""
     after: list[int] = []
-    for done in sorted(needed, key=lambda done: -done.index):
+    for done in sorted(needed, key=lambda done: -done.index) if len(needed) > 1 else needed:
         if clock[done.lane] < done.index:
             after.append(done.index)
             clock = tuple(map(max, clock, done.clock))
-    return tuple(sorted(after)), clock
+    after.reverse()
+    return tuple(after), clock
 
 
 def drops_late(plan: Plan) -> dict[int, int]:
