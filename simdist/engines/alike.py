@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
@@ -48,7 +48,9 @@ _MOST_JOINED = 8  # steps in a span; with more, all later ones join it
 _MOST_INSTANCES = 300_000  # in a span
 _MOST_RATES = 65_536  # combinations of transfers kept
 _MOST_PARTITIONS = 256  # kept
+_MOST_WORKS = 8  # partitions for which it is kept what operations do
 _MOST_STATES = 512  # kept, with their rows
+_MOST_WALKED = 100_000  # instances of a plan that is kept with its patterns
 _MOST_VALUES = 8_000_000  # times of spans kept
 _BLOCK = 32  # instances with times that are spread over ranks at once
 _NAN = float("nan")
@@ -76,19 +78,22 @@ def simulate(plan: Plan, costs: Costs, delays: DelaySource, *, progress: Progres
     return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
 
 
-def times_of_first_rank(plan: Plan, costs: Costs, delays: DelaySource) -> tuple[Times, Times, Times]:
+def times_of_first_rank(
+    plan: Plan, costs: Costs, delays: DelaySource, *, courses: "Courses | None" = None
+) -> tuple[Times, Times, Times]:
     """Return when each instance was ready, started and ended on rank 0, `[n_instances]` each.
 
     Args:
         plan: A legal plan.
         costs: Its price list.
         delays: Source of `[1, n_steps, world_size]` delays.
+        courses: Those of the price list that are known already.
 
     Raises:
         UnsupportedError: See `simulate`.
     """
     rows: list[list[Times]] = [[], [], []]
-    for (told,) in _side_by_side(plan, costs, delays, 1, None):
+    for (told,) in _side_by_side(plan, costs, delays, 1, courses=courses):
         for row, found in zip(rows, told.times_s, strict=True):
             row.append(told.base_s + found[:, told.partition.of_ranks[0]])
     ready_s, start_s, end_s = (np.concatenate(row) for row in rows)
@@ -134,7 +139,9 @@ def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size
             attribution.add(number, template, *times_s[:, number - first])
 
 
-def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int) -> Times:
+def step_s(
+    plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, courses: "Courses | None" = None
+) -> Times:
     """Return the seconds per step of each seed, `[n_seeds]`.
 
     Args:
@@ -142,24 +149,31 @@ def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int) -> Ti
         costs: Its price list.
         delays: Source of `[n_seeds, n_steps, world_size]` delays.
         n_seeds: Seeds.
+        courses: Those of the price list that are known already.
 
     Raises:
         UnsupportedError: See `simulate`.
     """
     makespan_s = np.zeros(n_seeds)
-    for of_seeds in _side_by_side(plan, costs, delays, n_seeds, None):
+    for of_seeds in _side_by_side(plan, costs, delays, n_seeds, courses=courses):
         for seed, told in enumerate(of_seeds):
             makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)
     return makespan_s / plan.n_steps
 
 
 def _side_by_side(
-    plan: Plan, costs: Costs, delays: DelaySource, n_seeds: int, progress: Progress | None
+    plan: Plan,
+    costs: Costs,
+    delays: DelaySource,
+    n_seeds: int,
+    progress: Progress | None = None,
+    courses: "Courses | None" = None,
 ) -> "Iterator[tuple[_Told, ...]]":
     """Simulate a plan, and yield each step, of all seeds."""
     _refuse(plan, costs)
-    run = _Run(plan, costs)
-    seeds = [_Seed(run) for _ in range(n_seeds)]
+    courses = courses or Courses(costs, plan.world_size)
+    courses.begin()
+    seeds = [_Seed(courses) for _ in range(n_seeds)]
     told: list[deque[_Told]] = [deque() for _ in seeds]
 
     def ready() -> "Iterator[tuple[_Told, ...]]":
@@ -198,7 +212,7 @@ class _Pattern:
     """What steps have in common that take the same course if they begin alike.
 
     Args:
-        key: Tells patterns apart.
+        works: What each step does, to tell courses apart.
         templates: Its instances.
         lanes: Names of their lanes, in order.
         needed: How far before the first instance those lie that the others come after, in order.
@@ -207,7 +221,7 @@ class _Pattern:
         furthest: The same of all instances, also those of earlier steps.
     """
 
-    key: tuple[int, ...]
+    works: "tuple[_StepWork, ...]"
     templates: tuple[Template, ...]
     lanes: tuple[str, ...]
     needed: tuple[int, ...]
@@ -215,24 +229,29 @@ class _Pattern:
     kept: tuple[int, ...]
     furthest: int
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Tells patterns apart, also by what later steps need of them."""
+        return self.works, self.kept, self.furthest
+
     @classmethod
     def of(
-        cls, key: tuple[int, ...], templates: tuple[Template, ...], kept: Sequence[int], furthest: int
+        cls, works: "tuple[_StepWork, ...]", templates: tuple[Template, ...], kept: Sequence[int], furthest: int
     ) -> "_Pattern":
         """Return the pattern of some instances that follow one another."""
         lasts = {template.lane.name: number for number, template in enumerate(templates)}
         needed = {
             back - number for number, template in enumerate(templates) for back in template.after if back > number
         }
-        return cls(key, templates, tuple(sorted(lasts)), tuple(sorted(needed)), lasts, tuple(kept), furthest)
+        return cls(works, templates, tuple(sorted(lasts)), tuple(sorted(needed)), lasts, tuple(kept), furthest)
 
     @classmethod
     def of_several(cls, patterns: "Sequence[_Pattern]") -> "_Pattern":
         """Return the pattern of steps that follow one another."""
-        key = tuple(number for each in patterns for number in each.key)
+        works = tuple(work for each in patterns for work in each.works)
         templates = tuple(template for each in patterns for template in each.templates)
         furthest = patterns[-1].furthest
-        return cls.of(key, templates, range(1, min(furthest, len(templates)) + 1), furthest)
+        return cls.of(works, templates, range(1, min(furthest, len(templates)) + 1), furthest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +271,28 @@ class _SeedStep:
     delays_s: dict[str, Times]
 
 
+class _StepWork:
+    """The operations of a step, and the distances to the instances that each comes after."""
+
+    __slots__ = ("_content", "_hash", "_ops")
+
+    def __init__(self, templates: Sequence[Template]) -> None:
+        self._ops = tuple([each.op for each in templates])  # as long as they exist, no others have their numbers
+        self._content = tuple([(id(each.op), each.after) for each in templates])
+        self._hash = hash(self._content)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _StepWork) and (self is other or self._content == other._content)
+
+
 class _Patterns:
     """Finds the patterns of steps. Steps with the same operations and the same distances have the same pattern."""
 
     def __init__(self) -> None:
-        self._numbers: dict[object, int] = {}
+        self._known: dict[tuple[object, ...], _Pattern] = {}
 
     def of(self, stretch: Stretch) -> list[_Pattern]:
         """Return the pattern of each step of a repetition."""
@@ -278,19 +314,33 @@ class _Patterns:
             end = firsts[step + 1]
             templates = stretch.templates[first:end]
             kept = sorted(ends[at] - at for at in range(first, end) if at in wanted)
-            content = tuple((each.op, each.lane.name, each.after) for each in templates), tuple(kept), furthest
-            number = self._numbers.setdefault(content, len(self._numbers))
-            found.append(_Pattern.of((number,), templates, kept, furthest))
+            work = _StepWork(templates)
+            key = work, tuple(kept), furthest
+            if key not in self._known:
+                self._known[key] = _Pattern.of((work,), templates, kept, furthest)
+            found.append(self._known[key])
         return found
+
+
+def _walked(plan: Plan) -> Iterator[tuple[Stretch, list[_Pattern]]]:
+    """Yield the stretches of a plan, with the pattern of each step of a repetition."""
+    patterns = _Patterns()
+    for stretch in stretches(plan):
+        yield stretch, patterns.of(stretch)
+
+
+@lru_cache(maxsize=2)
+def _walked_once(plan: Plan) -> list[tuple[Stretch, list[_Pattern]]]:
+    """Return the same, which the next simulation of the plan with other prices takes again."""
+    return list(_walked(plan))
 
 
 def _steps(plan: Plan, delays: DelaySource, n_seeds: int) -> Iterator[list[_SeedStep]]:
     """Yield each step, of all seeds."""
     channels = sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)})
-    patterns = _Patterns()
     index = 0
-    for stretch in stretches(plan):
-        of_steps = patterns.of(stretch)
+    n_templates = sum(len(plan.bodies[body]) for run in plan.order for body in run.bodies)
+    for stretch, of_steps in _walked_once(plan) if n_templates <= _MOST_WALKED else _walked(plan):
         for number in range(stretch.times):
             drawn: Delays = delays.take(stretch.n_steps) if channels else {}
             for at, pattern in enumerate(of_steps):
@@ -419,7 +469,7 @@ class _SpanDone:
 class _Seed:
     """The run of one seed, span by span. The latest span waits until the next one is known not to meet it."""
 
-    def __init__(self, run: "_Run") -> None:
+    def __init__(self, run: "Courses") -> None:
         self._run = run
         self._before = _State(0.0, {}, {}, np.full(run.n_links, -math.inf))
         self._pending: list[_SeedStep] = []
@@ -481,15 +531,20 @@ class _Seed:
         return told
 
 
-class _Run:
-    """Simulates spans of a plan."""
+class Courses:
+    """Simulates spans, and knows those that were simulated: of one plan, or of several with the same steps.
 
-    def __init__(self, plan: Plan, costs: Costs) -> None:
-        self._world_size = plan.world_size
+    Args:
+        costs: The price list of the plans.
+        world_size: Their ranks.
+    """
+
+    def __init__(self, costs: Costs, world_size: int) -> None:
+        self._world_size = world_size
         self._costs = costs
-        self._symmetry = Symmetry(costs, plan.world_size)
+        self._symmetry = Symmetry(costs, world_size)
         self.n_links = self._symmetry.n_links
-        self._has_ticks = any(isinstance(op, Tick) for body in plan.bodies for op in body)
+        self._has_ticks = any(isinstance(op, Tick) for op in costs.of)
         own = (cost.seconds for cost in costs.of.values() if isinstance(cost, Local))
         rows = {row.tobytes(): row for row in own if isinstance(row, np.ndarray)}
         self._own = list(rows.values())
@@ -498,6 +553,11 @@ class _Run:
         self._n_values = 0
         self._done: dict[tuple[object, ...], _SpanDone] = {}
         self._again: dict[tuple[object, ...], tuple[_State, _SpanDone]] = {}
+        self._works: dict[Partition, dict[int, _KindWork]] = {}
+        self._has_begun = False
+
+    def begin(self) -> None:
+        """Begin a run."""
         self._has_begun = False
 
     def simulate(self, steps: Sequence[_SeedStep], before: _State) -> _SpanDone:
@@ -536,12 +596,12 @@ class _Run:
         distinct, begins = np.unique(_colours(rows, self._world_size), return_inverse=True)
         partition = self._partition(begins)
         of_kinds = begins[partition.firsts]
-        key = pattern.key, distinct.tobytes(), of_kinds.tobytes(), partition.form
+        key = pattern.works, distinct.tobytes(), of_kinds.tobytes(), partition.form
         course = self._courses.get(key)
         if course is None:
             firsts = partition.firsts
             index = steps[0].index
-            tasks = _tasks(steps, partition, self._costs)
+            tasks = _tasks(steps, partition, self._costs, self._works_of(partition))
             events = _Events(tasks, index, partition, self._rates_of(partition))
             for back in pattern.needed:
                 events.ends[index - back] = before.end_s[back][firsts].tolist()
@@ -549,7 +609,7 @@ class _Run:
             self._keep(key, course)
         after = self._after(pattern, before, course, partition)
         done = _SpanDone(course, partition, before.base_s, by_s, after)
-        return self._same(done, key)
+        return self._same(done, (pattern.key, *key))
 
     def _same(self, done: _SpanDone, key: tuple[object, ...]) -> _SpanDone:
         """Return an earlier span with the same course and the same state after it, or else this one.
@@ -582,6 +642,13 @@ class _Run:
             self._rates[partition.form] = _Rates(partition)
         return self._rates[partition.form]
 
+    def _works_of(self, partition: Partition) -> "dict[int, _KindWork]":
+        if partition not in self._works:
+            if len(self._works) >= _MOST_WORKS:
+                self._works.clear()
+            self._works[partition] = {}
+        return self._works[partition]
+
     def _keep(self, key: tuple[object, ...], course: _Course) -> None:
         self._n_values += 3 * course.times_s[0].size
         if self._n_values > _MOST_VALUES:
@@ -610,16 +677,24 @@ def _equal(ours: Mapping[Any, Times], theirs: Mapping[Any, Times]) -> bool:
     return ours.keys() == theirs.keys() and all(np.array_equal(row, theirs[key]) for key, row in ours.items())
 
 
-def _tasks(steps: Sequence[_SeedStep], partition: Partition, costs: Costs) -> "list[_KindTask]":
-    """Return the instances of steps, for ranks that stand for others."""
-    known: dict[int, _KindWork] = {}  # by id of the operation, of which each step has the same
+def _tasks(
+    steps: Sequence[_SeedStep], partition: Partition, costs: Costs, known: "dict[int, _KindWork]"
+) -> "list[_KindTask]":
+    """Return the instances of steps, for ranks that stand for others.
+
+    Args:
+        steps: The steps.
+        partition: The kinds of ranks.
+        costs: The price list.
+        known: What operations do, by `id`: each step has the same ones. Is filled.
+    """
     tasks = []
     for each in steps:
         for at, template in enumerate(each.pattern.templates, each.index):
             op = template.op
             work = known.get(id(op))
             if isinstance(op, Delay):
-                work = _KindWork(seconds=each.delays_s[op.channel][partition.firsts].tolist())
+                work = _KindWork(op, seconds=each.delays_s[op.channel][partition.firsts].tolist())
             elif work is None:
                 work = known[id(op)] = _work(op, partition, costs)
             after = tuple([at - back for back in template.after])
@@ -651,12 +726,14 @@ class _KindWork:
     """What an operation does.
 
     Args:
+        op: The operation.
         seconds: Its seconds, by kind of rank.
         period_s: Seconds between ticks, if it waits for one.
         meetings: Its groups, if it is a collective.
         price: Tells its price from others.
     """
 
+    op: Op
     seconds: list[float] | None = None
     period_s: float | None = None
     meetings: Meetings | None = None
@@ -937,9 +1014,11 @@ class _Events:
 def _work(op: Op, partition: Partition, costs: Costs) -> _KindWork:
     cost = costs.of.get(op)
     if isinstance(op, Tick):
-        return _KindWork(period_s=op.period_s)
+        return _KindWork(op, period_s=op.period_s)
     if isinstance(cost, Local):
         if isinstance(cost.seconds, np.ndarray):
-            return _KindWork(seconds=cost.seconds[partition.firsts].tolist())
-        return _KindWork(seconds=[cost.seconds] * len(partition.firsts) if cost.seconds else None)
-    return _KindWork() if cost is None else _KindWork(meetings=partition.meetings[id(cost)], price=id(cost))
+            return _KindWork(op, seconds=cost.seconds[partition.firsts].tolist())
+        return _KindWork(op, seconds=[cost.seconds] * len(partition.firsts) if cost.seconds else None)
+    if cost is None:
+        return _KindWork(op)
+    return _KindWork(op, meetings=partition.meetings[id(cost)], price=id(cost))

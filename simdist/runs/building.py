@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +28,7 @@ from simdist.traces.trace import Trace
 if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
     from simdist.engines.actors import Actor
+    from simdist.engines.alike import Courses
     from simdist.engines.live import Observer
 
 
@@ -48,6 +49,13 @@ class Built:
     costs: Costs
     n_proved_ranks: int
     actors: "tuple[Actor, ...]" = ()
+
+    @cached_property
+    def courses(self) -> "Courses":
+        """What has been simulated with these prices of ranks that are alike."""
+        from simdist.engines.alike import Courses
+
+        return Courses(self.costs, self.plan.world_size)
 
 
 #: Shares of forward and backward that 2 to 8 GPUs of one machine lose, in single and in mixed precision, by compute

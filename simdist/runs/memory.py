@@ -52,7 +52,9 @@ def _times(built: Built) -> tuple[Plan, NDArray[np.float64], NDArray[np.float64]
     plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
     none = _no_delays(plan)
     try:
-        _, start_s, end_s = alike.times_of_first_rank(plan, built.costs, DrawnDelays(none))
+        _, start_s, end_s = alike.times_of_first_rank(
+            plan, built.costs, DrawnDelays(none), courses=built.courses
+        )
     except UnsupportedError:
         pass
     else:

@@ -416,7 +416,9 @@ def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[n
     drawn = delay_sampler(scenario, seeds).take(scenario.steps)
     if _n_unequal(drawn) <= scenario.steps * _RARE:
         try:
-            return alike.step_s(built.plan, built.costs, DrawnDelays(drawn), n_seeds=n_seeds)
+            return alike.step_s(
+                built.plan, built.costs, DrawnDelays(drawn), n_seeds=n_seeds, courses=built.courses
+            )
         except UnsupportedError:
             pass
     try:
