@@ -8,7 +8,7 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.tables import facets_text, table_text
-from simdist.engines import Engine, choose_engine, fast, simulate
+from simdist.engines import DrawnDelays, Engine, alike, choose_engine, fast, simulate
 from simdist.errors import naming
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
@@ -115,15 +115,18 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
         held = steady_held(plan, costs)
         return _Simulated(fast.measure(plan, costs, sampler, n_seeds=1, progress=progress, held=held), "fast", None)
 
+    def by_alike() -> _Simulated:
+        return _traced(alike.simulate(plan, costs, DrawnDelays(planned.drawn_delays()), progress=progress))
+
     def by_des() -> _Simulated:
         links = planned.traffic()
-        return _traced(simulate(plan, costs, planned.drawn_delays(), engine=engine, traffic=links, progress=progress))
+        return _traced(simulate(plan, costs, planned.drawn_delays(), engine="des", traffic=links, progress=progress))
 
     def _traced(trace: Trace) -> _Simulated:
         where = break_down(trace, find_held(trace, costs))
         return _Simulated(where, trace.source.removeprefix("simulated by "), trace)
 
-    return choose_engine(engine, by_fast=by_fast, by_des=by_des)
+    return choose_engine(engine, by_fast=by_fast, by_alike=by_alike, by_des=by_des)
 
 
 def _record(

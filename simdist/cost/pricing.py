@@ -85,8 +85,7 @@ def price(
     disturbed = disturbed or {}
     shares = shares or {}
     pricing = _Pricing(plan, cluster, workload, disturbed, shares)
-    distinct = dict.fromkeys(op for body in plan.bodies for op in body)
-    of = {op: pricing.cost(op) for op in distinct}
+    of = {op: pricing.cost(op) for op in plan.distinct_ops}
     shared = {op: cost for op, cost in of.items() if isinstance(cost, Shared)} | pricing.loads_together(of)
     contested = _contested_ops(shared, pricing.resources, disturbed)
     return Costs(pricing.topology, pricing.capacity_Bps, of, contested, shares, disturbed)

@@ -17,26 +17,47 @@ if TYPE_CHECKING:
     from simdist.engines.live import Observer
     from simdist.traces.trace import Trace
 
-__all__ = ["DelaySource", "Delays", "DrawnDelays", "Engine", "check_delays", "choose_engine", "simulate"]
+__all__ = ["DelaySource", "Delays", "DrawnDelays", "Engine", "check_delays", "choose_engine", "first_exact", "simulate"]
 
 Engine: TypeAlias = Literal["auto", "des", "fast"]
 
 _Simulated = TypeVar("_Simulated")
 
 
-def choose_engine(engine: Engine, *, by_fast: Callable[[], _Simulated], by_des: Callable[[], _Simulated]) -> _Simulated:
-    """Simulate with an engine. `auto` takes the fast engine, and events where the fast one refuses.
+def first_exact(*attempts: Callable[[], _Simulated]) -> _Simulated:
+    """Simulate with the first engine that does not refuse. An engine refuses what it cannot compute exactly.
+
+    Args:
+        attempts: Simulations by one engine each, in the order in which they are tried.
+
+    Raises:
+        UnsupportedError: The last one refuses.
+    """
+    *others, last = attempts
+    for each in others:
+        try:
+            return each()
+        except UnsupportedError:
+            pass
+    return last()
+
+
+def choose_engine(
+    engine: Engine,
+    *,
+    by_fast: Callable[[], _Simulated],
+    by_alike: Callable[[], _Simulated] | None = None,
+    by_des: Callable[[], _Simulated],
+) -> _Simulated:
+    """Simulate with an engine. `auto` takes the fast engine, then events of ranks that are alike, then all events.
 
     Raises:
         UnsupportedError: The caller asked for `fast`, which cannot compute this exactly.
     """
-    if engine != "des":
-        try:
-            return by_fast()
-        except UnsupportedError:
-            if engine == "fast":
-                raise
-    return by_des()
+    if engine != "auto":
+        return by_fast() if engine == "fast" else by_des()
+    attempts = (by_fast, by_alike, by_des)
+    return first_exact(*(each for each in attempts if each is not None))
 
 
 def simulate(
@@ -77,15 +98,16 @@ def simulate(
 
         return fast.simulate(plan, costs, delays, progress=progress)
 
-    def by_des() -> "Trace":
-        from simdist.engines import alike, des
+    def by_alike() -> "Trace":
+        from simdist.engines import alike
 
-        if engine == "auto" and not (actors or observers):
-            check_delays(plan, delays)
-            try:
-                return alike.simulate(plan, costs, DrawnDelays(delays), progress=progress)
-            except UnsupportedError:
-                pass
+        check_delays(plan, delays)
+        return alike.simulate(plan, costs, DrawnDelays(delays), progress=progress)
+
+    def by_des() -> "Trace":
+        from simdist.engines import des
+
         return des.simulate(plan, costs, delays, traffic=traffic, actors=actors, observers=observers, progress=progress)
 
-    return choose_engine(engine, by_fast=by_fast, by_des=by_des)
+    needs_events = bool(actors or observers)
+    return choose_engine(engine, by_fast=by_fast, by_alike=None if needs_events else by_alike, by_des=by_des)

@@ -139,9 +139,7 @@ def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size
             attribution.add(number, template, *times_s[:, number - first])
 
 
-def step_s(
-    plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, courses: "Courses | None" = None
-) -> Times:
+def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, courses: "Courses | None" = None) -> Times:
     """Return the seconds per step of each seed, `[n_seeds]`.
 
     Args:
@@ -522,7 +520,7 @@ class _Seed:
             raise UnsupportedError("transfers of a step still run when a later step begins")
 
     def _told(self, done: _SpanDone) -> list[_Told]:
-        told = []
+        told: list[_Told] = []
         first = 0
         for each in self._pending:
             by_s = 0.0 if told else done.by_s

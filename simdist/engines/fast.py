@@ -112,16 +112,20 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
 
     Args:
         plan: A legal plan.
-        costs: A price list for each seed.
+        costs: A price list for each seed, which may be the same object.
         delays: Source of `[n_seeds, n_steps, world_size]` delays.
 
     Raises:
         UnsupportedError: See `measure`.
     """
+    n_seeds = len(costs)
+    if all(each is costs[0] for each in costs):
+        costs = costs[:1]
     if drops_late(plan):
+        if len(costs) == 1:
+            return measure(plan, costs[0], delays, n_seeds=n_seeds).step_s
         raise UnsupportedError("who comes first depends on prices, which differ from seed to seed: use --engine des")
     ends = _LastEnds()
-    n_seeds = len(costs)
     prices = _prices(plan, costs, n_seeds)
     n_ranks = plan.world_size
     of_one = _of_one_rank(plan, prices)

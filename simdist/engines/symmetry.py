@@ -17,6 +17,7 @@ Source:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
@@ -106,6 +107,7 @@ class Symmetry:
         self._capacity_Bps = costs.capacity_Bps[self._links]
         self._known: dict[bytes, Partition] = {}
         self._forms: dict[tuple[object, ...], int] = {}
+        self._numbers = count()
 
     @property
     def n_links(self) -> int:
@@ -124,6 +126,14 @@ class Symmetry:
                 self._known.clear()
             self._known[key] = self._found(begins.astype(np.uint64))
         return self._known[key]
+
+    def _form(self, content: tuple[object, ...]) -> int:
+        """Return the number of what a partition consists of. A content that was forgotten gets another number."""
+        if content not in self._forms:
+            if len(self._forms) >= _MOST_KNOWN:
+                self._forms.clear()
+            self._forms[content] = next(self._numbers)
+        return self._forms[content]
 
     def _found(self, ranks: _Colours) -> Partition:
         links = mixed(self._capacity_Bps.view(np.uint64))
@@ -152,7 +162,7 @@ class Symmetry:
         }
         capacity_Bps = self._capacity_Bps[first_links]
         content = (*(each.content for each in meetings.values()), capacity_Bps.tobytes())
-        form = self._forms.setdefault(content, len(self._forms))
+        form = self._form(content)
         return Partition(form, kind_of_ranks, firsts, kind_of_links, meetings, capacity_Bps)
 
 

@@ -29,10 +29,11 @@ def check(plan: Plan) -> None:
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     written = {buffer.name for buffer in plan.buffers if buffer.initialized}
     seen: set[int] = set()
+    legal: set[ops.Op] = set()  # whatever comes later: buffers that were written stay so
     for step, number in enumerate(plan.body_of_steps()):
         if number not in seen:
             seen.add(number)
-            _check_body(plan, number, step, buffers, written)
+            _check_body(plan, number, step, buffers, written, legal)
     for body, position, problem in chain(_lateness(plan), _misfits(plan), _missing_copies(plan)):
         step = next(step for step, number in enumerate(plan.body_of_steps()) if number == body)
         fail_at(plan, step=step, body=body, position=position, problem=problem)
@@ -83,11 +84,16 @@ def _buffer_problems(buffer: Buffer) -> Iterator[str]:
         yield f"padding {buffer.padding}; must be from 0 to {buffer.count - 1}, less than its count"
 
 
-def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], written: set[str]) -> None:
+def _check_body(
+    plan: Plan, number: int, step: int, buffers: dict[str, Buffer], written: set[str], legal: set[ops.Op]
+) -> None:
     for position, op in enumerate(plan.bodies[number]):
+        if op in legal:
+            continue
         for problem in _problems(plan, op, buffers, written):
             fail_at(plan, step=step, body=number, position=position, problem=problem)
         written.update(ops.writes(op))
+        legal.add(op)
 
 
 def _problems(plan: Plan, op: ops.Op, buffers: dict[str, Buffer], written: set[str]) -> Iterator[str]:

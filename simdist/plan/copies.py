@@ -53,7 +53,7 @@ def check_copies(plan: Plan, ranks_per_copy: int) -> None:
     Raises:
         PlanError: Others do. The error names the operation.
     """
-    for op in dict.fromkeys(op for body in plan.bodies for op in body):
+    for op in plan.distinct_ops:
         if isinstance(op, ops.COLLECTIVES) and op.group.size > 1 and op.group.stride % ranks_per_copy:
             raise PlanError(
                 f"plan {plan.name}: {op_text(op)} would mix slices of different tensors, because {ranks_per_copy} "

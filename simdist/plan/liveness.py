@@ -43,19 +43,22 @@ class Lifetime:
 def lifetimes(plan: Plan) -> Iterator[Lifetime]:
     """Yield the uses of all buffers that have no contents before the first step, in the order of their beginnings."""
     buffers = {buffer.name: buffer for buffer in plan.buffers if not buffer.initialized}
-    touched: dict[Op, tuple[tuple[str, bool], ...]] = {}
+    touched: dict[int, tuple[tuple[str, bool], ...]] = {}  # by identity, which is faster than a hash of an operation
+    lanes: dict[int, str] = {}
+    for body in plan.bodies:
+        for op in body:
+            touched[id(op)] = tuple(each for each in uses(op) if each[0] in buffers)
+            lanes[id(op)] = lane_of(op).name
     found: list[Lifetime] = []
     alive: dict[str, Lifetime] = {}
     row = 0
     for number in plan.body_of_steps():
         for op in plan.bodies[number]:
-            if op not in touched:
-                touched[op] = tuple(each for each in uses(op) if each[0] in buffers)
-            for name, is_new in touched[op]:
+            for name, is_new in touched[id(op)]:
                 if is_new or name not in alive:
                     alive[name] = Lifetime(buffers[name], row)
                     found.append(alive[name])
-                alive[name].last[lane_of(op).name] = row
+                alive[name].last[lanes[id(op)]] = row
             row += 1
     yield from found
 

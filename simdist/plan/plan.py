@@ -217,6 +217,11 @@ class Plan:
         """The lanes of a rank: those of every plan, then others in the order of their first operation."""
         return all_lanes(lane_of(op) for body in self.bodies for op in body)
 
+    @cached_property
+    def distinct_ops(self) -> tuple[Op, ...]:
+        """The operations of all bodies, each once."""
+        return tuple(dict.fromkeys(op for body in self.bodies for op in body))
+
     @property
     def streams(self) -> tuple[str, ...]:
         """The streams of a rank by their names in tables and pictures, each once."""

@@ -151,7 +151,7 @@ class _Proof:
         self._nothing = Weights(np.zeros_like(self._own.numerators))
         self._sources = sources
         self._began = self._own  # parameters at the beginning of a step: a rank's own, or the first sharer's
-        distinct = dict.fromkeys(op for body in plan.bodies for op in body)
+        distinct = plan.distinct_ops
         residuals = {op.residual for op in distinct if isinstance(op, ops.Select | ops.Merge | ops.LowRank)}
         updates = [op for op in distinct if isinstance(op, ops.Optimize)]
         trained = {name for op in updates if op.optimizer == "inner" for name in op.params}

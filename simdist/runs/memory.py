@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines import alike, des, fast
-from simdist.errors import UnsupportedError
+from simdist.engines import alike, des, fast, first_exact
 from simdist.plan import Plan, ops
 from simdist.plan.delays import DrawnDelays
 from simdist.plan.plan import ITEM_NBYTES
@@ -16,6 +16,9 @@ from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
 from simdist.traces.memory import Occupancy, kinds_of, occupancy_of_times
 from simdist.traces.trace import Trace
+
+#: A plan, and when its instances start and end on the first rank.
+_PlanTimes: TypeAlias = tuple[Plan, NDArray[np.float64], NDArray[np.float64]]
 
 #: Numbers that an optimizer keeps for each parameter.
 _STATES = {"sgd": 1, "lars": 1, "adamw": 2}
@@ -47,24 +50,27 @@ def _occupancy(plan: Plan, start_s: NDArray[np.float64], end_s: NDArray[np.float
     )
 
 
-def _times(built: Built) -> tuple[Plan, NDArray[np.float64], NDArray[np.float64]]:
+def _times(built: Built) -> _PlanTimes:
     """Return the first steps of a plan, and when their instances start and end on the first rank."""
     plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
     none = _no_delays(plan)
-    try:
-        _, start_s, end_s = alike.times_of_first_rank(
-            plan, built.costs, DrawnDelays(none), courses=built.courses
-        )
-    except UnsupportedError:
-        pass
-    else:
+
+    def by_alike() -> _PlanTimes:
+        _, start_s, end_s = alike.times_of_first_rank(plan, built.costs, DrawnDelays(none), courses=built.courses)
         return plan, start_s, end_s
-    try:
-        trace = fast.simulate(plan, built.costs, none)
-    except UnsupportedError:
-        plan = _first_steps(built.plan, n_more=0)
-        trace = des.simulate(plan, built.costs, _no_delays(plan))
-    return plan, trace.start_s[:, 0], trace.end_s[:, 0]
+
+    def by_fast() -> _PlanTimes:
+        return _of_first_rank(fast.simulate(plan, built.costs, none))
+
+    def by_des() -> _PlanTimes:
+        shorter = _first_steps(built.plan, n_more=0)
+        return _of_first_rank(des.simulate(shorter, built.costs, _no_delays(shorter)))
+
+    return first_exact(by_alike, by_fast, by_des)
+
+
+def _of_first_rank(trace: Trace) -> _PlanTimes:
+    return trace.plan, trace.start_s[:, 0], trace.end_s[:, 0]
 
 
 def most_nbytes(built: Built, workload: Workload) -> int:
@@ -85,7 +91,7 @@ def lasting_nbytes(plan: Plan, workload: Workload) -> int:
 
 def state_nbytes(plan: Plan, workload: Workload) -> int:
     """Return the bytes of the optimizers' states on one rank."""
-    updates = [op for op in _distinct(plan) if isinstance(op, ops.Optimize)]
+    updates = [op for op in plan.distinct_ops if isinstance(op, ops.Optimize)]
     nbytes = {buffer.name: buffer.count * ITEM_NBYTES[buffer.dtype] for buffer in plan.buffers}
     of_inner = {name for op in updates if op.optimizer == "inner" for name in op.slices or op.params}
     of_outer = {name for op in updates if op.optimizer == "outer" for name in op.params}
@@ -95,7 +101,7 @@ def state_nbytes(plan: Plan, workload: Workload) -> int:
 
 def activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     """Return the bytes that forward passes leave for backward passes, by buffer. 0 if they are not known."""
-    passes = [op for op in _distinct(plan) if isinstance(op, ops.Forward)]
+    passes = [op for op in plan.distinct_ops if isinstance(op, ops.Forward)]
     known = workload.activations
     if known is None:
         return {op.dsts[0]: 0 for op in passes}
@@ -107,7 +113,7 @@ def recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     known = workload.activations
     if known is None or not any(known.again_nbytes):
         return {}
-    passes = [op for op in _distinct(plan) if isinstance(op, ops.Backward)]
+    passes = [op for op in plan.distinct_ops if isinstance(op, ops.Backward)]
     return {op.dst: _of_tensors(plan, (op.dst,), known.again_nbytes, workload.batch_size) for op in passes}
 
 
@@ -122,10 +128,6 @@ def _of_tensors(plan: Plan, names: Sequence[str], nbytes: Sequence[float], batch
     """
     ranges = [tensors for name in names if (tensors := plan.buffer(name).tensors)]
     return round(batch_size * math.fsum(each for tensors in ranges for each in nbytes[slice(*tensors)]))
-
-
-def _distinct(plan: Plan) -> list[ops.Op]:
-    return list(dict.fromkeys(op for body in plan.bodies for op in body))
 
 
 def _no_delays(plan: Plan) -> dict[ops.Channel, NDArray[np.float64]]:

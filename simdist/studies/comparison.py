@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import tensor_backward_s
-from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
+from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast, first_exact
 from simdist.errors import ScenarioError, UnsupportedError, naming
 from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
@@ -390,12 +390,19 @@ def measure(
         parts = tuple(_measure_fast(draw, built, seeds, progress))
         return times_of(built.schedule.name, "fast", Simulated(built.plan, parts), facets)
 
+    def by_alike() -> ScheduleTimes:
+        parts = (_measure_alike(draw, built, different, progress),) * (len(seeds) // len(different))
+        return times_of(built.schedule.name, "des", Simulated(built.plan, parts), facets)
+
     def by_des() -> ScheduleTimes:
-        parts, epochs = zip(*_measure_des(scenario, draw, built, seeds, progress, engine), strict=True)
+        measured = _measure_des(scenario, draw, built, different, progress)
+        parts, epochs = zip(*(measured * (len(seeds) // len(different))), strict=True)
         found = tuple(each for each in epochs if each)
         return times_of(built.schedule.name, "des", Simulated(built.plan, parts, found), facets)
 
-    return choose_engine(engine, by_fast=by_fast, by_des=by_des)
+    different = seeds if scenario.is_random or built.actors else seeds[:1]
+    needs_events = bool(built.actors or built.plan.dataset)
+    return choose_engine(engine, by_fast=by_fast, by_alike=None if needs_events else by_alike, by_des=by_des)
 
 
 def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[np.float64]:
@@ -414,17 +421,19 @@ def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[n
     from simdist.engines import alike
 
     drawn = delay_sampler(scenario, seeds).take(scenario.steps)
-    if _n_unequal(drawn) <= scenario.steps * _RARE:
-        try:
-            return alike.step_s(
-                built.plan, built.costs, DrawnDelays(drawn), n_seeds=n_seeds, courses=built.courses
-            )
-        except UnsupportedError:
-            pass
-    try:
+
+    def by_alike() -> NDArray[np.float64]:
+        return alike.step_s(built.plan, built.costs, DrawnDelays(drawn), n_seeds=n_seeds, courses=built.courses)
+
+    def by_fast() -> NDArray[np.float64]:
         return fast.step_s(built.plan, [built.costs] * n_seeds, DrawnDelays(drawn))
-    except UnsupportedError:
-        return measure(scenario, built, n_seeds=n_seeds, facets=()).step_s
+
+    def by_des() -> NDArray[np.float64]:
+        return measure(scenario, built, n_seeds=n_seeds, engine="des", facets=()).step_s
+
+    if _n_unequal(drawn) <= scenario.steps * _RARE:
+        return first_exact(by_alike, by_fast, by_des)
+    return first_exact(by_fast, by_alike, by_des)
 
 
 def _n_unequal(drawn: Delays) -> int:
@@ -532,15 +541,16 @@ def with_draws(
 
 def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress | None) -> float:
     """Return the seconds per step of one seed, by events: of one rank of each kind if that is possible."""
-    if not built.actors:
-        from simdist.engines import alike
+    from simdist.engines import alike
 
-        try:
-            delays = delay_sampler(scenario, [scenario.seed])
-            return float(alike.step_s(built.plan, built.costs, delays, n_seeds=1)[0])
-        except UnsupportedError:
-            pass
-    return float(measure(scenario, built, n_seeds=1, engine=engine, progress=progress, facets=()).step_s[0])
+    def by_alike() -> float:
+        delays = delay_sampler(scenario, [scenario.seed])
+        return float(alike.step_s(built.plan, built.costs, delays, n_seeds=1)[0])
+
+    def measured() -> float:
+        return float(measure(scenario, built, n_seeds=1, engine=engine, progress=progress, facets=()).step_s[0])
+
+    return measured() if built.actors else first_exact(by_alike, measured)
 
 
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:
@@ -615,34 +625,21 @@ def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress
 
 
 def _measure_des(
-    scenario: Scenario,
-    draw: Draw,
-    built: Built,
-    seeds: list[int],
-    progress: Progress | None,
-    engine: Engine,
-) -> Iterator[tuple[Breakdown, "Epochs | None"]]:
-    different = seeds if scenario.is_random or built.actors else seeds[:1]
-    if engine == "auto" and not built.actors and not built.plan.dataset:
-        found = _measure_alike(draw, built, different, progress)
-        if found is not None:
-            yield from [(found, None)] * (len(seeds) // len(different))
-            return
-    for number, seed in enumerate(different):
-        report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
-        measured = _measure_events(scenario, built, draw([seed]), seed, report)
-        yield from [measured] * (len(seeds) // len(different))
+    scenario: Scenario, draw: Draw, built: Built, seeds: list[int], progress: Progress | None
+) -> list[tuple[Breakdown, "Epochs | None"]]:
+    found = []
+    for number, seed in enumerate(seeds):
+        report = _reporter(progress, built, n_seeds=len(seeds), before=number, each=1)
+        found.append(_measure_events(scenario, built, draw([seed]), seed, report))
+    return found
 
 
-def _measure_alike(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Breakdown | None:
-    """Simulate one rank of each kind, for all seeds; None if that is not possible."""
+def _measure_alike(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Breakdown:
+    """Simulate one rank of each kind, for all seeds."""
     from simdist.engines import alike
 
     report = _reporter(progress, built, n_seeds=len(seeds), before=0, each=len(seeds))
-    try:
-        return alike.measure(built.plan, built.costs, draw(seeds), n_seeds=len(seeds), progress=report)
-    except UnsupportedError:
-        return None
+    return alike.measure(built.plan, built.costs, draw(seeds), n_seeds=len(seeds), progress=report)
 
 
 def _measure_events(

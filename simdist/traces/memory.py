@@ -71,7 +71,7 @@ class Occupancy:
 
 def kinds_of(plan: Plan) -> dict[str, MemoryKind]:
     """Return what each buffer on the device is for. Buffers that lie in others are left out."""
-    each_op = list(dict.fromkeys(op for body in plan.bodies for op in body))
+    each_op = plan.distinct_ops
     updates = [op for op in each_op if isinstance(op, ops.Optimize)]
     passes = [op for op in each_op if isinstance(op, ops.Forward)]
     inner = {name for op in updates if op.optimizer == "inner" for name in op.params}
