@@ -138,6 +138,19 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
     return makespan_s / plan.n_steps
 
 
+def are_alike(plan: Plan, costs: Costs) -> bool:
+    """Tell whether all ranks surely have the same times, so that none waits for another.
+
+    Args:
+        plan: A legal plan.
+        costs: Its price list.
+    """
+    try:
+        return not drops_late(plan) and _of_one_rank(plan, _prices(plan, [costs], 1)) is not None
+    except UnsupportedError:
+        return False
+
+
 def _has_delays(plan: Plan) -> bool:
     return any(isinstance(op, plans.Delay) for body in plan.bodies for op in body)
 

@@ -6,8 +6,9 @@ from typing import Literal
 
 import numpy as np
 
+from simdist.engines import fast, simulate
 from simdist.plan import COLLECTIVES, occurrences
-from simdist.runs.building import simulate
+from simdist.runs.building import build, delays, traffic
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.unused_settings import unstated
 from simdist.schedules import Schedule
@@ -188,7 +189,11 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
         schedule: The schedule of the simulation.
     """
     short = scenario.changed(steps=min(scenario.steps, _LOOKED_AT_STEPS), schedules=(schedule,))
-    trace = simulate(short)
+    built = build(short, schedule)
+    if fast.are_alike(built.plan, built.costs):
+        return None
+    links = traffic(short, built.costs, short.seed)
+    trace = simulate(built.plan, built.costs, delays(short), traffic=links)
     caused_s = attribute_waiting(trace).caused_s
     by_rank_s = caused_s.sum(axis=0)
     total_s = float(caused_s.sum())
@@ -233,9 +238,10 @@ def _waits(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     is_another_job = (best.micro_batches, best.checkpoint) != (baseline.micro_batches, baseline.checkpoint)
     if is_another_job or (runs.recording and runs.recording.n_steps < _FEW_STEPS):
         return ()
-    found, still = (culprits(runs.scenario, each.schedule) for each in (baseline, best))
+    found = culprits(runs.scenario, baseline.schedule)
     if found is None or found.waited_s < _NOTICEABLE * baseline.row.step_s:
         return ()
+    still = culprits(runs.scenario, best.schedule)
     plural, them = ("s", "them") if len(found.ranks) > 1 else ("", "it")
     straggler = f"persistent straggler{plural}, rank{plural} {', '.join(map(str, found.ranks))}"
     waits = f"{format_seconds(found.waited_s)} per step for {them} with {baseline.schedule.name}"
