@@ -252,7 +252,7 @@ class Attribution:
         shape = (world_size, n_seeds)
         self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
         self._compute_end_s: Times = np.zeros(shape)
-        self._queued_s: Times = np.zeros(shape)
+        self._queued_s: Times = np.full(shape, -np.inf)
         self._has_several = False
         self._last_end_s: dict[str, Times] = {}  # by name of the lane
         self._open = _Open()

@@ -10,18 +10,19 @@ from priced_runs import runs
 
 from simdist.cost import price
 from simdist.cost.costs import Costs, Stage
-from simdist.engines import DrawnDelays, alike, des
+from simdist.engines import DrawnDelays, alike, des, symmetry
 from simdist.engines.symmetry import Symmetry
 from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Buffer, Delay, Load, Plan, Save
 from simdist.plan.group import Group
 from simdist.plan.plan import Run
 from simdist.runs.building import build, delay_sampler, delays
+from simdist.runs.memory import memory_of
 from simdist.scenario import loads
 from simdist.scenario.cluster import Cluster, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 from simdist.studies.comparison import compare
-from simdist.traces.breakdown import STATES, break_down
+from simdist.traces.breakdown import STATES, Attribution, break_down
 
 ARRAYS = ("ready_s", "start_s", "end_s")
 LINE = Link(latency_s=1e-3, bandwidth_Bps=1e6)
@@ -306,6 +307,72 @@ def test_ranks_that_all_differ_in_a_later_step_are_refused_if_they_are_many(monk
     monkeypatch.setattr(alike, "_MOST_LATER", 4)
     with pytest.raises(UnsupportedError, match="8 of 8 ranks are like no other"):
         alike.simulate(plan, costs, DrawnDelays({"host": late_s}))
+
+
+def test_groups_that_share_no_link_may_be_in_different_steps(monkeypatch):
+    """A shard with a straggler falls behind the others until they average."""
+    courses = counted_courses(monkeypatch)
+    scenario = job(48, DISTURBANCES[3], schedule="{kind: hsdp, shard: 8, period: 16}")
+    built = build(scenario, scenario.schedules[0])
+    drawn = delays(scenario)
+    trace = alike.simulate(built.plan, built.costs, DrawnDelays(drawn))
+    reference = des.simulate(built.plan, built.costs, drawn)
+    last = built.plan.first_instances()[14]
+    assert reference.start_s[last].max() > reference.end_s[last + 1].min() + 0.05  # far behind
+    assert len(courses) < 40  # the shards are as far apart in each period
+    same(trace, reference)
+
+
+def counted_instances(monkeypatch):
+    """Count the instances that a breakdown takes one by one."""
+    counted = []
+    add = Attribution.add
+
+    def counting(attribution, index, *arguments):
+        counted.append(index)
+        add(attribution, index, *arguments)
+
+    monkeypatch.setattr(Attribution, "add", counting)
+    return counted
+
+
+@pytest.mark.parametrize("schedule", ["{kind: hsdp, shard: 8}", "{kind: hsdp, shard: 8, period: 4}", "sync"])
+@pytest.mark.parametrize("disturbance", [DISTURBANCES[0], DISTURBANCES[3]])
+def test_steps_that_recur_add_as_much_to_a_breakdown_as_one_by_one(monkeypatch, schedule, disturbance):
+    scenario = job(64, disturbance, schedule=schedule)
+    built = build(scenario, scenario.schedules[0])
+    drawn = delays(scenario)
+    expected = break_down(des.simulate(built.plan, built.costs, drawn))
+    counted = counted_instances(monkeypatch)
+    found = alike.measure(built.plan, built.costs, DrawnDelays(drawn), n_seeds=1)
+    assert len(counted) < built.plan.n_instances / 2
+    for name in ("makespan_s", *(f"{state}_s" for state in STATES)):
+        atol = 1e-12 * float(expected.makespan_s[0])
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=0, atol=atol)
+
+
+def test_plans_with_the_same_prices_share_courses(monkeypatch):
+    scenario = job(8)
+    built = build(scenario, scenario.schedules[0])
+    expected_s = alike.step_s(built.plan, built.costs, DrawnDelays({}), n_seeds=1)
+    memory_of(scenario, built)
+    courses = counted_courses(monkeypatch)
+    step_s = alike.step_s(built.plan, built.costs, DrawnDelays({}), n_seeds=1, courses=built.courses)
+    assert len(courses) <= 1  # two steps are known
+    assert step_s.tolist() == expected_s.tolist()
+
+
+def test_partitions_that_are_forgotten_give_the_same_times(monkeypatch):
+    monkeypatch.setattr(symmetry, "_MOST_KNOWN", 2)
+    plan, costs = crossing(n_steps=12)
+    late_s = np.zeros((1, 12, 8))
+    for step in range(12):
+        late_s[0, step, : step % 5] = 0.1 * step
+    found = Symmetry(costs, plan.world_size)
+    for row in late_s[0]:
+        found.partition(np.unique(row, return_inverse=True)[1])
+        assert max(len(found._forms), len(found._known)) <= 2
+    same(alike.simulate(plan, costs, DrawnDelays({"host": late_s})), des.simulate(plan, costs, {"host": late_s}))
 
 
 def test_links_that_differ_are_refused():

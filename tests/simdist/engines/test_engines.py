@@ -17,7 +17,7 @@ from priced_runs import WITHOUT_STORAGE, arrays, clusters, delays_of, runs, work
 import simdist
 from simdist.cost import price
 from simdist.cost.costs import Shared, Stage, Transfer
-from simdist.engines import DrawnDelays, des, fast, recurrence, simulate
+from simdist.engines import DrawnDelays, des, fast, first_exact, recurrence, simulate
 from simdist.engines.network import fluid
 from simdist.errors import PlanError, UnsupportedError
 from simdist.plan import (
@@ -543,3 +543,21 @@ def test_streams_run_in_order_and_concurrently():
         by_stream.setdefault(lane_of(instance.op).stream, []).append(instance.index)
     for rows in by_stream.values():
         assert (trace.start_s[rows[1:]] >= trace.end_s[rows[:-1]]).all()
+
+
+def test_engines_are_tried_in_order_until_one_does_not_refuse():
+    asked = []
+
+    def attempt(name, answer=None):
+        def simulated():
+            asked.append(name)
+            if answer is None:
+                raise UnsupportedError(f"{name} refuses")
+            return answer
+
+        return simulated
+
+    assert first_exact(attempt("a"), attempt("b", 2), attempt("c", 3)) == 2
+    assert asked == ["a", "b"]
+    with pytest.raises(UnsupportedError, match="b refuses"):
+        first_exact(attempt("a"), attempt("b"))

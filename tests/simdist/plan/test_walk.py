@@ -3,6 +3,7 @@
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +33,7 @@ from simdist.plan.group import Group
 from simdist.plan.lanes import HOST, Lane
 from simdist.plan.ops import lane_of
 from simdist.plan.plan import StepIndex
-from simdist.plan.walk import Stretch, stretches, walk
+from simdist.plan.walk import Stretch, Template, _Walker, stretches, walk
 from simdist.schedules import InputPath, Job, Schedule, kinds
 
 # ---------------------------------------------------------------- by hand
@@ -245,6 +246,24 @@ def test_state_left_by_one_run_is_seen_by_the_next_after_a_replay() -> None:
     assert max(stretch.times for stretch in stretches(plan)) > 40
     assert_replay_changes_nothing(plan)
     assert_equals_the_naive_derivation(plan)
+
+
+def test_equal_steps_within_a_repetition_are_walked_until_they_recur(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = (Backward(("p",), "g"), mean("g"), Optimize(("p",), ("g",)))
+    buffers = [Buffer(name, 4, tensors=(0, 1), initialized=True) for name in ("p", "g")]
+    plan = Plan.from_steps("seldom", world_size=2, buffers=buffers, steps=([train] * 49 + [(*train, mean("p"))]) * 9)
+    assert plan.order == (Run((*[0] * 49, 1), 9),)
+    assert_replay_changes_nothing(plan)
+    visited = []
+    visit = _Walker._visit
+
+    def counting(walker: _Walker, step: int, *decoded: Any) -> Template:
+        visited.append(step)
+        return visit(walker, step, *decoded)
+
+    monkeypatch.setattr(_Walker, "_visit", counting)
+    assert len(list(walk(plan))) == plan.n_instances
+    assert len(visited) < 100  # of 151 in a repetition, of which several are walked
 
 
 def test_streams_that_never_meet_are_walked_right() -> None:

@@ -14,11 +14,12 @@ from simdist.cost import price
 from simdist.engines import des, fast
 from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Wait
 from simdist.plan.group import Group
-from simdist.plan.walk import walk
+from simdist.plan.lanes import COMM, COMPUTE
+from simdist.plan.walk import Template, walk
 from simdist.runs.building import build, delay_sampler, delays
 from simdist.scenario.cluster import Cluster, Disk, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
-from simdist.traces.breakdown import break_down
+from simdist.traces.breakdown import Attribution, break_down
 from simdist.traces.trace import Trace
 
 STATES = ("compute_s", "comm_s", "wait_s", "io_s", "host_s")
@@ -240,3 +241,33 @@ def test_gaps_are_added_in_the_same_order_in_batches_and_one_by_one(seeds, monke
     one_by_one = found(0, 1)
     for batch_values in (64, 500, 10**6):
         np.testing.assert_array_equal(found(1000, batch_values), one_by_one)
+
+
+def test_a_step_that_recurs_counts_by_what_came_before_it():
+    """Between some steps the rank does nothing for longer, which is not part of the steps themselves."""
+    op = Backward(("param",), "grad")
+    reduced = Template(0, 1, AllReduce("grad", Group(2)), COMM, None, (1,))
+    computed = Template(0, 0, op, COMPUTE, None, (1,))
+    begins_s = [0.0, 4.0, 8.0, 12.0, 19.0, 23.0, 30.0, 34.0]
+
+    def add(attribution, begin_s, index):
+        compute_s = (np.full((1, 1), begin_s + each) for each in (0.0, 0.0, 1.0))
+        reduce_s = (np.full((1, 1), begin_s + each) for each in (1.0, 1.5, 3.5))
+        attribution.add(index, computed, *compute_s)
+        attribution.add(index + 1, reduced, *reduce_s)
+
+    at_once = Attribution(1, 1)
+    for number, begin_s in enumerate(begins_s):
+        add(at_once, begin_s, 2 * number)
+    turned = Attribution(1, 1)
+    taken = []
+    for number, by_s in enumerate(np.diff(begins_s, prepend=0.0)):
+        turned.turn(np.array([by_s]), 2 if number else 0)
+        turned.repeat("step", lambda: (taken.append(1), add(turned, 0.0, 0)))
+    expected = at_once.finish(8)
+    found = turned.finish(8)
+    assert (float(expected.comm_s[0, 0]), float(expected.wait_s[0, 0])) == (16.0, 4.0)
+    assert float(expected.host_s[0, 0]) == 3 * 0.5 + 3.5 + 0.5 + 3.5 + 0.5
+    for name in ("makespan_s", *STATES):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+    assert len(taken) == 3  # the first one, and one after each kind of pause

@@ -14,7 +14,7 @@ from simdist.schedules import LocalSGD, Sync
 from simdist.studies import comparison
 from simdist.studies.comparison import find_baseline
 from simdist.studies.resampling import WORTHWHILE, Runs
-from simdist.tune import Constraints, Extras, TuneOptions, tune
+from simdist.tune import Constraints, Extras, TuneOptions, tune, verdict
 from simdist.tune.evaluating import Evaluated, Evaluator
 from simdist.tune.searching import search, starts
 from simdist.tune.space import Space, space
@@ -260,6 +260,12 @@ def test_a_persistent_straggler_is_the_same_with_a_schedule_that_seldom_synchron
         found = culprits(slow, schedule)
         assert (found.ranks, found.share, found.steps) == ((5,), pytest.approx(1), 1)
         assert found.waited_s == pytest.approx(10e-3 * 7 / 8)  # of 8 ranks, 7 wait
+
+
+def test_ranks_that_cannot_differ_are_not_traced_for_culprits(monkeypatch):
+    monkeypatch.setattr(verdict, "simulate", None)
+    scenario = small(LONGER, (f"disturbances:\n  - {TRANSIENT}\n", ""))
+    assert culprits(scenario, find_baseline(scenario, "sync")) is None
 
 
 def test_nothing_left_names_the_constraint_that_excluded_most():
