@@ -75,6 +75,13 @@ workload: {{preset: {model}, batch_size: 1}}
 schedules: [fsdp, {{kind: hsdp, shard: 16}}]
 steps: 100
 """
+LARGE = """\
+cluster: {{preset: dgx-h100, nodes: {nodes}}}
+workload: {{preset: {model}, batch_size: 1}}
+disturbances: [{{kind: transient, probability: 0.1%, delay: 200 ms}}]
+schedules: [fsdp]
+steps: 100
+"""
 STUDY = """\
 cluster: {{preset: gcp-t4x4-32gbit, nodes: {nodes}}}
 workload: {{preset: resnet18, forward: 18 ms, backward: 37 ms, optimize: 0 s}}
@@ -218,6 +225,10 @@ def questions(*, quick: bool) -> list[Question]:
     )
     options = ("--allow", "sharding", "--only", "fsdp", "--only", "hsdp", "--memory", "80 GiB", "--global-every", "16")
     found.append(Question(f"tune, shardings, {n_gpus} GPUs", ("tune", "job.yaml", *options, *least), of_sharded))
+    large = LARGE.format(nodes=2 if quick else 128, model="gpt2" if quick else "llama2-70b")
+    n_large = 16 if quick else 1024
+    by_fast = ("simulate", "job.yaml", "--engine", "fast")
+    found.append(Question(f"simulate, fsdp on {n_large:,} GPUs, 100 steps", by_fast, {"job.yaml": large}))
     found.append(Question("whatif, 16 ranks", ("whatif", stragglers), {}))
     simulated = ("simulate", stragglers, "-o", "run")
     found.append(Question("report, 16 ranks", ("report", "run", "-o", "page.html"), {}, before=simulated))
