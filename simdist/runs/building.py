@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from simdist import engines
 from simdist.cost import Costs, compute_s, price, tensor_backward_s
-from simdist.engines import Engine
+from simdist.engines import Engine, fast
 from simdist.errors import ScenarioError
 from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
@@ -287,6 +287,11 @@ def simulate(
     return engines.simulate(
         built.plan, built.costs, drawn, engine=engine, traffic=links, actors=actors, observers=observers
     )
+
+
+def ranks_are_alike(built: Built) -> bool:
+    """Tell whether all ranks surely have the same times, so that none waits for another."""
+    return fast.are_alike(built.plan, built.costs)
 
 
 def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:

@@ -231,7 +231,7 @@ class _Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Repetition:
+class _Added:
     """What some instances added to the totals, and the moment after them."""
 
     added_s: tuple[Times, ...]
@@ -262,7 +262,7 @@ class Attribution:
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and a collective that is open then
         self._begin_s: Times = np.zeros(n_seeds)  # times count from here on
         self._seen: set[Hashable] = set()
-        self._known: dict[Hashable, _Repetition] = {}
+        self._known: dict[Hashable, _Added] = {}
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance."""
@@ -339,7 +339,7 @@ class Attribution:
         if len(self._known) >= _MOST_REPETITIONS:
             self._known.clear()
         added = tuple(total_s - earlier_s for total_s, earlier_s in zip(totals_s, before_s, strict=True))
-        self._known[whole] = _Repetition(added, self._moment())
+        self._known[whole] = _Added(added, self._moment())
 
     def _moment(self) -> _Moment:
         last_end_s = dict(self._last_end_s)

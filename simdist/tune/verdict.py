@@ -6,9 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from simdist.engines import fast, simulate
 from simdist.plan import COLLECTIVES, occurrences
-from simdist.runs.building import build, delays, traffic
+from simdist.runs.building import build, ranks_are_alike, simulate
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.unused_settings import unstated
 from simdist.schedules import Schedule
@@ -189,11 +188,9 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
         schedule: The schedule of the simulation.
     """
     short = scenario.changed(steps=min(scenario.steps, _LOOKED_AT_STEPS), schedules=(schedule,))
-    built = build(short, schedule)
-    if fast.are_alike(built.plan, built.costs):
+    if ranks_are_alike(build(short, schedule)):
         return None
-    links = traffic(short, built.costs, short.seed)
-    trace = simulate(built.plan, built.costs, delays(short), traffic=links)
+    trace = simulate(short)
     caused_s = attribute_waiting(trace).caused_s
     by_rank_s = caused_s.sum(axis=0)
     total_s = float(caused_s.sum())

@@ -312,7 +312,7 @@ def test_ranks_that_all_differ_in_a_later_step_are_refused_if_they_are_many(monk
 def test_groups_that_share_no_link_may_be_in_different_steps(monkeypatch):
     """A shard with a straggler falls behind the others until they average."""
     courses = counted_courses(monkeypatch)
-    scenario = job(48, DISTURBANCES[3], schedule="{kind: hsdp, shard: 8, period: 16}")
+    scenario = job(48, DISTURBANCES[3], schedule="{kind: hsdp, shard: 8, between: {kind: local_sgd, period: 16}}")
     built = build(scenario, scenario.schedules[0])
     drawn = delays(scenario)
     trace = alike.simulate(built.plan, built.costs, DrawnDelays(drawn))
@@ -336,7 +336,9 @@ def counted_instances(monkeypatch):
     return counted
 
 
-@pytest.mark.parametrize("schedule", ["{kind: hsdp, shard: 8}", "{kind: hsdp, shard: 8, period: 4}", "sync"])
+@pytest.mark.parametrize(
+    "schedule", ["{kind: hsdp, shard: 8}", "{kind: hsdp, shard: 8, between: {kind: local_sgd, period: 4}}", "sync"]
+)
 @pytest.mark.parametrize("disturbance", [DISTURBANCES[0], DISTURBANCES[3], DISTURBANCES[1].replace("5%", "1%")])
 def test_steps_that_recur_add_as_much_to_a_breakdown_as_one_by_one(monkeypatch, schedule, disturbance):
     scenario = job(64, disturbance, schedule=schedule)
