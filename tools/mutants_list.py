@@ -393,6 +393,14 @@ _TEST_DISTURBED = ("tests/simdist/engines/network/test_disturbed.py",)
 _NETWORK = (
     Mutant(
         "network",
+        "a slow flow takes the rate of a fast one that has filled another hub",
+        _MAX_MIN,
+        "level = max(left / load, lowest)  # a rising flow with a lower pace has stopped before",
+        "level = left / load",
+        (*_TEST_FLOWS, "-k", "stop_at_their_paces"),
+    ),
+    Mutant(
+        "network",
         "what flowed before the last change of rates is forgotten",
         _MAX_MIN,
         "left[flow] -= state.flow_floats[RATE][flow] * elapsed_s",

@@ -463,7 +463,7 @@ def find_level(hub: int, state: State) -> None:
             lowest = max(lowest, next_rate[flow])
         pair = following[pair]
     if load > 0.0:
-        level = left / load
+        level = max(left / load, lowest)  # a rising flow with a lower pace has stopped before
         is_settled = fastest_capped <= level * (1 + _SAME) and slowest_rising >= level
     else:
         level = _INF

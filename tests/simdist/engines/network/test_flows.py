@@ -1,6 +1,7 @@
 """Many flows: rates and times as flows come, go, or change bottlenecks; plain and compiled, to the last bit."""
 
 import functools
+import random
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
@@ -136,6 +137,41 @@ def fair(capacity_Bps):
 @given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9]))
 def test_rates_are_always_those_of_fairness(starts, capacity_Bps):
     ends_alone_s(starts, capacity_Bps, fair(capacity_Bps))
+
+
+def test_flows_stop_at_their_paces_below_hubs_that_are_full_at_the_same_rate():
+    """A large flow fills three hubs at 97. The slow flows on them have stopped at 3 and 1.5, also if asked late."""
+    capacity_Bps = [100.0, 3.0, 3.0, 3.0, 100.0, 3.0, 100.0, 100.0, 10.0, 100.0]
+    ones = [(2, 4, 8), (2, 4, 8), (3, 7, 8), (0, 4, 6, 7, 9)]
+    slow_pair = Stage(0.0, np.array([1, 8, 9]), np.ones(3), np.full(3, 2.0))  # two alike flows as one
+    stages = [stage(*((resource, 1.0) for resource in used)) for used in ones]
+    sharing = Flows(capacity_Bps)
+    flows = [Flow(each, lambda: None) for each in (*stages[:3], slow_pair, stages[3])]
+    for flow in flows:
+        sharing.join(flow, 0.0)
+    sharing.settle(0.0)
+    assert [sharing.rate_Bps(flow) for flow in flows] == [1.5, 1.5, 3.0, 1.5, 97.0]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_rates_are_exact_where_many_levels_are_equal(at_once):
+    """Few sizes and capacities, so that several hubs are often full at the same rate."""
+    rng = random.Random(5)
+    for _ in range(4_000):
+        n_resources = rng.randint(2, 9)
+        capacity_Bps = np.array([rng.choice([1.0, 2.0, 3.0, 5.0, 10.0, 10.0, 10.0, 100.0]) for _ in range(n_resources)])
+        stages = []
+        for _ in range(rng.randint(2, 9)):
+            used = sorted(rng.sample(range(n_resources), rng.randint(1, min(5, n_resources))))
+            stages.append(stage(*((resource, rng.choice([1.0, 1.0, 1.0, 2.0])) for resource in used)))
+        sharing = Flows(capacity_Bps.tolist())
+        flows = [Flow(each, lambda: None) for each in stages]
+        for flow in flows:
+            sharing.join(flow, 0.0)
+            if not at_once:
+                sharing.settle(0.0)
+        sharing.settle(0.0)
+        fair(capacity_Bps)(sharing, flows)
 
 
 @pytest.mark.slow
