@@ -1,7 +1,7 @@
 """Memory of a device under a schedule of a scenario."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -105,7 +105,9 @@ def activation_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     known = workload.activations
     if known is None:
         return {op.dsts[0]: 0 for op in passes}
-    return {op.dsts[0]: _of_tensors(plan, op.srcs, known.kept_nbytes, workload.batch_size) for op in passes}
+    tensors = {buffer.name: buffer.tensors for buffer in plan.buffers}
+    ranges = {op.dsts[0]: [each for name in op.srcs if (each := tensors[name])] for op in passes}
+    return {name: _of_tensors(some, known.kept_nbytes, workload.batch_size) for name, some in ranges.items()}
 
 
 def recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
@@ -114,19 +116,19 @@ def recomputed_nbytes(plan: Plan, workload: Workload) -> dict[str, int]:
     if known is None or not any(known.again_nbytes):
         return {}
     passes = [op for op in plan.distinct_ops if isinstance(op, ops.Backward)]
-    return {op.dst: _of_tensors(plan, (op.dst,), known.again_nbytes, workload.batch_size) for op in passes}
+    tensors = {buffer.name: buffer.tensors for buffer in plan.buffers}
+    ranges = {op.dst: [each] for op in passes if (each := tensors[op.dst])}
+    return {name: _of_tensors(some, known.again_nbytes, workload.batch_size) for name, some in ranges.items()}
 
 
-def _of_tensors(plan: Plan, names: Sequence[str], nbytes: Sequence[float], batch_size: int) -> int:
-    """Return the bytes of the tensors in some buffers for a batch.
+def _of_tensors(ranges: Iterable[tuple[int, int]], nbytes: Sequence[float], batch_size: int) -> int:
+    """Return the bytes of some tensors for a batch.
 
     Args:
-        plan: The plan.
-        names: Names of buffers.
+        ranges: Of tensors.
         nbytes: Bytes by tensor, for one sample.
         batch_size: Samples.
     """
-    ranges = [tensors for name in names if (tensors := plan.buffer(name).tensors)]
     return round(batch_size * math.fsum(each for tensors in ranges for each in nbytes[slice(*tensors)]))
 
 

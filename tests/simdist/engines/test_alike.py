@@ -13,7 +13,7 @@ from simdist.cost.costs import Costs, Stage
 from simdist.engines import DrawnDelays, alike, des, symmetry
 from simdist.engines.symmetry import Symmetry
 from simdist.errors import UnsupportedError
-from simdist.plan import AllReduce, Buffer, Delay, Load, Plan, Save
+from simdist.plan import AllReduce, Buffer, Delay, Lane, Load, Plan, Save
 from simdist.plan.group import Group
 from simdist.plan.plan import Run
 from simdist.runs.building import build, delay_sampler, delays
@@ -321,6 +321,20 @@ def test_groups_that_share_no_link_may_be_in_different_steps(monkeypatch):
     assert reference.start_s[last].max() > reference.end_s[last + 1].min() + 0.05  # far behind
     assert sum(len(each.ends) for each in courses) < built.plan.n_instances  # as far apart in each period
     same(trace, reference)
+
+
+def test_a_link_is_busy_until_the_last_of_several_transfers_has_ended():
+    """`near` ends, then `far`, then a second `near`, under which `far` of the next step begins on the same links."""
+    buffers = (Buffer("near", 62_500, initialized=True), Buffer("far", 70_000, initialized=True))
+    near = AllReduce("near", Group(4))
+    far = AllReduce("far", Group(4), lane=Lane("replicate", "comm", "replicate"))
+    steps = [(Delay("host"), near, far, near)] * 2
+    plan = Plan.from_steps("overlapping", world_size=4, buffers=buffers, steps=steps)
+    costs = price(plan, Cluster(nodes=4, gpus_per_node=1, fabric=LINE, network=LINE), WORKLOAD)
+    late_s = np.broadcast_to(np.array([0.6, 0.9])[None, :, None], (1, 2, 4))
+    reference = des.simulate(plan, costs, {"host": late_s})
+    assert reference.end_s[1].max() < reference.end_s[2].max() < reference.start_s[6].min() < reference.end_s[3].max()
+    same(alike.simulate(plan, costs, DrawnDelays({"host": late_s})), reference)
 
 
 def counted_instances(monkeypatch):
