@@ -99,15 +99,14 @@ class HSDP(ShardedSchedule):
         found += [("between", f"{name}: write it beside `between`") for name in misplaced]
         if isinstance(self.between, LocalSGD) and self.between.inner_steps is not None:
             found.append(("between", "inner_steps: ranks of a copy wait for one another in every step: leave it out"))
-        of_copies = self.between.problems(world_size // self.shard, max(1, ranks_per_node // self.shard))
+        of_copies = self.between.problems(*self._shape_of_copies(world_size, ranks_per_node))
         return [*found, *(("between", f"of copies: {name}: {problem}") for name, problem in of_copies)]
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return what `between` does not use."""
         if self.between is None:
             return []
-        n_copies = world_size // self.shard
-        return self.between.unused_settings(n_copies, max(1, ranks_per_node // self.shard), n_steps)
+        return self.between.unused_settings(*self._shape_of_copies(world_size, ranks_per_node), n_steps)
 
     def unused_in(self, job: Job) -> list[str]:
         """Return what `between` does not use in a job."""
@@ -127,6 +126,10 @@ class HSDP(ShardedSchedule):
     def all_reduces(self, job: Job, micro_batch: int) -> bool:
         """Tell whether copies that average gradients do so in a micro-batch."""
         return self.all_reduce == "each" or micro_batch == job.micro_batches - 1
+
+    def _shape_of_copies(self, world_size: int, ranks_per_node: int) -> tuple[int, int]:
+        """Return the number of copies, and how many of them a node has, at least one."""
+        return world_size // self.shard, max(1, ranks_per_node // self.shard)
 
 
 def _betweens(job: Job, allowed: Allowance) -> Iterator[str]:

@@ -198,25 +198,24 @@ class ShardedSchedule(Schedule, abc.ABC):
 
         between = self.between_copies()
         of_copies = self.of_copies(job)
+        averaging = between if isinstance(between, AveragingSchedule) else None
 
         @cache
         def body(begins_like: int, gradients: Group, turn: Turn | None) -> Body:
             step = _Step(self, job, shards, begins_like, shards.replicas(gradients)).body()
-            if turn is None or not isinstance(between, AveragingSchedule):
-                return step
-            return (*step, *shards.exchange(between, turn, of_copies))
+            return (*step, *shards.exchange(averaging, turn, of_copies)) if averaging and turn else step
 
         def of_step(step: int) -> Body:
             result = between.result(step, of_copies)
             if result.absent:
                 raise PlanError(f"plan {self.name}: copies sit out step {step}, whose ranks wait for one another")
-            turn = between.turn(step, of_copies) if isinstance(between, AveragingSchedule) else None
+            turn = averaging.turn(step, of_copies) if averaging else None
             return body(parts.begins_like(job, step), result.gradients, turn)
 
         steps = map(of_step, range(job.n_steps))
         buffers = [*shards.buffers(), *parts.loss_buffers(job), *parts.input_buffers(job)]
-        if isinstance(between, AveragingSchedule):
-            buffers += map(shards.of_slices, between.exchange_buffers(of_copies))
+        if averaging:
+            buffers += map(shards.of_slices, averaging.exchange_buffers(of_copies))
         return Plan.from_steps(
             self.name, world_size=job.world_size, buffers=tuple(buffers), steps=steps, dataset=job.input_path.dataset
         )
