@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import real
-from simdist.schedules.diloco import DiLoCo
+from simdist.schedules import DiLoCo
 
 RANKS_PER_COPY = 2
 BATCH_SIZE = 32

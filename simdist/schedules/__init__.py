@@ -16,32 +16,65 @@ from simdist.settings.base import shown
 from simdist.settings.plugins import SCHEDULES, OpenKinds, is_reference
 
 if TYPE_CHECKING:
+    from simdist.schedules.backup_workers import BackupWorkers
     from simdist.schedules.base import Schedule
+    from simdist.schedules.diloco import DiLoCo
+    from simdist.schedules.fsdp import FSDP
+    from simdist.schedules.fusion import Fusion
     from simdist.schedules.gradient import GradientSchedule
+    from simdist.schedules.gtopk import GTopK
     from simdist.schedules.hierarchical_sgd import HierarchicalSGD
+    from simdist.schedules.hitopk import HiTopK
+    from simdist.schedules.hsdp import HSDP
     from simdist.schedules.job import InputPath, Job
     from simdist.schedules.local_sgd import LocalSGD
+    from simdist.schedules.naive_ag import NaiveAllGather
+    from simdist.schedules.parameter_server import ParameterServer
+    from simdist.schedules.powersgd import PowerSGD
     from simdist.schedules.sync import Sync
+    from simdist.schedules.torus import Torus
 
 _MODULE_OF = {
+    "BackupWorkers": "backup_workers",
+    "DiLoCo": "diloco",
+    "FSDP": "fsdp",
+    "Fusion": "fusion",
+    "GTopK": "gtopk",
     "GradientSchedule": "gradient",
+    "HSDP": "hsdp",
+    "HiTopK": "hitopk",
     "HierarchicalSGD": "hierarchical_sgd",
     "InputPath": "job",
     "Job": "job",
     "LocalSGD": "local_sgd",
+    "NaiveAllGather": "naive_ag",
+    "ParameterServer": "parameter_server",
+    "PowerSGD": "powersgd",
     "Schedule": "base",
     "Sync": "sync",
+    "Torus": "torus",
 }
 
 __all__ = [
+    "FSDP",
+    "HSDP",
     "KINDS",
+    "BackupWorkers",
+    "DiLoCo",
+    "Fusion",
+    "GTopK",
     "GradientSchedule",
+    "HiTopK",
     "HierarchicalSGD",
     "InputPath",
     "Job",
     "LocalSGD",
+    "NaiveAllGather",
+    "ParameterServer",
+    "PowerSGD",
     "Schedule",
     "Sync",
+    "Torus",
     "kinds",
     "settings_of_name",
 ]

@@ -109,6 +109,13 @@ every_path = pytest.mark.parametrize("path", PATHS, ids=path_id)
 # ---------------------------------------------------------------- conformance
 
 
+@pytest.mark.parametrize("cls", kinds().values(), ids=lambda cls: cls.__name__)
+def test_every_schedule_is_imported_from_the_package(cls: type[Schedule]) -> None:
+    assert cls.__name__ in simdist.schedules.__all__
+    assert getattr(simdist.schedules, cls.__name__) is cls
+
+
+
 @every_schedule
 def test_schedule_keeps_the_rules_that_authors_of_others_can_run(schedule: Schedule) -> None:
     check_schedule(schedule)
