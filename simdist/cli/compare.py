@@ -21,13 +21,13 @@ _COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
 
 @click.command("compare")
 @common.scenario
-@click.option("--baseline", default="sync", metavar="LABEL", help="Schedule to compare with.")
+@common.baseline
 @click.option("--seeds", "n_seeds", type=click.IntRange(1, 1_000_000), default=20, help="Seeds to average over.")
 @common.engine
 @common.plot
 @common.options
 def command(
-    session: common.Session, name: str, *, baseline: str, n_seeds: int, engine: Engine, plot: Path | None
+    session: common.Session, name: str, *, baseline: str | None, n_seeds: int, engine: Engine, plot: Path | None
 ) -> None:
     """Show the speed-ups over a baseline.
 

@@ -155,10 +155,10 @@ def command(session: common.Session, *, output: Path, force: bool, yes: bool, **
     text = _draft(session, interview, output, given)
     scenario = loads(text, name=str(output), folder=output.parent)
     _check(scenario)
-    compares = _compare_command(output.name, scenario)
+    compares = f"simdist compare {shlex.quote(output.name)}"
     inputs.save_text(output, f"# Written by `simdist init`. Compare the schedules: {compares}\n{text}")
     session.wrote(output)
-    following = _compare_command(str(output), scenario)
+    following = f"simdist compare {shlex.quote(str(output))}"
     session.result(_document(output, interview.settings, following), _text(scenario, interview.settings, following))
 
 
@@ -171,13 +171,6 @@ def _check_output(output: Path, *, force: bool) -> None:
     if os.path.lexists(output) and not force:
         raise ScenarioError(f"{output}: exists already: choose another file with -o, or replace it with --force")
     inputs.check_folder(output)
-
-
-def _compare_command(file: str, scenario: Scenario) -> str:
-    """Return the command that compares the schedules; without `sync`, with the first one."""
-    has_sync = any("sync" in (each.name, each.kind) for each in scenario.schedules)
-    baseline = "" if has_sync else f" --baseline {shlex.quote(scenario.schedules[0].name)}"
-    return f"simdist compare {shlex.quote(file)}{baseline}"
 
 
 def _check(scenario: Scenario) -> None:

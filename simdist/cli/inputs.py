@@ -19,7 +19,6 @@ from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
 from simdist.settings.units import Elapsed, format_duration, format_share
-from simdist.studies.comparison import find_label
 
 if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
@@ -259,15 +258,6 @@ def planned(
         with naming(name):
             built = build(scenario, schedule)
         yield PlannedSchedule(scenario, schedule, built.plan, built.costs, drawn, None, path)
-
-
-def synchronous(schedules: Sequence[tuple[str, str]]) -> int:
-    """Return which schedule to compare with by default: the one called `sync`, the first of that kind, or the first.
-
-    Args:
-        schedules: Label and kind of each.
-    """
-    return find_label(schedules, "sync") or 0
 
 
 def measure_command(run: Path, world_size: int, *, has_links: bool = False) -> str:

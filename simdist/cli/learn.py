@@ -163,10 +163,10 @@ def options(function: _Function) -> Callable[..., Any]:
     help="The task: a Python file, or a built-in one.",
 )
 @click.option("--seeds", "n_seeds", type=common.positive, default=5, help="Training seeds; seed i meets delay seed i.")
-@click.option("--baseline", default="sync", metavar="LABEL", help="Schedule to compare with.")
+@common.baseline
 @options
 @common.options
-def command(session: common.Session, name: str, *, n_seeds: int, baseline: str, **how: Any) -> None:
+def command(session: common.Session, name: str, *, n_seeds: int, baseline: str | None, **how: Any) -> None:
     """Show when a model reaches a target under each schedule.
 
     Each schedule trains the task for each seed, with the exact arithmetic of all ranks, one process per core. Times

@@ -30,7 +30,7 @@ MOST_RUNS = 24
 @click.command("report")
 @click.argument("name", type=common.file_name, metavar="RUN|DIR")
 @click.option("-o", "--output", type=common.path, metavar="FILE", required=True, help="The .html file to write.")
-@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync, else the first.")
+@common.baseline
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 in the timeline.")
 @click.option("--cluster", type=common.path, metavar="FILE", help="Simulate this calibrated cluster instead.")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")

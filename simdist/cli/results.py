@@ -41,7 +41,7 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
 @click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
-@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; the sweep's, for runs sync.")
+@click.option("--baseline", metavar="LABEL", help="Compare with this schedule; that of the sweep if omitted.")
 @common.options
 def command(
     session: common.Session,

@@ -17,7 +17,7 @@ from simdist.runs.calibrated import Calibrated, simulate_run, simulated_scenario
 from simdist.scenario import dump_cluster
 from simdist.settings.units import format_error, format_seconds, format_share
 from simdist.studies.columns import Column, count, factor
-from simdist.studies.comparison import range_of_trace
+from simdist.studies.comparison import find_label, range_of_trace
 from simdist.studies.epochs import Loading, compare_loading
 from simdist.studies.held import with_links
 from simdist.studies.ranking import Summary, summarize
@@ -102,7 +102,7 @@ def command(
             raise click.UsageError(f"--calibrate takes one run; {name} has {len(runs)}: choose one with --schedule")
         done = list(_validate(session, runs, calibrated, bar))
     validations = [each.validation for each in done]
-    base = runs[inputs.synchronous([(run.plan.name, run.scenario.schedules[0].kind) for run in runs])]
+    base = runs[find_label([(run.plan.name, run.scenario.schedules[0].kind) for run in runs], None) or 0]
     summary = summarize(validations, baseline=base.plan.name) if len(done) > 1 else None
     texts = [_text(each, cluster) for each in done] + ([_summary_text(summary)] if summary else [])
     correction = _corrected(session, done[0], calibrated, calibrate) if calibrate else None

@@ -86,7 +86,7 @@ _GAIN_COLUMNS = (
 
 @click.command("whatif")
 @click.argument("name", type=common.file_name, metavar="RUN|SCENARIO|TABLE")
-@click.option("--schedule", metavar="LABEL", help="Analyse this schedule; sync if omitted.")
+@click.option("--schedule", metavar="LABEL", help="Analyse this schedule; sync, else the first, if omitted.")
 @click.option(
     "--trace",
     "which",

@@ -13,6 +13,7 @@ from simdist.runs import run_directory
 from simdist.runs.building import build, delays, traffic
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.studies.comparison import find_label
 from simdist.studies.proposals import few_schedules
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
@@ -161,7 +162,7 @@ def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
 
 
 def _baseline(schedules: Sequence[Schedule]) -> int:
-    return inputs.synchronous([(each.name, each.kind) for each in schedules])
+    return find_label([(each.name, each.kind) for each in schedules], None) or 0
 
 
 def schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:

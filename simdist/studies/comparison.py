@@ -230,7 +230,7 @@ class Comparison(list[Row]):
 def compare(
     scenario: AnyScenario,
     *,
-    baseline: str = "sync",
+    baseline: str | None = None,
     n_seeds: int = 20,
     engine: Engine = "auto",
     progress: Progress | None = None,
@@ -242,7 +242,7 @@ def compare(
 
     Args:
         scenario: The scenario to simulate, or what `simdist.scenario.load` takes for one.
-        baseline: Label or kind of the schedule that the others are compared with.
+        baseline: Label or kind of the schedule that the others are compared with; see `default_baseline`.
         n_seeds: Seeds, counted up from the scenario's.
         engine: `auto` takes the fast engine wherever it is exact.
         progress: See `Progress`.
@@ -307,8 +307,8 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     return frame_of_records(each.cells(facets) for each in rows)
 
 
-def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
-    """Return the schedule with that label or, failing that, the first of that kind.
+def find_baseline(scenario: Scenario, baseline: str | None) -> Schedule:
+    """Return the schedule with that label or, failing that, the first of that kind; None: see `default_baseline`.
 
     In a scenario that was imported from a job with a sharded model, `sync` stands for the schedule of the job.
 
@@ -325,12 +325,27 @@ def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
     return scenario.schedules[found]
 
 
-def find_label(schedules: Sequence[tuple[str, str]], wanted: str) -> int | None:
+def default_baseline(schedules: Sequence[tuple[str, str]]) -> str:
+    """Return what to compare with unless the user says: `sync` if a schedule has that label or kind, else the first.
+
+    Args:
+        schedules: Label and kind of each, one or more.
+
+    >>> default_baseline([("local-4", "local_sgd"), ("sync-fp16", "sync")]), default_baseline([("fsdp", "fsdp")])
+    ('sync', 'fsdp')
+    """
+    return schedules[0][0] if find_label(schedules, "sync") is None else "sync"
+
+
+def find_label(schedules: Sequence[tuple[str, str]], wanted: str | None) -> int | None:
     """Return which of the schedules, given as label and kind, is meant: that label or, failing that, the first kind.
+
+    None means the `default_baseline`.
 
     >>> find_label([("local-4", "local_sgd"), ("sync", "sync")], "local_sgd")
     0
     """
+    wanted = default_baseline(schedules) if wanted is None else wanted
     labels = [label for label, _ in schedules]
     kinds = [kind for _, kind in schedules]
     for names in (labels, kinds):

@@ -8,7 +8,7 @@
       - {name: 25G, cluster.network.bandwidth: 25 Gbit/s, cluster.network.latency: 30 us}
       - {name: 100G, cluster.network.bandwidth: 100 Gbit/s, cluster.network.latency: 5 us}
     seeds: 20
-    baseline: sync
+    baseline: sync                            # absent: sync, or else the first schedule
 
 A point is the scenario as if its file had been edited at these places. Every point is measured for every schedule: a
 row. A row is named by a hash of all inputs of its numbers, so that it is found in any sweep.

@@ -19,9 +19,9 @@ from simdist.scenario.strict_yaml import Document, Problem, path_text
 from simdist.scenario.workload import other_batch_fault
 from simdist.settings.base import FromFile, Settings, nearest, shown
 from simdist.settings.units import Seconds, Whole
-from simdist.studies.comparison import find_baseline
+from simdist.studies.comparison import default_baseline, find_baseline
 from simdist.sweep.axes import Reader
-from simdist.sweep.definition import Sweep
+from simdist.sweep.definition import Case, Sweep, SweepAxis
 from simdist.sweep.sampling import Sampling
 
 MAX_POINTS = 1_000_000
@@ -45,7 +45,7 @@ class SweepFile(Settings):
         vary: Path of a field -> its values; all combinations are taken, or a sample of them.
         cases: Fields that change together: a mapping of paths to values for each case, and its `name`.
         sample: Which points are taken.
-        baseline: Label or kind of the schedule that speed-ups are over.
+        baseline: Label or kind of the schedule that speed-ups are over; absent: `sync`, or else the first.
         seeds: Of delays that each row is measured with, counted up from the scenario's.
         engine: `auto` takes the fast engine wherever it is exact.
         time_limit_s: Seconds after which a row is given up.
@@ -55,7 +55,7 @@ class SweepFile(Settings):
     vary: dict[str | int, Any] = Setting(default_factory=dict)
     cases: tuple[dict[str | int, Any], ...] = ()
     sample: Sampling = Sampling()
-    baseline: str = "sync"
+    baseline: str | None = None
     seeds: Annotated[Whole, Setting(ge=1, le=1_000_000)] = 20
     engine: Engine = "auto"
     time_limit_s: Seconds = 3600.0
@@ -127,7 +127,8 @@ def _sweep(document: Document, file: SweepFile, name: str, folder: Path) -> Swee
     tree, base_folder, scenario = _base(document, file.scenario, name, folder)
     reader = Reader(document, scenario, tree, base_folder, is_grid=file.sample.kind == "grid")
     axes, cases = reader.read(file.vary, file.cases)
-    how = file.sample, file.baseline, file.seeds, file.engine, file.time_limit_s
+    baseline = _default_baseline(scenario, axes, cases) if file.baseline is None else file.baseline
+    how = file.sample, baseline, file.seeds, file.engine, file.time_limit_s
     sweep = Sweep(stem, tree, scenario, base_folder, axes, cases, *how)
     if not reader.problems:
         _check(reader, sweep)
@@ -151,6 +152,13 @@ def _check(reader: Reader, sweep: Sweep) -> None:
             find_baseline(sweep.scenario, sweep.baseline)
         except ScenarioError as error:
             reader.fault(("baseline",), f"{str(error).partition(': ')[2]}: write one of them")
+
+
+def _default_baseline(scenario: Scenario, axes: Iterable[SweepAxis], cases: Iterable[Case]) -> str:
+    """Return the default baseline: by its kind where labels may differ between points."""
+    fields = [*(axis.field for axis in axes), *(field for case in cases for field, _ in case.choices)]
+    varies = any(field.path[0] == "schedules" for field in fields)
+    return default_baseline([(each.kind if varies else each.name, each.kind) for each in scenario.schedules])
 
 
 def _check_batches(reader: Reader, sweep: Sweep) -> None:

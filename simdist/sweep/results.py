@@ -24,7 +24,8 @@ def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
 
     Args:
         folders: Where `simdist sweep -o` wrote, or that hold run directories at any depth.
-        baseline: Label or kind of the schedule that speed-ups are over; if None, that of the sweep, and `sync` of runs.
+        baseline: Label or kind of the schedule that speed-ups are over; if None, that of the sweep; of runs,
+            `simdist.studies.comparison.default_baseline`.
 
     Columns:
         point, case, and a column for each field that is varied, in SI units; source, schedule, kind; step_s, speedup
@@ -77,7 +78,7 @@ def _tables(folder: Path, baseline: str | None) -> list[Table]:
         )
     if not runs:
         raise ScenarioError(f"{folder}: holds neither a sweep nor runs: `simdist sweep SWEEP.yaml -o DIR` writes one")
-    return [read_runs(folder, runs, baseline=baseline or "sync")]
+    return [read_runs(folder, runs, baseline=baseline)]
 
 
 def _of_folder(table: Table, folder: str | Path) -> Table:

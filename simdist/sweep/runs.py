@@ -22,7 +22,7 @@ from simdist.runs.building import build, delays
 from simdist.scenario import Scenario
 from simdist.settings.base import unchecked_copy
 from simdist.studies import facets
-from simdist.studies.comparison import ScheduleTimes, times_of
+from simdist.studies.comparison import ScheduleTimes, default_baseline, times_of
 from simdist.studies.epochs import find_epochs
 from simdist.studies.facets import Simulated
 from simdist.sweep.definition import Point, Sweep
@@ -172,7 +172,7 @@ class _RunRows:
     of_schedule: dict[str, Choice] = field(default_factory=dict)
 
 
-def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str = "sync") -> Table:
+def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str | None = None) -> Table:
     """Read the traces of run directories.
 
     Speed-ups are over the baseline of the same point, from a trace of the same source.
@@ -180,12 +180,15 @@ def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str = "sync") ->
     Args:
         folder: That names are relative to.
         paths: The run directories, in their order.
-        baseline: Label or kind of the schedule to compare with.
+        baseline: Label or kind of the schedule to compare with; None: the default of all runs.
     """
     runs = [_read(folder, path) for path in paths]
     alone = [run for run in runs if run.point is None and run.results]
     found = (*differing([run.fields for run in alone if run.fields]), *_of_schedules(alone))
     planned = tuple(dict.fromkeys(column for run in runs if run.point for column in run.point.choices))
+    if baseline is None:
+        every = [(each.schedule, each.kind) for run in runs for each in run.results]
+        baseline = default_baseline(every) if every else ""
     groups: dict[object, list[ResultRow]] = {}
     for run in runs:
         for each in run.results:

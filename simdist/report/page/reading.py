@@ -53,11 +53,10 @@ def read_report(
         UnsupportedError: A run cannot be simulated.
     """
     labels = _labels(runs)
-    wanted = baseline or ("sync" if _place(runs, labels, "sync") is not None else _name(runs[0]))
-    place = _place(runs, labels, wanted)
+    place = _place(runs, labels, baseline)
     if place is None:
         known = ", ".join(labels)
-        raise ScenarioError(f"{folder.name}: no run is called {wanted!r} to compare with; there are: {known}")
+        raise ScenarioError(f"{folder.name}: no run is called {baseline!r} to compare with; there are: {known}")
     pairs = list(zip(runs, labels, strict=True))
     found: list[ReportedRun] = []
     for run, label in (pairs[place], *pairs[:place], *pairs[place + 1 :]):
@@ -71,7 +70,7 @@ def _name(run: RunDirectory) -> str:
     return run.scenario.schedules[0].name
 
 
-def _place(runs: Sequence[RunDirectory], labels: Sequence[str], wanted: str) -> int | None:
+def _place(runs: Sequence[RunDirectory], labels: Sequence[str], wanted: str | None) -> int | None:
     """Return the place of the run with a label or, failing that, of the first of that schedule or kind."""
     if wanted in labels:
         return labels.index(wanted)

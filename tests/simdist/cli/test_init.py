@@ -379,8 +379,8 @@ def test_options_replace_what_a_described_job_states(bare, capsys):
     assert (written.workload.batch_size, written.workload.forward_s) == (4, 0.02)
     assert written.workload.sample_nbytes == 512 * 16
     assert [each.name for each in written.schedules] == ["local-4"]
-    assert answer.out.splitlines()[-1] == "next: simdist compare scenario.yaml --baseline local-4"
-    assert "# Written by `simdist init`. Compare the schedules: simdist compare scenario.yaml --baseline local-4\n" in (
+    assert answer.out.splitlines()[-1] == "next: simdist compare scenario.yaml"
+    assert "# Written by `simdist init`. Compare the schedules: simdist compare scenario.yaml\n" in (
         bare / "scenario.yaml"
     ).read_text(encoding="utf-8")
 

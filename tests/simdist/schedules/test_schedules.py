@@ -115,7 +115,6 @@ def test_every_schedule_is_imported_from_the_package(cls: type[Schedule]) -> Non
     assert getattr(simdist.schedules, cls.__name__) is cls
 
 
-
 @every_schedule
 def test_schedule_keeps_the_rules_that_authors_of_others_can_run(schedule: Schedule) -> None:
     check_schedule(schedule)

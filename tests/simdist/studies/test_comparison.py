@@ -91,6 +91,22 @@ def test_baseline_is_found_by_label_and_else_by_kind():
     assert rows["sync"].speedup < 1.0
 
 
+@pytest.mark.parametrize(
+    ("schedules", "baseline"),
+    [
+        (["fsdp", "hsdp"], "fsdp"),
+        (["local-4", "sync"], "sync"),
+        (["local-4", {"kind": "sync", "label": "buckets"}], "buckets"),
+        (["hsgd-2-4,4-world", "local-8", "torus"], "hsgd-2-4,4-world"),
+    ],
+)
+def test_without_a_baseline_sync_is_compared_with_or_else_the_first(schedules, baseline):
+    named = [{"kind": "hsdp", "shard": 4} if each == "hsdp" else each for each in schedules]
+    rows = compare(small().changed(steps=4, schedules=named), n_seeds=1)
+    assert f"speed-up over {baseline}" in rows.title
+    assert [each.schedule for each in rows if each.speedup == 1.0] == [baseline]
+
+
 def test_baseline_that_is_not_there_is_an_error():
     labels = "local-4, sync, hsgd-2-4,4-8, small buckets"
     with pytest.raises(

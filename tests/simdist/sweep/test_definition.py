@@ -319,6 +319,19 @@ def test_how_rows_are_measured_is_in_their_keys(sweep_of, setting):
     assert keys(sweep_of(VARY + setting)) != keys(sweep_of(VARY))
 
 
+@pytest.mark.parametrize(
+    ("schedules", "vary", "baseline"),
+    [
+        ("[fsdp, local-4]", "{cluster.nodes: [2]}", "fsdp"),
+        ("[local-4, sync]", "{cluster.nodes: [2]}", "sync"),
+        ("[local-4, torus]", "{'schedules[0].period': [2, 4]}", "local_sgd"),
+    ],
+)
+def test_without_a_baseline_a_sweep_compares_with_sync_or_else_the_first(schedules, vary, baseline):
+    base = f"{{cluster: v100x8-25gbit, workload: resnet50, steps: 4, schedules: {schedules}}}"
+    assert loads(f"scenario: {base}\nvary: {vary}").baseline == baseline
+
+
 @pytest.mark.parametrize("setting", ["time_limit: 5 s", "baseline: local_sgd"])
 def test_what_changes_no_number_is_not_in_the_keys(sweep_of, setting):
     assert keys(sweep_of(VARY + setting)) == keys(sweep_of(VARY))
@@ -611,7 +624,7 @@ def test_every_default_on_the_page_is_that_of_the_code(heading, cls):
     explicit = cls.model_validate(required | written, context=FromFile(Path()))
     assert explicit == cls.model_validate(required, context=FromFile(Path()))
     optional = {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
-    assert written.keys() == optional - {"points"}
+    assert written.keys() == optional - {"points", "baseline"}
 
 
 def test_every_distribution_is_on_the_page():
