@@ -9,11 +9,10 @@ from simdist.cli import common, inputs
 from simdist.cli.tables import facets_text, table_text
 from simdist.engines import Engine
 from simdist.errors import naming
-from simdist.scenario.unused_settings import unstated
 from simdist.settings.units import format_seconds
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, combined
-from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, too_few_seeds
+from simdist.studies.comparison import ScheduleTimes, compare
 
 _WIDTH = 120  # of sentences
 _COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)
@@ -35,7 +34,6 @@ def command(
     """
     inputs.check_picture(plot)
     scenario = inputs.read_scenario(session, name)
-    reference = find_baseline(scenario, baseline)
     labels = [schedule.name for schedule in scenario.schedules]
     measured: list[ScheduleTimes] = []
 
@@ -57,23 +55,12 @@ def command(
         for each in measured:
             session.say(f"{each.label}: {format_seconds(float(each.step_s.mean()))} per step")
         raise
-    base = rows[scenario.schedules.index(reference)]
-    title = rows.title
     told = facets.told(rows)
     columns = combined(_COLUMNS, facets.columns(rows))
-    tables = [table_text(title, columns, [each.cells(told) for each in rows]), *facets_text(rows, base)]
-    document: dict[str, object] = {
-        "scenario": scenario.name,
-        "baseline": reference.name,
-        "rows": [each.document() for each in rows],
-    }
-    doubts = [*unstated(scenario.cluster, scenario.schedules), *facets.doubts(scenario, rows), *too_few_seeds(rows)]
-    if doubts:
-        document["doubts"] = doubts
-    said = [*facets.sentences(rows), *doubts]
-    tables += [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in said]
-    session.result(document, "\n\n".join(tables))
+    tables = [table_text(rows.title, columns, [each.cells(told) for each in rows]), *facets_text(rows, rows.base)]
+    tables += [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in rows.notes]
+    session.result(rows.document(), "\n\n".join(tables))
     if plot:
         from simdist.report import speedup_figure
 
-        session.draw(speedup_figure(rows, title=title), plot)
+        session.draw(speedup_figure(rows, title=rows.title), plot)

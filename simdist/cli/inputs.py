@@ -11,14 +11,14 @@ from simdist.cost import Costs
 from simdist.errors import PlanError, ScenarioError, naming
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
-from simdist.runs.building import build, delays, in_steps, lost_share, price_of, traffic
-from simdist.scenario import Cluster, Interference, Scenario, load_cluster, presets
+from simdist.runs.building import build, delays, price_of, traffic
+from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
 from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
-from simdist.settings.units import Elapsed, format_duration, format_share
+from simdist.studies.remarks import derived
 
 if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
@@ -119,28 +119,9 @@ def read_scenario(session: common.Session, name: str, *, is_compared: bool = Fal
             session.say(f"{name}: {runs.length_remark}")
     for warning in warnings_of(run):
         session.say(f"warning: {name}: {warning}")
-    if run.checkpoint and isinstance(run.checkpoint.every, Elapsed):
-        session.say(f"{name}: {_checkpoint_steps(run, run.checkpoint.every)}")
-    for i, each in enumerate(scenario.delays):
-        if isinstance(each, Interference) and each.machine_rate_per_s:
-            share = lost_share(scenario, each)
-            lost = f"loses {format_share(share)} of forward and backward beside communication"
-            rate = f"as it was measured at {each.machine_rate_per_s:g} samples/s"
-            rate += "" if share else ", more than simulated: forward and backward take too long"
-            session.say(f"{name}: disturbances[{i}]: one machine {lost}, {rate}")
+    for remark in derived(run):
+        session.say(f"{name}: {remark}")
     return scenario
-
-
-def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:
-    """Say how many steps of each schedule are the time between checkpoints."""
-    found = []
-    for schedule in scenario.schedules:
-        with naming(scenario.name):
-            its = in_steps(scenario, schedule).checkpoint
-        steps = its.every if its and isinstance(its.every, int) else 0
-        missing = f", none within {scenario.steps:,} steps" if steps > scenario.steps else ""
-        found.append(f"{steps:,} steps of {schedule.name}{missing}")
-    return f"checkpoint: every {format_duration(every.seconds)} is every {'; '.join(found)}"
 
 
 def choose(scenario: Scenario, label: str | None, *, where: str) -> tuple[Schedule, ...]:

@@ -149,8 +149,8 @@ def html_of(result: Shown) -> str:
             columns = combined(_COMPARED, facets.columns(result))
             told = facets.told(result)
             tables = [_table(result.title, columns, [each.cells(told) for each in result])]
-            tables += [_table(each.title, each.columns, each.records) for each in facets.tables(result, result[0])]
-            return join([*tables, *(tag("p", f"{each}.") for each in facets.sentences(result))])
+            tables += [_table(each.title, each.columns, each.records) for each in facets.tables(result, result.base)]
+            return join([*tables, *(tag("p", f"{each}.") for each in result.remarks)])
         case Tuned():
             rows = [each.row.cells(()) for each in result.finalists]
             return _table("finalists, with fresh seeds", (SCHEDULE, STEP_TIME, SPEEDUP, *STATES), rows)

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal, final
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from simdist.plan.algorithms import AUTO
-from simdist.schedules import KINDS, settings_of_name
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job, degrees
 from simdist.schedules.local_sgd import LocalSGD
+from simdist.schedules.names import KINDS, settings_of_name
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import OUTER_OPTIMIZER, Allowance, Axis, Permit

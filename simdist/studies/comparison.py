@@ -17,9 +17,13 @@ from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_eng
 from simdist.errors import ScenarioError, UnsupportedError, naming
 from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
+from simdist.scenario.unused_settings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
-from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, told
+from simdist.settings.units import format_seconds
+from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, sentences, told
+from simdist.studies.facets import doubts as doubts_of_facets
+from simdist.studies.remarks import remarks_of
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
@@ -201,25 +205,68 @@ class Comparison(list[Row]):
     ['schedule', 'step_s', 'step_s_low', 'step_s_high', 'speedup', 'speedup_low', 'speedup_high']
     """
 
-    def __init__(self, rows: Iterable[Row], *, title: str) -> None:
+    def __init__(self, rows: Iterable[Row], *, scenario: Scenario, baseline: str, title: str) -> None:
         """Take the rows.
 
         Args:
             rows: A row for each schedule.
+            scenario: The scenario that was simulated.
+            baseline: Label of the schedule that speed-ups are over.
             title: Heading of tables and pictures.
         """
         super().__init__(rows)
+        self.scenario = scenario
+        self.baseline = baseline
         self.title = title
 
+    @property
+    def base(self) -> Row:
+        """The row of the baseline."""
+        return next(each for each in self if each.schedule == self.baseline)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the rows do not show: gradients that are not used, numbers that are not stated, too few seeds."""
+        of_scenario = unstated(self.scenario.cluster, self.scenario.schedules)
+        return (*sentences(self), *of_scenario, *doubts_of_facets(self.scenario, self), *too_few_seeds(self))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """All that `simdist compare` says beside the table: `remarks_of` the scenario, then `notes`; no full stops."""
+        return (*remarks_of(self.scenario), *self.notes)
+
+    def document(self) -> dict[str, object]:
+        """Return the comparison as JSON has it.
+
+        Columns:
+            scenario (str): Its name.
+            baseline (str): Label.
+            rows (list): "A schedule among others".
+            remarks (list): Settings without effect or probably wrong, and what the rows do not show (str).
+        """
+        rows = [each.document() for each in self]
+        return {
+            "scenario": self.scenario.name,
+            "baseline": self.baseline,
+            "rows": rows,
+            "remarks": list(self.remarks),
+        }
+
     def frame(self) -> "pd.DataFrame":
-        """Return the rows as a pandas frame, see `frame`."""
-        return frame(self)
+        """Return the rows as a pandas frame, see `frame`; its `attrs` have the `remarks`."""
+        found = frame(self)
+        found.attrs["remarks"] = list(self.remarks)
+        return found
 
     def plot(self) -> "Figure":
         """Draw the speed-ups with their intervals, and where the step time goes."""
         from simdist import plot
 
         return plot(self)
+
+    def __repr__(self) -> str:
+        lines = (f"{each.schedule}: {format_seconds(each.step_s)} per step, {each.speedup:.2f}" for each in self)
+        return "\n".join([self.title, *lines, *(f"{each}." for each in self.remarks)])
 
     def _repr_html_(self) -> str:
         from simdist import html_of
@@ -274,7 +321,8 @@ def compare(
     base = measured[scenario.schedules.index(reference)]
     rows = [row(each, base) for each in measured]
     has_ranges = any(each.of(RANGES) or each.step_s_range for each in rows)
-    return Comparison(rows, title=_title(scenario, reference.name, n_seeds, has_ranges=has_ranges))
+    title = _title(scenario, reference.name, n_seeds, has_ranges=has_ranges)
+    return Comparison(rows, scenario=scenario, baseline=reference.name, title=title)
 
 
 def _check_measured(measured: Sequence[ScheduleTimes], scenario: Scenario, n_seeds: int) -> None:

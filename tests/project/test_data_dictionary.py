@@ -238,13 +238,15 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
 
 
 def of_comparisons(study: Study, folder: Path) -> dict[str, Found]:
-    rows = result("compare", study.scenario, "--seeds", 2)["rows"]
+    found = result("compare", study.scenario, "--seeds", 2)
+    rows = found["rows"]
     alone = result("compare", study.scenario, "--seeds", 1)["rows"]
     open_ends = CALM.replace("Gbit/s}", "Gbit/s}, uncertain: {network.latency: {from: 20 us, to: 30 us}}")
     unsure = result("compare", write(folder / "unsure.yaml", open_ends))["rows"]
     unsure += result("compare", write(folder / "dropping.yaml", DROPPING), "--baseline", "local_sgd")["rows"]
     unsure += result("compare", write(folder / "sharded.yaml", SHARDED), "--baseline", "fsdp")["rows"]
     return {
+        "simdist compare": keys([found]),
         "A schedule among others": keys(rows + alone + unsure),
         "An epoch of a schedule": keys(each(rows, "epochs")),
     }

@@ -62,6 +62,23 @@ def test_states_of_a_row_add_up_to_its_step():
         assert min(parts) >= 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"schedules": ["sync", "local-32"]}, "schedules[1] (local-32) never averages over all ranks in 16 steps"),
+        ({"schedules": ["sync", "hsgd-2-4,32-world"]}, "(hsgd-2-4,32-world) never averages over all ranks in 16 steps"),
+        ({"schedules": ["sync", "backup-2"]}, "backup-2 uses the gradients of 75.0 % of the batches"),
+        ({"disturbances": (), "seed": 3}, "seed has no effect: nothing is random"),
+        ({}, "2 seeds are too few to know the times of"),
+    ],
+)
+def test_remarks_of_the_command_are_part_of_the_result(changes, remark):
+    rows = compare(small().changed(**changes), n_seeds=2)
+    assert any(remark in each for each in rows.remarks)
+    assert rows.document()["remarks"] == rows.frame().attrs["remarks"] == list(rows.remarks)
+    assert all(remark in text for text in (repr(rows), rows._repr_html_()))
+
+
 def test_checkpoints_add_what_they_cost_per_step_and_only_where_there_are_some():
     disk = {"read_Bps": 1e9, "write_Bps": 1e8}
     quiet = small().changed(disturbances=())

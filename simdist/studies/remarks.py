@@ -1,0 +1,39 @@
+"""What a user must know of a scenario before its numbers: the same sentences on the command line and in Python."""
+
+from collections.abc import Iterator
+
+from simdist.errors import naming
+from simdist.runs.building import in_steps, lost_share
+from simdist.scenario import Interference, Scenario
+from simdist.scenario.unused_settings import warnings_of
+from simdist.settings.units import Elapsed, format_duration, format_share
+
+
+def remarks_of(scenario: Scenario) -> tuple[str, ...]:
+    """Return the warnings of a scenario, then what follows from its settings, a sentence each without full stop."""
+    return (*warnings_of(scenario), *derived(scenario))
+
+
+def derived(scenario: Scenario) -> Iterator[str]:
+    """Yield numbers that follow from settings: steps between checkpoints, and what a measured machine loses."""
+    if scenario.checkpoint and isinstance(scenario.checkpoint.every, Elapsed):
+        yield _checkpoint_steps(scenario, scenario.checkpoint.every)
+    for i, each in enumerate(scenario.delays):
+        if isinstance(each, Interference) and each.machine_rate_per_s:
+            share = lost_share(scenario, each)
+            lost = f"loses {format_share(share)} of forward and backward beside communication"
+            rate = f"as it was measured at {each.machine_rate_per_s:g} samples/s"
+            rate += "" if share else ", more than simulated: forward and backward take too long"
+            yield f"disturbances[{i}]: one machine {lost}, {rate}"
+
+
+def _checkpoint_steps(scenario: Scenario, every: Elapsed) -> str:
+    """Say how many steps of each schedule are the time between checkpoints."""
+    found = []
+    for schedule in scenario.schedules:
+        with naming(scenario.name):
+            its = in_steps(scenario, schedule).checkpoint
+        steps = its.every if its and isinstance(its.every, int) else 0
+        missing = f", none within {scenario.steps:,} steps" if steps > scenario.steps else ""
+        found.append(f"{steps:,} steps of {schedule.name}{missing}")
+    return f"checkpoint: every {format_duration(every.seconds)} is every {'; '.join(found)}"
