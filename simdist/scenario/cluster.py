@@ -19,6 +19,7 @@ Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 Transport: TypeAlias = Literal["rdma", "efa", "tcp", "tcpxo", "slingshot"]
 
 _MAX_STORAGE_SERVERS = 1_000_000
+_OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
 _MAX_GPUS_OF_HOST = 16  # DGX-2; 8 from A100 on
 _MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
 
@@ -301,6 +302,15 @@ class Cluster(Settings):
             return None
         major, minor = self.nccl_version.split(".")[:2]
         return int(major), int(minor)
+
+    @property
+    def likely_transport(self) -> Transport:
+        """Kind of the network. Only EFA has a rendezvous in clusters that do not state their transport."""
+        if self.transport is not None:
+            return self.transport
+        if self.network.rendezvous_s:
+            return "efa"
+        return "rdma" if self.network.latency_s < _OF_RDMA_S else "tcp"
 
     @property
     def n_domains(self) -> int:

@@ -7,6 +7,7 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.disturbances import Pauses, first_step, never_delays
 from simdist.scenario.links import LinkDisturbance, never_slows
+from simdist.scenario.probable_units import doubtful_units
 from simdist.scenario.scenario import Host, Scenario
 from simdist.schedules import GradientSchedule, Schedule
 from simdist.schedules.job import Job, Policy, uses_disk, uses_memory
@@ -25,8 +26,8 @@ _UNSTATED_FACTORS = (
 
 
 def warnings_of(scenario: Scenario) -> tuple[str, ...]:
-    """Return the doubts of a scenario, and the settings that have no effect in it, a sentence each."""
-    return (*scenario.doubts, *_other_ranks(scenario), *_unused_settings(scenario))
+    """Return the doubts of a scenario, values of doubtful units, and settings without effect, a sentence each."""
+    return (*scenario.doubts, *doubtful_units(scenario), *_other_ranks(scenario), *_unused_settings(scenario))
 
 
 def _other_ranks(scenario: Scenario) -> Iterator[str]:

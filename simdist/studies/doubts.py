@@ -62,7 +62,6 @@ _BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
 _OF_COMPUTING = ("batch", "machine", "machines", "input")
 _CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
 _OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
-_OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
 _TRANSPORTS: dict[Transport, str] = {
     "rdma": "RDMA",
     "efa": "EFA",
@@ -204,21 +203,12 @@ def precision(workload: Workload) -> str:
 def link_class(cluster: Cluster, kind: Kind) -> str:
     """Return the class of the links of a kind as rows have it."""
     if kind == "network":
-        return _TRANSPORTS[_transport(cluster)]
+        return _TRANSPORTS[cluster.likely_transport]
     if cluster.mesh:
         return "xGMI"
     if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS:
         return "PCIe"
     return "NVLink"
-
-
-def _transport(cluster: Cluster) -> Transport:
-    """Return the kind of the network. Only EFA has a rendezvous in clusters that do not state their transport."""
-    if cluster.transport is not None:
-        return cluster.transport
-    if cluster.network.rendezvous_s:
-        return "efa"
-    return "rdma" if cluster.network.latency_s < _OF_RDMA_S else "tcp"
 
 
 def batch_doubt(table: Table, workload: Workload) -> Doubt:
