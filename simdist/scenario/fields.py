@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import strict_yaml
 from simdist.scenario.strict_yaml import Path, path_text
-from simdist.settings.base import FromFile, Settings, bare_numbers, nearest, refuse, shown, unchecked_copy
+from simdist.settings.base import FromFile, Settings, bare_numbers, nearest, plain, refuse, shown, unchecked_copy
 from simdist.settings.units import SI, Unit
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
@@ -147,6 +147,23 @@ def find_field(settings: Settings, path: Path) -> ScenarioField:
     return ScenarioField(path, column, kinds <= {int, float}, kinds == {int}, TypeAdapter(alone), wording)
 
 
+def path_in_files(settings: Settings, path: Path) -> Path:
+    """Return a path with the keys of files in place of names of attributes: `bandwidth` for `bandwidth_Bps`.
+
+    Raises:
+        ValueError: The path leads nowhere.
+    """
+    found: Path = ()
+    here: object = settings
+    for key in path:
+        if _is_settings(here):
+            field = (here if isinstance(here, type) else type(here)).model_fields.get(str(key))
+            key = field.alias or key if field else key
+        here = _below(here, key, found)
+        found = (*found, key)
+    return found
+
+
 def _below(here: object, key: str | int, above: Path) -> object:
     """Return what is at a key; a class of settings where one could be, but is not."""
     match here:
@@ -233,7 +250,8 @@ def changed_at(here: object, changes: Mapping[Path, object], above: Path = ()) -
     match here:
         case Settings():
             update: dict[str, object] = {}
-            bare = bare_numbers(type(here), {key: below.get(()) for key, below in by_key.items()})
+            whole = {key: plain(below[()]) for key, below in by_key.items() if () in below}
+            bare = bare_numbers(type(here), whole)
             refuse(type(here).__name__, [((*above, *at), message) for at, message in bare])
             for key, below in by_key.items():
                 name = key if key in type(here).model_fields else _attribute(type(here), key, above)

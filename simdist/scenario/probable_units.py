@@ -32,7 +32,7 @@ _SLOWEST_FLOPS = 2.8e12  # a GK210 of the K80 at base clock, fp32, NVIDIA K80 bo
 _FASTEST_FLOPS = 2.25e15  # B200, dense fp16, NVIDIA Blackwell datasheet
 _LEAST_SHARE = 0.05  # of the peak that a pass reaches, without a stated utilization
 _MOST_SHARE = 1.0
-_LAUNCH_S = 50e-6  # of all kernels of a tensor
+_OVERHEAD_S = 0.25  # that Python and launches may take in a pass of few FLOPs
 
 
 def doubtful_units(scenario: Scenario) -> Iterator[str]:
@@ -114,4 +114,4 @@ def _range_s(workload: Workload, cluster: Cluster, flops: float) -> tuple[float,
     shortest_s = flops / ((peak_flops or _FASTEST_FLOPS) * max(share or _MOST_SHARE, _MOST_SHARE))
     if not slowest_flops:  # CPUs, of any speed
         return shortest_s, math.inf
-    return shortest_s, len(workload.tensors) * _LAUNCH_S + flops / (slowest_flops * (share or _LEAST_SHARE))
+    return shortest_s, _OVERHEAD_S + flops / (slowest_flops * (share or _LEAST_SHARE))

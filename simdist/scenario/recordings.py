@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ValidationInfo
 
 from simdist.arrays import ArrayError, Declared, open_arrays
 from simdist.files import open_regular, read_content
+from simdist.scenario.logs import is_log, table_of_log
 from simdist.settings.base import folder_of, refuse, shown
 
 _NAME = "write the name of a .npz or .csv file"
@@ -47,13 +48,15 @@ def _beside_the_scenario(value: Any, info: ValidationInfo) -> Path:
 
 
 def _written(value: Any) -> Path:
-    """Write an array from Python, or anything that numpy takes for one, and return the path of its file.
+    """Write an array or a frame from Python, or what numpy takes for an array, and return the path of its file.
 
     Equal arrays have the same file, so that equal settings are equal. The files are removed when Python ends.
     """
     try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+        array = _of_frame(value) if isinstance(value, _Frame) else np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        if isinstance(value, _Frame):
+            raise ValueError(f"{shown(list(value.columns))}: {error}") from None
         raise ValueError(f"{shown(value)} is not a recording: {_NAME}, or give a two-dimensional array") from None
     if array.ndim != 2 or not array.size:
         raise ValueError(f"an array of shape {list(array.shape)} is not a recording: give it two dimensions")
@@ -63,6 +66,29 @@ def _written(value: Any) -> Path:
     if not path.exists():
         np.savez(path, recording=content)
     return path
+
+
+@runtime_checkable
+class _Frame(Protocol):
+    """A data frame, of pandas or another library."""
+
+    @property
+    def columns(self) -> Iterable[object]: ...
+
+    def __getitem__(self, name: Any, /) -> Any: ...
+
+
+def _of_frame(frame: _Frame) -> NDArray[np.float64]:
+    """Return the delays of a frame: a log, or a column for each rank, 0, 1, ... in this order."""
+    names = list(frame.columns)
+    if is_log(names):
+        return table_of_log(names, lambda name: frame[name])
+    ranks = [str(name).removeprefix("rank").strip("_ ") for name in names]
+    if ranks != [str(rank) for rank in range(len(names))]:
+        raise ValueError(
+            "which rank is which column? Name them 0, 1, ..., or give a log: columns step, rank and seconds, or ms"
+        )
+    return np.stack([np.asarray(frame[name], dtype=np.float64) for name in names], axis=1)
 
 
 @cache
@@ -146,11 +172,13 @@ def _read_npz(path: Path, form: TableForm) -> NDArray[np.float64]:
 def _read_csv(path: Path, form: TableForm) -> NDArray[np.float64]:
     """Read a .csv file. ValueError tells what is wrong, and in which row of numbers, counted from 0."""
     try:
-        lines = read_content(path).decode("utf-8-sig").splitlines()
-        rows = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        lines = [line for line in read_content(path).decode("utf-8-sig").splitlines() if line.strip()]
+        header = [name.strip() for name in lines[0].lstrip("# ").split(",")] if lines else []
+        rows = [line for line in lines[is_log(header) :] if not line.lstrip().startswith("#")]
         if not rows:
             raise ValueError("is empty")
-        return np.loadtxt(rows, delimiter=",", comments=None, ndmin=2)
+        table = np.loadtxt(rows, delimiter=",", comments=None, ndmin=2)
+        return table_of_log(header, lambda name: table[:, header.index(str(name))]) if is_log(header) else table
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).partition('; use')[0].rstrip('.')}: {form.csv}") from None
 

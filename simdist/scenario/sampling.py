@@ -15,7 +15,7 @@ disturbance: what was recorded together stays together. It has a key of its own,
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never, final
 
@@ -40,6 +40,7 @@ _WORDS_AT_ONCE = 4  # that a counter gives
 _BATCH_SIZE = 2**17  # numbers worked on at once: they stay in the cache
 _UNUSED_BITS = np.uint64(11)  # a double has 53
 _ONE = np.uint64(1)
+_COMPARED_STEPS = 64  # of what code of a user returns twice
 _RESAMPLING = 2**64 - 1  # takes the place of a disturbance's index in the key
 
 
@@ -196,6 +197,7 @@ class _Source:
         self._ranks_per_node = ranks_per_node
         self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
+        self._agrees = False
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
         self._played = _played_ranks(self._recorded_s, seeds, uniforms.world_size)
         self._by_kind = _pausing_or_working(disturbance, uniforms, compute_s, micro_batches, seeds)
@@ -233,15 +235,34 @@ class _Source:
     def _custom(self, disturbance: kinds.CustomDisturbance, start: int, stop: int) -> Floats:
         world = np.arange(self._uniforms.world_size)
         ranks = world[self.ranks]
-        draws = _Draws(start, stop, ranks, self._ranks_per_node, self._compute_s, self._uniforms)
-        return self._checked(disturbance.delays_s(draws), f"{disturbance.kind}: delays_s", len(ranks), stop - start)
+        what = f"{disturbance.kind}: delays_s"
+
+        def of_steps(stop: int) -> object:
+            draws = _Draws(start, stop, ranks, self._ranks_per_node, self._compute_s, self._uniforms)
+            return disturbance.delays_s(draws)
+
+        self._check_agrees(what, lambda: of_steps(min(stop, start + _COMPARED_STEPS)))
+        return self._checked(of_steps(stop), what, len(ranks), stop - start)
 
     def _drawn(self, disturbance: kinds.Drawn, start: int, stop: int) -> Floats:
         if disturbance.quantile is None:
             values = np.array(disturbance.values)
             return np.asarray(values[(self._uniforms.closed(start, stop) * len(values)).astype(np.int64)])
         uniforms = self._uniforms.inner(start, stop)
-        return self._checked(disturbance.quantile(uniforms), "drawn: quantile", uniforms.shape[1], stop - start)
+        quantile = disturbance.quantile
+        self._check_agrees("drawn: quantile", lambda: quantile(uniforms[:_COMPARED_STEPS]))
+        return self._checked(quantile(uniforms), "drawn: quantile", uniforms.shape[1], stop - start)
+
+    def _check_agrees(self, what: str, delays: Callable[[], object]) -> None:
+        """Refuse code of a user with random numbers of its own: its delays would not follow from the seed."""
+        if self._agrees:
+            return
+        if not np.array_equal(np.asarray(delays()), np.asarray(delays())):
+            raise ScenarioError(
+                f"disturbance {what} returns other delays for the same numbers: draw none of its own; those that it is "
+                f"given are random, as in lambda u: -0.05 * np.log(u)"
+            )
+        self._agrees = True
 
     def _checked(self, returned: object, what: str, n_ranks: int, n_steps: int) -> Floats:
         """Return delays that code of a user has returned, `[n_steps, n_ranks, n_seeds]`."""

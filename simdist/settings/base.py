@@ -5,11 +5,15 @@ A message says what is wrong, the value, and what would be right. Where it stand
 """
 
 import difflib
+import math
+import os
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from pydantic import (
@@ -30,7 +34,8 @@ Fault: TypeAlias = tuple[tuple[str | int, ...], str]
 SettingsT = TypeVar("SettingsT", bound="Settings")
 
 _ENDINGS = {"_per_s": "", "_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}
-_UNITS = ("_s", "_Bps", "_flops", "nbytes")
+_UNITS = {"_s": ("s", "55 ms"), "_Bps": ("B/s", "25 Gbit/s or 25 GB/s"), "_flops": ("FLOP/s", "125 TFLOP/s")}
+_UNITS |= {"nbytes": ("B", "45 MB")}  # of attributes by their ends: the SI unit, and examples
 _BOUNDS = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
@@ -73,9 +78,11 @@ class Settings(BaseModel):
     @classmethod
     def _reword(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Put every error into words here, where the keys of the class are at hand."""
-        if isinstance(value, dict):
-            value = {key: item.item() if isinstance(item, np.generic) else item for key, item in value.items()}
-        faults = [] if info.context is None else _python_names(cls, value)
+        if info.context is None:
+            value = plain(value)
+            faults = bare_numbers(cls, value)
+        else:
+            faults = _python_names(cls, value)
         try:
             settings = handler(value)
         except ValidationError as error:
@@ -122,7 +129,11 @@ class Settings(BaseModel):
         return super().model_copy(update={name: getattr(checked, name) for name in update}, deep=deep)
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
-        """Return the settings as pydantic does, which takes Ctrl-C meanwhile for an error of theirs."""
+        """Return the settings as pydantic does, which takes Ctrl-C meanwhile for an error of theirs.
+
+        Plain numbers are in SI units, under the names of attributes, which tell the unit. JSON has the keys of files.
+        """
+        options.setdefault("by_alias", options.get("mode") == "json")
         try:
             return super().model_dump(**options)
         except PydanticSerializationError as error:
@@ -197,18 +208,97 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
 
 
+@runtime_checkable
+class _Array(Protocol):
+    """An array of numpy, or a column of pandas or another library."""
+
+    def __array__(self) -> object: ...
+
+
+def plain(value: object) -> object:
+    """Return a value from Python as a file could have it, whatever library it is of.
+
+    Numbers of numpy are numbers, arrays and columns are lists, paths are text, and durations are text with a unit.
+    Tables stay: only recordings take them.
+
+    >>> plain({"nodes": np.int64(2), "delay": timedelta(milliseconds=200), "values": np.array([0.0, 0.5])})
+    {'nodes': 2, 'delay': '0.2 s', 'values': [0.0, 0.5]}
+    """
+    match value:
+        case np.timedelta64():
+            return f"{float(value / np.timedelta64(1, 's'))!r} s"
+        case np.generic():
+            return value.item()
+        case timedelta():
+            return f"{value.total_seconds()!r} s"
+        case os.PathLike():
+            return os.fspath(value)
+        case Mapping():
+            return {plain(key): plain(item) for key, item in value.items()}
+        case list() | range():
+            return [plain(item) for item in value]
+        case tuple():
+            return tuple(plain(item) for item in value)
+        case _Array():
+            array = np.asarray(value)
+            return value if array.ndim > 1 else plain(list(array) if array.ndim else array[()])
+        case _:
+            return value
+
+
 def bare_numbers(cls: type[Settings], value: object) -> list[Fault]:
     """Return a fault for each plain number whose key does not tell the unit, as `bandwidth` does not."""
-    with_unit = {
-        field.alias: name
-        for name, field in cls.model_fields.items()
-        if field.alias != name and name.endswith(_UNITS) and not name.endswith("_per_s")
-    }
+    if not isinstance(value, dict):
+        return []
+    with_unit = _without_unit_in_files(cls)
     return [
-        ((key,), f"{shown(item)}: of which unit? Write it as text with its unit, or {with_unit[key]} in SI units")
-        for key, item in (value.items() if isinstance(value, dict) else ())
-        if key in with_unit and isinstance(item, int | float) and not isinstance(item, bool) and item != 0
+        ((key,), f"{shown(item)}: of which unit? Write text, such as {example}, or {name} in SI units")
+        for key, item in value.items()
+        if key in with_unit and _is_bare(item)
+        for name, example in (with_unit[key],)
     ]
+
+
+@cache
+def _without_unit_in_files(cls: type[Settings]) -> dict[object, tuple[str, str]]:
+    """Return the keys of quantities: key -> the attribute, which tells the unit, and an example."""
+    return {
+        field.alias: (name, example)
+        for name, field in cls.model_fields.items()
+        for ending, (_, example) in _UNITS.items()
+        if field.alias != name and name.endswith(ending) and not name.endswith("_per_s")
+    }
+
+
+def in_si(name: str, value: object) -> Any:
+    """Return numbers as text with the SI unit that the name of an attribute tells; other values stay.
+
+    >>> in_si("delay_s", [0.1, "5 ms"]), in_si("sigma", 0.1)
+    (['0.1 s', '5 ms'], 0.1)
+    """
+    match value:
+        case list() | tuple():
+            return [in_si(name, each) for each in value]
+        case int() | float() if not isinstance(value, bool):
+            units = [unit for ending, (unit, _) in _UNITS.items() if name.endswith(ending)]
+            return f"{value!r} {units[0]}" if units and not name.endswith("_per_s") else value
+        case _:
+            return value
+
+
+def _is_bare(value: object) -> bool:
+    """Tell whether there is a number without a unit in a value; 0 and infinity need none."""
+    match value:
+        case bool():
+            return False
+        case int() | float():
+            return value != 0 and value != math.inf
+        case list() | tuple():
+            return any(map(_is_bare, value))
+        case dict():
+            return any(map(_is_bare, value.values()))
+        case _:
+            return False
 
 
 def plural(n: int, noun: str) -> str:

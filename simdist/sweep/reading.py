@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import BeforeValidator, ValidationError
 from pydantic import Field as Setting
 
@@ -13,11 +13,11 @@ from simdist import scenario as scenarios
 from simdist.engines import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
-from simdist.scenario.fields import ScenarioField
+from simdist.scenario.fields import ScenarioField, parse_path, path_in_files
 from simdist.scenario.loading import problems_of, read_text, scenario_error, validated
 from simdist.scenario.strict_yaml import Document, Problem, path_text
 from simdist.scenario.workload import other_batch_fault
-from simdist.settings.base import FromFile, Settings, nearest, shown
+from simdist.settings.base import FromFile, Settings, in_si, nearest, plain, shown
 from simdist.settings.units import Seconds, Whole
 from simdist.studies.comparison import default_baseline, find_baseline
 from simdist.sweep.axes import Reader
@@ -66,8 +66,9 @@ def load(sweep: str | Path | Mapping[str, object]) -> Sweep:
 
     Args:
         sweep: Name of a file; or a mapping with the keys of one. There, `scenario` may be all that
-            `simdist.scenario.load` takes, and values that are varied may be an array. Quantities have their units, as
-            in a file. Files are relative to the current directory.
+            `simdist.scenario.load` takes, and varied values may be an array or a column. As there, a quantity is text
+            with its unit (`"disturbances[0].delay": ["0.1 s"]`) or a number in SI units under the name of the attribute
+            (`"disturbances[0].delay_s": [0.1]`). Files are relative to the current directory.
 
     Raises:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
@@ -76,7 +77,7 @@ def load(sweep: str | Path | Mapping[str, object]) -> Sweep:
     3
     """
     if isinstance(sweep, Mapping):
-        text = strict_yaml.dump(_plain(dict(sweep)))
+        text = strict_yaml.dump(_as_in_a_file(sweep))
         try:
             return loads(text, name="sweep")
         except ScenarioError as error:
@@ -85,21 +86,82 @@ def load(sweep: str | Path | Mapping[str, object]) -> Sweep:
     return loads(read_text(path), name=str(path), folder=path.parent)
 
 
-def _plain(value: object) -> object:
-    """Return a value as a file can have it."""
-    match value:
+def _as_in_a_file(sweep: Mapping[str, object]) -> dict[str, Any]:
+    """Return the keys and values of a sweep file for a mapping from Python.
+
+    Raises:
+        ScenarioError: Its scenario is wrong, or a file cannot have a value.
+    """
+    found: dict[str, Any] = {key: plain(value) for key, value in sweep.items()}
+    scenario = _loaded(found.get("scenario"))
+    if scenario is not None:
+        found |= {name: _in_files(scenario, found[name]) for name in ("vary", "cases") if name in found}
+        if not isinstance(found["scenario"], str):
+            found["scenario"] = strict_yaml.parse(scenarios.dump(scenario)).root
+    return {key: _writable(value, (key,)) for key, value in found.items()}
+
+
+def _loaded(base: object) -> Scenario | None:
+    """Return the scenario of a sweep; None if there is none of that name, which is told with its place."""
+    match base:
+        case dict():
+            return scenarios.load({"name": "sweep", **base})
         case Scenario():
-            return strict_yaml.parse(scenarios.dump(value)).root
-        case Mapping():
-            return {key: _plain(item) for key, item in value.items()}
-        case list() | tuple() | range():
-            return [_plain(item) for item in value]
-        case np.ndarray() | np.generic():
-            return value.tolist()
-        case Path():
-            return str(value)
+            return base
+        case str():
+            with suppress(ScenarioError):
+                return scenarios.load(base)
+    return None
+
+
+def _in_files(scenario: Scenario, varied: Any) -> Any:
+    """Return varied values under the keys of files, with units where a name of Python tells them."""
+    match varied:
+        case list():
+            return [_in_files(scenario, each) for each in varied]
+        case dict():
+            return dict(_in_file(scenario, key, values) for key, values in varied.items())
         case _:
+            return varied
+
+
+def _in_file(scenario: Scenario, text: object, values: Any) -> tuple[object, Any]:
+    try:
+        path = parse_path(str(text))
+        in_file = path_in_files(scenario, path)
+    except ValueError:  # which is told with its place
+        return text, values
+    if in_file == path:
+        return text, values
+    name = str(path[-1])
+    if isinstance(values, dict):  # a rule, such as {linear: [0.1, 0.5, 5]}
+        rule = {key: item if key == "sigma" else _bounds_in_si(name, item) for key, item in values.items()}
+        return path_text(in_file), rule
+    return path_text(in_file), in_si(name, values)
+
+
+def _bounds_in_si(name: str, bounds: Any) -> Any:
+    return [*in_si(name, bounds[:2]), *bounds[2:]] if isinstance(bounds, list | tuple) else in_si(name, bounds)
+
+
+def _writable(value: object, above: tuple[object, ...]) -> Any:
+    """Return a value as YAML has it.
+
+    Raises:
+        ScenarioError: It is an object that no file has.
+    """
+    match value:
+        case Settings():
+            return value.model_dump(mode="json")
+        case dict():
+            return {key: _writable(item, (*above, key)) for key, item in value.items()}
+        case list() | tuple():
+            return [_writable(item, (*above, number)) for number, item in enumerate(value)]
+        case None | str() | bool() | int() | float():
             return value
+        case _:
+            where = ".".join(map(str, above))
+            raise ScenarioError(f"sweep: {where}: {shown(value)}: write numbers, text, or a list of them")
 
 
 def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:

@@ -284,7 +284,8 @@ def test_schedule_that_breaks_a_rule_is_told(name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Forgetful", "delays are others when drawn in chunks"),
+        ("Forgetful", "delays_s returns other delays for the same numbers: draw none of its own"),
+        ("Restarting", "delays are others when drawn in chunks"),
         ("Negative", "delays_s returns -1 s: return seconds, finite and 0 or more"),
         ("Shapeless", r"delays_s returns float64 \[7\]: return seconds that broadcast to \[25, 8, 3\]"),
     ],

@@ -80,6 +80,16 @@ class Forgetful(CustomDisturbance):
         return np.random.default_rng().random((draws.stop - draws.start, len(draws.ranks), 1))
 
 
+class Restarting(CustomDisturbance):
+    """Counts steps from the first that it is asked for."""
+
+    kind: Literal["restarting"] = "restarting"
+
+    def delays_s(self, draws: Draws) -> NDArray[np.float64]:
+        """Return the number of the step in its chunk."""
+        return np.arange(draws.stop - draws.start, dtype=np.float64)[:, None, None]
+
+
 class Negative(CustomDisturbance):
     """Delays by less than nothing."""
 

@@ -1,15 +1,19 @@
 """Scenarios as people write them in Python: mappings, paths, names of schedules, copies that stay right."""
 
+import math
+import re
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from pydantic import ValidationError
 
 import simdist
 from simdist.errors import ScenarioError
 from simdist.runs.building import delays
-from simdist.scenario import Device, Drawn, Link, Scenario, Storage, Transient, dump, load, loads, presets
+from simdist.scenario import Device, Drawn, Link, Scenario, Transient, dump, load, loads, presets
 from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.schedules import HierarchicalSGD, LocalSGD, Sync
 from simdist.settings.base import Settings
@@ -248,28 +252,97 @@ def test_function_without_a_name_cannot_be_read_from_a_file() -> None:
 @pytest.mark.parametrize(
     ("made", "attribute", "value"),
     [
-        (lambda: Link(latency_s=0, bandwidth=10), "bandwidth_Bps", 10.0),
         (lambda: Link(latency_s=0, bandwidth_Bps=10), "bandwidth_Bps", 10.0),
         (lambda: Link(latency_s=0, bandwidth="10 Gbit/s"), "bandwidth_Bps", 1.25e9),
-        (lambda: Link(latency=5, bandwidth_Bps=10), "latency_s", 5.0),
-        (lambda: Transient(probability=0.5, delay=2), "delay_s", 2.0),
-        (lambda: Storage(latency=0, bandwidth=3, request_size=4), "request_nbytes", 4),
-        (lambda: Device(peak=125), "peak_flops", Peak(fp32=125.0)),
+        (lambda: Link(latency=0, bandwidth=math.inf), "bandwidth_Bps", math.inf),
+        (lambda: Transient(probability=0.5, delay=timedelta(milliseconds=200)), "delay_s", 0.2),
+        (lambda: Transient(probability=0.5, delay_s=pd.Timedelta("200 ms")), "delay_s", 0.2),
+        (lambda: Transient(probability=0.5, delay=np.timedelta64(200, "ns")), "delay_s", 2e-7),
+        (lambda: Transient(probability=np.float32(0.5), delay_s=np.int64(2), ranks=np.array([0, 1])), "ranks", (0, 1)),
+        (lambda: Drawn(values=pd.Series([0.0, 0.5])), "values", (0.0, 0.5)),
+        (lambda: Drawn(values=pd.to_timedelta([0, 500], unit="ms")), "values", (0.0, 0.5)),
+        (lambda: HierarchicalSGD(levels={np.int64(2): 4, np.int64(4): "world"}), "levels", {2: 4, 4: "world"}),
+        (lambda: Device(peak_flops={"fp16": 125e12}), "peak_flops", Peak(fp16=125e12)),
         (lambda: CheckpointSettings(every=7, what="state", size=None), "every", 7),
     ],
 )
-def test_plain_number_in_python_is_si_under_either_name(made, attribute: str, value: object) -> None:
+def test_value_from_python_is_read_whatever_library_it_is_of(made, attribute: str, value: object) -> None:
     assert dict(made())[attribute] == value
 
 
-def test_plain_number_in_a_mapping_is_si_and_in_a_change_it_is_refused() -> None:
-    network = {"latency": 0, "bandwidth": 10}
-    scenario = load(JOB | {"cluster": JOB["cluster"] | {"network": network}})
-    assert scenario.cluster.network.bandwidth_Bps == 10.0
-    with pytest.raises(ScenarioError, match=r"cluster\.network\.bandwidth: 10: of which unit\?"):
-        scenario.changed("cluster.network.bandwidth", 10)
-    with pytest.raises(ScenarioError, match=r"cluster\.network\.bandwidth: 10: a bandwidth needs a unit"):
-        loads("cluster: {nodes: 1, gpus_per_node: 1, fabric: ideal, network: {latency: 0 s, bandwidth: 10}}")
+@pytest.mark.parametrize(
+    ("path", "value", "example"),
+    [
+        ("cluster.network.bandwidth", 25e9, "25 Gbit/s or 25 GB/s, or bandwidth_Bps in SI units"),
+        ("cluster.network.bandwidth", np.int64(25), "25 Gbit/s or 25 GB/s, or bandwidth_Bps in SI units"),
+        ("workload.forward", 0.03, "55 ms, or forward_s in SI units"),
+        ("workload.sample_size", 150_000, "45 MB, or sample_nbytes in SI units"),
+        ("cluster.device.peak", {"fp16": 125}, "125 TFLOP/s, or peak_flops in SI units"),
+    ],
+)
+def test_number_without_a_unit_is_refused_in_a_mapping_as_in_a_change(path: str, value: object, example: str) -> None:
+    message = f"{re.escape(path)}: .*: of which unit.*{example}"
+    with pytest.raises(ScenarioError, match=message):
+        load(JOB).changed(path, value)
+    part, *above, key = path.split(".")
+    written = dict(JOB[part])
+    here = written
+    for name in above:
+        here[name] = dict(here.get(name, {}))
+        here = here[name]
+    here[key] = value
+    with pytest.raises(ScenarioError, match=message):
+        load(JOB | {part: written})
+
+
+LOG = pd.DataFrame([(step, rank, 50.0 * rank) for step in range(10, 18) for rank in range(4)])
+LOG.columns = ["step", "rank", "ms"]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        LOG,
+        LOG.sample(frac=1.0, random_state=0).rename(columns={"ms": "delay_ms"}),
+        LOG.assign(seconds=LOG["ms"] / 1000).drop(columns="ms"),
+        LOG.assign(late=pd.to_timedelta(LOG["ms"], unit="ms")).drop(columns="ms"),
+        LOG.pivot(index="step", columns="rank", values="ms") / 1000,
+        [[0.0, 0.05, 0.1, 0.15]] * 8,
+    ],
+    ids=["ms", "shuffled", "seconds", "timedelta", "wide", "lists"],
+)
+def test_log_of_delays_is_a_recording(log: object) -> None:
+    scenario = load(JOB).changed(disturbances=[{"kind": "recorded", "file": log}])
+    assert delays(scenario)["host"][0] == pytest.approx(np.tile([0.0, 0.05, 0.1, 0.15], (8, 1)))
+
+
+def test_log_in_a_file_is_a_recording(tmp_path: Path) -> None:
+    LOG.to_csv(tmp_path / "log.csv", index=False)
+    scenario = load(JOB).changed(disturbances=[{"kind": "recorded", "file": tmp_path / "log.csv"}])
+    assert delays(scenario)["host"][0] == pytest.approx(np.tile([0.0, 0.05, 0.1, 0.15], (8, 1)))
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (LOG.rename(columns={"ms": "delay"}), r"the column delay of a log: of which unit\?"),
+        (LOG.iloc[1:], "step 10 of rank 0 is missing: write one row for each step and rank, also of 0 s"),
+        (pd.concat([LOG, LOG.iloc[:1]]), "step 10 of rank 0 stands there twice"),
+        (LOG.assign(node=0), r"which column is the delay \(ms, node\)\?"),
+        (LOG.assign(rank="a"), "the column rank of a log holds whole numbers"),
+        (LOG.rename(columns={"rank": "worker"}), r"which rank is which column\? Name them 0, 1"),
+    ],
+)
+def test_log_that_leaves_something_open_is_refused(log: object, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        load(JOB).changed(disturbances=[{"kind": "recorded", "file": log}])
+
+
+def test_function_with_random_numbers_of_its_own_is_refused() -> None:
+    generator = np.random.default_rng(0)
+    drawn = load(JOB).changed(disturbances=[Drawn(quantile=lambda u: generator.exponential(0.05, u.shape))])
+    with pytest.raises(ScenarioError, match="quantile returns other delays for the same numbers"):
+        delays(drawn)
 
 
 @pytest.mark.parametrize("value", [True, None, [10], "10", "10 s", float("nan"), -1])

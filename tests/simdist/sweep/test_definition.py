@@ -9,6 +9,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from commandline import call, write
 from hypothesis import given
@@ -18,6 +20,7 @@ import simdist.schedules
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
 from simdist.scenario import load as load_scenario
+from simdist.schedules import LocalSGD
 from simdist.settings.base import FromFile
 from simdist.sweep import definition, load, loads
 from simdist.sweep.definition import Sweep
@@ -635,3 +638,45 @@ def test_every_distribution_is_on_the_page():
         for text in re.findall(r"^\| `(\w+: [^`]*)` \|", sections()["Values"], re.M)
     ]
     assert sorted(shown) == sorted(named)
+
+
+NETWORK = {"latency": "25 us", "bandwidth": "1 GB/s"}
+IN_PYTHON = {
+    "cluster": {"nodes": 2, "gpus_per_node": 2, "fabric": "ideal", "network": NETWORK},
+    "workload": {"preset": "resnet18", "forward_s": 0.02},
+    "disturbances": [
+        {"kind": "drawn", "values": np.array([0.0, 0.1])},
+        {"kind": "transient", "probability": 0, "delay_s": 1},
+    ],
+    "steps": np.int64(4),
+    "schedules": ["sync", LocalSGD(period=2)],
+}
+_BPS = "cluster.network.bandwidth_Bps"
+
+
+@pytest.mark.parametrize(
+    ("vary", "column", "numbers"),
+    [
+        ({"cluster.nodes": pd.Series([2, 4])}, "cluster.nodes", [2, 4]),
+        ({"disturbances[1].delay_s": np.array([0.1, 0.2])}, "disturbances[1].delay_s", [0.1, 0.2]),
+        ({"disturbances[1].delay": pd.to_timedelta([100, 200], unit="ms")}, "disturbances[1].delay_s", [0.1, 0.2]),
+        ({_BPS: {"linear": [1e9, 2e9, 3]}}, _BPS, [1e9, 1.5e9, 2e9]),
+        ({"workload.forward_s": (0.01, 0.02)}, "workload.forward_s", [0.01, 0.02]),
+    ],
+)
+def test_values_from_python_are_varied_whatever_library_they_are_of(vary, column, numbers):
+    (axis,) = load({"scenario": IN_PYTHON, "vary": vary}).axes
+    assert (axis.field.column, [each.number for each in axis.choices]) == (column, numbers)
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({"disturbances[1].delay": [0.1]}, r"disturbances\[1\].delay\[0\]: 0.1: a time needs a unit"),
+        ({"cluster.nodes": [object()]}, r"vary.cluster.nodes.0: <object .*: write numbers, text, or a list of them"),
+        ({"cluster.nods": [2]}, "there is no key 'nods' in cluster: did you mean 'nodes'"),
+    ],
+)
+def test_value_from_python_that_no_file_has_is_refused(vary, message):
+    with pytest.raises(ScenarioError, match=message):
+        load({"scenario": IN_PYTHON, "vary": vary})
