@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -153,7 +153,10 @@ def command(session: common.Session, *, output: Path, force: bool, yes: bool, **
     _check_output(output, force=force)
     interview = _Interview(asks=not yes and sys.stdin.isatty() and sys.stderr.isatty())
     text = _draft(session, interview, output, given)
-    scenario = loads(text, name=str(output), folder=output.parent)
+    try:
+        scenario = loads(text, name=str(output), folder=output.parent)
+    except ScenarioError as error:
+        raise ScenarioError(_without_lines(str(error), output, given["labels"])) from None
     _check(scenario)
     compares = f"simdist compare {shlex.quote(output.name)}"
     inputs.save_text(output, f"# Written by `simdist init`. Compare the schedules: {compares}\n{text}")
@@ -171,6 +174,16 @@ def _check_output(output: Path, *, force: bool) -> None:
     if os.path.lexists(output) and not force:
         raise ScenarioError(f"{output}: exists already: choose another file with -o, or replace it with --force")
     inputs.check_folder(output)
+
+
+def _without_lines(message: str, output: Path, labels: Sequence[str]) -> str:
+    """Return the message of a scenario that is not written: without lines of a file that nobody can open."""
+    message = re.sub(rf"^{re.escape(str(output))}:\d+: ", "", message, flags=re.MULTILINE)
+    if not labels:
+        return message
+    return re.sub(
+        r"^schedules\[(\d+)\]", lambda found: f"--schedule {labels[int(found[1])]}", message, flags=re.MULTILINE
+    )
 
 
 def _check(scenario: Scenario) -> None:

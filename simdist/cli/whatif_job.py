@@ -12,7 +12,7 @@ from simdist.errors import PlanError, ScenarioError, TraceError, naming
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays, traffic
 from simdist.scenario import Scenario
-from simdist.schedules import Schedule
+from simdist.schedules import Schedule, settings_of_name
 from simdist.studies.comparison import find_label
 from simdist.studies.proposals import few_schedules
 from simdist.traces.trace import Trace
@@ -190,21 +190,29 @@ def schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | 
 
 
 def _split(wanted: str, known: dict[str, Schedule]) -> list[str]:
-    """Split at commas, of which labels may have some themselves."""
+    """Split at commas, of which labels may have some themselves: each label is the longest that is one."""
     labels: list[str] = []
-    rest = wanted
-    while rest:
-        fitting = [label for label in known if rest == label or rest.startswith(f"{label},")]
-        label = max(fitting, key=len, default=rest.partition(",")[0])
-        labels.append(label)
-        rest = rest[len(label) + 1 :]
+    parts = wanted.split(",")
+    while parts:
+        lengths = (n for n in range(len(parts), 0, -1) if _is_label(",".join(parts[:n]), known))
+        n_parts = next(lengths, 1)
+        labels.append(",".join(parts[:n_parts]))
+        del parts[:n_parts]
     return labels
 
 
+def _is_label(text: str, known: dict[str, Schedule]) -> bool:
+    try:
+        return text in known or bool(settings_of_name(text))
+    except ValueError:
+        return False
+
+
 def _labelled(job: WhatifJob, known: dict[str, Schedule], label: str) -> Schedule:
-    if label not in known:
+    if label in known:
+        return known[label]
+    if not _is_label(label, known):
         raise ScenarioError(
-            f"--schedules {label!r}: there is no such file, and no other schedule of {job.name} has that label; there "
-            f"are: {', '.join(known) or 'none'}"
+            f"--schedules {label!r}: is no file, and no label of a schedule, such as {', '.join(known) or 'local-8'}"
         )
-    return known[label]
+    return job.scenario.changed(schedules=[label]).schedules[0]

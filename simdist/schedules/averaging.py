@@ -12,12 +12,15 @@ from simdist.plan.lanes import AVERAGE, COMM
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
+from simdist.schedules.labels import Piece, piece, texts
 from simdist.schedules.tuning import OVERLAP, Allowance, Axis, Permit
 from simdist.settings.units import Whole
 
 _LOOKED_AT_STEPS = 100_000  # steps searched for an average: a longer period is intended
 _LONGEST_PERIOD = 1_000  # of the periods that `cycle` finds
 _OVERLAPS = (0, 1, 2, 4)  # overlaps that `tune` tries
+
+AVERAGING_TRAITS: tuple[Piece, ...] = (piece("overlap_steps", before="-overlap", default=0),)
 
 Average: TypeAlias = tuple[Group, int]  # the group, and the number of the model's fragment
 
@@ -224,4 +227,4 @@ class AveragingSchedule(Schedule, abc.ABC):
     @property
     def traits(self) -> str:
         """Suffix of a default label: overlapped averages."""
-        return f"-overlap{self.overlap_steps}" if self.overlap_steps else ""
+        return texts(self, AVERAGING_TRAITS)

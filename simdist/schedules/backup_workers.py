@@ -10,10 +10,18 @@ from simdist.plan import AllReduce, Body, Enter, Group, Plan, Result, algorithms
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
+from simdist.schedules.labels import REQUIRED, LabelForm, Piece, piece, written
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import DROPPED_GRADIENTS, Allowance, Axis, Permit
 from simdist.settings.units import Whole, parse_whole_or
 
+_OF_SERVERS = ("auto", "server")
+_TRANSPORT = Piece(
+    "algorithm",
+    r"-(?!ps-)[a-z][\w:.]*",
+    lambda algorithm: "" if algorithm in _OF_SERVERS else f"-{algorithm}",
+    lambda text: text[1:],
+)
 _BACKUP_PARTS = (8, 16, 32, 64)  # one rank in this many is dropped
 
 
@@ -43,6 +51,14 @@ class BackupWorkers(Schedule):
     place: ClassVar[int] = 70
     permit: ClassVar[Permit | None] = DROPPED_GRADIENTS
 
+    label_form: ClassVar[LabelForm] = (
+        "backup",
+        (
+            piece("backup", before="-", default=REQUIRED),
+            _TRANSPORT,
+            piece("servers", [("node", ""), ("world", "-ps-world")], before="-ps-"),
+        ),
+    )
     kind: Literal["backup_workers"] = "backup_workers"
     backup: Whole = Field(ge=0)
     """Number of ranks that an update does not wait for."""
@@ -57,16 +73,9 @@ class BackupWorkers(Schedule):
         backups = sorted({max(1, job.world_size // part) for part in _BACKUP_PARTS})
         return (cls.axis("servers", servers), cls.axis("algorithm", ["auto", "ring"]), cls.axis("backup", backups))
 
-    @classmethod
-    def settings_of_label(cls, label: str) -> dict[str, object] | None:
-        """Return the backup of a label such as `backup-8`."""
-        number = label.removeprefix("backup-")
-        return {"backup": int(number)} if number != label and number.isdecimal() else None
-
     def default_label(self) -> str:
         """Return the label, such as `backup-2`, `backup-2-ps-4` or `backup-2-ring`."""
-        transport = "" if self._by_servers else f"-{self.algorithm}"
-        return f"backup-{self.backup}{transport}" + (f"-ps-{self.servers}" if self.servers != "node" else "")
+        return written(self, self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what does not fit: the algorithm, a `backup` of all ranks, or the number of servers."""
@@ -127,7 +136,7 @@ class BackupWorkers(Schedule):
 
     @property
     def _by_servers(self) -> bool:
-        return self.algorithm in ("auto", "server")
+        return self.algorithm in _OF_SERVERS
 
     def _n_servers(self, world_size: int, ranks_per_node: int) -> int:
         counts: dict[object, int] = {"node": world_size // ranks_per_node, "world": world_size}

@@ -11,15 +11,23 @@ from pydantic import Field, ValidationInfo, field_validator
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Group, Plan, Result, algorithms, ops
 from simdist.plan.ops import Algorithm
-from simdist.schedules.job import Checkpoint, InputPath, Job, Policy
+from simdist.schedules import labels
+from simdist.schedules.job import POLICIES, Checkpoint, InputPath, Job, Policy
+from simdist.schedules.labels import LabelForm, Piece, piece
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
-from simdist.settings.base import Settings, folder_of
+from simdist.settings.base import Settings, folder_of, key_of
 from simdist.settings.plugins import SCHEDULES, written_kind
 from simdist.settings.units import Whole
 
 _MOMENTS = "moments"  # buffer with an optimizer momentum for every parameter
 _STATE = "state"
 _COPY = "checkpoint"
+_INPUT = (
+    piece("data", [(each, f"+{each}") for each in POLICIES]),
+    piece("prefetch", before="+prefetch"),
+    piece("readers", before="+readers"),
+    piece("decode_workers", before="+workers"),
+)
 _WRITTEN = Buffer(f"{_COPY}.written", 1, "uint8", place="host")
 
 
@@ -52,6 +60,10 @@ class Schedule(Settings, abc.ABC):
     """Its ranks hold slices of the parameters, which they gather to use them."""
     orthonormalizes: ClassVar[bool] = False
     """Its ranks orthonormalize matrices, in the time that the device states for it."""
+    label_form: ClassVar[LabelForm | None] = None
+    """What its labels consist of. None: `default_label` writes them, and they are not read."""
+    searched: ClassVar[tuple[Piece, ...]] = ()
+    """Settings that only the labels of candidates of a search show."""
 
     kind: str
     label: str = ""
@@ -110,18 +122,30 @@ class Schedule(Settings, abc.ABC):
 
     @classmethod
     def settings_of_label(cls, label: str) -> dict[str, object] | None:
-        """Return the settings that a default label tells, so that scenarios can name it; None if it is another.
+        """Return the settings that a label shows, so that scenarios can name it; None if it is of another schedule.
 
         >>> from simdist.schedules import LocalSGD
         >>> LocalSGD.settings_of_label("local-8"), LocalSGD.settings_of_label("sync")
         ({'period': 8}, None)
         """
+        if cls.label_form is None:
+            return None
+        word, pieces = cls.label_form
+        own, _, rest = label.partition("+")
+        of_input = labels.read(("", _INPUT), "+" + rest if rest else "")
+        if of_input is None:
+            return None
+        for at in [len(own), *(match.start() for match in labels.OTHERS.finditer(own))]:
+            found = labels.read((word, (*pieces, *cls.searched)), own[:at])
+            others = labels.read_others(own[at:])
+            if found is not None and others is not None and others.keys() <= cls.model_fields.keys():
+                return found | others | of_input
         return None
 
     @classmethod
     def label_of(cls, name: str, value: Value) -> str:
         """Return the part of a candidate's label for an axis value that `default_label` does not show."""
-        return ""
+        return "".join(each.text(value) for each in cls.searched if each.field in (name, key_of(name)))
 
     def kind_in_files(self) -> str:
         """Return the `kind` under which a scenario finds the class again: `module:Class` for a user's class."""
@@ -208,9 +232,7 @@ class Schedule(Settings, abc.ABC):
 
     @property
     def _input_traits(self) -> str:
-        counts = {"prefetch": self.prefetch, "readers": self.readers, "workers": self.decode_workers}
-        chosen = [self.data, *(f"{name}{count}" for name, count in counts.items() if count)]
-        return "".join(f"+{each}" for each in chosen if each)
+        return labels.texts(self, _INPUT)
 
 
 def _with_checkpoints(plan: Plan, checkpoint: Checkpoint) -> Plan:

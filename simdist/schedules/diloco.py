@@ -10,8 +10,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from simdist.plan import Body, Buffer, Group, Result, ops
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
-from simdist.schedules.averaging import AveragingSchedule
+from simdist.schedules.averaging import AVERAGING_TRAITS, AveragingSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.labels import REQUIRED, LabelForm, piece, written
 from simdist.schedules.tuning import (
     FP16,
     OUTER_OPTIMIZER,
@@ -58,6 +59,18 @@ class DiLoCo(AveragingSchedule):
     permits: ClassVar[tuple[Permit, ...]] = (FP16, OVERLAP)
     takes_levels: ClassVar[bool] = True
 
+    label_form: ClassVar[LabelForm] = (
+        "diloco",
+        (
+            piece("period", before="-", default=REQUIRED),
+            piece("ranks_per_worker", [("node", "-workernode")], before="-worker", default=1),
+            piece("fragments", before="-fragments", default=1),
+            piece("layers", before="-layers", default=1),
+            *AVERAGING_TRAITS,
+            piece("mixing", before="-mix", default=0),
+            piece("compression", [("fp16", "-fp16"), ("bf16", "-bf16")]),
+        ),
+    )
     kind: Literal["diloco"] = "diloco"
     period: Whole = Field(ge=1)
     """Steps from one update of an anchor to the next."""
@@ -96,19 +109,9 @@ class DiLoCo(AveragingSchedule):
         """Return the settings that average over all ranks, which are one level."""
         return {"period": levels[0][0]} | dict(changed) if len(levels) == 1 else None
 
-    @classmethod
-    def settings_of_label(cls, label: str) -> dict[str, object] | None:
-        """Return the period of a label such as `diloco-8`."""
-        number = label.removeprefix("diloco-")
-        return {"period": int(number)} if number != label and number.isdecimal() else None
-
     def default_label(self) -> str:
         """Return the label, such as `diloco-100` or `diloco-100-worker8-fragments4-overlap5`."""
-        chosen = {"worker": self.ranks_per_worker, "fragments": self.fragments, "layers": self.layers or 1}
-        counts = "".join(f"-{name}{count}" for name, count in chosen.items() if count != 1)
-        mixing = f"-mix{self.mixing:.10g}" if self.mixing else ""
-        compression = f"-{self.compression}" if self.compression != "none" else ""
-        return f"diloco-{self.period}{counts}{self.traits}{mixing}{compression}"
+        return written(self, self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: workers that do not divide the ranks."""

@@ -2,7 +2,8 @@
 
 from typing import ClassVar, Literal, final
 
-from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.labels import LabelForm, written
+from simdist.schedules.sharded import SHARDED_TRAITS, ShardedSchedule
 from simdist.schedules.sync import Sync
 
 
@@ -26,11 +27,12 @@ class FSDP(ShardedSchedule):
 
     place: ClassVar[int] = 12
 
+    label_form: ClassVar[LabelForm] = ("fsdp", SHARDED_TRAITS)
     kind: Literal["fsdp"] = "fsdp"
 
     def default_label(self) -> str:
         """Return the label, such as `fsdp` or `fsdp-keep`."""
-        return f"fsdp{self.traits}"
+        return written(self, self.label_form)
 
     def sharers(self, world_size: int) -> int:
         """Return all ranks."""

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field, field_validator
 
@@ -15,7 +15,8 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import FloatType, Job
-from simdist.schedules.tuning import FP16, SHARED_UPDATES, Allowance, Axis, Permit, Value
+from simdist.schedules.labels import Piece, piece, texts
+from simdist.schedules.tuning import FP16, SHARED_UPDATES, Allowance, Axis, Permit
 from simdist.settings.base import shown
 from simdist.settings.units import Nbytes, parse_whole
 
@@ -28,6 +29,15 @@ _BUCKETS = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)  
 
 
 Sharing: TypeAlias = bool | int | Literal["node"]
+
+
+GRADIENT_TRAITS: tuple[Piece, ...] = (
+    piece("compression", [("fp16", "-fp16")]),
+    piece("parallel_optimizer", [(True, "-pto")]),
+    piece("shared_update", [(True, "-shared"), (_NODE, "-shared-node")], before="-shared-"),
+    piece("updates_sent_by", [("broadcast", "-broadcast")]),
+    piece("param_dtype", [(each, f"-{each}") for each in get_args(FloatType)]),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,14 @@ class GradientSchedule(Schedule, abc.ABC):
     """Average bucketed gradients over the world in every step. Subclasses define how to average a bucket."""
 
     permits: ClassVar[tuple[Permit, ...]] = (FP16, SHARED_UPDATES)
+    searched: ClassVar[tuple[Piece, ...]] = (
+        Piece(
+            "bucket_size",
+            r"-\d+MiB|-one-bucket",
+            lambda nbytes: "-one-bucket" if nbytes is None else f"-{nbytes // _MIB}MiB",
+            lambda text: None if text == "-one-bucket" else f"{text[1:-3]} MiB",
+        ),
+    )
     tried_buckets_nbytes: ClassVar[tuple[int | None, ...]] = _BUCKETS
     """Bucket sizes that `tune` tries."""
 
@@ -126,13 +144,6 @@ class GradientSchedule(Schedule, abc.ABC):
     def sending_axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
         """Return the settings of the kind's exchange that may vary; none by default."""
         return ()
-
-    @classmethod
-    def label_of(cls, name: str, value: Value) -> str:
-        """Return also a label for bucket sizes."""
-        if name != "bucket_nbytes":
-            return super().label_of(name, value)
-        return f"-{value // _MIB}MiB" if isinstance(value, int) else "-one-bucket"
 
     @abc.abstractmethod
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
@@ -256,15 +267,7 @@ class GradientSchedule(Schedule, abc.ABC):
     @property
     def traits(self) -> str:
         """Suffix of a default label: compression, and the work that ranks share."""
-        shared = "shared" if self.shared_update is True else f"shared-{self.shared_update}"
-        chosen = {
-            "fp16": self.compression == "fp16",
-            "pto": self.parallel_optimizer,
-            shared: self.shared_update is not False,
-            "broadcast": self.updates_sent_by == "broadcast",
-            str(self.param_dtype): self.param_dtype is not None,
-        }
-        return "".join(f"-{trait}" for trait, is_chosen in chosen.items() if is_chosen)
+        return texts(self, GRADIENT_TRAITS)
 
     def limits(self) -> tuple[int, int]:
         """Return the sizes, in bytes, at which the first bucket and the others are closed."""

@@ -5,9 +5,10 @@ from typing import ClassVar, Literal, final
 
 from simdist.plan import AllGather, Broadcast, Buffer, Group, Merge, Op, Select, algorithms
 from simdist.plan.lanes import COMM
-from simdist.schedules.gradient import Exchange
+from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange
 from simdist.schedules.job import Job
-from simdist.schedules.sparse import SparseSchedule
+from simdist.schedules.labels import LabelForm, piece, written
+from simdist.schedules.sparse import SPARSE_TRAITS, SparseSchedule
 
 
 @final
@@ -37,13 +38,17 @@ class GTopK(SparseSchedule):
 
     place: ClassVar[int] = 90
 
+    label_form: ClassVar[LabelForm] = (
+        "gtopk",
+        (*SPARSE_TRAITS, piece("broadcast", [(True, "-broadcast")]), *GRADIENT_TRAITS),
+    )
     kind: Literal["gtopk"] = "gtopk"
     broadcast: bool = False
     """Broadcast the result from rank 0, down a binomial tree if `algorithm` is `auto`."""
 
     def default_label(self) -> str:
         """Return the label, such as `gtopk-0.001` or `gtopk-0.001-broadcast`."""
-        return f"gtopk{self.traits}{'-broadcast' if self.broadcast else ''}"
+        return written(self, self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what does not fit: a number of ranks that is not a power of two, or an algorithm without broadcast."""

@@ -7,10 +7,27 @@ from typing import Annotated, ClassVar, Literal, final
 from pydantic import BeforeValidator, Field, field_validator
 
 from simdist.plan import Group
-from simdist.schedules.averaging import AveragingSchedule
+from simdist.schedules.averaging import AVERAGING_TRAITS, AveragingSchedule
 from simdist.schedules.job import Job
-from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Value
+from simdist.schedules.labels import LabelForm, Piece, piece, written
+from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels
 from simdist.settings.units import Whole, parse_whole_or
+
+_LEVEL = r"(\d+)-(\d+|world)"
+
+
+def _read_levels(text: str) -> dict[int, int | str]:
+    levels = re.findall(_LEVEL, text)
+    return {int(period): size if size == "world" else int(size) for period, size in levels}
+
+
+_LEVELS = Piece(
+    "levels",
+    r"-\d+-(?:\d+|world)(?:,\d+-(?:\d+|world))*",
+    lambda levels: "-" + ",".join(f"{period}-{size}" for period, size in levels.items()),
+    _read_levels,
+    is_required=True,
+)
 
 
 @final
@@ -36,6 +53,9 @@ class HierarchicalSGD(AveragingSchedule):
     family: ClassVar[str] = "averaging"
     place: ClassVar[int] = 40
     takes_levels: ClassVar[bool] = True
+
+    label_form: ClassVar[LabelForm] = ("hsgd", (_LEVELS, *AVERAGING_TRAITS))
+    searched: ClassVar[tuple[Piece, ...]] = (piece("intra_node_gradients", [(True, "-intra")]),)
 
     kind: Literal["hierarchical_sgd"] = "hierarchical_sgd"
     levels: dict[Whole, Annotated[int | Literal["world"], BeforeValidator(parse_whole_or("world"))]] = Field(
@@ -76,23 +96,9 @@ class HierarchicalSGD(AveragingSchedule):
         is_local_sgd = len(levels) == 1 and not settings["intra_node_gradients"]
         return settings if levels and not is_local_sgd else None
 
-    @classmethod
-    def label_of(cls, name: str, value: Value) -> str:
-        """Return also a label for the average of gradients within nodes."""
-        return "-intra" if name == "intra_node_gradients" else super().label_of(name, value)
-
-    @classmethod
-    def settings_of_label(cls, label: str) -> dict[str, object] | None:
-        """Return the levels of a label such as `hsgd-2-4,8-world`."""
-        levels = dict(re.findall(r"(\d+)-(\d+|world)", label))
-        written = ",".join(f"{period}-{size}" for period, size in levels.items())
-        if label != f"hsgd-{written}":
-            return None
-        return {"levels": {int(period): size if size == "world" else int(size) for period, size in levels.items()}}
-
     def default_label(self) -> str:
         """Return the label, such as `hsgd-2-8,4-32,8-64`: period-group size."""
-        return "hsgd-" + ",".join(f"{period}-{size}" for period, size in self.levels.items()) + self.traits
+        return written(self, self.label_form)
 
     def shortest_period(self) -> int:
         """Return the shortest period."""

@@ -7,9 +7,10 @@ from simdist.plan import AllGather, Body, Buffer, Densify, Op, Select
 from simdist.plan.lanes import COMM
 from simdist.plan.ops import SelectMethod
 from simdist.schedules import parts
-from simdist.schedules.gradient import Exchange
+from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange
 from simdist.schedules.job import Job
-from simdist.schedules.sparse import SparseSchedule
+from simdist.schedules.labels import LabelForm, written
+from simdist.schedules.sparse import SPARSE_TRAITS, SparseSchedule
 
 
 @final
@@ -37,12 +38,13 @@ class HiTopK(SparseSchedule):
 
     place: ClassVar[int] = 80
 
+    label_form: ClassVar[LabelForm] = ("hitopk", (*SPARSE_TRAITS, *GRADIENT_TRAITS))
     kind: Literal["hitopk"] = "hitopk"
     method: SelectMethod = "mstopk"
 
     def default_label(self) -> str:
         """Return the label, such as `hitopk-0.001-mstopk`."""
-        return f"hitopk{self.traits}"
+        return written(self, self.label_form)
 
     def n_slices(self, job: Job) -> int:
         """Return the number of GPUs per node."""

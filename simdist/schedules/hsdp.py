@@ -10,9 +10,10 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 from simdist.plan.algorithms import AUTO
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job, degrees
+from simdist.schedules.labels import REQUIRED, LabelForm, Piece, piece, written
 from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.names import KINDS, settings_of_name
-from simdist.schedules.sharded import ShardedSchedule
+from simdist.schedules.sharded import SHARDED_TRAITS, ShardedSchedule
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import OUTER_OPTIMIZER, Allowance, Axis, Permit
 from simdist.settings.base import choose, unchecked_copy
@@ -20,6 +21,13 @@ from simdist.settings.units import Whole
 
 _PERIODS = (4, 16, 64)  # that `tune` tries
 _OF_HSDP = ("label", "run_ahead_steps", "data", "prefetch", "readers", "decode_workers")
+
+_BETWEEN = Piece(
+    "between",
+    r"-(?:local|hsgd|diloco)-\d[^+]*?",
+    lambda between: f"-{between.default_label()}" if between else "",
+    lambda text: settings_of_name(text[1:]),
+)
 
 
 @final
@@ -45,6 +53,15 @@ class HSDP(ShardedSchedule):
 
     place: ClassVar[int] = 14
 
+    label_form: ClassVar[LabelForm] = (
+        "hsdp",
+        (
+            piece("shard", before="-", default=REQUIRED),
+            _BETWEEN,
+            piece("all_reduce", [("last", "-last")]),
+            *SHARDED_TRAITS,
+        ),
+    )
     kind: Literal["hsdp"] = "hsdp"
     shard: Whole = Field(ge=1)
     """Ranks that share a copy of the model: consecutive ones, such as those of a node."""
@@ -81,9 +98,7 @@ class HSDP(ShardedSchedule):
 
     def default_label(self) -> str:
         """Return the label, such as `hsdp-8` or `hsdp-8-local-4`."""
-        between = f"-{self.between.default_label()}" if self.between else ""
-        deferred = "-last" if self.all_reduce == "last" else ""
-        return f"hsdp-{self.shard}{between}{deferred}{self.traits}"
+        return written(self, self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return also a number of ranks that does not divide the world, and what copies cannot exchange."""

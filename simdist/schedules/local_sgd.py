@@ -7,12 +7,19 @@ from pydantic import Field, field_validator
 
 from simdist.errors import PlanError
 from simdist.plan import Group
-from simdist.schedules.averaging import AveragingSchedule
+from simdist.schedules.averaging import AVERAGING_TRAITS, AveragingSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.labels import REQUIRED, LabelForm, Piece, piece, written
 from simdist.schedules.tuning import OVERLAP, UNEVEN, Allowance, Axis, ChangedSettings, Levels, Permit
 from simdist.settings.base import shown
 from simdist.settings.units import Whole, parse_whole
 
+_UNEVEN = Piece(
+    "inner_steps",
+    "-by-speed",
+    lambda steps: "" if steps is None else "-by-speed" if steps == "by_speed" else "-uneven",
+    lambda _: "by_speed",
+)
 _ROUNDING = 1e-9  # of a step: relative speeds such as 1/3 are rounded
 
 
@@ -39,6 +46,10 @@ class LocalSGD(AveragingSchedule):
     permits: ClassVar[tuple[Permit, ...]] = (OVERLAP, UNEVEN)
     takes_levels: ClassVar[bool] = True
 
+    label_form: ClassVar[LabelForm] = (
+        "local",
+        (piece("period", before="-", default=REQUIRED), _UNEVEN, *AVERAGING_TRAITS),
+    )
     kind: Literal["local_sgd"] = "local_sgd"
     period: Whole = Field(ge=1)
     """Steps from one average to the next."""
@@ -69,18 +80,9 @@ class LocalSGD(AveragingSchedule):
         """Return the settings that average over all ranks, which are one level."""
         return {"period": levels[0][0]} | dict(changed) if len(levels) == 1 else None
 
-    @classmethod
-    def settings_of_label(cls, label: str) -> dict[str, object] | None:
-        """Return the period of a label such as `local-8`."""
-        number = label.removeprefix("local-")
-        return {"period": int(number)} if number != label and number.isdecimal() else None
-
     def default_label(self) -> str:
         """Return the label, such as `local-4` or `local-4-by-speed`."""
-        uneven = "-by-speed" if self.inner_steps == "by_speed" else ""
-        if isinstance(self.inner_steps, dict) and any(steps < self.period for steps in self.inner_steps.values()):
-            uneven = "-uneven"
-        return f"local-{self.period}{uneven}{self.traits}"
+        return written(self, self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return ranks that do not exist, and ranks with an impossible number of steps."""

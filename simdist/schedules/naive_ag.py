@@ -4,9 +4,10 @@ from dataclasses import replace
 from typing import ClassVar, Literal, final
 
 from simdist.plan import AllGather, Buffer, Group, Select
-from simdist.schedules.gradient import Exchange
+from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange
 from simdist.schedules.job import Job
-from simdist.schedules.sparse import SparseSchedule
+from simdist.schedules.labels import LabelForm, written
+from simdist.schedules.sparse import SPARSE_TRAITS, SparseSchedule
 
 
 @final
@@ -30,11 +31,12 @@ class NaiveAllGather(SparseSchedule):
 
     place: ClassVar[int] = 100
 
+    label_form: ClassVar[LabelForm] = ("naive-ag", (*SPARSE_TRAITS, *GRADIENT_TRAITS))
     kind: Literal["naive_ag"] = "naive_ag"
 
     def default_label(self) -> str:
         """Return the label, such as `naive-ag-0.001`."""
-        return f"naive-ag{self.traits}"
+        return written(self, self.label_form)
 
     def sent(self, grad: Buffer, job: Job) -> Buffer:
         """Return the bucket itself: entries are converted when they are selected."""

@@ -83,7 +83,7 @@ def settings_of_name(value: object) -> object:
     """Return the settings of a schedule that is written as its kind or as its label; what is no text stays as it is.
 
     Raises:
-        ValueError: No schedule has that kind, or a label that tells all of its settings.
+        ValueError: No schedule has that kind or label.
 
     >>> settings_of_name("local-8"), settings_of_name("hsgd-2-4,8-world")
     ({'kind': 'local_sgd', 'period': 8}, {'kind': 'hierarchical_sgd', 'levels': {2: 4, 8: 'world'}})
@@ -97,6 +97,6 @@ def settings_of_name(value: object) -> object:
         if settings is not None:
             return {"kind": kind, **settings}
     raise ValueError(
-        f"there is no schedule {shown(value)}: write its kind, such as sync; a label such as local-8, hsgd-2-4,8-world "
-        f"or backup-1; or a mapping, such as {{kind: local_sgd, period: 8}}"
+        f"there is no schedule {shown(value)}: write its kind, such as sync; a label as tables print it, such as "
+        f"hsdp-8 or hsgd-2-4,8-world; or a mapping, such as {{kind: local_sgd, period: 8}}"
     )

@@ -8,8 +8,9 @@ from pydantic import Field
 from simdist.plan import AllReduce, Body, Broadcast, Buffer, Group, Reduce, Server, Servers, Wait
 from simdist.plan.lanes import pull_from, push_to
 from simdist.schedules import parts
-from simdist.schedules.gradient import Exchange, GradientSchedule
+from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.labels import REQUIRED, LabelForm, piece, written
 from simdist.schedules.tuning import FP16, SERVERS, Allowance, Axis, Permit
 from simdist.settings.units import Whole
 
@@ -42,6 +43,16 @@ class ParameterServer(GradientSchedule):
     permit: ClassVar[Permit | None] = SERVERS
     permits: ClassVar[tuple[Permit, ...]] = (FP16,)
 
+    label_form: ClassVar[LabelForm] = (
+        "ps",
+        (
+            piece("servers", before="-", default=REQUIRED),
+            piece("apart", [(True, "-apart")]),
+            piece("placement", [("tensors", "-tensors"), ("greedy", "-greedy")]),
+            piece("pull", [("tensor", "-by-tensor"), ("step", "-by-step")]),
+            *GRADIENT_TRAITS,
+        ),
+    )
     kind: Literal["parameter_server"] = "parameter_server"
     servers: Whole = Field(ge=1)
     """Number of servers. Server i is rank i x world // servers, rounded down, so they spread over the nodes."""
@@ -68,10 +79,7 @@ class ParameterServer(GradientSchedule):
 
     def default_label(self) -> str:
         """Return the label, such as `ps-4` or `ps-1-apart-tensors`."""
-        apart = "-apart" if self.apart else ""
-        placement = "" if self.placement == "even" else f"-{self.placement}"
-        pull = "" if self.pull == "bucket" else f"-by-{self.pull}"
-        return f"ps-{self.servers}{apart}{placement}{pull}{self.traits}"
+        return written(self, self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what does not fit: an algorithm, or more servers than ranks."""

@@ -9,8 +9,9 @@ from pydantic import Field
 from simdist.plan import AllReduce, Buffer, Group, LowRank, Matrix, Op
 from simdist.plan.lanes import COMM, COMPUTE
 from simdist.schedules import parts
-from simdist.schedules.gradient import Exchange, GradientSchedule
+from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.labels import REQUIRED, LabelForm, piece, written
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Whole
 
@@ -47,6 +48,15 @@ class PowerSGD(GradientSchedule):
     orthonormalizes: ClassVar[bool] = True
     tried_buckets_nbytes: ClassVar[tuple[int | None, ...]] = (parts.BUCKET_NBYTES, None)
 
+    label_form: ClassVar[LabelForm] = (
+        "powersgd",
+        (
+            piece("rank", before="-", default=REQUIRED),
+            piece("min_compression_rate", before="-min", default=2),
+            piece("warmup_steps", before="-warmup", default=0),
+            *GRADIENT_TRAITS,
+        ),
+    )
     kind: Literal["powersgd"] = "powersgd"
     rank: Whole = Field(default=1, ge=1)
     """Columns of the factors (`matrix_approximation_rank`), at most the rows or columns of a matrix."""
@@ -65,17 +75,9 @@ class PowerSGD(GradientSchedule):
         ranks = [rank for rank in _RANKS if cls(rank=rank).sent_share(*tensors) >= least]
         return (cls.axis("rank", ranks or _RANKS[-1:]),)
 
-    @classmethod
-    def settings_of_label(cls, label: str) -> dict[str, object] | None:
-        """Return the rank of a label such as `powersgd-8`."""
-        number = label.removeprefix("powersgd-")
-        return {"rank": int(number)} if number != label and number.isdecimal() else None
-
     def default_label(self) -> str:
         """Return the label, such as `powersgd-4` or `powersgd-4-min1.5-warmup100`."""
-        rate = f"-min{self.min_compression_rate:g}" if self.min_compression_rate != 2 else ""
-        warmup = f"-warmup{self.warmup_steps}" if self.warmup_steps else ""
-        return f"powersgd-{self.rank}{rate}{warmup}{self.traits}"
+        return written(self, self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return also that factors cannot be sent in half precision."""

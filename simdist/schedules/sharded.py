@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import Field, field_validator
 
@@ -22,6 +22,7 @@ from simdist.schedules import parts
 from simdist.schedules.averaging import AveragingSchedule, Turn
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import FloatType, Job
+from simdist.schedules.labels import Piece, piece, texts
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import SHARDING, Allowance, Axis, Permit
 from simdist.schedules.units import ModelUnit
@@ -39,6 +40,14 @@ REGATHER = Lane("regather", "comm", "regather")
 REPLICATE = Lane("replicate", "comm", "replicate")
 
 Reshard: TypeAlias = bool | int | None
+SHARDED_TRAITS: tuple[Piece, ...] = (
+    piece("param_dtype", [(each, f"-{each}") for each in get_args(FloatType)]),
+    piece("reshard_after_forward", [(False, "-keep"), (True, "-reshard")], before="-reshard-"),
+    piece("wrap", [("blocks", "-root")]),
+    piece("accumulation", [("local", "-local")]),
+    piece("communicators", [(2, "-2-comms")]),
+    piece("blocking", [(True, "-blocking")]),
+)
 
 
 class ShardedSchedule(Schedule, abc.ABC):
@@ -108,18 +117,7 @@ class ShardedSchedule(Schedule, abc.ABC):
     @property
     def traits(self) -> str:
         """Suffix of a default label: the settings that decide when units are gathered."""
-        kept = self.reshard_after_forward
-        chosen = {
-            str(self.param_dtype): self.param_dtype is not None,
-            "keep": kept is False,
-            "reshard": kept is True,
-            f"reshard-{kept}": isinstance(kept, int) and not isinstance(kept, bool),
-            "root": self.wrap == "blocks",
-            "local": self.accumulation == "local",
-            "2-comms": self.communicators == 2,
-            "blocking": self.blocking,
-        }
-        return "".join(f"-{trait}" for trait, is_chosen in chosen.items() if is_chosen)
+        return texts(self, SHARDED_TRAITS)
 
     @abc.abstractmethod
     def sharers(self, world_size: int) -> int:

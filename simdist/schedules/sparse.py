@@ -2,7 +2,6 @@
 
 import abc
 import math
-import re
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,14 +11,17 @@ from simdist.plan import Body, Buffer, Copy, Densify
 from simdist.plan.ops import SelectMethod
 from simdist.plan.plan import INDEX_NBYTES, ITEM_NBYTES
 from simdist.schedules import parts
-from simdist.schedules.gradient import GradientSchedule
+from simdist.schedules.gradient import GRADIENT_TRAITS, GradientSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.labels import REQUIRED, Piece, piece, texts
 from simdist.schedules.tuning import Allowance, Axis
-from simdist.settings.plugins import kind_of
 from simdist.settings.units import Fraction, Nbytes, Whole
 
 _DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)  # densities that `tune` tries
-_DENSITY = re.compile(r"0\.\d+|1", re.ASCII)
+SPARSE_TRAITS: tuple[Piece, ...] = (
+    piece("density", before="-", default=REQUIRED),
+    piece("method", [("mstopk", "-mstopk"), ("dgc", "-dgc")], silent="exact"),
+)
 
 
 class SparseSchedule(GradientSchedule, abc.ABC):
@@ -100,15 +102,7 @@ class SparseSchedule(GradientSchedule, abc.ABC):
             ]
         return []
 
-    @classmethod
-    def settings_of_label(cls, label: str) -> dict[str, object] | None:
-        """Return the density of a label such as `gtopk-0.01`."""
-        kind = kind_of(cls).replace("_", "-")
-        density = label.removeprefix(f"{kind}-")
-        return {"density": float(density)} if _DENSITY.fullmatch(density) else None
-
     @property
     def traits(self) -> str:
         """Suffix of a default label: density, and the method unless it is exact."""
-        method = "" if self.method == "exact" else f"-{self.method}"
-        return f"-{self.density:g}{method}{super().traits}"
+        return texts(self, (*SPARSE_TRAITS, *GRADIENT_TRAITS))

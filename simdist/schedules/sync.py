@@ -7,9 +7,11 @@ from simdist.errors import PlanError
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.schedules import parts
 from simdist.schedules.fusion import Fusion, fuse
-from simdist.schedules.gradient import Exchange, GradientSchedule, Sharing
+from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule, Sharing
 from simdist.schedules.job import Job, degrees
+from simdist.schedules.labels import LabelForm, Piece, written
 
+_FUSION = Piece("fusion", "-fusion", lambda fusion: "-fusion" if fusion else "", lambda _: {})
 _ONE_TENSOR_NBYTES = 1  # each tensor fills a bucket
 
 
@@ -35,13 +37,14 @@ class Sync(GradientSchedule):
 
     place: ClassVar[int] = 10
 
+    label_form: ClassVar[LabelForm] = ("sync", (_FUSION, *GRADIENT_TRAITS))
     kind: Literal["sync"] = "sync"
     fusion: Fusion | None = None
     """Replaces buckets: every tensor is ready by itself, and tensors that are ready together are fused (Horovod)."""
 
     def default_label(self) -> str:
         """Return the label, such as `sync` or `sync-fp16`."""
-        return f"sync{'-fusion' if self.fusion else ''}{self.traits}"
+        return written(self, self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: bucket sizes together with fusion, which has no buckets."""

@@ -4,8 +4,9 @@ from typing import ClassVar, Literal, final
 
 from simdist.plan import AllReduce, Buffer
 from simdist.schedules import parts
-from simdist.schedules.gradient import Exchange, GradientSchedule
+from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule
 from simdist.schedules.job import Job
+from simdist.schedules.labels import LabelForm, written
 
 
 @final
@@ -28,11 +29,12 @@ class Torus(GradientSchedule):
 
     place: ClassVar[int] = 20
 
+    label_form: ClassVar[LabelForm] = ("torus", GRADIENT_TRAITS)
     kind: Literal["torus"] = "torus"
 
     def default_label(self) -> str:
         """Return the label, such as `torus` or `torus-fp16`."""
-        return f"torus{self.traits}"
+        return written(self, self.label_form)
 
     def n_slices(self, job: Job) -> int:
         """Return the number of GPUs per node."""

@@ -457,7 +457,7 @@ def test_path_that_cannot_be_looked_up_is_refused_with_its_argument(words, param
 def test_list_of_labels_may_be_longer_than_a_name_of_a_file(tmp_path, capsys):
     path = write(tmp_path / "small.yaml")
     answer = call(capsys, "whatif", path, "--schedules", ",".join(["nowhere"] * 100))
-    assert_refused(answer, "--schedules 'nowhere'", "no other schedule of")
+    assert_refused(answer, "--schedules 'nowhere'", "no label of a schedule")
 
 
 @pytest.mark.parametrize(

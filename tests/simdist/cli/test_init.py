@@ -408,3 +408,23 @@ def test_what_is_wrong_with_a_described_job_is_told(bare, capsys, args, problem)
     assert answer.code == 2
     assert problem in answer.err
     assert not (bare / "scenario.yaml").exists()
+
+
+@pytest.mark.parametrize("label", ["hsdp-8", "fsdp-keep", "hsgd-2-4,4-world", "gtopk-0.01", "diloco-8-worker8"])
+def test_schedules_to_compare_are_named_by_the_labels_of_tables(bare, capsys, label):
+    given = ("--cluster", "v100x8-25gbit", "--workload", "resnet50", "--schedule", label)
+    assert call(capsys, "init", *given).code == 0
+    assert [each.name for each in scenario.load(bare / "scenario.yaml").schedules] == [label]
+
+
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ("hsdpp", "error: --schedule hsdpp: there is no schedule 'hsdpp': write its kind, such as sync; a label"),
+        ("hsdp-7", "error: --schedule hsdp-7: 7 does not divide the 128 ranks"),
+        ("local-0", "error: --schedule local-0: 0: write at least 1"),
+    ],
+)
+def test_wrong_schedule_is_told_by_its_option_and_not_by_a_line_of_a_file(bare, capsys, label, problem):
+    answer = call(capsys, "init", "--cluster", "v100x8-25gbit", "--workload", "resnet50", "--schedule", label)
+    assert (answer.code, problem in answer.err, "scenario.yaml:" in answer.err) == (2, True, False)

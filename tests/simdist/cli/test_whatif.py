@@ -365,7 +365,7 @@ def test_a_run_without_a_trace_is_refused(capsys: pytest.CaptureFixture[str], sm
     ("options", "message"),
     [
         (["--schedule", "snyc"], "no schedule is labelled 'snyc': did you mean 'sync'?"),
-        (["--schedules", "local-4,lcal-8"], "--schedules 'lcal-8': there is no such file, and no other schedule of"),
+        (["--schedules", "local-4,lcal-8"], "--schedules 'lcal-8': is no file, and no label of a schedule, such as"),
         (["--trace", "real"], "--trace real: is a scenario, which has no traces; give a run directory"),
         (["--steps", "20:30"], "steps 20:30: plan sync has the steps 0 to 11"),
         (["--block", "0"], "0 is not in the range x>=1"),
