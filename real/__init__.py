@@ -1,8 +1,13 @@
 """The real backend: the plans of simdist, executed with torch.distributed."""
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from simdist import exporting
+
+if find_spec("torch") is None:
+    message = "real needs torch, which is not installed: pip install 'simdist-training[real]'"
+    raise ModuleNotFoundError(message, name="torch")
 
 if TYPE_CHECKING:
     from real.checkpoints.loading import load_checkpoint

@@ -10,6 +10,7 @@ failed; 2 for wrong input, with one message and no traceback (`--debug` shows it
 import gc
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -108,7 +109,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         hint = f"; see {context.command_path} --help" if context else ""
-        session.say(f"error: {error.format_message().rstrip('.')}{hint}")
+        session.say(f"error: {error.format_message().rstrip('.')}{_meant(error)}{hint}")
         return error.exit_code
     except (PrintError, OSError) as error:  # the latter of click's own help: commands tell all others apart
         if args is None:
@@ -120,6 +121,22 @@ def main(args: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         return _failed(session, RunError(f"not enough memory: {error}; simulate fewer steps, ranks or samples"), 1)
     return code if isinstance(code, int) else 0
+
+
+def _meant(error: click.ClickException) -> str:
+    """Return the word that a wrong command or choice is nearest to, as the end of a message; empty if there is none."""
+    from simdist.settings.base import nearest
+
+    known: Sequence[str] = ()
+    if "Did you mean" in error.message:  # click's own
+        return ""
+    if isinstance(error, click.BadParameter) and error.param and isinstance(error.param.type, click.Choice):
+        known = error.param.type.choices
+    elif isinstance(error, click.UsageError) and error.ctx and isinstance(error.ctx.command, click.Group):
+        known = error.ctx.command.list_commands(error.ctx)
+    word = re.search("'([^']+)'", error.message)
+    hint = nearest(word[1], known) if word else ""
+    return f": {hint.rstrip('?')}" if hint.startswith("did you mean") else ""
 
 
 def _discard_output() -> None:

@@ -1,6 +1,7 @@
 """Functions of the package, which are imported only when they are asked for."""
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,16 @@ def test_what_needs_an_extra_names_it(package: str, extra: str, use, tmp_path: P
     message = rf"needs {package}, which is not installed: pip install 'simdist-training\[{extra}\]'"
     with pytest.raises(UnsupportedError, match=message):
         use(trace, tmp_path)
+
+
+def test_real_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(simdist.__file__).parents[1] / "real" / "__init__.py"
+    spec = importlib.util.spec_from_file_location("real_again", file)
+    assert spec is not None
+    assert spec.loader is not None
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModuleNotFoundError, match=r"real needs torch.*pip install 'simdist-training\[real\]'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def written(path: Path) -> Path:

@@ -482,3 +482,16 @@ def test_error_of_the_system_without_a_file_is_not_an_error_of_printing(tmp_path
     monkeypatch.setattr(inputs, "read_scenario", refuse)
     answer = call(capsys, "compare", write(tmp_path / "small.yaml"))
     assert (answer.code, answer.err) == (1, f"error: the operating system refuses: {os.strerror(errno.EAGAIN)}\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["presets", "cluster", "dgx-a100"], "did you mean 'clusters'"),
+        (["comprae", "scenario.yaml"], "did you mean 'compare'"),
+        (["simulate", "scenario.yaml", "--engine", "fsat"], "did you mean 'fast'"),
+        (["chakra", "exprot"], "id you mean 'export'"),
+    ],
+)
+def test_misspelt_word_of_a_command_is_told_with_the_nearest(args, hint, capsys):
+    assert_refused(call(capsys, *args), hint)
