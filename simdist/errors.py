@@ -5,10 +5,12 @@ without a traceback and exits with 2 for wrong input (the `ValueError` and `NotI
 that failed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+
+_NAMED = 8  # operations that wait, in one message
 
 
 class SimdistError(Exception):
@@ -63,6 +65,17 @@ def naming(where: str) -> Iterator[None]:
         yield
     except (PlanError, TraceError, UnsupportedError) as error:
         raise type(error)(f"{where}: {error}") from error
+
+
+def standstill(now_s: float, waiting: Sequence[str]) -> RunError:
+    """Return the error of a simulation in which nothing can happen any more.
+
+    Args:
+        now_s: When, seconds from the start of the run or of what is simulated at once.
+        waiting: What has not ended, each with its operation and its state. The first few are named.
+    """
+    more = f"; and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
+    return RunError(f"nothing can happen any more at {now_s:g} s: {'; '.join(waiting[:_NAMED])}{more}")
 
 
 def require(package: str, *, extra: str, what: str) -> None:

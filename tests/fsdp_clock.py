@@ -4,8 +4,9 @@
 
 `fully_shard` runs on CPU tensors in a fake process group. It takes a device whose streams and events carry a clock for
 `torch.cuda`, so its own waits decide order, starts and ends. Computing passes time on the current stream. A collective
-starts when its stream is free and when its communicator has done what it was given before. Copies and the host cost
-nothing. The rules that follow from it are in `fsdp_rules.py`.
+starts when its stream is free and when its communicator has done what it was given before. Copies out of what was
+gathered take the same time each; other copies and the host cost nothing. The rules that follow from it are in
+`fsdp_rules.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from fsdp_settings import (
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather_copy_out
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -92,6 +94,7 @@ class _Device:
         self.step = 0
         self.micro_batch = 0
         self._shard = settings.shard
+        self._copy_out = settings.copy_out
         self._is_serial = settings.serial
         self._units: dict[int, Unit | Root] = dict(enumerate(settings.units))
         if settings.root is not None:
@@ -118,6 +121,10 @@ class _Device:
     def compute(self, kind: str, unit: int, duration: int) -> None:
         start = self._current.end
         self._finish(kind, unit, start, start + duration)
+
+    def copy_out(self, *arguments: object) -> None:
+        foreach_all_gather_copy_out(*arguments)
+        self._current.end += self._copy_out
 
     def all_gather(
         self, output_tensor: Tensor, input_tensor: Tensor, *, group: dist.ProcessGroup, async_op: bool
@@ -159,6 +166,8 @@ def _patched(device: _Device) -> Iterator[None]:
         for name in modules:
             place = f"torch.distributed.fsdp._fully_shard.{name}._get_device_handle"
             stack.enter_context(mock.patch(place, return_value=device))
+        place = "torch.distributed.fsdp._fully_shard._fsdp_param_group.foreach_all_gather_copy_out"
+        stack.enter_context(mock.patch(place, device.copy_out))
         stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", device.current_stream))
         stack.enter_context(mock.patch.object(dist, "all_gather_single", device.all_gather))
         stack.enter_context(mock.patch.object(dist, "reduce_scatter_single", device.reduce_scatter))
@@ -249,10 +258,12 @@ def _sharded(settings: Settings, device: _Device) -> FSDPModule:
     if settings.separate_group:
         root.set_separate_reduce_scatter_group(True)
     if settings.forward_prefetch:
-        for unit, later in _followed_by(units, settings.forward_prefetch):
+        first = [root] if settings.root and settings.root.before else []
+        for unit, later in _followed_by([*first, *units], settings.forward_prefetch):
             unit.set_modules_to_forward_prefetch(later)
     if settings.backward_prefetch:
-        for unit, earlier in _followed_by(units[::-1], settings.backward_prefetch):
+        first = [root] if settings.root and settings.root.after else []
+        for unit, earlier in _followed_by([*first, *units[::-1]], settings.backward_prefetch):
             unit.set_modules_to_backward_prefetch(earlier)
     return root
 

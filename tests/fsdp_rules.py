@@ -1,7 +1,7 @@
 """When everything happens in a step under `fully_shard`: the rules, without torch.
 
 `fsdp_clock.py` finds the same rows by running torch's own code, and a test compares both. So these rules are what
-torch 2.13 does, where all ranks are alike, copies take no time, and the host runs ahead.
+torch 2.13 does, where all ranks are alike, copies into what is sent take no time, and the host runs ahead.
 
 **Streams.** Each rank has four: compute, gather, reduce (reduce-scatters) and replicate (all-reduces). A stream
 runs its work in order. "A waits for B" moves what stream A runs next behind all that stream B has been given so
@@ -14,12 +14,13 @@ resharded to k parts.
 
 **Forward pass of a micro-batch**
 1. The gather stream waits for compute: for the optimizer, and for whatever the last micro-batch left there.
-2. The root is gathered and taken, if it holds parameters. It computes, if it uses them before the first unit.
+2. The root is gathered and taken, if it holds parameters. If it uses them before the first unit, gathers 0 .. d-1
+   are issued (explicit prefetch of depth d only), and it computes.
 3. Each unit i is gathered, taken, then gathers i+1 .. i+d are issued (explicit prefetch of depth d only). It
    computes.
 4. To *gather* does nothing to a unit that is whole, or whose gather is already issued.
 5. To *take* a unit: the gather stream waits for the copy-out of the unit taken before it; compute waits for the
-   gather; the copy-out follows on compute, at no cost. So gather j runs once unit j-2 is taken; with explicit depth
+   gather; the copy-out follows on compute. So gather j runs once unit j-2 is taken; with explicit depth
    d, j-d-1.
 6. After its forward computation a unit is freed (`True`), kept (`False`, 1), or cut into k parts. `None` frees a
    unit and keeps the root. An integer that equals the shard size is `True`.
@@ -31,7 +32,7 @@ resharded to k parts.
 2. A turn: gather the unit. If it was not whole, compute waits for the gather, the copy-out follows, and the gather
    stream waits for this copy-out. Then one gather is issued, that of the unit before it in post-forward order, in
    which the root is last. With explicit prefetch, the named units are gathered instead. A unit that names none, such
-   as the first, prefetches by default. The root names none.
+   as the first, prefetches by default. The root names units if it computed after the last one.
 3. The gather of a unit in k parts waits on the gather stream for the end of the unit's forward computation, where
    the parts were cut. That of the last unit can therefore not hide behind its forward pass.
 4. A unit whose input needs a gradient reduces after its backward computation; see below. So does the root, after
@@ -57,7 +58,7 @@ before the first one is the last unit of the micro-batch before, and the first u
 has not come in between. The next forward pass uses this gather. After the last backward pass it is lost: k
 micro-batches make k - 1 such gathers, and one of them serves nothing.
 
-One rank in a shard gathers and scatters nothing.
+One rank in a shard gathers, copies out and scatters nothing.
 """
 
 from collections.abc import Sequence
@@ -148,6 +149,8 @@ class _Rank:
             self._gather(self.root, GATHER)
             self._take_forward(self.root)
             if self.root.times.before:
+                for named in self.units[: self.settings.forward_prefetch]:
+                    self._gather(named, GATHER)
                 self.compute(FORWARD, self.root, self.root.times.before.forward)
         depth = self.settings.forward_prefetch
         for number, unit in enumerate(self.units):
@@ -167,10 +170,10 @@ class _Rank:
         for state in self.states:
             state.had_turn = False
             state.has_reduced = False
-        if self.root and self.root.times.after:
-            self._turn(self.root, [])
-            self.compute(BACKWARD, self.root, self.root.times.after.backward)
         depth = self.settings.backward_prefetch
+        if self.root and self.root.times.after:
+            self._turn(self.root, self.units[::-1][:depth])
+            self.compute(BACKWARD, self.root, self.root.times.after.backward)
         for number in reversed(range(len(self.units))):
             unit = self.units[number]
             earlier = self.units[max(0, number - depth) : number]
@@ -222,6 +225,8 @@ class _Rank:
     def _take(self, state: _State) -> None:
         assert state.gathered_at is not None
         self._compute_end = max(self._compute_end, state.gathered_at)
+        if self.settings.shard > 1:
+            self._compute_end += self.settings.copy_out
         state.gathered_at = None
         state.cut_at = None
         state.is_whole = True

@@ -94,8 +94,10 @@ class Settings:
         replicas: Copies of these; from 2 on it is HSDP.
         micro_batches: Of one step.
         n_steps: Steps, one after the other.
-        forward_prefetch: Units ahead that each unit names to `set_modules_to_forward_prefetch`; 0: it is not called.
+        forward_prefetch: Units ahead that each unit names to `set_modules_to_forward_prefetch`, and the root if it
+            computes first; 0: it is not called.
         backward_prefetch: The same for `set_modules_to_backward_prefetch`.
+        copy_out: ms of each copy out of what was gathered, on compute.
         separate_group: `set_separate_reduce_scatter_group`.
         max_input_buffers: `set_reduce_scatter_max_input_buffers`.
         input_needs_gradient: The input of the model requires a gradient.
@@ -111,6 +113,7 @@ class Settings:
     n_steps: int = 1
     forward_prefetch: int = 0
     backward_prefetch: int = 0
+    copy_out: int = 0
     separate_group: bool = False
     max_input_buffers: int = 1
     input_needs_gradient: bool = False
@@ -147,6 +150,7 @@ def random_settings(seed: int) -> Settings:
         separate_group=draw.random() < 0.3,
         max_input_buffers=draw.choice((1, 1, 1, 2, 3)),
         input_needs_gradient=draw.random() < 0.25,
+        copy_out=draw.choice((0, 0, 1, 2, 5)),
     )
 
 

@@ -189,6 +189,8 @@ def _given(op: ops.Op, settings: Settings, numbers: list[int], schedule: Sharded
     if isinstance(op, ops.Optimize):
         of_root = settings.root.optimize if settings.root else 0
         return of_root + sum(each.optimize for each in settings.units)
+    if isinstance(op, ops.Copy) and op.src.startswith("gathered."):
+        return settings.copy_out
     if not isinstance(op, ops.Forward | ops.Backward | ops.Collective):
         return 0.0
     number = numbers[_number(op)]

@@ -1,8 +1,10 @@
 """How long tests wait for what hangs, and how they wait for processes that are not theirs."""
 
 import os
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 TIMEOUT_S = 180.0  # a machine under load starts processes in tens of seconds
@@ -23,3 +25,19 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in {"Z", "X"}
     except (ProcessLookupError, FileNotFoundError):
         return False
+
+
+@contextmanager
+def within_cpu_s(limit_s: float) -> Iterator[None]:
+    """Fail if what is inside takes more CPU time, also if it would never end."""
+
+    def stop(*_: object) -> None:
+        raise AssertionError(f"it has not ended after {limit_s:g} s of CPU time")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)

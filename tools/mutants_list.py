@@ -515,7 +515,7 @@ _NETWORK = (
         "network",
         "transfers that are due together end one after the other",
         _MAX_MIN,
-        " * _TOGETHER\n",
+        " * TOGETHER\n",
         " * 0.0\n",
         (*_TEST_FLUID, "-k", "due_together"),
     ),

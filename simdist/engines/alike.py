@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from simdist.cost.costs import Costs, Local, Shared, Stage, Varying
 from simdist.engines.network.flows import Flow, Flows, nothing
+from simdist.engines.network.max_min import TOGETHER
 from simdist.engines.symmetry import Meetings, Partition, Symmetry, mixed
-from simdist.errors import UnsupportedError
+from simdist.errors import UnsupportedError, standstill
 from simdist.plan import Delay, Enter, Op, Plan, Tick, op_text
 from simdist.plan.delays import Delays, DelaySource
 from simdist.plan.ops import tick_s
@@ -41,7 +42,6 @@ from simdist.traces.trace import Trace, ended_with_its_last_result
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
 
-_TOGETHER = 1e-12  # transfers end together if they are due within this share of the time to the next end
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
 _MOST_LATER = 64  # kinds after the first span, if the ranks are few
 _MOST_JOINED = 8  # steps in a span; with more, all later ones join it
@@ -970,19 +970,28 @@ class _Events:
                 self._awake.append(stream)
 
     def _fly(self) -> None:
-        """Let transfers flow, from event to event."""
+        """Let transfers flow, from event to event.
+
+        Raises:
+            RunError: An event neither begins nor ends a transfer.
+        """
         coming = self._coming
         now_s = -math.inf
         next_end_s = math.inf
+        soonest_s = math.inf  # from the last event to the next end
         due_s: list[float] = []
+        n_events = 0
         while coming or self._flying:
+            n_events += 1
+            if n_events > 2 * self._n_begun:  # each stage begins once and ends once
+                raise standstill(now_s, [_under_way(each) for each in self._flying])
             begin_s = coming[0][0] if coming else math.inf
             then_s = min(begin_s, next_end_s)
             for flight in self._flying:  # none before the first event
                 flight.left_nbytes -= flight.rate_Bps * (then_s - now_s)
             now_s = then_s
             if next_end_s <= then_s:
-                self._end_due(due_s, now_s)
+                self._end_due(due_s, soonest_s, now_s)
             while coming and coming[0][0] <= now_s:
                 self._take_off(heappop(coming)[2], now_s)
             rates = self._rates.of(self._flying)
@@ -990,10 +999,11 @@ class _Events:
             for flight, rate_Bps in zip(self._flying, rates, strict=True):
                 flight.rate_Bps = rate_Bps
                 due_s.append(flight.left_nbytes / rate_Bps)
-            next_end_s = now_s + min(due_s, default=math.inf)
+            soonest_s = max(min(due_s, default=math.inf), 0.0)  # rounding may have left less than nothing
+            next_end_s = now_s + soonest_s
 
-    def _end_due(self, due_s: Sequence[float], now_s: float) -> None:
-        limit_s = min(due_s) * (1 + _TOGETHER)
+    def _end_due(self, due_s: Sequence[float], soonest_s: float, now_s: float) -> None:
+        limit_s = soonest_s * (1 + TOGETHER)
         flying = self._flying
         self._flying = [flight for flight, left_s in zip(flying, due_s, strict=True) if left_s > limit_s]
         for flight, left_s in zip(flying, due_s, strict=True):
@@ -1007,6 +1017,10 @@ class _Events:
         else:
             self._go_on(flight, now_s)
             self._run_streams()
+
+
+def _under_way(flight: _Transit) -> str:
+    return f"{op_text(flight.step.work.op)} still has {flight.left_nbytes:g} bytes at {flight.rate_Bps:g} B/s"
 
 
 def _work(op: Op, partition: Partition, costs: Costs) -> _KindWork:

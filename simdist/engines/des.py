@@ -34,7 +34,7 @@ from simdist.cost.traffic import Traffic
 from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
-from simdist.errors import PlanError, RunError, UnsupportedError
+from simdist.errors import PlanError, UnsupportedError, standstill
 from simdist.plan import Delay, Enter, Instance, Lane, Load, Op, Plan, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.first_come import FirstCome, sits_out
@@ -44,7 +44,6 @@ from simdist.traces.trace import Trace, ended_with_its_last_result
 
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700
-_NAMED = 8  # processes listed in the error when the simulation is stuck
 _ROUNDING_ULPS = 64  # of the time: the rounding error that the stages of a transfer may add up to
 _LOADS_AT_HAND = 64  # transfers of loads kept; ranks may be this many loads apart before transfers are computed again
 _AT_LAST = EventPriority(3)  # after everything else at this moment
@@ -202,7 +201,7 @@ class _World:
             while self._n_running:
                 self._clock.step()
         except simpy.core.EmptySchedule:
-            raise RunError(self._standstill()) from None
+            raise standstill(self._clock.now, self._waiting_for()) from None
         finally:
             for _, steps in performed:
                 steps.close()
@@ -219,7 +218,7 @@ class _World:
                 self._n_running += 1
                 yield self._clock.start(f"rank {rank} {lane.stream}", self._stream(rank, lane, tasks, report))
 
-    def _standstill(self) -> str:
+    def _waiting_for(self) -> list[str]:
         """Name the transfers that cannot go on, and the processes that wait for operations."""
         wanted = {id(notice): self._tasks[index] for (index, _), notice in self._waiting.items()}
         alive = [process for process in self.cluster.processes if process.is_alive]
@@ -227,9 +226,7 @@ class _World:
         waiting = [
             f"{who} waits for the end of {_text(task.instance.op)} at step {task.step}" for who, task in tasks if task
         ]
-        found = [*self.cluster.stopped(), *waiting]
-        more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        return f"nothing can happen any more at {self._clock.now:g} s: {'; '.join(found[:_NAMED])}{more}"
+        return [*self.cluster.stopped(), *waiting]
 
     def _stream(self, rank: int, lane: Lane, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
         """Take tasks in order. `now_s` is when the stream is free. Yield an event for each time not known yet."""

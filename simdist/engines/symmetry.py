@@ -141,7 +141,7 @@ class Symmetry:
         n_before = 0
         while True:
             n_colours = sum(len(np.unique(each)) for each in (ranks, links, *colours.values()))
-            if n_colours == n_before:
+            if n_colours <= n_before:
                 break
             n_before = n_colours
             on_links = np.zeros_like(links)

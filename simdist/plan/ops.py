@@ -25,6 +25,7 @@ Destination: TypeAlias = Literal["storage", "disk"]
 Optimizer: TypeAlias = Literal["inner", "outer"]
 
 _TICK_SLACK = 1e-9  # of a period: rounding may have moved a time from a tick to just after it
+_ROUNDING = 2.0**-48  # of the number of a tick, which after millions of them is more
 
 ALONE = Group(1)  # every rank is a group of its own
 
@@ -601,8 +602,14 @@ def next_tick(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[
 
     >>> 0.1 + 0.2 > 0.3, float(next_tick(0.1 + 0.2, 0.3))
     (True, 1.0)
+
+    Late in a long run, the next number after a time is a larger part of a period:
+
+    >>> float(next_tick(np.nextafter(12_345.678, np.inf), 0.001))
+    12345678.0
     """
-    return np.asarray(np.ceil(ready_s / period_s - _TICK_SLACK) + 0.0)  # no negative zero
+    number = ready_s / period_s
+    return np.asarray(np.ceil(number - np.maximum(_TICK_SLACK, number * _ROUNDING)) + 0.0)  # no negative zero
 
 
 def tick_s(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:

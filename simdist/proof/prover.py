@@ -43,11 +43,11 @@ This is the smallest interpreter of the plan, and the living definition of its o
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property, partial
-from typing import TypeAlias, assert_never
+from functools import partial
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,8 @@ from simdist.plan.check import fail_at
 from simdist.plan.first_come import n_in
 from simdist.plan.group import Group, Result
 from simdist.proof.symbols import (
+    Move,
+    Places,
     State,
     Tag,
     Value,
@@ -71,6 +73,7 @@ from simdist.proof.symbols import (
     fraction_text,
     gather,
     gathered,
+    joined,
     reduced,
     root_mask,
     same,
@@ -81,9 +84,6 @@ from simdist.proof.symbols import (
     tag_text,
     total,
 )
-
-#: Contents of members before a collective, `[block, member, offset, atom, source]` -> contents after it.
-_Move: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 _FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed; beyond, of an evenly spread sample
 _N_SOURCES = 64  # ranks followed at a time
@@ -119,6 +119,27 @@ def prove(plan: Plan, result: Callable[[int], Result]) -> int:
     return len(sources)
 
 
+def _cuts(plan: Plan) -> dict[str, frozenset[Group]]:
+    """Return the groups over which the contents of each buffer have been cut into slices, one after the other."""
+    cuts = {buffer.name: frozenset({buffer.sharded_over} - {ops.ALONE}) for buffer in plan.buffers}
+    before: dict[str, frozenset[Group]] = {}
+    while before != cuts:
+        before = dict(cuts)
+        for op in plan.distinct_ops:
+            if isinstance(op, ops.Forward | ops.Backward):
+                continue  # they compute with whole tensors
+            found = frozenset[Group]().union(*(cuts[name] for name in ops.reads(op)))
+            if isinstance(op, ops.AllGather):
+                found -= {op.group}
+            elif isinstance(op, ops.ReduceScatter):
+                found |= {op.group}
+            elif isinstance(op, ops.Optimize) and op.slices:
+                found |= {op.shared_by}
+            for name in ops.writes(op):
+                cuts[name] |= found
+    return cuts
+
+
 def _updated(op: ops.Optimize | ops.TrustRatios, state: State) -> tuple[Value, ...]:
     """Return the contents of an update's parameters and gradients. They are equal only if the values are the same."""
     return tuple(state[name] for name in (*op.params, *op.grads))
@@ -134,7 +155,7 @@ def _total_of_first(view: NDArray[np.int64], drop: int) -> NDArray[np.int64]:
     return total(view) if drop == 0 else spread(view[:, :-drop].sum(1, keepdims=True), view)
 
 
-def _of_weights(move: _Move, n_atoms: int) -> _Move:
+def _of_weights(move: Move, n_atoms: int) -> Move:
     """Return what a collective does to weights, of which one atom may stand for all `n_atoms`."""
     if move is scatter:
         return partial(scattered, n_atoms=n_atoms)
@@ -171,18 +192,18 @@ class _Proof:
         self._compared: dict[tuple[int, int], tuple[Weights, Weights]] = {}
         """Weights found and expected at the end of this step, by identity, that were compared."""
         self._n_passes = self._n_declared = 0  # forward passes of this step so far, and declared
-        self._covered: set[int] = set()  # places that the current forward pass has used
-        self._places_of: dict[str, NDArray[np.int64]] = {}  # see `_places`
+        self._places_of: dict[str, Places] = {}  # see `_places`
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
         sharers = {op.shared_by for op in updates} | {buffer.sharded_over for buffer in plan.buffers}
         for group in sharers:
             ranks = np.arange(plan.world_size)
             first = ranks - ranks // group.stride % group.size * group.stride
             self._began = Weights(self._began.numerators[first])
-        slicing = {op.group for op in distinct if isinstance(op, ops.ReduceScatter)}
-        self._n_slices = math.prod(group.size for group in slicing | sharers)
+        self._n_slices = math.lcm(*(math.prod(group.size for group in cuts) for cuts in _cuts(plan).values()))
         bounds = {bound for buffer in plan.buffers if buffer.tensors for bound in buffer.tensors}
         self._atom_of_tensor = {bound: atom for atom, bound in enumerate(sorted(bounds))}
+        self._all_places = self._ranges(self._params)
+        self._covered = np.zeros_like(self._all_places)  # places that the current forward pass has used
 
     def run(self, result: Callable[[int], Result]) -> None:
         """Execute step after step. A step with a body, state and result seen before is known to hold."""
@@ -212,7 +233,7 @@ class _Proof:
         self._updated.clear()
         self._moved.clear()
         self._n_passes = 0
-        self._covered = set()
+        self._covered[:] = False
         self._n_declared = declared.micro_batches
         enter = ops.entering(self._plan.bodies[body])
         self._entered = self._without(enter.absent if enter else ())
@@ -228,7 +249,7 @@ class _Proof:
             if position == last_write:
                 left = {name: state[name] for name in lasting}
                 state |= {name: self._initial(name, age=-1) for name in lasting}
-        if self._covered:
+        if self._covered.any():
             forwards = [at for at, op in enumerate(self._plan.bodies[body]) if isinstance(op, ops.Forward)]
             problem = "the forward pass ends here and has not used all parameters; add operations for the others"
             fail_at(self._plan, step=step, body=body, position=forwards[-1], problem=problem)
@@ -254,10 +275,10 @@ class _Proof:
         """Return a value in which every atom of a buffer has the same weights."""
         return Value(self._places(name), weights)
 
-    def _places(self, name: str) -> NDArray[np.int64]:
-        """Return the places that a buffer declares, `[rank, atom]`: all of its tensors, or the rank's own slice.
+    def _places(self, name: str) -> Places:
+        """Return the places that a buffer declares: all of its tensors, or the rank's own slice.
 
-        It is the same array for each buffer of the same tensors, so that equal ones need no comparison.
+        They are the same object for each buffer of the same tensors, so that equal ones need no comparison.
         """
         known = self._places_of.get(name)
         if known is not None:
@@ -266,18 +287,16 @@ class _Proof:
         group = self._buffers[name].sharded_over
         key = f"{first}:{last} {group}"
         if key not in self._places_of:
-            places = np.broadcast_to(np.arange(first, last), (self._plan.world_size, last - first))
-            if group != ops.ALONE:
-                places = self._own_slice(group, places[:, :, None])[:, :, 0]
-            self._places_of[key] = places
+            nowhere = np.zeros(self._plan.world_size, dtype=np.int64)
+            whole = Places(np.arange(first, last)[np.newaxis], nowhere)
+            self._places_of[key] = whole if group == ops.ALONE else self._sliced(group, whole)
         self._places_of[name] = self._places_of[key]
         return self._places_of[name]
 
     def _as_declared(self, name: str, value: Value) -> Value:
-        """Return a value with the array of places that the buffer declares, if it holds these."""
+        """Return a value with the places that the buffer declares, if it holds these."""
         places = self._places(name)
-        is_equal = value.places is not places and np.array_equal(value.places, places)
-        return Value(places, value.weights) if is_equal else value
+        return Value(places, value.weights) if value.places.equals(places) else value
 
     def _atoms(self, name: str) -> tuple[int, int]:
         tensors = self._buffers[name].tensors
@@ -306,7 +325,7 @@ class _Proof:
                 held = [name for name in op.srcs if state[name].has("param")]
                 if not all(self._is_current(state[name]) for name in held):
                     raise _BrokenError("reads parameters that have changed since the step began")
-                if not {*range(*self._atoms(op.dst))} <= self._held_places(held, state):
+                if (self._ranges([op.dst]) & ~self._held_places(held, state)).any():
                     raise _BrokenError(f"does not read the parameters of the tensors of {op.dst}; add them to srcs")
                 oldest = max(passes, key=lambda tag: (tag.age, -tag.micro_batch))
                 gradient = self._value(op.dst, {replace(oldest, kind="gradient"): self._entered})
@@ -363,7 +382,7 @@ class _Proof:
         """Return the new contents of a residual: the unselected rest of the same places as before."""
         before = state[residual]
         places = state[src].places
-        if before.has("kept") and not np.array_equal(before.places, places):
+        if before.has("kept") and not before.places.equals(places):
             raise _BrokenError(f"{residual} holds the rest of other tensors, or slices, than those of {src}")
         return Value(places, {Tag("kept"): self._own})
 
@@ -401,17 +420,18 @@ class _Proof:
 
     def _demand_shares(self, op: ops.Merge, value: Value) -> None:
         """Require that all ranks that hold a source hold equally much, and that there are `divisor` such ranks."""
-        places, of_atom = np.unique(value.places, return_inverse=True)
-        of_atom = of_atom.reshape(value.places.shape)
+        of_ranks = value.places.of_ranks()
+        places, of_atom = np.unique(of_ranks, return_inverse=True)
+        of_atom = of_atom.reshape(of_ranks.shape)
         for tag, weights in value.weights.items():
             weights.demand_room(max(op.divisor, self._plan.world_size))
-            held = weights.of_atoms(value.places.shape[1])
+            held = weights.of_atoms(value.places.n_atoms)
             totals = np.zeros((len(places), held.shape[2]), dtype=np.int64)
             np.add.at(totals, of_atom, held)
             wrong = (held != 0) & (totals[of_atom] != op.divisor * held)
             if wrong.any():
                 rank, atom, column = np.argwhere(wrong)[0]
-                same_place = (value.places == value.places[rank, atom])[:, :, None]
+                same_place = (of_ranks == of_ranks[rank, atom])[:, :, None]
                 n_holders = int((same_place & (held != 0))[:, :, column].sum())
                 keeping = f"keeping 1/{op.divisor}" if op.divisor > 1 else "keeping all"
                 raise _BrokenError(
@@ -435,8 +455,8 @@ class _Proof:
     def _packed(self, values: Sequence[Value]) -> Value:
         """Concatenate the atoms of buffers."""
         tags = dict.fromkeys(tag for value in values for tag in value.weights)
-        places = np.concatenate([value.places for value in values], axis=1)
-        n_atoms = [value.places.shape[1] for value in values]
+        places = joined([value.places for value in values])
+        n_atoms = [value.places.n_atoms for value in values]
         packed = {tag: concatenated([self._weights(value, tag) for value in values], n_atoms) for tag in tags}
         return Value(places, packed)
 
@@ -452,9 +472,9 @@ class _Proof:
             begin, end = self._atoms(name)
             last = first + end - begin
             parts = {tag: each.cut(first, last) for tag, each in value.weights.items()}
-            state[name] = Value(value.places[:, first:last], parts)
+            state[name] = Value(value.places.cut(first, last), parts)
             first = last
-        if first != value.places.shape[1]:
+        if first != value.places.n_atoms:
             raise _BrokenError(f"{op.src} holds other tensors than the buffers it is taken apart into")
 
     def _ratios(self, op: ops.TrustRatios, state: State) -> Value:
@@ -465,9 +485,9 @@ class _Proof:
                 members = weights.numerators.reshape(n_blocks, size, stride, -1)
                 if (members != members[:, :1]).any():
                     raise _BrokenError(f"{name} differs within a {op.group}; share the work after the gradients are")
-        share = np.broadcast_to(np.arange(size)[:, None], (n_blocks, size, stride))
+        share = np.broadcast_to(np.arange(size)[:, None], (n_blocks, size, stride)).ravel()
         self._rated.append(_updated(op, state))
-        return Value(share.reshape(-1, 1), {Tag(f"{_RATIOS}{len(self._rated) - 1}"): self._own})
+        return Value(Places(np.arange(size)[:, None], share), {Tag(f"{_RATIOS}{len(self._rated) - 1}"): self._own})
 
     def _demand_ratios(self, op: ops.Optimize, ratios: str, state: State) -> None:
         held = [tag for tag in state[ratios].weights if tag.kind.startswith(_RATIOS)]
@@ -475,7 +495,7 @@ class _Proof:
         now = _updated(op, state)
         if held and not any(len(then) == len(now) and all(map(operator.is_, then, now)) for then in rated):
             raise _BrokenError(f"{ratios} are trust ratios of other parameters or gradients than it updates")
-        shares = state[ratios].places
+        shares = state[ratios].places.rows
         if len(held) != 1 or (shares != np.arange(shares.shape[1])).any():
             raise _BrokenError(f"{ratios} do not hold the trust ratios of all tensors, in order")
 
@@ -484,38 +504,38 @@ class _Proof:
         if used and (used != {Tag("used")} or not 0 < self._n_passes < self._n_declared):  # passes share their input
             raise _BrokenError("trains on a batch that was used before; load another one first")
         self._demand_own("batch", "batch", op.srcs, state)
-        begins = not self._covered
+        begins = not self._covered.any()
         if begins and self._loads and not used and not any(state[name].has("batch") for name in op.srcs):
             raise _BrokenError("reads no batch, though the plan loads some; add the input to srcs")
         held = [name for name in op.srcs if state[name].has("param")]
         places = self._held_places([name for name in held if self._is_current(state[name])], state)
-        if not places or not all(self._is_current(state[name]) for name in held):
+        if not places.any() or not all(self._is_current(state[name]) for name in held):
             raise _BrokenError("does not read all parameters as they are when the step begins; add them to srcs")
-        if places & self._covered:
+        if (places & self._covered).any():
             raise _BrokenError("reads parameters that an earlier part of this forward pass has used")
         for name in op.srcs:
             self._use_batch(name, state)
         for name in op.dsts:
             state[name] = self._value(name, {Tag("forward", micro_batch=self._n_passes): self._own})
         self._covered |= places
-        if self._covered >= self._all_places:
-            self._covered = set()
+        if self._covered[self._all_places].all():
+            self._covered[:] = False
             self._n_passes += 1
 
-    @cached_property
-    def _all_places(self) -> set[int]:
-        """The places of all parameters."""
-        return {place for name in self._params for place in range(*self._atoms(name))}
+    def _ranges(self, names: Iterable[str]) -> NDArray[np.bool_]:
+        """Tell which places of the model lie in the tensors of some buffers."""
+        found = np.zeros(len(self._atom_of_tensor) * self._n_slices, dtype=bool)
+        for name in names:
+            found[slice(*self._atoms(name))] = True
+        return found
 
-    def _held_places(self, names: Sequence[str], state: State) -> set[int]:
-        """Return the places of parameters that every rank holds in some buffers, in order."""
-        found: set[int] = set()
+    def _held_places(self, names: Sequence[str], state: State) -> NDArray[np.bool_]:
+        """Tell the places of parameters that every rank holds in some buffers, in order."""
         for name in names:
             self._demand_places(name, state[name])
             if self._buffers[name].sharded_over != ops.ALONE:
                 raise _BrokenError(f"reads slices of parameters in {name}; gather them first")
-            found.update(range(*self._atoms(name)))
-        return found
+        return self._ranges(names)
 
     def _copied(self, op: ops.Copy, value: Value) -> Value:
         """Return what a copy holds: all of the source, or of whole tensors the rank's own slice."""
@@ -546,7 +566,7 @@ class _Proof:
     def _combined(self, op: ops.Combine, state: State) -> Value:
         """Return the linear combination of buffers that hold the same places."""
         places = state[op.srcs[0]].places
-        if any(not np.array_equal(state[name].places, places) for name in op.srcs):
+        if not all(state[name].places.equals(places) for name in op.srcs):
             raise _BrokenError("adds up slices of different places; the buffers hold other parts of the model")
         return Value(
             places,
@@ -594,9 +614,9 @@ class _Proof:
         added = state[grads[0]]
         if len(grads) > 1:
             added = Value(self._places(param), self._joined(param, grads, state))
-        if added.places.shape != own.places.shape:
+        if added.places.n_atoms != own.places.n_atoms:
             added = self._own_slices(op.shared_by, added)
-        if (added.places != own.places).any():
+        if not added.places.equals(own.places):
             raise _BrokenError("the gradients are of other slices than the parameters that they update")
         tags = own.weights | added.weights
         return Value(own.places, {tag: self._weights(own, tag) + self._weights(added, tag) for tag in tags})
@@ -609,12 +629,16 @@ class _Proof:
             else reduced(self._own_slice(group, each.numerators), each.denominator)
             for tag, each in value.weights.items()
         }
-        return Value(self._own_slice(group, value.places[:, :, None])[:, :, 0], weights)
+        return Value(self._sliced(group, value.places), weights)
+
+    def _sliced(self, group: Group, places: Places) -> Places:
+        """Return on member j the j-th slice of the places."""
+        if places.n_atoms % group.size:
+            raise _BrokenError(f"shares {places.n_atoms} slices over a {group}; a buffer is cut once over a group")
+        return places.sliced(group.shape(self._plan.world_size))
 
     def _own_slice(self, group: Group, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return on member j the j-th slice of rows `[rank, atom, ...]`."""
-        if rows.shape[1] % group.size:
-            raise _BrokenError(f"shares {rows.shape[1]} slices over a {group}; a buffer is cut once over a group")
+        """Return on member j the j-th slice of rows `[rank, atom, source]`."""
         shape = group.shape(self._plan.world_size)
         cut = rows.reshape(*shape, group.size, -1, rows.shape[-1])  # [block, member, offset, slice, ...]
         mine = np.stack([cut[:, member, :, member] for member in range(group.size)], axis=1)
@@ -622,13 +646,13 @@ class _Proof:
 
     def _demand_places(self, name: str, value: Value) -> None:
         expected = self._places(name)
-        if value.places is not expected and not np.array_equal(value.places, expected):
+        if not value.places.equals(expected):
             raise _BrokenError(f"{name} holds other tensors, or slices in another order, than it declares")
 
-    def _map(self, op: ops.Collective, value: Value, move: _Move) -> Value:
+    def _map(self, op: ops.Collective, value: Value, move: Move) -> Value:
         """Apply a collective to the weights, viewed as `[block, member, offset, atom, source]`, and to the places."""
         shape = op.group.shape(self._plan.world_size)
-        n_atoms = value.places.shape[1]
+        n_atoms = value.places.n_atoms
         if isinstance(op, ops.ReduceScatter) and n_atoms % op.group.size:
             raise _BrokenError(f"scatters {n_atoms} slices over a {op.group}; a buffer is scattered once over a group")
         mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
@@ -646,16 +670,16 @@ class _Proof:
                 rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
                 self._moved[like] = each, reduced(rows, each.denominator * divisor)
             weights[tag] = self._moved[like][1]
-        return Value(self._move_places(op, value.places.reshape(*shape, n_atoms, 1), move), weights)
+        return Value(self._move_places(op, value.places, move), weights)
 
-    def _move_places(self, op: ops.Collective, places: NDArray[np.int64], move: _Move) -> NDArray[np.int64]:
-        if isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) or move is total:
-            if (places != places[:, :1]).any():
-                raise _BrokenError("reduces slices of different places; the members hold other parts of the model")
-            places = scatter(places) // op.group.size if isinstance(op, ops.ReduceScatter) else places
-        else:
-            places = move(places)
-        return places.reshape(self._plan.world_size, -1)
+    def _move_places(self, op: ops.Collective, places: Places, move: Move) -> Places:
+        shape = op.group.shape(self._plan.world_size)
+        if not isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and move is not total:
+            return places.moved(shape, move)
+        rows = places.in_groups(shape)
+        if (rows != rows[:, :1]).any():
+            raise _BrokenError("reduces slices of different places; the members hold other parts of the model")
+        return places.sliced(shape) if isinstance(op, ops.ReduceScatter) else places
 
     def _compare(self, state: State, step: int, body: int, declared: Result) -> None:
         gradient = self._mean(self._without(declared.absent), declared.gradients, declared.drop)

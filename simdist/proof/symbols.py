@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
@@ -71,11 +71,77 @@ class Weights:
             raise UnsupportedError("the proof's weights outgrow 64 bits; sum less often, or take means")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where in the model the atoms of a buffer lie, on each rank. Ranks that hold the same share one row.
+
+    So slices of a whole world take as much memory as the whole, and the whole on all ranks as much as on one.
+
+    Args:
+        rows: Different contents, in the order of the first ranks that have them, `[n_rows, n_atoms]`.
+        of_rank: Row of each rank, `[world_size]`.
+    """
+
+    rows: NDArray[np.int64]
+    of_rank: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: NDArray[np.int64], of_rank: NDArray[np.int64]) -> "Places":
+        """Return the same places with equal rows only once, and all rows in order."""
+        known: dict[bytes, int] = {}
+        used, first, at = np.unique(of_rank, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        numbers = np.empty(len(used), dtype=np.int64)
+        for place in order.tolist():
+            numbers[place] = known.setdefault(rows[used[place]].tobytes(), len(known))
+        _, distinct = np.unique(numbers, return_index=True)
+        return cls(rows[used[distinct]], numbers[at])
+
+    @property
+    def n_atoms(self) -> int:
+        """Number of atoms on each rank."""
+        return int(self.rows.shape[1])
+
+    def of_ranks(self) -> NDArray[np.int64]:
+        """Return the places of each rank, `[rank, atom]`."""
+        return self.rows[self.of_rank]
+
+    def equals(self, other: "Places") -> bool:
+        """Tell whether every rank has the same places."""
+        same_ranks = self is other or np.array_equal(self.of_rank, other.of_rank)
+        return same_ranks and (self.rows is other.rows or np.array_equal(self.rows, other.rows))
+
+    def cut(self, first: int, last: int) -> "Places":
+        """Return the places of some of the atoms."""
+        return Places.of(self.rows[:, first:last], self.of_rank)
+
+    def in_groups(self, shape: tuple[int, int, int]) -> NDArray[np.int64]:
+        """Return the row of each member, `[n_groups, size]`, given the shape of the groups."""
+        return np.moveaxis(self.of_rank.reshape(shape), 1, 2).reshape(-1, shape[1])
+
+    def sliced(self, shape: tuple[int, int, int]) -> "Places":
+        """Return on member j the j-th slice of the atoms."""
+        _, size, _ = shape
+        number = np.broadcast_to(np.arange(size)[:, np.newaxis], shape).ravel()
+        return Places.of(self.rows.reshape(len(self.rows) * size, -1), self.of_rank * size + number)
+
+    def moved(self, shape: tuple[int, int, int], move: "Move") -> "Places":
+        """Return the places after members of groups have exchanged them. Groups that hold the same do so once."""
+        kinds, of_group = np.unique(self.in_groups(shape), axis=0, return_inverse=True)
+        after = move(self.rows[kinds][:, :, np.newaxis, :, np.newaxis])
+        n_blocks, size, stride = shape
+        of_blocks = of_group.reshape(n_blocks, 1, stride)
+        if after.strides[1] == 0:  # every member has the same
+            return Places.of(after[:, 0, 0, :, 0], np.broadcast_to(of_blocks, shape).ravel())
+        number = of_blocks * size + np.arange(size)[:, np.newaxis]
+        return Places.of(after.reshape(len(kinds) * size, -1), number.ravel())
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Contents of a buffer on every rank: per atom its place in the model, `[rank, atom]`, and weights of sources."""
+    """Contents of a buffer on every rank: the places of its atoms in the model, and weights of sources."""
 
-    places: NDArray[np.int64]
+    places: Places
     weights: dict[Tag, Weights]
 
     def has(self, kind: str) -> bool:
@@ -84,6 +150,15 @@ class Value:
 
 
 State: TypeAlias = dict[str, Value]
+#: Contents of members before a collective, `[block, member, offset, atom, source]` -> contents after it.
+Move: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+def joined(parts: Sequence[Places]) -> Places:
+    """Return the atoms of all parts, one after the other."""
+    rows, of_rank = np.unique(np.stack([part.of_rank for part in parts]), axis=1, return_inverse=True)
+    pairs = zip(parts, rows, strict=True)
+    return Places.of(np.concatenate([part.rows[of_part] for part, of_part in pairs], axis=1), of_rank)
 
 
 def same(found: dict[Tag, Weights], expected: dict[Tag, Weights]) -> bool:
@@ -198,7 +273,7 @@ def aged(value: Value, oldest: int) -> Value:
 def digest(state: State) -> bytes:
     """Return a hash of a state. States with the same hash are equal; equal ones may be kept in other ways."""
     digest = hashlib.sha256()
-    hashes: dict[int, bytes] = {}  # of weights that several buffers hold
+    hashes: dict[int, bytes] = {}  # of places and weights that several buffers hold
     for part in _parts(state, hashes):
         digest.update(part)
     return digest.digest()
@@ -207,8 +282,10 @@ def digest(state: State) -> bytes:
 def _parts(state: Mapping[str, Value], hashes: dict[int, bytes]) -> Iterator[bytes]:
     for name in sorted(state):
         places = state[name].places
-        yield f"{name} {places.shape} {places.strides[0]}".encode()
-        yield (places[:1] if places.strides[0] == 0 else places).tobytes()  # of ranks that all have the same
+        yield f"{name} {places.rows.shape}".encode()
+        if id(places) not in hashes:
+            hashes[id(places)] = hashlib.sha256(places.rows.tobytes() + places.of_rank.tobytes()).digest()
+        yield hashes[id(places)]
         for tag in sorted(state[name].weights, key=lambda tag: (tag.kind, tag.age, tag.micro_batch)):
             weights = state[name].weights[tag]
             yield f"{name} {tag} {weights.denominator} {weights.numerators.shape}".encode()

@@ -436,8 +436,8 @@ class _Step:
                 self._gather_ahead(upcoming.popleft())
             if number not in self._whole and number not in self.shards.root:
                 self._copy_out([number])
-            while ahead > 1 and upcoming and upcoming[0] <= number + ahead:
-                self._gather_ahead(upcoming.popleft())
+            if ahead > 1:
+                self._gather_named(number, upcoming, ahead, self._gather_ahead)
             loss = (parts.loss_name(self.job, self.step),) if number == self._numbers[-1] else ()
             self._ops.append(ops.Forward((f"unit.{number}", *sources), (f"activations.{number}", *loss)))
             sources = (f"activations.{number}",)
@@ -445,6 +445,12 @@ class _Step:
                 self._leave(number)
         for number in self.shards.root:
             self._leave(number)
+
+    @staticmethod
+    def _gather_named(number: int, upcoming: deque[int], ahead: int, gather: Callable[[int], None]) -> None:
+        """Gather the units that a unit, or the root, names: so many that come next in this pass."""
+        while upcoming and abs(upcoming[0] - number) <= ahead:
+            gather(upcoming.popleft())
 
     def _gather_ahead(self, number: int) -> None:
         self._gates += self._copied_out[-2:-1]
@@ -512,8 +518,8 @@ class _Step:
         for place, number in enumerate(reversed(self._numbers)):
             if number not in root:
                 self._turn_to(number, upcoming)
-            elif place == 0 and upcoming and upcoming[0] == number - 1:
-                self._gather_again(upcoming.popleft())
+            elif place == 0:
+                self._gather_named(number, upcoming, self.schedule.backward_prefetch, self._gather_again)
             if not root_comes_first and place == 0:
                 self._turn_to_root()
             if is_last:
@@ -536,8 +542,7 @@ class _Step:
         if number not in self._whole:
             self._copy_out([number])
             self._gates = [f"unit.{number}"]
-        while upcoming and upcoming[0] >= number - self.schedule.backward_prefetch:
-            self._gather_again(upcoming.popleft())
+        self._gather_named(number, upcoming, self.schedule.backward_prefetch, self._gather_again)
 
     def _turn_to_root(self) -> None:
         if self._take_root(self._gather_again):

@@ -63,7 +63,7 @@ from typing import Any, NamedTuple, TypeAlias
 _INF = math.inf  # numba parses float("inf") each time
 _SAME = 1e-12  # rates within this share of each other are the same
 _NEARLY = 1.0 - 1e-9  # of its capacity: a resource that carries at most this share stops no flow
-_TOGETHER = 1e-12  # flows that meet end together if they are due within this share of the time since a change of rate
+TOGETHER = 1e-12  # flows that meet end together if they are due within this share of the time since a change of rate
 
 # Floats of a flow: bytes left at the last change of its rate, its rate, the rate being found, the rate that it has
 # alone, when its rate changed, and when it starts or ends
@@ -630,7 +630,7 @@ def list_together(n_ending: int, state: State) -> int:
     heap = state.flow_ints[HEAP]
     moment_s = state.flow_floats[MOMENT_S]
     first = ending[0]
-    limit_s = moment_s[first] + (moment_s[first] - state.flow_floats[SETTLED_S][first]) * _TOGETHER
+    limit_s = moment_s[first] + (moment_s[first] - state.flow_floats[SETTLED_S][first]) * TOGETHER
     if state.counts[N_HEAP] == 0 or moment_s[heap[0]] > limit_s:
         return n_ending
     n_near = n_ending  # all flows that are due nearly now; those that end come first

@@ -227,6 +227,7 @@ def test_random_settings_are_of_every_kind() -> None:
     assert {each.replicas for each in drawn} == {1, 2, 3}
     assert {each.forward_prefetch for each in drawn} == {each.backward_prefetch for each in drawn} == {0, 1, 2, 3}
     assert {each.max_input_buffers for each in drawn} == {1, 2, 3}
+    assert {each.copy_out for each in drawn} == {0, 1, 2, 5}
     assert {(each.root is None, each.separate_group) for each in drawn} == {(a, b) for a in (0, 1) for b in (0, 1)}
     assert {str(each.reshard_after_forward) for each in drawn} == {"None", "True", "False", "1", "2", "4", "8"}
     assert {len(each.micro_batches) for each in drawn} == {1, 2, 3, 4}

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from priced_runs import runs
+from timeouts import within_cpu_s
 
 from simdist.cost import price
 from simdist.cost.costs import Costs, Stage
 from simdist.engines import DrawnDelays, alike, des, symmetry
 from simdist.engines.symmetry import Symmetry
-from simdist.errors import UnsupportedError
+from simdist.errors import RunError, UnsupportedError
 from simdist.plan import AllReduce, Buffer, Delay, Lane, Load, Plan, Save
 from simdist.plan.group import Group
 from simdist.plan.plan import Run
@@ -404,6 +405,14 @@ def test_partitions_that_are_forgotten_give_the_same_times(monkeypatch):
         found.partition(np.unique(row, return_inverse=True)[1])
         assert max(len(found._forms), len(found._known)) <= 2
     same(alike.simulate(plan, costs, DrawnDelays({"host": late_s})), des.simulate(plan, costs, {"host": late_s}))
+
+
+def test_transfers_that_never_end_are_named(monkeypatch):
+    plan, costs = crossing()
+    monkeypatch.setattr(alike, "TOGETHER", -1e-3)  # then not even the transfer that is due first is due
+    text = r"nothing can happen any more at [\d.]+ s: all_reduce\(far.* still has .* bytes at .* B/s"
+    with within_cpu_s(10.0), pytest.raises(RunError, match=text):
+        alike.simulate(plan, costs, DrawnDelays({"host": np.zeros((1, 1, 8))}))
 
 
 def test_links_that_differ_are_refused():

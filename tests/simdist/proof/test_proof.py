@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,10 @@ from simdist.plan.lanes import COMM
 from simdist.proof import prove, prover
 from simdist.proof.symbols import Tag, Value, Weights, gathered
 from simdist.schedules import InputPath, Job, Schedule, kinds
+from simdist.schedules.fsdp import FSDP
+from simdist.schedules.hsdp import HSDP
+from simdist.schedules.sync import Sync
+from simdist.schedules.units import ModelUnit
 
 Declared = Callable[[int], Result]
 
@@ -719,7 +724,7 @@ class Forgetful(dict):
 def weights_of_each_atom(self: prover._Proof, name: str, weights: dict[Tag, Weights]) -> Value:
     """Return what `_Proof._value` does, with weights of its own for every atom."""
     places = self._places(name)
-    separate = {tag: Weights(each.of_atoms(places.shape[1]) + 0, each.denominator) for tag, each in weights.items()}
+    separate = {tag: Weights(each.of_atoms(places.n_atoms) + 0, each.denominator) for tag, each in weights.items()}
     return Value(places, separate)
 
 
@@ -1220,3 +1225,29 @@ def test_members_that_hold_different_things_gather_those_of_all():
     assert found.shape == (1, 2, 1, 2, 2)
     for member in range(2):
         assert found[0, member, 0].tolist() == [[1, 0], [0, 1]]
+
+
+MANY = {  # ranks -> a schedule that cuts the model in one or several ways
+    "fsdp, kept by 4": lambda world_size: FSDP(reshard_after_forward=4),
+    "fsdp, kept by 64": lambda world_size: FSDP(reshard_after_forward=64),
+    "hsdp, kept by 8": lambda world_size: HSDP(shard=world_size // 4, reshard_after_forward=8),
+    "shared by all": lambda world_size: Sync(shared_update=True),
+    "shared by a few nodes": lambda world_size: Sync(shared_update=world_size // 8),
+}
+
+
+def peak_nbytes(schedule: Schedule, world_size: int) -> int:
+    units = tuple(ModelUnit(number, number + 1) for number in range(3))
+    job = Job(world_size, 8, 2, (48 * world_size,) * 3, units=units)
+    plan = schedule.plan(job)
+    tracemalloc.start()
+    prove(plan, lambda step: schedule.result(step, job))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_proof_takes_memory_in_proportion_to_the_ranks(name: str) -> None:
+    few, many = (peak_nbytes(MANY[name](world_size), world_size) for world_size in (512, 2048))
+    assert many < 2 * 4 * few  # each group with each rank would be 16 times as many
