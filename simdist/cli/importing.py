@@ -305,8 +305,8 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         repeated (list): Transient stragglers of the same ranks in the same place: "A repeated delay".
         common (list): "A delay of all ranks at once".
         noise (object): Delays that are noticeable but within the noise of all: `count` (int) of ranks and steps,
-            `seconds` (float) in sum, `told_from_s` (float or null): how late a single delay must be to be told from
-            the noise.
+            `seconds` (float) in sum, `told_from_s` (object): channel -> how late (float or null) a further delay must
+            be to be told from the noise.
         straggling_share (float): Share of a step that is lost to stragglers: simulated, or, if the scenario leaves out
             more than 2 % of the job, what the latest rank of each step has more than without them.
         clock_skew_s (float): Largest difference between the clocks of ranks. It is corrected.
@@ -518,22 +518,29 @@ def _slowed(slowed: SlowedJob) -> str:
         count = slowed.noise.count
         sum_s = format_seconds(slowed.noise.seconds)
         what = f"besides {count} {plural(count, 'delay')} of single ranks and steps"
-        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(slowed.noise.told_from_s)}")
+        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(slowed.noise)}")
     if slowed.stragglers and slowed.straggling_share > 0:
         lines.append(without_text(slowed.without_stragglers_s, slowed.straggling_share))
     return "\n".join(lines)
 
 
 def _noise_record(noise: Noise) -> dict[str, object]:
-    told_from_s = noise.told_from_s if math.isfinite(noise.told_from_s) else None
+    told_from_s = {
+        channel: seconds if math.isfinite(seconds) else None for channel, seconds in noise.told_from_s.items()
+    }
     return asdict(noise) | {"told_from_s": told_from_s}
 
 
-def _told_from(least_s: float) -> str:
-    """Say from how late on a delay is told from noise: a heavy tail and rare stragglers look alike."""
-    if not math.isfinite(least_s):
-        return "its tail is too heavy, or the steps are too few, to tell a single delay from it"
-    return f"a single delay is told from it from {format_seconds(least_s)} on"
+def _told_from(noise: Noise) -> str:
+    """Say from how late on a further delay is told from noise: a heavy tail and rare stragglers look alike."""
+    finite = {channel: seconds for channel, seconds in noise.told_from_s.items() if math.isfinite(seconds)}
+    told = []
+    if finite:
+        sizes = ", ".join(f"{format_seconds(seconds)} on ({channel})" for channel, seconds in finite.items())
+        told.append(f"a further one is told from it from {sizes}")
+    if heavy := " and ".join(sorted(noise.told_from_s.keys() - finite.keys())):
+        told.append(f"its tail is too heavy, or the steps are too few, to tell a further one from it ({heavy})")
+    return "; ".join(told)
 
 
 def _lines(slowed: SlowedJob) -> Iterator[str]:
