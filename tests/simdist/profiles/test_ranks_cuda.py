@@ -105,14 +105,16 @@ def test_what_else_the_trace_tells_is_read(drawn: RankProfile) -> None:
     assert drawn.notes == ()
 
 
-@pytest.mark.parametrize(("n_events", "cost"), [(1_500, []), (1_600, ["650 us to 2.11 ms of its 100 ms"])])
+@pytest.mark.parametrize(
+    ("n_events", "cost"), [(1_500, []), (1_600, ["at least 650 us and at most 2.11 ms of its 100 ms"])]
+)
 def test_the_cost_of_the_profiler_is_said_above_2_per_cent_of_a_step(tmp_path: Path, n_events: int, cost) -> None:
     draw = Drawing(GPU)
     draw_step(draw, 0)
     for number in range(n_events):  # 1.3 us each at most
         draw.op("aten::as_strided", 31 + 0.01 * number, 31 + 0.01 * number + 0.005)
     notes = profile_rank(draw.write(tmp_path)).notes
-    assert [note.partition("never idle ")[2].partition(":")[0] for note in notes] == cost
+    assert [note.partition("never idle, ")[2].partition(";")[0] for note in notes] == cost
 
 
 def test_kernels_of_a_graph_belong_to_the_step_that_launched_it(tmp_path: Path) -> None:
