@@ -14,7 +14,7 @@ from simdist.cli import common, losses, whatif_table
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
 from simdist.cli.tables import table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
-from simdist.cli.where import facts_record, facts_text, not_compared, without_text
+from simdist.cli.where import facts_record, facts_text, lost_text, not_compared
 from simdist.cost import Costs
 from simdist.engines.replay import Timing, timing
 from simdist.errors import RunError, ScenarioError, naming
@@ -434,10 +434,9 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
 
 
 def _named(facts: Imported | None) -> Iterator[str]:
-    """Tell what the stragglers that the import names cost, beside all that is not typical."""
-    if facts and facts.straggling_share > 0:
-        without = without_text(facts.without_stragglers_s, facts.straggling_share)
-        yield f"of that, stragglers that noise does not explain, as imported: {without}"
+    """Say what is lost to what the import names, as the import does."""
+    if facts:
+        yield f"as imported, {lost_text(facts.lost, facts.without_named_s)}"
 
 
 def _fixed(found: Slowdown) -> Iterator[str]:

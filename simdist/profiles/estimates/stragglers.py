@@ -292,6 +292,24 @@ def without(delays: DelayTable, stragglers: Sequence[Straggler]) -> dict[Channel
     return {channel: np.maximum(0.0, seconds) for channel, seconds in kept.items()}
 
 
+def without_common(
+    of: dict[Channel, Floats], common: Sequence[CommonDelay], steps: Sequence[int]
+) -> dict[Channel, Floats]:
+    """Return delays `[n_steps, n_ranks]` without the part that all ranks have at once.
+
+    Args:
+        of: Channel -> seconds.
+        common: Delays of all ranks.
+        steps: Number of each row's step.
+    """
+    kept = {channel: seconds.copy() for channel, seconds in of.items()}
+    for each in common:
+        rows = [steps.index(step) for step in each.steps]
+        least_s = kept[each.channel].min(axis=1, keepdims=True)
+        kept[each.channel][rows] -= np.maximum(0.0, least_s - np.median(least_s))[rows]
+    return kept
+
+
 def _importance(each: Straggler, step_s: float) -> tuple[str, float, int, tuple[int, ...], tuple[int, ...]]:
     per_cent = round(100 * each.seconds / step_s) if step_s else 0
     return each.kind, -per_cent, -len(each.steps), each.ranks, each.steps
