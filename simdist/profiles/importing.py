@@ -428,12 +428,13 @@ def _find_late(timed: _Timed) -> _Late:
 
 
 def _with_even_work(of: Mapping[Channel, Floats], uneven: UnevenWork | None) -> dict[Channel, Floats]:
-    """Return delays without those that uneven work causes; ranks without a trace have none of these."""
+    """Return the delays if all work were typical; ranks without a trace stay as they are."""
     kept = dict(of)
     if uneven is not None:
         computing_s = kept["compute"].copy()
         n_traced = uneven.seconds.shape[1]
-        computing_s[:, :n_traced] = np.maximum(0.0, computing_s[:, :n_traced] - uneven.seconds)
+        less_s = np.maximum(0.0, computing_s[:, :n_traced] - uneven.seconds)
+        computing_s[:, :n_traced] = less_s + float(np.median(uneven.seconds))
         kept["compute"] = computing_s
     return kept
 

@@ -59,6 +59,7 @@ _SPREADS = 3.0
 # Shares of a step; smaller delays change no decision.
 _PERSISTENT_SHARE = 0.03
 _TRANSIENT_SHARE = 0.05
+_NEARLY = 0.9  # of the steps
 _ALIKE = 0.7  # of the largest: delays below this share are listed apart from it
 _NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share if the node is the cause
 
@@ -390,6 +391,7 @@ def _transient(delays: DelayTable, channel: Channel, more_s: Floats, *, alarm: f
     own_s, beyond_s = more_s
     single_s = more_s.min(axis=0)
     is_late = late_once(single_s, alarm=alarm) & (single_s > _least_s(delays))
+    is_late &= is_late.mean(axis=0) < _NEARLY  # what comes in nearly every step is not transient: see `_persistent`
     found = []
     for column in range(own_s.shape[1]):
         for rows in _bursts(np.flatnonzero(is_late[:, column]).tolist(), beyond_s[:, column]):
@@ -439,9 +441,6 @@ def _by_node(found: list[Straggler], ranks: Sequence[int], layout: RankLayout) -
         growth_s = float(np.median([each.growth_s for each in of]))
         merged.append(Straggler(of[0].kind, members, node, of[0].channel, steps, float(np.median(sizes_s)), growth_s))
     return merged
-
-
-_NEARLY = 0.9  # of the steps
 
 
 def slow_throughout(stragglers: Sequence[Straggler], n_steps: int) -> tuple[Straggler, ...]:

@@ -77,6 +77,11 @@ def test_a_node_that_is_late_once_is_one_straggler() -> None:
     assert told(found(replace(JOB, delays=delays))) == [("transient", "node 0 (ranks 0-3)", "host", (14,))]
 
 
+def test_ranks_that_all_differ_always_are_not_late_at_times() -> None:
+    delays = tuple(delay for rank in range(4) for delay in always("compute", rank, 0.004 * rank))
+    assert all(each.kind == "persistent" for each in found(replace(JOB, n_ranks=4, delays=delays)))
+
+
 def test_two_late_ranks_of_a_node_are_two_stragglers() -> None:
     delays = (*always("compute", 4, 0.01), *always("compute", 5, 0.01))
     assert sorted(each.who for each in found(replace(JOB, delays=delays))) == ["rank 4", "rank 5"]
@@ -101,8 +106,8 @@ def test_a_rank_that_is_always_late_may_be_later_in_a_step() -> None:
 
 def test_the_cost_of_stragglers_is_what_a_step_takes_less_without_them() -> None:
     imported = import_job(profiles_of(replace(JOB, jitter=0.0, delays=always("compute", 2, 0.012))), name="job")
-    assert imported.proof.predicted_s - imported.proof.calm_s == pytest.approx(0.012, rel=0.05)
-    assert imported.proof.straggling_share == pytest.approx(0.012 / imported.proof.measured_s, rel=0.05)
+    assert imported.lost.stragglers == pytest.approx(0.012 / imported.proof.measured_s, rel=0.05)
+    assert imported.lost.total == pytest.approx(imported.lost.stragglers, abs=0.002)
 
 
 def test_without_its_stragglers_a_job_is_quiet() -> None:
