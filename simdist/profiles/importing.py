@@ -38,7 +38,7 @@ from simdist.profiles.job.matching import RankClocks, check_same_run, match, syn
 from simdist.profiles.job.sharding import Sharding, find_sharding
 from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.kineto.columns import Floats
-from simdist.profiles.steps.model import RankProfile
+from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.step_parts import StepPart
 from simdist.scenario import (
     Cluster,
@@ -523,6 +523,7 @@ def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
     recording_s = float(np.mean([each.recording_s for each in slowed.job.profiles]))
     return Imported.model_validate(
         {
+            "steps": listed(slowed.job.numbers),
             "step_s": round(proof.measured_s, 9),
             "error": round(proof.error, 4),
             "left_out": "" if slowed.kind.is_modelled else slowed.kind.sentence,

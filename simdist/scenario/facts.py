@@ -1,7 +1,7 @@
 """What is known of the real job that a scenario was imported from."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -95,6 +95,7 @@ class Imported(Settings):
     """Facts of the real job that a scenario was imported from: how well it is reproduced, and where its steps went.
 
     Args:
+        steps: Numbers of the traced steps, as the profiler counts them, such as `3-22, 25`.
         step_s: A traced step, mean over steps and ranks.
         error: Share of it by which the step that the scenario reproduces is longer; negative: shorter.
         beside_s: Time of a step in which operators run on CPUs beside collectives.
@@ -108,6 +109,7 @@ class Imported(Settings):
         late_on: On what stragglers are late, by the traces; empty if there are none. Delays may be played elsewhere.
     """
 
+    steps: Annotated[str, Field(pattern=r"^(\d+(-\d+)?(, \d+(-\d+)?)*)?$")] = ""
     step_s: Seconds
     error: Annotated[float, Field(allow_inf_nan=False)]
     beside_s: Seconds = 0.0
@@ -118,6 +120,12 @@ class Imported(Settings):
     parts: dict[str, Seconds] = Field(default_factory=dict)
     lost: Lost = Lost()
     late_on: Literal["", "host", "compute", "io"] = ""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the traced steps, in ascending order; empty if they are not known."""
+        ends = (run.partition("-") for run in self.steps.split(", ") if run)
+        return tuple(chain.from_iterable(range(int(first), int(last or first) + 1) for first, _, last in ends))
 
     @property
     def without_named_s(self) -> float:
