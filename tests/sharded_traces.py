@@ -37,7 +37,13 @@ class _Rank:
 
 
 def write_sharded(
-    folder: Path, late_ms: Mapping[tuple[int, int], float], *, n_ranks: int = 4, n_steps: int = 12
+    folder: Path,
+    late_ms: Mapping[tuple[int, int], float],
+    *,
+    n_ranks: int = 4,
+    n_steps: int = 12,
+    ahead: int = 0,
+    micro_batches: int = 1,
 ) -> Path:
     """Write a trace for each rank.
 
@@ -46,13 +52,18 @@ def write_sharded(
         late_ms: (rank, step) -> milliseconds that the backward pass of each unit takes longer.
         n_ranks: Of the job, all on one machine.
         n_steps: Of the traces.
+        ahead: Units that the backward pass gathers before the one that it computes.
+        micro_batches: Forward and backward passes of a step.
 
     Returns:
         The folder.
     """
     ranks = [_Rank(Drawing(_header(rank, n_ranks))) for rank in range(n_ranks)]
     for step in range(n_steps):
-        _step(ranks, step, [late_ms.get((rank, step), 0.0) for rank in range(n_ranks)])
+        begins_ms = _begin(ranks)
+        for _ in range(micro_batches):
+            _passes(ranks, [late_ms.get((rank, step), 0.0) for rank in range(n_ranks)], ahead)
+        _update(ranks, step, begins_ms)
     for number, rank in enumerate(ranks):
         text = json.dumps(rank.drawing.header | {"traceEvents": rank.drawing.events})
         (folder / f"rank{number}.json.gz").write_bytes(gzip.compress(text.encode(), 1))
@@ -66,11 +77,18 @@ def _header(rank: int, n_ranks: int) -> dict[str, object]:
     }
 
 
-def _step(ranks: list[_Rank], step: int, late_ms: list[float]) -> None:
-    begins = [rank.device_ms for rank in ranks]
+def _begin(ranks: list[_Rank]) -> list[float]:
+    begins_ms = [rank.device_ms for rank in ranks]
     for rank in ranks:
         rank.host_ms = rank.device_ms
         rank.device_ms += 0.1
+    return begins_ms
+
+
+def _passes(ranks: list[_Rank], late_ms: list[float], ahead: int) -> None:
+    for rank in ranks:
+        rank.thread = MAIN
+        rank.drawing.note("FSDP::root_pre_forward", rank.host_ms, rank.host_ms + LAUNCH_MS / 2)
     for _ in range(N_UNITS):
         _exchange(ranks, "_allgather_base", GATHER_MS)
         for rank in ranks:
@@ -78,13 +96,19 @@ def _step(ranks: list[_Rank], step: int, late_ms: list[float]) -> None:
             rank.compute("sgemm_forward", FORWARD_MS)
     for rank in ranks:
         rank.thread = AUTOGRAD
-    for _ in range(N_UNITS):
-        _exchange(ranks, "_allgather_base", GATHER_MS)
+    n_gathered = 0
+    for n_done in range(N_UNITS):
+        while n_gathered < min(N_UNITS, n_done + 1 + ahead):
+            _exchange(ranks, "_allgather_base", GATHER_MS)
+            n_gathered += 1
         for rank, more_ms in zip(ranks, late_ms, strict=True):
             rank.drawing.node("MmBackward0", rank.host_ms, rank.host_ms + LAUNCH_MS, tid=AUTOGRAD)
             rank.compute("sgemm_backward", BACKWARD_MS + more_ms)
         _exchange(ranks, "_reduce_scatter_base", REDUCE_MS)
-    for rank, begin_ms in zip(ranks, begins, strict=True):
+
+
+def _update(ranks: list[_Rank], step: int, begins_ms: list[float]) -> None:
+    for rank, begin_ms in zip(ranks, begins_ms, strict=True):
         rank.thread = MAIN
         rank.host_ms += LAUNCH_MS
         rank.drawing.note("Optimizer.step#AdamW.step", rank.host_ms, rank.host_ms + 3 * LAUNCH_MS)

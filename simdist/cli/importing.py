@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from simdist.cli import common, inputs
 from simdist.cli.tables import table_text
-from simdist.cli.where import where_text, without_text
+from simdist.cli.where import lost_record, lost_text, where_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.estimates.collectives import CollectiveTimes
 from simdist.profiles.estimates.links import AVERAGED, SHARDED, Fabric, as_group, predicted_s
@@ -305,10 +305,12 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         repeated (list): Transient stragglers of the same ranks in the same place: "A repeated delay".
         common (list): "A delay of all ranks at once".
         noise (object): Delays that are noticeable but within the noise of all: `count` (int) of ranks and steps,
-            `seconds` (float) in sum, `told_from_s` (float or null): how late a single delay must be to be told from
-            the noise.
-        straggling_share (float): Share of a step that is lost to stragglers: simulated, or, if the scenario leaves out
-            more than 2 % of the job, what the latest rank of each step has more than without them.
+            `seconds` (float) in sum, `told_from_s` (object): channel -> how late (float or null) a further delay must
+            be to be told from the noise.
+        uneven (list or null): How long the forward and backward passes of batches take, relative to the median (float):
+            5th and 95th percentile, if they differ in proportion. `null` if the work is even.
+        lost (object): "Shares of a step that are lost": simulated, or, if the scenario leaves out more than 2 % of the
+            job, from the latest rank of each step.
         clock_skew_s (float): Largest difference between the clocks of ranks. It is corrected.
         clock_residual_s (float): Difference between ranks in the end of a collective after that correction, median.
         notes (list): What the traces do not show, and what was assumed, a text each.
@@ -317,7 +319,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
     Columns of step:
         measured_s (float): Mean over steps and traced ranks.
         predicted_s (float): The first schedule of the scenario, that of the job, with the delays as they happened.
-        without_stragglers_s (float): A measured step without what is lost to stragglers.
+        without_named_s (float): A measured step without what is lost to named delays: all of `lost` but noise.
         error (float): Error of the prediction.
 
     Columns of base:
@@ -336,7 +338,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         **common.picked(imported.layout, "nodes", "gpus_per_node"),
         "step": {
             **common.picked(proof, "measured_s", "predicted_s", "error"),
-            "without_stragglers_s": imported.without_stragglers_s,
+            "without_named_s": imported.without_named_s,
         },
         "base": common.picked(imported.base, *of_base),
         "tensors": len(imported.model.tensors),
@@ -404,7 +406,8 @@ def _slowed_record(slowed: SlowedJob) -> dict[str, object]:
         "repeated": [_repeated_record(each) for each in repeated(slowed.stragglers) if each.each[1:]],
         "common": [_common_record(each) for each in slowed.common],
         "noise": _noise_record(slowed.noise),
-        "straggling_share": slowed.straggling_share,
+        "uneven": list(slowed.uneven.range) if slowed.uneven else None,
+        "lost": lost_record(slowed.lost),
     }
 
 
@@ -514,26 +517,38 @@ def _slowed(slowed: SlowedJob) -> str:
     lines += [f"  {line}" for line in _lines(slowed)]
     if slowed.common:
         lines += ["all ranks at once:", *_common_lines(slowed)]
+    if slowed.uneven:
+        low, high = slowed.uneven.range
+        lines.append(
+            f"uneven work: the forward and the backward pass of a batch take {low:.2f} to {high:.2f} times as long as "
+            f"typical ones, both in proportion, and its update does not: batches differ, as by lengths of sequences"
+        )
     if slowed.noise.count:
         count = slowed.noise.count
         sum_s = format_seconds(slowed.noise.seconds)
         what = f"besides {count} {plural(count, 'delay')} of single ranks and steps"
-        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(slowed.noise.told_from_s)}")
-    if slowed.stragglers and slowed.straggling_share > 0:
-        lines.append(without_text(slowed.without_stragglers_s, slowed.straggling_share))
+        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains; {_told_from(slowed.noise)}")
+    lines.append(lost_text(slowed.lost, slowed.without_named_s))
     return "\n".join(lines)
 
 
 def _noise_record(noise: Noise) -> dict[str, object]:
-    told_from_s = noise.told_from_s if math.isfinite(noise.told_from_s) else None
+    told_from_s = {
+        channel: seconds if math.isfinite(seconds) else None for channel, seconds in noise.told_from_s.items()
+    }
     return asdict(noise) | {"told_from_s": told_from_s}
 
 
-def _told_from(least_s: float) -> str:
-    """Say from how late on a delay is told from noise: a heavy tail and rare stragglers look alike."""
-    if not math.isfinite(least_s):
-        return "its tail is too heavy, or the steps are too few, to tell a single delay from it"
-    return f"a single delay is told from it from {format_seconds(least_s)} on"
+def _told_from(noise: Noise) -> str:
+    """Say from how late on a further delay is told from noise: a heavy tail and rare stragglers look alike."""
+    finite = {channel: seconds for channel, seconds in noise.told_from_s.items() if math.isfinite(seconds)}
+    told = []
+    if finite:
+        sizes = ", ".join(f"{format_seconds(seconds)} on ({channel})" for channel, seconds in finite.items())
+        told.append(f"a further one is told from it from {sizes}")
+    if heavy := " and ".join(sorted(noise.told_from_s.keys() - finite.keys())):
+        told.append(f"its tail is too heavy, or the steps are too few, to tell a further one from it ({heavy})")
+    return "; ".join(told)
 
 
 def _lines(slowed: SlowedJob) -> Iterator[str]:

@@ -14,7 +14,7 @@ from simdist.cli import common, losses, whatif_table
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
 from simdist.cli.tables import table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
-from simdist.cli.where import facts_record, facts_text, not_compared, without_text
+from simdist.cli.where import facts_record, facts_text, lost_text, not_compared
 from simdist.cost import Costs
 from simdist.engines.replay import Timing, timing
 from simdist.errors import RunError, ScenarioError, naming
@@ -48,7 +48,6 @@ _NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "se
 
 _FOUND = (
     "world_size",
-    "first_step",
     "slowdown",
     "lost_share",
     "traced_s",
@@ -132,7 +131,7 @@ def command(session: common.Session, name: str, *, ideal: IdealCompute | None, *
         job = read_job(session, name, options)
         is_compared = options.n_runs and not not_compared(job.scenario)
         others = schedules_to_compare(session, job, options.schedules) if is_compared else ()
-        found = _slowdown(job, options.steps, bar)
+        found = _slowdown(job, bar)
         links = _links(job)
         compared = _gains(job, others, options, bar) if others else None
     _warn(session, job, found, compared)
@@ -153,11 +152,11 @@ def _refuse_options(name: str) -> None:
             )
 
 
-def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown:
+def _slowdown(job: WhatifJob, bar: ProgressBar) -> Slowdown:
     ranks_per_node = job.scenario.cluster.gpus_per_node
     progress = partial(bar.update, "replay")
     with naming(str(job.run.path) if job.run else job.name):
-        return find_slowdown(job.trace, ranks_per_node=ranks_per_node, steps=steps, progress=progress)
+        return find_slowdown(job.trace, ranks_per_node=ranks_per_node, steps=job.steps, progress=progress)
 
 
 def _held(job: WhatifJob) -> tuple[Trace, Costs, Held]:
@@ -221,7 +220,7 @@ def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario
     if job.run is None:
         return job.scenario
     traced = range(job.trace.plan.n_steps)
-    chosen = traced[options.steps.start : options.steps.stop] if options.steps else traced
+    chosen = traced[job.steps.start : job.steps.stop] if job.steps else traced
     if job.is_measured:
         trace, costs, held = _held(job)
         timed = timing(trace)
@@ -299,7 +298,7 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         lost_s (float): What it alone adds to the ideal.
 
     Columns of by_step:
-        step (int): Step.
+        step (int): Step; of an imported job, as the profiler numbers it.
         step_s (float): Its time.
         ideal_s (float): Its ideal time.
         slowdown (float or null): The ratio. `null` if the ideal is 0.
@@ -311,6 +310,7 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "job": job.name,
         "schedule": job.baseline.name,
         "trace": job.trace.source,
+        "first_step": job.numbers[found.first_step],
         **common.picked(found, *_FOUND, steps="n_steps"),
         "pattern": asdict(spread),
         "kinds": [asdict(part) for part in found.kinds],
@@ -319,7 +319,7 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "nodes": [{"node": n} | each for n, each in enumerate(nodes)],
         "by_step": [
             {
-                "step": found.first_step + step,
+                "step": job.numbers[found.first_step + step],
                 "step_s": float(found.step_s[step]),
                 "ideal_s": float(found.ideal_step_s[step]),
                 "slowdown": float(found.step_slowdowns[step]),
@@ -415,10 +415,8 @@ def _text(job: WhatifJob, document: _Record, found: Slowdown, spread: Pattern, c
 
 
 def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
-    last = found.first_step + found.n_steps - 1
-    steps = (
-        f"{found.n_steps:,} steps" if found.n_steps == job.trace.plan.n_steps else f"steps {found.first_step} to {last}"
-    )
+    first, last = (job.numbers[place] for place in (found.first_step, found.first_step + found.n_steps - 1))
+    steps = f"{found.n_steps:,} steps" if found.n_steps == job.trace.plan.n_steps else f"steps {first} to {last}"
     yield f"{job.baseline.name}: {found.world_size:,} ranks, {steps}; {job.trace.source}"
     yield losses.slowdown_line(found.slowdown, found.replayed_s, found.ideal_s)
     used = GradientsUsed.of(job.trace.plan, late_shares(job.trace))
@@ -434,10 +432,9 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
 
 
 def _named(facts: Imported | None) -> Iterator[str]:
-    """Tell what the stragglers that the import names cost, beside all that is not typical."""
-    if facts and facts.straggling_share > 0:
-        without = without_text(facts.without_stragglers_s, facts.straggling_share)
-        yield f"of that, stragglers that noise does not explain, as imported: {without}"
+    """Say what is lost to what the import names, as the import does."""
+    if facts:
+        yield f"as imported, {lost_text(facts.lost, facts.without_named_s)}"
 
 
 def _fixed(found: Slowdown) -> Iterator[str]:

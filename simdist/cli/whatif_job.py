@@ -1,5 +1,6 @@
 """The jobs that `simdist whatif` looks at: run directories and scenarios, and the schedules to compare."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +61,7 @@ class WhatifJob:
         others: Other schedules that came with it.
         trace: Trace of the job.
         run: Its run directory, if it has one.
+        steps: Places of the steps to look at in the trace; None: all.
     """
 
     name: str
@@ -68,6 +70,12 @@ class WhatifJob:
     others: tuple[Schedule, ...]
     trace: Trace
     run: run_directory.RunDirectory | None
+    steps: range | None
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Number of each step of the trace: the profiler's if the job was imported."""
+        return range(self.trace.plan.n_steps) if self.run else _numbers(self.scenario, self.trace.plan.n_steps)
 
     @property
     def is_measured(self) -> bool:
@@ -95,7 +103,33 @@ def read_job(session: common.Session, name: str, options: WhatifOptions) -> What
         scenario = inputs.with_links(scenario, options.cluster)
     if options.seed is not None:
         scenario = scenario.changed(seed=options.seed)
-    return _simulated(name, scenario, inputs.choose(scenario, options.schedule, where=name), options.steps)
+    steps = _places(scenario, options.steps)
+    return _simulated(name, scenario, inputs.choose(scenario, options.schedule, where=name), steps)
+
+
+def _numbers(scenario: Scenario, n_steps: int) -> Sequence[int]:
+    """Return the numbers of the steps of a scenario: of an imported one, those of the profiler."""
+    traced = scenario.imported.numbers if scenario.imported else ()
+    return traced[:n_steps] if len(traced) >= n_steps else range(n_steps)
+
+
+def _places(scenario: Scenario, steps: range | None) -> range | None:
+    """Return the places of steps with some numbers.
+
+    Raises:
+        ScenarioError: No traced step has such a number.
+    """
+    if steps is None or not scenario.imported or not scenario.imported.steps:
+        return steps
+    numbers = _numbers(scenario, as_recorded(scenario).steps)
+    places = range(bisect_left(numbers, steps.start), bisect_left(numbers, steps.stop))
+    if not places:
+        first = numbers[0]
+        raise ScenarioError(
+            f"--steps: no traced step is among them; the job was traced in its steps {scenario.imported.steps}: write "
+            f"e.g. {first}:{first + 1}"
+        )
+    return places
 
 
 def _from_directory(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
@@ -115,7 +149,7 @@ def _from_directory(session: common.Session, name: str, options: WhatifOptions) 
     baseline = run.scenario.schedules[0]
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
     others.pop(baseline.name)
-    return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run)
+    return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run, options.steps)
 
 
 def _finished(session: common.Session, file: Path, trace: Trace) -> Trace:
@@ -146,7 +180,7 @@ def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps:
         links = traffic(simulated, built.costs, simulated.seed)
         trace = simulate(built.plan, built.costs, delays(simulated), traffic=links)
     others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
-    return WhatifJob(name, scenario, baseline, others, trace, None)
+    return WhatifJob(name, scenario, baseline, others, trace, None, steps)
 
 
 def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from simdist.cli.tables import table_text
 from simdist.scenario import Imported, Scenario
-from simdist.scenario.facts import part_in_words
+from simdist.scenario.facts import Lost, part_in_words
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import Column
 
@@ -49,9 +49,28 @@ def not_compared(scenario: Scenario) -> str | None:
     return f"no schedules are compared: {facts.problem}" if facts and facts.left_out else None
 
 
-def without_text(step_s: float, share: float) -> str:
-    """Say what a traced step would take without the stragglers that the import names."""
-    return f"without them a step would take {format_seconds(step_s)}: {format_share(share)} of the step is lost to them"
+def lost_text(lost: Lost, without_named_s: float) -> str:
+    """Say how much of a traced step is lost, to what, and how long it would be without what the import names."""
+    text = f"{format_share(lost.total)} of a step is lost"
+    if not lost.causes:
+        return text
+    text = f"{text}: {lost.causes}"
+    what = " and ".join(lost.named_causes)
+    return f"{text}\nwithout {what}, a step would take {format_seconds(without_named_s)}" if what else text
+
+
+def lost_record(lost: Lost) -> dict[str, object]:
+    """Return shares of a step that are lost as JSON has them.
+
+    Columns:
+        stragglers (float): Share that is lost to the delays of single ranks and nodes that the import names.
+        common (float): Share that is lost to delays of all ranks at once.
+        uneven (float): Share that is lost to uneven work: ranks wait for the one that has most.
+        noise (float): Share in which ranks wait for one another, late in turns, by no more than the noise of all
+            explains.
+        total (float): Their sum: what a job of typical ranks and steps would save.
+    """
+    return {**lost.model_dump(), "total": lost.total}
 
 
 def facts_text(facts: Imported) -> str:
@@ -65,7 +84,7 @@ def facts_record(facts: Imported) -> dict[str, object]:
         "step_s": facts.step_s,
         "error": facts.error,
         "parts_s": dict(facts.parts),
-        "without_stragglers_s": facts.without_stragglers_s,
-        "straggling_share": facts.straggling_share,
+        "without_named_s": facts.without_named_s,
+        "lost": lost_record(facts.lost),
     }
     return numbers | {"left_out": facts.left_out, "verdict": facts.verdict}

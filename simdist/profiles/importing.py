@@ -30,6 +30,7 @@ from simdist.profiles.estimates.proof import Proof, prove_step
 from simdist.profiles.estimates.sharded_model import ShardedModel, base_of_units, sharded_model
 from simdist.profiles.estimates.stragglers import CommonDelay, DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
+from simdist.profiles.estimates.uneven import UnevenWork, find_uneven_work
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, UnknownLayoutError, find_layout
@@ -37,7 +38,7 @@ from simdist.profiles.job.matching import RankClocks, check_same_run, match, syn
 from simdist.profiles.job.sharding import Sharding, find_sharding
 from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.kineto.columns import Floats
-from simdist.profiles.steps.model import RankProfile
+from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.step_parts import StepPart
 from simdist.scenario import (
     Cluster,
@@ -51,6 +52,7 @@ from simdist.scenario import (
     Tensor,
     Workload,
 )
+from simdist.scenario.facts import Lost
 from simdist.schedules import Schedule, Sync
 from simdist.settings.units import format_seconds
 from simdist.studies.proposals import sharded_schedules, traced_schedules
@@ -97,7 +99,8 @@ class SlowedJob:
         budget: The parts of a step.
         kind: The kind of job.
         step_s: Mean over steps and traced ranks.
-        straggling_share: Share of a step that stragglers cost.
+        uneven: Work that differs between steps and ranks; None if it is even.
+        lost: Shares of a step that are lost.
     """
 
     job: TracedJob
@@ -108,12 +111,13 @@ class SlowedJob:
     budget: StepBudget
     kind: JobKind
     step_s: float
-    straggling_share: float
+    uneven: UnevenWork | None
+    lost: Lost
 
     @property
-    def without_stragglers_s(self) -> float:
-        """Seconds of a step without the cost of stragglers."""
-        return (1 - self.straggling_share) * self.step_s
+    def without_named_s(self) -> float:
+        """Seconds of a step without the delays that are named."""
+        return (1 - self.lost.named) * self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,22 +192,24 @@ class _Late:
         loading: The rank with the slowest loader, if loaders run ahead. It is not a straggler.
         slow: Devices that are slow in all steps. They are part of the cluster, not of the delays.
         delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
-        calm: The same without all stragglers.
+        without: The same without stragglers; also without delays of all ranks at once; also with even work.
         common: Delays of all ranks at once.
+        uneven: Work that differs between steps and ranks; None if it is even.
         noise: Noticeable delays that do not belong to stragglers.
         clipped_share: Share of a step that was below the undisturbed times and is ignored.
-        lost_s: Seconds of a step that stragglers cost if ranks synchronize once per step.
+        lost: Shares of a step that are lost if ranks synchronize once per step.
     """
 
     stragglers: tuple[Straggler, ...]
     loading: tuple[Straggler, ...]
     slow: tuple[Straggler, ...]
     delays: dict[Channel, Floats]
-    calm: dict[Channel, Floats]
+    without: tuple[dict[Channel, Floats], ...]
     common: tuple[CommonDelay, ...]
+    uneven: UnevenWork | None
     noise: Noise
     clipped_share: float
-    lost_s: float
+    lost: Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,19 +293,19 @@ def _slowed(timed: _Timed, late: _Late, proof: Proof | None) -> SlowedJob:
     unseen_s = float(np.mean([step.parts_s[StepPart.QUEUED] for each in timed.job.profiles for step in each.steps]))
     is_sharded = timed.job.shards
     kind = find_kind(timed.job.profiles, waiting_s=unseen_s, is_sharded=is_sharded)
-    share = min(1.0, late.lost_s / step_s) if step_s else 0.0
-    if proof is not None and kind.is_modelled and not (is_sharded and proof.misses):
-        share = proof.straggling_share
+    is_reproduced = proof is not None and kind.is_modelled and not (is_sharded and proof.misses)
+    lost = proof.lost if proof is not None and is_reproduced else late.lost
     return SlowedJob(
         job=timed.job,
         base=timed.base,
         stragglers=late.stragglers,
         common=late.common,
         noise=late.noise,
-        budget=_budget(timed, late, share * step_s),
+        budget=_budget(timed, late, lost.stragglers * step_s),
         kind=kind,
         step_s=step_s,
-        straggling_share=share,
+        uneven=late.uneven,
+        lost=lost,
     )
 
 
@@ -386,8 +392,10 @@ def _find_late(timed: _Timed) -> _Late:
     job = timed.job
     host = timed.host
     traced, clipped_s = excess_times(timed.seconds, timed.base)
-    delays = DelayTable(traced, job.ranks, job.numbers, timed.step_s)
-    excess = collectives.with_untraced_rank(delays, timed.untraced, job)
+    uneven = find_uneven_work(timed.seconds)
+    whole = DelayTable(traced, job.ranks, job.numbers, timed.step_s)
+    delays = replace(whole, of=_with_even_work(traced, uneven))
+    excess, whole = (collectives.with_untraced_rank(each, timed.untraced, job) for each in (delays, whole))
     places = Places(job)
     found = stragglers.placed(stragglers.find_stragglers(excess, timed.layout), places)
     common = tuple(
@@ -398,21 +406,44 @@ def _find_late(timed: _Timed) -> _Late:
     seen = [each for each in late if set(each.ranks) <= set(job.ranks)]
     # only the exposed part is known of an untraced rank: that is a delay, not a slow device
     slow = stragglers.slow_throughout(seen, len(job.numbers))
+    without_late = stragglers.without(whole, late)
+    steady = stragglers.without_common(without_late, common, job.numbers)
+    left = (without_late, steady, _with_even_work(steady, uneven))
     late_s = late_backward_s(job, timed.seconds, timed.base)
-    without_late = stragglers.without(excess, late)
     calm = recorded(without_late, host, excess.ranks, job.world_size)
-    played = recorded(stragglers.without(excess, slow), host, excess.ranks, job.world_size)
+    played = recorded(stragglers.without(whole, slow), host, excess.ranks, job.world_size)
+    without = [recorded(each, host, excess.ranks, job.world_size) for each in left]
     return _Late(
         stragglers=late,
         loading=tuple(loading),
         slow=slow,
         delays=with_late_backward(played, calm, late_s, job.ranks),
-        calm=with_late_backward(calm, calm, late_s, job.ranks),
+        without=tuple(with_late_backward(each, each, late_s, job.ranks) for each in without),
         common=common,
+        uneven=uneven,
         noise=stragglers.noise_of(excess, late),
         clipped_share=clipped_s / timed.step_s if timed.step_s else 0.0,
-        lost_s=_latest_s(excess.of) - _latest_s(without_late),
+        lost=_lost(float(timed.seconds.step_s.mean()), whole.of, left),
     )
+
+
+def _with_even_work(of: Mapping[Channel, Floats], uneven: UnevenWork | None) -> dict[Channel, Floats]:
+    """Return the delays if all work were typical; ranks without a trace stay as they are."""
+    kept = dict(of)
+    if uneven is not None:
+        computing_s = kept["compute"].copy()
+        n_traced = uneven.seconds.shape[1]
+        less_s = np.maximum(0.0, computing_s[:, :n_traced] - uneven.seconds)
+        computing_s[:, :n_traced] = less_s + float(np.median(uneven.seconds))
+        kept["compute"] = computing_s
+    return kept
+
+
+def _lost(step_s: float, delays: Mapping[Channel, Floats], fewer: Sequence[Mapping[Channel, Floats]]) -> Lost:
+    """Return the shares of a step that are lost if it is longer by the delay of its latest rank."""
+    latest_s, *fewer_s = (_latest_s(each) for each in (delays, *fewer))
+    typical_s = float(np.median(np.sum(list(fewer[-1].values()), axis=0)))
+    return Lost.of(step_s, [step_s - latest_s + each_s for each_s in (*fewer_s, typical_s)])
 
 
 def _latest_s(delays: Mapping[Channel, Floats]) -> float:
@@ -438,7 +469,8 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
     slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain, timed.base)))
     slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
-    proof = prove_step(slowed, late.delays, timed.seconds, job, calm=(plain, late.calm), ahead_s=timed.host.ahead_s)
+    ahead_s = timed.host.ahead_s
+    proof = prove_step(slowed, late.delays, timed.seconds, job, calm=plain, without=late.without, ahead_s=ahead_s)
     return _Proven(slowed, links, proof)
 
 
@@ -491,6 +523,7 @@ def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
     recording_s = float(np.mean([each.recording_s for each in slowed.job.profiles]))
     return Imported.model_validate(
         {
+            "steps": listed(slowed.job.numbers),
             "step_s": round(proof.measured_s, 9),
             "error": round(proof.error, 4),
             "left_out": "" if slowed.kind.is_modelled else slowed.kind.sentence,
@@ -499,7 +532,7 @@ def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
             "parts": parts,
             "beside_s": round(budget.beside_s, 9),
             "profiler_s": round(recording_s, 9),
-            "straggling_share": round(slowed.straggling_share, 9),
+            "lost": slowed.lost,
             "late_on": _late_on(slowed.stragglers),
         }
     )

@@ -204,6 +204,13 @@ def find_slowdown(
     return _Analysis(trace, steps, ranks_per_node, progress).result()
 
 
+def typical_step_s(trace: Trace) -> float:
+    """Return the seconds of a step without any stragglers: T_ideal of a trace."""
+    traced = timing(trace)
+    variants = Variants(traced, ideal(trace.plan, traced), [Kept(kinds=frozenset())])
+    return float(step_end_s(trace.plan, variants, n_variants=1)[-1, 0]) / trace.plan.n_steps
+
+
 def _checked(trace: Trace, steps: range | None) -> range:
     n_steps = trace.plan.n_steps
     found = range(n_steps)[steps.start : steps.stop] if steps is not None else range(n_steps)

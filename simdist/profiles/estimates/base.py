@@ -27,7 +27,8 @@ from simdist.plan.ops import Channel
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats
 
-_LOW = 0.05
+#: The quantile that counts as undisturbed.
+LOW = 0.05
 _SHARED = 0.1  # of computing that overlaps collectives: from here on, the cores that collectives use matter
 _NOTICEABLE = 0.01  # of a step; input that takes less only fetches batches that are ready
 
@@ -114,7 +115,7 @@ def base_times(job: TracedJob, of: Parts) -> BaseTimes:
 
 
 def _low_s(seconds: Floats) -> float:
-    return max(0.0, float(np.quantile(seconds, _LOW)))
+    return max(0.0, float(np.quantile(seconds, LOW)))
 
 
 def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | None, ...], list[str]]:
@@ -163,7 +164,7 @@ def scaled_lows(buckets_s: Floats, pass_s: float) -> tuple[float, ...]:
         buckets_s: Seconds of each part, such as a gradient bucket, `[n_steps, n_parts]`.
         pass_s: A low quantile of the pass.
     """
-    lows_s = np.maximum(0.0, np.quantile(buckets_s, _LOW, axis=0))
+    lows_s = np.maximum(0.0, np.quantile(buckets_s, LOW, axis=0))
     sum_s = float(lows_s.sum())
     scale = pass_s / sum_s if sum_s > 0 else 1.0
     return tuple((lows_s * scale).tolist())

@@ -15,19 +15,20 @@ of few steps are too small, and 1 + 2 / sqrt(n m), as quantiles have errors.
 **Once.** Each rank may have a *single* delay in each step, so chance has n m attempts. Let x(1) >= x(2) >= ... be the
 sorted delays. The spacings D(j) = j (x(j) - x(j + 1)) of exponential noise are independent, and exponential with equal
 means. For a tail of index xi, as in a generalized Pareto distribution, their mean is proportional to j^-xi. Stragglers
-leave a gap between themselves and the noise: with j of them above it, D(j) is far larger than predicted from the
-spacings below.
+are further above the noise than the spacings predict: of the k = j + g - 1 delays above x(j + g), j are above x(j) with
+probability P(Binomial(k, S) >= j), where S = (1 + xi y / s)^(-1 / xi) is the chance that one of them exceeds x(j + g)
+by y = x(j) - x(j + g), and s is the mean of the spacings there.
 
-* Only spacings of smaller delays predict D(j): those from D(j + 1) to D(8 j + 200), and none below the median. So
-  stragglers above the gap do not hide it, regardless of their number and size.
-* xi is unknown. Values from -0.2 to 1 are weighted by the likelihood of the spacings and by a prior (normal, mean 0.08,
-  standard deviation 0.2). The prior covers the light tail of normal noise and the tail of lognormal noise with sigma 1.
-  With M spacings whose sum is S after scaling, the probability of a spacing beyond z S / M is (1 + z / M)^-M. In a
-  heavy tail, spacings of few delays are heavy-tailed, too: z is replaced by j ln(1 + xi z / j) / xi.
-* The test of D(j) has the share 6 / (pi j)^2 of 0.7 alpha. One delay inside a gap must not hide it. So the sums of 2
-  and of 4 consecutive spacings are also tested, with 0.4 alpha each; most false alarms occur in several of these tests.
-  The most significant gap splits off the delays above it. The rest is tested again, until no gap is significant.
-* If the delays above a gap are more than a tenth of all, they must also be closer to each other than to the noise. Rare
+* The spacings from D(j + g) to D(8 (j + g) + 200) predict s and xi, but none below the median. So the j delays do not
+  hide themselves, regardless of their sizes. A second prediction adds D(1) to D(j - 1): delays of one size scatter by
+  as much as the noise, and show that its tail is light. The smaller probability counts.
+* xi is unknown. Values from -0.2 to 1 are weighted by the likelihood of the spacings and by a prior (normal, mean 0.05,
+  standard deviation 0.15). It covers the light tail of normal noise and the tail of lognormal noise with sigma 1. With
+  M spacings, the probability S^j is replaced by its mean over the error of s, (1 - j ln(S) / M)^-M.
+* j has the share 6 / (pi j)^2 of all false alarms. g is 1, 2, 4 and 8, with 0.6, 0.3, 0.3 and 0.3 of them: large delays
+  of the noise must not hide late ones above them, and most false alarms occur for several g. The least probable delays
+  are split off. The rest is tested again, until nothing is improbable.
+* If the delays split off are more than a tenth of all, they must also be closer to each other than to the noise. Rare
   pauses of many sizes are noise, though not all of one kind.
 * If more than half of all delays are exactly equal, as on hosts that never pause, they contain no information on a
   tail. Then the other delays are stragglers if they are at most a tenth of all, or stand apart as above.
@@ -60,14 +61,15 @@ _FEWEST = 3  # steps; fewer do not show a usual delay
 _NOISE = 0.6  # share of delays that are noise, at least
 _RARE = 0.1  # share of delays that are stragglers even if they have many sizes
 _TAILS = np.linspace(-0.2, 1.0, 25)  # xi
-_LIKELY_TAIL = 0.08, 0.2  # mean and standard deviation of the prior
-_REACH = 8, 200  # number of spacings that predict D(j): slope and minimum
+_LIKELY_TAIL = 0.05, 0.15  # mean and standard deviation of the prior
+_REACH = 8, 200  # number of spacings that predict those above: slope and minimum
 _FEWEST_SPACINGS = 2
-_GAPS = {1: 0.7, 2: 0.4, 4: 0.4}  # consecutive gaps -> share of false alarms; many occur in several tests
+_GAPS = {1: 0.6, 2: 0.3, 4: 0.3, 8: 0.3}  # g -> share of false alarms; many occur in several tests
 _SPREAD_ERROR = 1.6  # times 1 / sqrt(n_steps): relative error of the width of a rank's noise
 _NARROWEST = 0.1  # of the scale of all delays: the width of hosts that hardly pause is clock error
 _LEAST_EVIDENCE = 2.0  # times what chance explains, for ranks to differ
 _MOST_DOUBLINGS = 60
+_BISECTIONS = 10
 _DECIMALS = 9  # a profiler counts nanoseconds at best
 
 
@@ -163,37 +165,39 @@ def by_chance_once_s(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> float:
     return float(descending_s[n_late - 1 : n_late + 1].mean()) if n_late else math.inf
 
 
-def told_from_s(noise_s: Floats, *, alarm: float = FALSE_ALARM) -> float:
-    """Return the smallest single delay that could be distinguished from this noise; infinite if none could.
+def told_from_s(noise_s: Floats, late_s: Floats, *, alarm: float = FALSE_ALARM) -> float:
+    """Return the smallest further delay that would be told from this noise; infinite if none would.
 
     Args:
         noise_s: Delays without those of stragglers, of any shape.
+        late_s: Delays that are told from it, `[n]`. A further one of their size is, too.
         alarm: Probability that noise alone exceeds it.
     """
-    noise_s = np.sort(_without_ties(noise_s), axis=None)[::-1]
-    if len(noise_s) < 2:
+    if noise_s.size < 2:
         return math.inf
-    spread_s = max(float(noise_s[0] - np.median(noise_s)), 1e-9)
-    low = 0.0
-    high = 1.0
+    known_s = np.concatenate([noise_s.ravel(), late_s])
+    most_s = float(noise_s.max())
+    spread_s = max(most_s - float(np.median(noise_s)), 1e-9)
+    low_s = most_s
+    high_s = max(most_s, float(late_s.min())) if len(late_s) else most_s + spread_s
     for _ in range(_MOST_DOUBLINGS):
-        if _is_late(noise_s, float(noise_s[0]) + high * spread_s, alarm):
+        if _is_told(known_s, high_s, alarm):
             break
-        low = high
-        high = 2 * high
+        low_s = high_s
+        high_s = most_s + 2 * max(spread_s, high_s - most_s)
     else:
         return math.inf
-    for _ in range(10):
-        middle = (low + high) / 2
-        if _is_late(noise_s, float(noise_s[0]) + middle * spread_s, alarm):
-            high = middle
+    for _ in range(_BISECTIONS):
+        middle_s = (low_s + high_s) / 2
+        if _is_told(known_s, middle_s, alarm):
+            high_s = middle_s
         else:
-            low = middle
-    return float(noise_s[0]) + high * spread_s
+            low_s = middle_s
+    return high_s
 
 
-def _is_late(noise_s: Floats, delay_s: float, alarm: float) -> bool:
-    return _split_off(np.append(delay_s, noise_s), 0, len(noise_s) + 1, alarm, most=1) > 0
+def _is_told(known_s: Floats, delay_s: float, alarm: float) -> bool:
+    return delay_s > by_chance_once_s(np.append(known_s, delay_s), alarm=alarm)
 
 
 def late_once(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> NDArray[np.bool_]:
@@ -223,7 +227,7 @@ def _without_ties(delay_s: Floats) -> Floats:
     return spread_s.reshape(delay_s.shape)
 
 
-def _split_off(descending_s: Floats, n_late: int, n_all: int, alarm: float, most: int | None = None) -> int:
+def _split_off(descending_s: Floats, n_late: int, n_all: int, alarm: float) -> int:
     """Return how many of the largest delays stand apart from the others, after those already found to be late.
 
     Args:
@@ -231,12 +235,11 @@ def _split_off(descending_s: Floats, n_late: int, n_all: int, alarm: float, most
         n_late: Number of delays already found to be late.
         n_all: Number of delays. At least the share `_NOISE` of them is noise.
         alarm: Probability that noise alone stands apart.
-        most: Maximum to return. None allows all that are not noise.
     """
     delay_s = descending_s[n_late:]
     middle = len(delay_s) // 2
     n_above = min(middle, int(np.count_nonzero(delay_s > delay_s[middle])))
-    n_most = min(n_above, int((1 - _NOISE) * n_all) - n_late, most or n_above)
+    n_most = min(n_above, int((1 - _NOISE) * n_all) - n_late)
     if n_most < 1:
         return 0
     place = np.arange(1, n_above + 1)
@@ -245,7 +248,7 @@ def _split_off(descending_s: Floats, n_late: int, n_all: int, alarm: float, most
         return n_above
     chance = np.ones(n_most)
     for n_gaps, share in _GAPS.items():
-        _test(spacing_s, n_gaps, chance, share)
+        _test(spacing_s, n_gaps, chance, share=share, alarm=alarm)
     if n_above < middle and n_most == n_above:
         chance[-1] = 0.0
     for at in np.argsort(chance, kind="stable").tolist():
@@ -256,61 +259,72 @@ def _split_off(descending_s: Floats, n_late: int, n_all: int, alarm: float, most
     return 0
 
 
-def _test(spacing_s: Floats, n_gaps: int, chance: Floats, share: float) -> None:
-    """Test sums of consecutive spacings, and lower the chances of spacings that are larger than noise explains.
+def _test(spacing_s: Floats, n_gaps: int, chance: Floats, *, share: float, alarm: float) -> None:
+    """Lower the chances of delays that are further above the noise than it explains.
 
     Args:
         spacing_s: Spacings from the largest delay on, times their places.
-        n_gaps: Number of consecutive spacings in a sum.
-        chance: Chance of each of the first spacings, corrected for the number of tests. A test lowers that of the
-            largest spacing in its sum.
-        share: Share of all false alarms for this number of consecutive spacings.
+        n_gaps: g: the noise begins so many places below.
+        chance: Chance that the largest delays are noise, by their number, corrected for the number of tests.
+        share: Share of all false alarms for this g.
+        alarm: Larger chances do not count.
     """
-    n_most = min(len(chance), len(spacing_s) - n_gaps + 1)
-    if n_most < 1:
-        return
-    first = np.arange(n_most)
-    behind = first + n_gaps
-    last = np.minimum(len(spacing_s), _REACH[0] * behind + _REACH[1])
-    spacing_s = spacing_s[: last[-1]]
-    place = np.arange(1, len(spacing_s) + 1)
-    n_below = (last - behind).astype(np.float64)
-    scale = np.exp(np.outer(_TAILS, np.log(place)))
-    sum_s = np.cumsum(spacing_s * scale, axis=1)
-    below_s = np.maximum(sum_s[:, last - 1] - sum_s[:, behind - 1], 1e-300)
-    logs = np.cumsum(np.log(place))
-    mean, deviation = _LIKELY_TAIL
-    weight = -0.5 * ((_TAILS[:, None] - mean) / deviation) ** 2
-    weight = weight + _TAILS[:, None] * (logs[last - 1] - logs[behind - 1]) - n_below * np.log(below_s)
-    weight = np.exp(weight - weight.max(axis=0))
-    ratio = np.zeros_like(weight)
-    heavy = np.maximum(_TAILS, 1e-6)[:, None]
-    for at in (first + each for each in range(n_gaps)):
-        of_gap = spacing_s[at] * scale[:, at] * n_below / below_s
-        ratio += place[at] / heavy * np.log1p(heavy * of_gap / place[at])
-    found = (weight * _above(ratio, n_below, n_gaps)).sum(axis=0) / weight.sum(axis=0)
-    found = np.where(n_below >= _FEWEST_SPACINGS, found * (math.pi * place[:n_most]) ** 2 / 6 / share, 1.0)
-    in_a_row = np.lib.stride_tricks.sliding_window_view(spacing_s, n_gaps)[:n_most]
-    widest = np.minimum(first + in_a_row.argmax(axis=1), len(chance) - 1)
-    np.minimum.at(chance, widest, found)
+    late = np.arange(1, 1 + min(len(chance), len(spacing_s) - n_gaps + 1))
+    for with_late in (False, True):
+        left = late
+        for tails in (_TAILS[:1], _TAILS):  # what the lightest tail explains, all tails do
+            n_tests = (math.pi * left) ** 2 / 6 / share
+            found = n_tests * _chance(spacing_s, left, n_gaps, with_late=with_late, tails=tails)
+            left = left[found <= alarm]
+        chance[left - 1] = np.minimum(chance[left - 1], found[found <= alarm])
 
 
-def _above(ratio: Floats, n_below: Floats, n_gaps: int) -> Floats:
-    """Return the probability that a sum of exponential variables exceeds a multiple of the mean of others.
+def _chance(spacing_s: Floats, late: NDArray[np.int64], n_gaps: int, *, with_late: bool, tails: Floats) -> Floats:
+    """Return the probability that the largest delays of noise are so far above the delay `n_gaps` places below.
 
     Args:
-        ratio: The multiple.
-        n_below: Number of the other variables.
-        n_gaps: Number of variables in the sum.
+        spacing_s: Spacings from the largest delay on, times their places.
+        late: j: numbers of largest delays, ascending, `[n]`.
+        n_gaps: g.
+        with_late: The spacings between these delays are those of noise, too.
+        tails: Possible xi.
     """
-    n_others = np.maximum(n_below, 1.0)
-    rest: Floats = ratio / (n_others + ratio)
-    term: Floats = np.exp(-n_others * np.log1p(ratio / n_others))
-    total: Floats = term.copy()
-    for each in range(1, n_gaps):
-        term = term * rest * (n_others + each - 1) / each
-        total += term
-    return total
+    from scipy.special import betainc
+
+    if not len(late):
+        return np.zeros(0)
+    behind = late + n_gaps - 1
+    last = np.minimum(len(spacing_s), _REACH[0] * behind + _REACH[1])
+    spacing_s = spacing_s[: last[-1]]
+    place = np.arange(1.0, len(spacing_s) + 1)
+    sums_s = _sums(spacing_s * np.exp(np.outer(tails, np.log(place))))
+    logs = _sums(np.log(place))
+    distance_s = _sums(spacing_s / place)
+    n_known = (last - behind).astype(np.float64)
+    known_s = sums_s[:, last] - sums_s[:, behind]
+    log = logs[last] - logs[behind]
+    is_enough = n_known >= _FEWEST_SPACINGS
+    if with_late:
+        n_known = n_known + late - 1
+        known_s = known_s + sums_s[:, late - 1]
+        log = log + logs[late - 1]
+    n_known = np.maximum(n_known, 1.0)
+    known_s = np.maximum(known_s, 1e-300)
+    mean, deviation = _LIKELY_TAIL
+    tails = tails[:, None]
+    weight = -0.5 * ((tails - mean) / deviation) ** 2 + tails * log - n_known * np.log(known_s)
+    weight = np.exp(weight - weight.max(axis=0))
+    scale_s = known_s / n_known * behind**-tails
+    heavy = np.maximum(tails, 1e-6)
+    minus_log = np.log1p(heavy * (distance_s[behind] - distance_s[late - 1]) / scale_s) / heavy  # -ln(S)
+    single = np.exp(-n_known / late * np.log1p(late * minus_log / n_known))
+    found = (weight * betainc(late, n_gaps, single)).sum(axis=0) / weight.sum(axis=0)
+    return np.where(is_enough, found, 1.0)
+
+
+def _sums(values: Floats) -> Floats:
+    """Return the sums of the first 0, 1, ... values along the last axis."""
+    return np.concatenate([np.zeros((*values.shape[:-1], 1)), np.cumsum(values, axis=-1)], axis=-1)
 
 
 def _stand_together(spacing_s: Floats, alarm: float) -> bool:

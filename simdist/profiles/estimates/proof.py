@@ -6,6 +6,7 @@ model leaves out. It does not show whether the estimates separated the right cau
 late rank, and links inside nodes look like links between them. It also does not show that other steps resemble these.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +18,9 @@ from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats
 from simdist.runs.building import build
 from simdist.scenario import Scenario
-from simdist.scenario.facts import MOST_ERROR
+from simdist.scenario.facts import MOST_ERROR, Lost
 from simdist.traces.breakdown import break_down
+from simdist.whatif.slowdown import typical_step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,9 @@ class Proof:
     Args:
         predicted_s: Simulated with the recorded delays.
         measured_s: Mean over steps and traced ranks.
-        calm_s: Simulated with the delays that would remain if stragglers were typical ranks.
+        without_s: Simulated with fewer and fewer delays: first without stragglers, then also without those of all
+            ranks at once, then also with even work.
+        typical_s: Simulated with every operation as on a typical rank in a typical step.
         parts: Part of a step -> reproduced and measured seconds. The parts are computing and host delays, waiting for
             communication and other ranks, and waiting for input.
         ahead_s: Part of the simulated step that loads the first batch, which the job had begun to load before the
@@ -38,7 +42,8 @@ class Proof:
 
     predicted_s: float
     measured_s: float
-    calm_s: float
+    without_s: tuple[float, float, float]
+    typical_s: float
     parts: dict[str, tuple[float, float]]
     ahead_s: float
     is_silent: bool
@@ -54,9 +59,9 @@ class Proof:
         return f"{round(self.error, 3) + 0.0:+.1%}"
 
     @property
-    def straggling_share(self) -> float:
-        """Share of the reproduced step that is lost to stragglers."""
-        return max(0.0, 1 - self.calm_s / self.predicted_s) if self.predicted_s else 0.0
+    def lost(self) -> Lost:
+        """What delays cost, as shares of the reproduced step."""
+        return Lost.of(self.predicted_s, [*self.without_s, self.typical_s])
 
     @property
     def misses(self) -> str | None:
@@ -75,7 +80,8 @@ def prove_step(
     of: Parts,
     job: TracedJob,
     *,
-    calm: tuple[Scenario, dict[Channel, Floats]],
+    calm: Scenario,
+    without: Sequence[dict[Channel, Floats]],
     ahead_s: float = 0.0,
 ) -> Proof:
     """Simulate synchronous SGD with the recorded delays, and without stragglers.
@@ -85,15 +91,18 @@ def prove_step(
         delays: The recorded delays, `[n_steps, world_size]`.
         of: Name of the measured quantity.
         job: The traced job.
-        calm: Scenario and delays without stragglers. It has the same channels or fewer.
+        calm: The scenario without slow devices.
+        without: Delays for it: without stragglers, also without those of all ranks at once, also with even work.
         ahead_s: How long the job had been loading the first batch when the traced steps began. Simulated runs start by
             loading it, so this time is part of the error.
     """
     built = build(scenario, scenario.schedules[0])
     trace = simulate(built.plan, built.costs, {channel: seconds[None] for channel, seconds in delays.items()})
-    calm_built = build(calm[0], calm[0].schedules[0])
-    calm_delays = {key: calm[1].get(key, np.zeros_like(seconds))[None] for key, seconds in delays.items()}
-    quiet = simulate(calm_built.plan, calm_built.costs, calm_delays)
+    calm_built = build(calm, calm.schedules[0])
+    less_s = []
+    for fewer in without:
+        of_channels = {key: fewer.get(key, np.zeros_like(seconds))[None] for key, seconds in delays.items()}
+        less_s.append(simulate(calm_built.plan, calm_built.costs, of_channels).makespan_s / scenario.steps)
     states = break_down(trace)
     predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
     computing_s, waiting_s, input_s = (float(each.mean()) for each in (of.compute_s + of.host_s, of.wait_s, of.input_s))
@@ -101,7 +110,8 @@ def prove_step(
     return Proof(
         predicted_s=trace.makespan_s / scenario.steps,
         measured_s=float(of.step_s.mean()),
-        calm_s=quiet.makespan_s / scenario.steps,
+        without_s=(less_s[0], less_s[1], less_s[2]),
+        typical_s=typical_step_s(trace),
         parts={
             "computing": (predicted["compute"] + predicted["host"], computing_s + (0.0 if loads else input_s)),
             "waiting for communication and other ranks": (predicted["comm"] + predicted["wait"], waiting_s),

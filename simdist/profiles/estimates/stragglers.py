@@ -7,7 +7,8 @@ d[s, r] is the delay of rank r in step s. All medians are lower medians.
   in the same step is above the threshold of noise (`noise`).
 * *Transient*: the smaller of two differences is above the threshold of noise (`noise`) and above 5 % of a step. The
   first is d[s, r] minus the rank's own median; for a rank that is not persistent, minus the median of the typical other
-  rank if that is smaller. The second subtracts from it the same difference of the typical other rank in this step.
+  rank if that is smaller. The second subtracts from it a low quartile of the same differences of the other ranks in
+  this step, if that is positive: the part that most ranks have in common.
   Consecutive steps with similar delays are one burst.
 * If all traced ranks of a node are late in the same way, the straggler is the node.
 
@@ -35,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan.ops import Channel
+from simdist.profiles.estimates.base import typical_s
 from simdist.profiles.estimates.noise import (
     FALSE_ALARM,
     USUALLY,
@@ -57,6 +59,7 @@ _SPREADS = 3.0
 # Shares of a step; smaller delays change no decision.
 _PERSISTENT_SHARE = 0.03
 _TRANSIENT_SHARE = 0.05
+_NEARLY = 0.9  # of the steps
 _ALIKE = 0.7  # of the largest: delays below this share are listed apart from it
 _NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share if the node is the cause
 
@@ -189,13 +192,13 @@ class Noise:
     Args:
         count: Number of pairs of rank and step.
         seconds: Their sum.
-        told_from_s: Smallest single delay that could be distinguished from this noise; infinite if none could, 0
-            without noise.
+        told_from_s: Channel with such delays -> the smallest further delay that would be told from them, beside the
+            stragglers; infinite if none would.
     """
 
     count: int
     seconds: float
-    told_from_s: float = 0.0
+    told_from_s: dict[Channel, float]
 
 
 def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, ...]:
@@ -263,25 +266,22 @@ def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
     """Return the noticeable delays that do not belong to stragglers."""
     count = 0
     seconds = 0.0
-    from_s = 0.0
+    from_s: dict[Channel, float] = {}
     steady = without(delays, [each for each in stragglers if each.growth_s])
     for channel, delay_s in steady.items():
-        own = [each for each in stragglers if each.channel == channel]
-        usual = [
-            delays.ranks.index(rank)
-            for each in own
-            if each.kind == "persistent" and not each.growth_s
-            for rank in each.ranks
-        ]
+        own = [each for each in stragglers if each.channel == channel and not each.growth_s]
+        usual = _columns(delays, [each for each in own if each.kind == "persistent"])
         more_s = _more_s(delay_s, usual).min(axis=0)
+        is_late = np.zeros(more_s.shape, np.bool_)
         for each in own:
             if each.kind == "transient":
-                more_s[delays.cells(each)] = 0.0
-        noticeable = more_s > _least_s(delays)
-        count = count + int(noticeable.sum())
-        seconds = seconds + float(more_s[noticeable].sum())
-        if noticeable.any():
-            from_s = max(from_s, told_from_s(more_s, alarm=FALSE_ALARM - USUALLY))
+                is_late[delays.cells(each)] = True
+        noise_s = more_s[~is_late]
+        noticeable_s = noise_s[noise_s > _least_s(delays)]
+        count = count + len(noticeable_s)
+        seconds = seconds + float(noticeable_s.sum())
+        if len(noticeable_s):
+            from_s[channel] = told_from_s(noise_s, more_s[is_late], alarm=FALSE_ALARM - USUALLY)
     return Noise(count, seconds, from_s)
 
 
@@ -291,6 +291,24 @@ def without(delays: DelayTable, stragglers: Sequence[Straggler]) -> dict[Channel
     for each in stragglers:
         kept[each.channel][delays.cells(each)] -= each.step_seconds[:, None]
     return {channel: np.maximum(0.0, seconds) for channel, seconds in kept.items()}
+
+
+def without_common(
+    of: dict[Channel, Floats], common: Sequence[CommonDelay], steps: Sequence[int]
+) -> dict[Channel, Floats]:
+    """Return delays `[n_steps, n_ranks]` without the part that all ranks have at once.
+
+    Args:
+        of: Channel -> seconds.
+        common: Delays of all ranks.
+        steps: Number of each row's step.
+    """
+    kept = {channel: seconds.copy() for channel, seconds in of.items()}
+    for each in common:
+        rows = [steps.index(step) for step in each.steps]
+        least_s = kept[each.channel].min(axis=1, keepdims=True)
+        kept[each.channel][rows] -= np.maximum(0.0, least_s - np.median(least_s))[rows]
+    return kept
 
 
 def _importance(each: Straggler, step_s: float) -> tuple[str, float, int, tuple[int, ...], tuple[int, ...]]:
@@ -373,6 +391,7 @@ def _transient(delays: DelayTable, channel: Channel, more_s: Floats, *, alarm: f
     own_s, beyond_s = more_s
     single_s = more_s.min(axis=0)
     is_late = late_once(single_s, alarm=alarm) & (single_s > _least_s(delays))
+    is_late &= is_late.mean(axis=0) < _NEARLY  # what comes in nearly every step is not transient: see `_persistent`
     found = []
     for column in range(own_s.shape[1]):
         for rows in _bursts(np.flatnonzero(is_late[:, column]).tolist(), beyond_s[:, column]):
@@ -391,11 +410,14 @@ def _bursts(late: Sequence[int], beyond_s: Floats) -> Iterator[list[int]]:
 
 
 def _of_others_s(own_s: Floats) -> Floats:
-    """Return the median of the other ranks for each rank and step; 0 if it is negative or there are none."""
+    """Return a low quartile of the other ranks for each rank and step; 0 if it is negative or there are none.
+
+    The median of few ranks has nearly as much noise as each of them, which would hide a delay in twice the noise.
+    """
     n_ranks = own_s.shape[1]
     if n_ranks == 1:
         return np.zeros_like(own_s)
-    others = [lower_median_s(np.delete(own_s, rank, axis=1), axis=1) for rank in range(n_ranks)]
+    others = [typical_s(np.delete(own_s, rank, axis=1)) for rank in range(n_ranks)]
     return np.maximum(0.0, np.stack(others, axis=1))
 
 
@@ -419,9 +441,6 @@ def _by_node(found: list[Straggler], ranks: Sequence[int], layout: RankLayout) -
         growth_s = float(np.median([each.growth_s for each in of]))
         merged.append(Straggler(of[0].kind, members, node, of[0].channel, steps, float(np.median(sizes_s)), growth_s))
     return merged
-
-
-_NEARLY = 0.9  # of the steps
 
 
 def slow_throughout(stragglers: Sequence[Straggler], n_steps: int) -> tuple[Straggler, ...]:

@@ -1,5 +1,6 @@
 """Profiles of single ranks combined into one job: its ranks, a check that they belong together, and common steps."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from simdist.profiles.job.averaging import check_every_step, join_passes, one_gr
 from simdist.profiles.job.sharded_ranks import shards_model, with_groups
 from simdist.profiles.steps.model import RankProfile, RankStep, listed, usual_micro_batches
 from simdist.settings.base import plural
+from simdist.settings.units import parse_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,13 +275,44 @@ def _shown(step: RankStep) -> str:
     return f"{len(calls)} ({sizes} B)" if calls else "none"
 
 
+# A number with its unit, if it has one, that is not the number of a step or a rank, or part of a name.
+_AMOUNT = re.compile(
+    r"(?<![\w/.=-])(?<!steps )(?<!step )(?<!ranks )(?<!rank )(?<!: )(?<!, )"
+    r"(\d+(?:,\d{3})*(?:\.\d+)?)( (?:ns|us|ms|s)\b)?(?![\w/])"
+)
+
+
 def grouped(notes: Iterable[tuple[int | None, str]]) -> list[str]:
-    """Merge equal notes of several ranks, in the order of first occurrence.
+    """Merge notes of several ranks that differ in amounts only, in the order of first occurrence.
 
     >>> grouped([(0, "no input"), (1, "no input"), (1, "no marks")])
     ['ranks 0-1: no input', 'rank 1: no marks']
+    >>> grouped([(0, "recording takes 2 ms in step 3"), (1, "recording takes 1 ms in step 3")])
+    ['ranks 0-1: recording takes 1 to 2 ms in step 3']
     """
-    ranks: dict[str, list[int]] = {}
+    alike: dict[str, list[tuple[int, str]]] = {}
     for rank, note in notes:
-        ranks.setdefault(note, []).append(rank or 0)
-    return [f"{plural(len(of), 'rank')} {listed(sorted(of))}: {note}" for note, of in ranks.items()]
+        alike.setdefault(_AMOUNT.sub("", note), []).append((rank or 0, note))
+    merged = []
+    for of in alike.values():
+        ranks = sorted({rank for rank, _ in of})
+        merged.append(f"{plural(len(ranks), 'rank')} {listed(ranks)}: {_with_ranges([note for _, note in of])}")
+    return merged
+
+
+def _with_ranges(notes: Sequence[str]) -> str:
+    """Return a note with the range of each amount."""
+    amounts = zip(*(_AMOUNT.finditer(note) for note in notes), strict=True)
+    text = notes[0]
+    for found in reversed(list(amounts)):
+        first, *_ = found
+        least, *_, most = sorted(found, key=_size) if found[1:] else (first, first)
+        unit = "" if least[2] == most[2] else least[2] or ""
+        which = most[0] if least[0] == most[0] else f"{least[1]}{unit} to {most[0]}"
+        text = text[: first.start()] + which + text[first.end() :]
+    return text
+
+
+def _size(amount: re.Match[str]) -> float:
+    number, unit = amount.groups()
+    return parse_seconds(amount[0]) if unit else float(number.replace(",", ""))

@@ -263,7 +263,7 @@ def _parse_pass(
 ) -> tuple[TracedPass, dict[int, TracedCollective]] | None:
     begin, middle, end = between
     ahead = [c for c in calls if c.kind == "all_gather" and begin.issued_s <= c.issued_s < middle.issued_s]
-    backward = [c for c in calls if middle.issued_s <= c.issued_s <= end.issued_s]
+    backward = [c for c in calls if middle.issued_s <= c.issued_s < end.issued_s]
     again = [c for c in backward if c.kind == "all_gather"]
     reductions = [c for c in backward if c.kind == "reduce_scatter"]
     n_after = sum(c.issued_s > again[-1].issued_s for c in reductions) if again else 0
@@ -342,7 +342,7 @@ def _regathers(step: RankStep) -> list[TracedCollective]:
     return [
         call
         for call in step.calls
-        if call.kind == "all_gather" and any(first <= call.issued_s <= last for first, last in spans_s)
+        if call.kind == "all_gather" and any(first <= call.issued_s < last for first, last in spans_s)
     ]
 
 

@@ -226,14 +226,13 @@ def _phases(
     inside = (kernels.end_s > begin_s) & (kernels.start_s < end_s)
     starts_s = np.clip(kernels.start_s[inside], begin_s, end_s)
     ends_s = np.clip(kernels.end_s[inside], begin_s, end_s)
-    launch_s = kernels.launch_s[inside]
-    phase = _launched_in(host, launch_s)
+    phase = _launched_in(host, kernels.launch_s[inside])
     phase[(kernels.kind[inside] == EventKind.COPY_IN) & (phase == StepPhase.FORWARD)] = StepPhase.INPUT
     edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel(), [end_s]])
     gaps_s = edges_s.reshape(-1, 2)
-    launch_s = np.append(launch_s, np.inf)  # the last one has no successor
+    queued_s = np.append(kernels.queued_s[inside], np.inf)  # the last one has no successor
     base = np.append(np.repeat(phase, 2), StepPhase.FORWARD).astype(np.int8)
-    return overlaid(edges_s, base, _gaps(host, gaps_s, launch_s, transfers, woken_s))
+    return overlaid(edges_s, base, _gaps(host, gaps_s, queued_s, transfers, woken_s))
 
 
 def _launched_in(host: HostRun, launch_s: Floats) -> NDArray[np.int8]:
@@ -245,10 +244,10 @@ def _launched_in(host: HostRun, launch_s: Floats) -> NDArray[np.int8]:
     return overlaid(edges_s, np.array([StepPhase.FORWARD], np.int8), spans).at(launch_s)
 
 
-def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers, woken_s: float) -> Iterator[PhaseSpan]:
+def _gaps(host: HostRun, gaps_s: Floats, queued_s: Floats, transfers: Transfers, woken_s: float) -> Iterator[PhaseSpan]:
     """Find the phases of gaps that are longer than a launch.
 
-    A kernel that was launched no later than `woken_s` after the end of a collective has waited for it.
+    A kernel that was queued no later than `woken_s` after the end of a collective has waited for it.
     """
     loads = host.own.of(EventKind.INPUT)
     blocks = host.trace.host.of(EventKind.SYNC, EventKind.BLOCKING)
@@ -264,7 +263,7 @@ def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers,
     is_long = gaps_s[:, 1] - gaps_s[:, 0] > PAUSE_S
     for i in np.flatnonzero(has_waited | (n_loads > 0) | is_long).tolist():
         start_s, end_s = gaps_s[i].tolist()
-        if has_waited[i] and (launch_s[i] <= done_s[i] + woken_s or _is_blocked(blocks, float(done_s[i]))):
+        if has_waited[i] and (queued_s[i] <= done_s[i] + woken_s or _is_blocked(blocks, float(done_s[i]))):
             first = int(np.searchsorted(ended_s, start_s, side="right"))
             came = first + int(entered_s[first : last_done[i] + 1].argmin())
             if entered_s[came] - start_s > PAUSE_S:
@@ -272,7 +271,7 @@ def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers,
                 start_s = float(entered_s[came])
             yield PhaseSpan(start_s, min(float(done_s[i]), end_s), StepPhase.WAIT)
             start_s = min(float(done_s[i]), end_s)
-        yield from _idle(start_s, end_s, float(launch_s[i]), loads)
+        yield from _idle(start_s, end_s, float(queued_s[i]), loads)
 
 
 def _is_blocked(blocks: EventColumns, time_s: float) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
 from simdist.profiles.kineto.events import EventKind
+from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.phase_spans import PhaseSpan, StepPhase
 
 HOOK_S = 0.5e-3  # from the end of a node to the hand-over of the bucket that it filled
@@ -77,9 +78,7 @@ def _backward_passes(trace: RankEvents, main: int) -> Passes:
     """Find the backward passes, on whichever threads they ran."""
     host = trace.host
     nodes = _nodes(host)
-    is_reduction = np.array([each.kind == "reduce_scatter" for each in trace.messages] + [False])
-    is_issue = host.kind == EventKind.ISSUE
-    reduces = is_issue & is_reduction[np.where(is_issue, host.link, -1)]
+    reduces = _issues(trace, "reduce_scatter")
     copies = host.where((host.kind == EventKind.COPY_BACK) | reduces)
     if not len(nodes):
         return Passes(np.zeros(0), np.zeros(0), np.zeros(0))
@@ -88,7 +87,7 @@ def _backward_passes(trace: RankEvents, main: int) -> Passes:
     n_before = np.searchsorted(breaks_s, nodes.start_s, side="right")
     n_until = np.searchsorted(breaks_s, ended_s, side="left")
     is_first = np.append(True, n_before[1:] > n_until[:-1])
-    starts_s = nodes.start_s[is_first]
+    starts_s = _with_gathers_s(trace, main, nodes.start_s[is_first], breaks_s)
     computed_s = ended_s[np.append(np.flatnonzero(is_first)[1:], len(nodes)) - 1]
     ends_s = computed_s.copy()
     of_pass = np.searchsorted(starts_s, copies.start_s, side="right") - 1
@@ -96,6 +95,25 @@ def _backward_passes(trace: RankEvents, main: int) -> Passes:
     belongs &= np.searchsorted(breaks_s, copies.start_s) <= np.searchsorted(breaks_s, computed_s)[of_pass]
     np.maximum.at(ends_s, of_pass[belongs], copies.end_s[belongs])
     return Passes(starts_s, computed_s, ends_s)
+
+
+def _issues(trace: RankEvents, kind: CollectiveKind) -> NDArray[np.bool_]:
+    """Tell which events of the host issue a collective of a kind."""
+    is_kind = np.array([each.kind == kind for each in trace.messages] + [False])
+    is_issue = trace.host.kind == EventKind.ISSUE
+    return np.asarray(is_issue & is_kind[np.where(is_issue, trace.host.link, -1)])
+
+
+def _with_gathers_s(trace: RankEvents, main: int, starts_s: Floats, breaks_s: Floats) -> Floats:
+    """Return when passes begin, with the gathers before their first node: those on threads that run no forward pass.
+
+    A sharded model gathers its last units before the first node of the backward pass can run.
+    """
+    gathers_s = trace.host.start_s[_issues(trace, "all_gather") & (trace.host.thread != main)]
+    since_s = np.append(-np.inf, breaks_s)[np.searchsorted(breaks_s, starts_s, side="right")]
+    since_s = np.maximum(since_s, np.append(-np.inf, starts_s[:-1]))
+    first_s = np.append(gathers_s, np.inf)[np.searchsorted(gathers_s, since_s, side="right")]
+    return np.asarray(np.minimum(starts_s, first_s))
 
 
 def _nodes(host: EventColumns) -> EventColumns:

@@ -172,9 +172,9 @@ def _profiling(trace: RankEvents, spans: Sequence[StepSpan]) -> tuple[float, lis
     if most_s <= _NOTABLE * step_s:
         return most_s, []
     return most_s, [
-        f"the profiler recorded {n_events:,.0f} operators and calls of the host in a step, which takes a host that is "
-        f"never idle {format_seconds(least_s)} to {format_seconds(most_s)} of its {format_seconds(step_s)}: without "
-        f"the profiler the job may be faster"
+        f"the profiler recorded {n_events:,.0f} operators and calls of the host in a step: on a host that is never "
+        f"idle, at least {format_seconds(least_s)} and at most {format_seconds(most_s)} of its "
+        f"{format_seconds(step_s)}; without the profiler the job may be faster"
     ]
 
 

@@ -29,6 +29,25 @@ def test_numbers_are_listed_as_ranges() -> None:
     assert grouped([(0, "a"), (1, "a"), (1, "b")]) == ["ranks 0-1: a", "rank 1: b"]
 
 
+@pytest.mark.parametrize(
+    ("notes", "merged"),
+    [
+        (["takes 950 us of 57 ms", "takes 1.1 ms of 57 ms", "takes 1 ms of 57 ms"], "takes 950 us to 1.1 ms of 57 ms"),
+        (["9,990 kernels", "10,400 kernels", "9,990 kernels"], "9,990 to 10,400 kernels"),
+        (["3 of 40 steps reduce none", "2 of 40 steps reduce none"], "2 to 3 of 40 steps reduce none"),
+        (["2 micro-batches of 8 samples"] * 2, "2 micro-batches of 8 samples"),
+    ],
+)
+def test_notes_that_differ_in_amounts_are_one_with_a_range(notes: list[str], merged: str) -> None:
+    assert grouped(enumerate(notes)) == [f"ranks 0-{len(notes) - 1}: {merged}"]
+
+
+@pytest.mark.parametrize("note", ["left out: 3, {}", "step {} was left out", "{}/rank.json: is cut off", "steps {}"])
+def test_notes_on_different_steps_stay_apart(note: str) -> None:
+    notes = [note.format(number) for number in (4, 7)]
+    assert grouped(enumerate(notes)) == [f"rank {rank}: {each}" for rank, each in enumerate(notes)]
+
+
 def test_ranks_come_in_their_order_whatever_the_order_of_files() -> None:
     profiles = profiles_of(JOB)
     assert assemble(profiles[::-1]) == assemble(profiles)

@@ -147,7 +147,7 @@ def test_a_device_that_gets_slower_is_told_with_its_growth(sign: int) -> None:
     noticeable = np.flatnonzero(ramp_s > 0.035 * found.step_s) + 10
     assert set(noticeable.tolist()) <= set(straggler.steps)
     calm = import_job(profiles_of(JOB, "cuda"), name="job")
-    assert found.without_stragglers_s == pytest.approx(calm.step_s, rel=0.01)
+    assert found.without_named_s == pytest.approx(calm.step_s, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_stragglers_of_a_sharded_job_are_told_whether_or_not_it_becomes_a_scenar
     assert (straggler["ranks"], straggler["kind"], straggler["channel"]) == ([2], "persistent", "compute")
     assert straggler["seconds"] == pytest.approx(0.024, rel=0.001)
     assert straggler["place"] == {"phase": "backward", "bucket": None, "n_buckets": 4}
-    assert said["straggling_share"] == pytest.approx(24 / 103.14, rel=0.002)
+    assert said["lost"]["stragglers"] == pytest.approx(24 / 103.14, rel=0.002)
     assert said["where"]["verdict"].startswith("straggler-bound: for 24 ms of a step (23.3 %)")
 
 
@@ -203,7 +203,7 @@ def test_a_late_unit_of_a_sharded_job_is_told_with_its_step(tmp_path, capsys) ->
     done = call(capsys, "import", tmp_path, "-o", tmp_path / "job.yaml")
     assert "  rank 1, step 5: +120 ms (+125% of a step), compute, in backward\n" in done.out
     assert "  rank 3, step 9: +80 ms (+84% of a step), compute, in backward\n" in done.out
-    assert "without them a step would take 79.1 ms" in done.out
+    assert "without stragglers, a step would take 79.1 ms" in done.out
 
 
 def test_a_quiet_sharded_job_has_no_straggler(tmp_path, capsys) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from commandline import call
+from sharded_traces import N_UNITS, write_sharded
 from traced_plans import Told, step_s, without_delays, write_traces
 
 from simdist.errors import TraceError
@@ -154,6 +155,20 @@ def test_two_communicators_show_in_names_or_when_they_send_at_once(
     assert isinstance(schedule, ShardedSchedule)
     assert schedule.communicators == communicators
     assert any("taken to share one communicator" in each for each in found.scenario.doubts) == (not is_told)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("ahead", [0, 1, 2, 3])
+def test_units_that_backward_passes_gather_ahead_are_no_further_units(
+    tmp_path: Path, ahead: int, micro_batches: int
+) -> None:
+    """The first of them are gathered before any node of the backward pass has begun."""
+    write_sharded(tmp_path, {}, n_ranks=2, n_steps=3, ahead=ahead, micro_batches=micro_batches)
+    model = imported(tmp_path, ImportOptions(nodes=1)).model
+    assert isinstance(model, ShardedModel)
+    assert [unit.count for unit in model.sharding.units] == [1_000_000] * N_UNITS
+    assert all(unit.is_gathered_again and unit.is_reduced for unit in model.sharding.units)
+    assert model.sharding.root is None
 
 
 def test_ranks_that_share_a_unit_follow_from_sizes(tmp_path: Path) -> None:
