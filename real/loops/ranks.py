@@ -154,6 +154,7 @@ def _naming_who_failed(connection: Connection) -> Iterator[None]:
             guard.find_stuck_store(_LOOK_S)
             if guard.failed.is_set() and not over.wait(connection.timeout_s):
                 print(f"rank {connection.place.rank} waits for what will not come: {guard.cause}", file=sys.stderr)  # noqa: T201
+                guard.leave()  # a host of the store waits until the others know the cause
                 os._exit(1)
 
     thread = threading.Thread(target=end_if_held_up, name="end-if-held-up", daemon=True)

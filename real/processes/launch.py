@@ -100,6 +100,7 @@ class Connection:
 
         with self.guard.explaining(what):
             answers = bounded(exchange, self.timeout_s, late, self.guard)
+        self.guard.n_exchanges += 1
         if strays := [rank for rank, (other, _) in enumerate(answers) if other != what]:
             raise RunError(
                 f"{what}: {ranks_have(strays)} come to {answers[strays[0]][0]!r} instead: ranks run different code"
