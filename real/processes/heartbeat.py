@@ -57,6 +57,7 @@ class Heartbeat:
         cause: the sentence that names the rank that failed first, once it is known.
         step: number of steps of its training loop that the rank has begun; None without a loop.
         n_exchanges: number of exchanges through the store that the rank has completed.
+        call: the call under way that all ranks make together, as the end of a sentence; empty without one.
     """
 
     rank: int
@@ -69,15 +70,44 @@ class Heartbeat:
     cause: str
     step: int | None = None
     n_exchanges: int = 0
+    call: str = ""
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
 
 
+def named(ranks: Sequence[int]) -> str:
+    """Name ranks: `rank 3`, `ranks 3, 4`."""
+    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
 def ranks_have(ranks: Sequence[int]) -> str:
     """Begin a sentence about ranks: `rank 3 has`, `ranks 3, 4 have`."""
-    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
-    return f"rank {shown} has" if len(ranks) == 1 else f"ranks {shown} have"
+    return f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+
+
+def name_calls(calls: Mapping[int, str], steps: Mapping[int, int | None]) -> str:
+    """Name the calls of ranks that have to make the same one; return an empty text if they do.
+
+    Args:
+        calls: The call of each rank, as the end of a sentence. Empty without one.
+        steps: Number of steps that each rank has begun.
+
+    >>> name_calls({0: "called worker.average() before step 0", 1: "", 2: ""}, {0: 0, 1: 4, 2: 4})
+    'rank 0 called worker.average() before step 0, ranks 1, 2 did not (at step 3)'
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items(), key=lambda each: (not each[1], each[0])):
+        ranks_of.setdefault(call, []).append(rank)
+    if len(ranks_of) == 1:
+        return ""
+    parts = [f"{named(ranks)} {call}" for call, ranks in ranks_of.items() if call]
+    if idle := ranks_of.get(""):
+        reached = [max(0, (steps.get(rank) or 0) - 1) for rank in idle]
+        at = f"step {min(reached)}" if len(set(reached)) == 1 else f"steps {min(reached)} to {max(reached)}"
+        parts.append(f"{named(idle)} did not (at {at})")
+    return ", ".join(parts)
 
 
 def is_alive(pid: int) -> bool:
@@ -124,6 +154,7 @@ class Guard:
         position: progress of this rank (an instance index of the plan).
         step: number of steps of its training loop that this rank has begun; None without a loop.
         n_exchanges: number of exchanges through the store that this rank has completed.
+        call: the call under way that all ranks make together; see `calling`.
         failed: set when this or another rank has failed.
     """
 
@@ -140,6 +171,7 @@ class Guard:
         self.position = 0
         self.step: int | None = None
         self.n_exchanges = 0
+        self.call = ""
         self.failed = threading.Event()
         self._store = store
         self._keys = [f"beat/{other}" for other in range(world_size)]
@@ -252,6 +284,20 @@ class Guard:
         except RuntimeError as error:  # includes DistError of torch
             raise self.explain(error, doing) from error
 
+    @contextmanager
+    def calling(self, call: str) -> Iterator[None]:
+        """Announce a call that all ranks make together, so that errors name the ranks that do not.
+
+        The outermost call counts. After an error, the others still see it.
+
+        Args:
+            call: The end of a sentence, such as `called worker.average() before step 4`.
+        """
+        outer = self.call
+        self.call = outer or call
+        yield
+        self.call = outer
+
     def leave(self) -> None:
         """Send the final message and stop watching. The host of the store waits for the others, up to the timeout."""
         self._leaving = True
@@ -349,6 +395,7 @@ class Guard:
             cause=self._cause,
             step=self.step,
             n_exchanges=self.n_exchanges,
+            call=self.call,
         )
 
     def _read(self) -> None:
@@ -436,7 +483,14 @@ class Guard:
             return [beat for beat in heard if not _has_read(beat, counts)]
         return [beat for beat in alive if not (_has_read(beat, counts) and beat.n_exchanges >= self.n_exchanges)]
 
-    def compare_steps(self) -> str:
+    def compare_calls(self) -> str:
+        """Name the calls of the ranks if they differ, or else the steps that they have begun; empty if all agree."""
+        beats = self._table | {self._me.rank: self._words()}
+        calls = {rank: "has left" if beat.state == "done" else beat.call for rank, beat in beats.items()}
+        differences = name_calls(calls, {rank: beat.step for rank, beat in beats.items()})
+        return f"{differences}: all ranks do so before the same step" if differences else self._compare_steps()
+
+    def _compare_steps(self) -> str:
         """Name the ranks that have begun fewer steps than the others; empty if none has."""
         steps = {rank: beat.step for rank, beat in self._table.items()} | {self._me.rank: self.step}
         begun = {rank: step for rank, step in steps.items() if step is not None}
@@ -445,12 +499,14 @@ class Guard:
         if not behind:
             return ""
         more = f", {len(behind) - 8} more are behind" if len(behind) > 8 else ""
-        return f"{', '.join(behind[:8])}{more}, the others at {most}"
+        return (
+            f"{', '.join(behind[:8])}{more}, the others at {most} (a rank that leaves out a batch calls worker.skip())"
+        )
 
     def _late(self) -> str:
         """Name the ranks that are behind the others; empty if none is."""
-        if behind := self.compare_steps():
-            return f"{behind} (a rank that leaves out a batch calls worker.skip())"
+        if differences := self.compare_calls():
+            return differences
         positions = {rank: beat.position for rank, beat in self._table.items()} | {self._me.rank: self.position}
         first = max(positions.values())
         late = [self._table[rank] for rank, position in positions.items() if position < first]

@@ -1,5 +1,6 @@
 """Scripts of other tools, wrapped, compute what they do under DistributedDataParallel, or what a loop does by hand."""
 
+import re
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -175,8 +176,41 @@ def test_variables_of_slurm_are_named() -> None:
 def test_a_rank_that_leaves_out_a_batch_alone_is_named_with_its_step(schedule: str, how: str) -> None:
     for ending in run(user_scripts.leaves_a_batch_out, 4, schedule, how).values():
         assert (
-            "rank 2 is at step 7, the others at 8 (a rank that leaves out a batch calls worker.skip())" in ending.output
+            "rank 2 called worker.close() before step 7 (a rank that leaves out a batch calls worker.skip()), "
+            "ranks 0, 1, 3 did not (at step 7): all ranks do so before the same step" in ending.output
         )
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (
+            {0: {4: "average"}, 1: {}},
+            r"rank 0 called worker\.average\(\) before step 4, rank 1 did not \(at step [3-7]\): all ranks do so",
+        ),
+        (
+            {0: {}, 1: {4: "average"}},
+            r"rank 1 called worker\.average\(\) before step 4, rank 0 did not \(at step [3-7]\): all ranks do so",
+        ),
+        (
+            {0: {4: "average"}, 1: {4: "close"}},
+            r"rank 0 called worker\.average\(\) before step 4, rank 1 called worker\.close\(\) before step 4",
+        ),
+        (
+            {0: {4: "average"}, 1: {5: "average"}},
+            r"rank 0 called worker\.average\(\) before step 4, rank 1 called worker\.average\(\) before step 5",
+        ),
+        (
+            {0: {4: "average with buffers"}, 1: {4: "average"}},
+            r"rank 0 came to 'the average before step 4, of buffers', rank 1 came to 'updates that were left out'",
+        ),
+    ],
+    ids=["one averages", "the other averages", "one closes", "at other steps", "with buffers"],
+)
+def test_ranks_that_make_different_calls_are_told_which(calls: dict[int, dict[int, str]], message: str) -> None:
+    for ending in run(user_scripts.calls_differ, 2, calls).values():
+        assert ending.code == 1
+        assert re.search(message, ending.output), ending.output[-500:]
 
 
 def test_a_rank_that_leaves_out_a_batch_after_its_forward_pass_is_told_how() -> None:
