@@ -96,6 +96,23 @@ def test_scripts_of_other_tools_compute_what_they_did_before(tool: str, package:
         assert ending.output.splitlines()[-1] == "equal"
 
 
+@pytest.mark.parametrize("tool", ["accelerate", "lightning", "trainer"])
+def test_other_tools_save_evaluate_and_resume_averages(tool: str, tmp_path: Path) -> None:
+    package = "transformers" if tool == "trainer" else tool
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    for ending in run(getattr(framework_scripts, f"{tool}_resumed"), 2, tmp_path).values():
+        assert ending.code == 0, ending.output
+        assert ending.output.splitlines()[-1] == "equal"
+
+
+def test_passes_that_lightning_accumulates_without_a_word_are_refused_with_the_remedy() -> None:
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    for ending in run(framework_scripts.lightning_without_callback, 2).values():
+        assert "To accumulate gradients, do all passes but a step's last in `with worker.no_sync():`" in ending.output
+
+
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """Forwards to another optimizer without being one itself, as that of Accelerate."""
 
