@@ -4,7 +4,6 @@ Each trains twice, as the tool does it and wrapped, and prints the largest diffe
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,14 @@ from torch.utils.data import DataLoader
 from user_scripts import N_STEPS, SCHEDULES, Way, batches, mlp, vector
 
 import real
+from simdist.schedules import LocalSGD
+
+QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 def tell_difference(wrapped: np.ndarray, expected: np.ndarray) -> None:
@@ -25,11 +32,16 @@ def accelerate(way: str) -> None:
     """Accumulates and clips gradients."""
     from accelerate import Accelerator
 
+    from real.frameworks.accelerate import follow
+
     def train(own: bool) -> np.ndarray:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         module = mlp()
         optimizer = accelerator.prepare(torch.optim.AdamW(module.parameters(), lr=0.01))
-        model = accelerator.prepare(module) if own else Way(way).connect(module, optimizer)
+        if own:
+            model = accelerator.prepare(module)
+        else:
+            model = follow(accelerator, module, optimizer, SCHEDULES[way])
         for inputs, targets in batches(n_steps=2 * N_STEPS):
             with accelerator.accumulate(model):
                 accelerator.backward(functional.cross_entropy(model(inputs), targets))
@@ -50,6 +62,8 @@ def lightning(way: str) -> None:
     import lightning
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
+    from real.frameworks.lightning import schedule_callback
+
     class Task(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -63,24 +77,16 @@ def lightning(way: str) -> None:
                 return None  # all ranks leave this batch out
             return functional.cross_entropy(self.net(batch[0]), batch[1])
 
-        def on_train_start(self) -> None:
-            worker = real.wrap(self.net, self.optimizers(), SCHEDULES[way], n_steps=N_STEPS)
-            self.end = worker.close  # a module would become a part of this one
-
-        def on_train_end(self) -> None:
-            self.end()
-
     dist.init_process_group("gloo")
     task = Task()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = lightning.Trainer(
         accelerator="cpu",
         devices=1,
         plugins=[LightningEnvironment()],
         max_steps=N_STEPS,
-        enable_model_summary=False,
         gradient_clip_val=0.5,
-        **quiet,
+        callbacks=[schedule_callback(SCHEDULES[way], network="net")],
+        **QUIET,
     )
     trainer.fit(task, DataLoader([*batches()], batch_size=None))
     tell_difference(vector(task.net), by_torch("ddp" if way == "sync" else f"{way} by hand"))
@@ -117,23 +123,23 @@ class Classifier(nn.Module):
         return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
 
 
+def samples(n_samples: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        {"inputs": torch.randn(6, generator=generator), "labels": torch.randint(3, (), generator=generator)}
+        for _ in range(n_samples)
+    ]
+
+
 def trainer(way: str, folder: Path) -> None:
     """Trains in processes of a node. Accumulates and clips gradients."""
     from transformers import Trainer, TrainingArguments
 
-    class WrappingTrainer(Trainer):
-        def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-            return real.wrap(model, self.optimizer, SCHEDULES[way]) if training else model
+    from real.frameworks.transformers import follow
 
-    generator = torch.Generator().manual_seed(0)
-    samples = [
-        {"inputs": torch.randn(6, generator=generator), "labels": torch.randint(3, (), generator=generator)}
-        for _ in range(240)
-    ]
-
-    def train(kind: type[Trainer]) -> np.ndarray:
+    def train(wrapped: bool) -> np.ndarray:
         module = Classifier()
-        made = kind(
+        made = Trainer(
             model=module,
             args=TrainingArguments(
                 output_dir=str(folder),
@@ -146,12 +152,181 @@ def trainer(way: str, folder: Path) -> None:
                 save_strategy="no",
                 disable_tqdm=True,
             ),
-            train_dataset=samples,
+            train_dataset=samples(240),
         )
+        if wrapped:
+            follow(made, SCHEDULES[way])
         made.train()
-        if kind is WrappingTrainer:
-            made.model_wrapped.close()
         return vector(module)
 
-    wrapped = train(WrappingTrainer)
-    tell_difference(wrapped, train(Trainer))
+    wrapped = train(wrapped=True)
+    tell_difference(wrapped, train(wrapped=False))
+
+
+# --- saves, evaluations and restarts between averages ---
+
+
+def of_all_ranks(module: nn.Module) -> list[np.ndarray]:
+    mine = torch.from_numpy(vector(module))
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    return [each.numpy() for each in found]
+
+
+def check_average(module: nn.Module, where: str) -> None:
+    """Check that all ranks have the same parameters."""
+    first, *others = of_all_ranks(module)
+    assert all((each == first).all() for each in others), f"ranks differ {where}"
+
+
+def trainer_resumed(folder: Path) -> None:
+    """Saves and evaluates in every third step, and goes on from the second checkpoint."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from real.frameworks.transformers import follow
+
+    class Checks(TrainerCallback):
+        def on_save(self, args, state, control, model, **_):
+            check_average(model, f"in the checkpoint of step {state.global_step}")
+
+        def on_evaluate(self, args, state, control, model, **_):
+            check_average(model, f"in the evaluation of step {state.global_step}")
+
+    def train(resume_from: str | None) -> np.ndarray:
+        module = Classifier()
+        made = Trainer(
+            model=module,
+            args=TrainingArguments(
+                output_dir=str(folder),
+                use_cpu=True,
+                max_steps=N_STEPS,
+                per_device_train_batch_size=5,
+                learning_rate=0.1,
+                optim="sgd",
+                report_to=[],
+                save_steps=3,
+                eval_strategy="steps",
+                eval_steps=3,
+                disable_tqdm=True,
+            ),
+            train_dataset=samples(240),
+            eval_dataset=samples(20),
+            callbacks=[Checks()],
+        )
+        follow(made, LocalSGD(period=4))
+        made.train(resume_from_checkpoint=resume_from)
+        return vector(module)
+
+    whole = train(None)
+    dist.barrier()
+    tell_difference(train(str(folder / "checkpoint-3")), whole)
+
+
+def lightning_resumed(folder: Path) -> None:
+    """Accumulates gradients over two passes, validates and saves between averages, and goes on from a checkpoint."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    from real.frameworks.lightning import schedule_callback
+
+    class Task(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.batches = [*batches(n_steps=2 * N_STEPS)]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def training_step(self, _: int, number: int) -> Tensor:
+            inputs, targets = self.batches[
+                number
+            ]  # a trainer that resumes knows the number, and begins its loader anew
+            return functional.cross_entropy(self.net(inputs), targets)
+
+        def validation_step(self, _: int, number: int) -> None:
+            check_average(self.net, "in a validation")
+
+    def train(resume_from: Path | None) -> np.ndarray:
+        task = Task()
+        saves = ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1, filename="{step}")
+        made = lightning.Trainer(
+            accelerator="cpu",
+            devices=1,
+            plugins=[LightningEnvironment()],
+            max_steps=N_STEPS,
+            accumulate_grad_batches=2,
+            val_check_interval=6,
+            num_sanity_val_steps=0,
+            callbacks=[schedule_callback(LocalSGD(period=4), network="net"), saves],
+            **QUIET | {"enable_checkpointing": True},
+        )
+        made.fit(task, DataLoader(range(2 * N_STEPS)), DataLoader(range(1)), ckpt_path=resume_from)
+        return vector(task.net)
+
+    dist.init_process_group("gloo")
+    whole = train(None)
+    dist.barrier()
+    tell_difference(train(folder / "step=3.ckpt"), whole)
+    dist.destroy_process_group()
+
+
+def lightning_without_callback() -> None:
+    """Accumulates gradients in a network that was wrapped by hand."""
+    import lightning
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    class Task(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+        def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+            return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def on_train_start(self) -> None:
+            self.end = real.wrap(self.net, self.optimizers(), LocalSGD(period=4)).close
+
+    dist.init_process_group("gloo")
+    made = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        plugins=[LightningEnvironment()],
+        max_steps=N_STEPS,
+        accumulate_grad_batches=2,
+        **QUIET,
+    )
+    made.fit(Task(), DataLoader([*batches(n_steps=2 * N_STEPS)], batch_size=None))
+
+
+def accelerate_resumed(folder: Path) -> None:
+    """Saves between averages, and goes on from there."""
+    from accelerate import Accelerator
+
+    from real.frameworks.accelerate import follow
+
+    def train(resume_from: Path | None) -> np.ndarray:
+        accelerator = Accelerator(cpu=True)
+        module = mlp()
+        optimizer = accelerator.prepare(torch.optim.SGD(module.parameters(), lr=0.1))
+        model = follow(accelerator, module, optimizer, LocalSGD(period=4), resume_from=resume_from)
+        for step, (inputs, targets) in enumerate(batches()):
+            if step < model.step:
+                continue
+            optimizer.zero_grad()
+            accelerator.backward(functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            if step == 2 and resume_from is None:
+                accelerator.save_state(folder)
+                check_average(module, "in a checkpoint")
+        model.close()
+        return vector(module)
+
+    whole = train(None)
+    dist.barrier()
+    tell_difference(train(folder), whole)
+    dist.destroy_process_group()

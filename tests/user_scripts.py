@@ -441,6 +441,24 @@ def leaves_a_batch_out(schedule: str, how: str) -> None:
             optimizer.step()
 
 
+def calls_differ(calls: dict[int, dict[int, str]]) -> None:
+    """Make calls of the worker before some steps, other ones on each rank: rank -> step -> call."""
+    module = mlp()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with real.wrap(module, optimizer, SCHEDULES["local"], launch=real.Launch(timeout_s=2.0)) as worker:
+        for step, (inputs, targets) in enumerate(batches(n_steps=8)):
+            match calls[worker.rank].get(step):
+                case "average":
+                    worker.average()
+                case "average with buffers":
+                    worker.average(buffers=True)
+                case "close":
+                    worker.close()
+            optimizer.zero_grad()
+            functional.cross_entropy(worker(inputs), targets).backward()
+            optimizer.step()
+
+
 def ends_on_sigterm(folder: Path, n_steps: int) -> None:
     """Train until all ranks have seen that one of them was asked to end, and keep a checkpoint."""
     asked = torch.zeros(1)

@@ -9,11 +9,15 @@
 All ranks need to reach the folder. torch reads a part of it by pickle, which may execute code.
 """
 
+import io
+import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -22,7 +26,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from real.checkpoints.checkpoint import JobIdentity, Resumed, check_job, claim
+from real.checkpoints.checkpoint import DamagedError, JobIdentity, Resumed, check_job, claim
 from real.collectives import byte_transfer
 from simdist.errors import RunError, naming_file
 from simdist.files import open_regular, replacing
@@ -45,6 +49,19 @@ class ShardedIndex:
 
 
 _INDEX = TypeAdapter(ShardedIndex)
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What torch stores of a checkpoint.
+
+    Args:
+        tensors: Size and type of each tensor, by name.
+        places: The files, and where in them each part of a tensor is.
+    """
+
+    tensors: Mapping[str, Any]
+    places: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,24 +167,32 @@ class ShardedCheckpoints:
         self._wait(lambda: self._save(step, state))
 
     def resume(self) -> Resumed | None:
-        """Load the newest complete checkpoint, and return what belongs to this rank alone; None if there is none.
+        """Load the newest intact checkpoint, and return what belongs to this rank alone; None if there is none.
 
         All ranks take part.
 
         Raises:
-            RunError: The checkpoint belongs to another job, or cannot be read.
+            RunError: The checkpoint belongs to another job or cannot be read, or all checkpoints are damaged.
         """
         steps: list[int] = []
-        self._wait(lambda: steps.append(self._newest()))
-        (step,) = steps
-        if step < 0:
-            return None
-        state = self._learned.made()
-        sections: dict[str, Tensor] = {}
-        state[f"rank{self._rank}"] = sections
-        self._wait(lambda: self._load(step, state, sections))
-        self._learned.set(state)
-        return Resumed(step, sections)
+        self._wait(lambda: steps.extend(self._complete_steps()))
+        state = self._learned.made() if steps else {}
+        damaged: list[str] = []
+        for step in steps:
+            sections: dict[str, Tensor] = {}
+            state[f"rank{self._rank}"] = sections
+            try:
+                self._wait(partial(self._load, step, state, sections))
+            except DamagedError as error:
+                damaged.append(str(error))
+                continue
+            for text in damaged if self._rank == 0 else ():
+                warnings.warn(f"{text}; going on from {self._path(step)}", RuntimeWarning, stacklevel=2)
+            self._learned.set(state)
+            return Resumed(step, sections)
+        if damaged:
+            raise RunError(f"no checkpoint is complete: {'; '.join(damaged)}; delete them to begin again")
+        return None
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:010d}"
@@ -221,56 +246,64 @@ class ShardedCheckpoints:
         """Return the complete checkpoints, newest first."""
         return sorted((each.parent for each in self._folder.glob(f"step-*/{_INDEX_NAME}")), reverse=True)
 
-    def _newest(self) -> int:
-        """Return the step of the newest complete checkpoint, -1 without one."""
+    def _complete_steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, newest first, on all ranks."""
         problem = ""
-        step = -1
+        steps: list[int] = []
         if self._rank == 0:
             try:
                 claim(self._folder, self._until_closed)
-                step = self._find()
+                if files := sorted(self._folder.glob("step-*.ckpt")):
+                    raise RunError(f"{files[-1]} is of a model without fully_shard; begin in another folder")
+                steps = [int(each.name.removeprefix("step-")) for each in self._folders()]
             except RunError as error:
                 problem = str(error)
         byte_transfer.raise_on_all(problem, group=self._group)
-        return int(byte_transfer.broadcast_text(str(step), group=self._group))
-
-    def _find(self) -> int:
-        """Return the step of the newest checkpoint whose index is intact, -1 without one."""
-        if files := sorted(self._folder.glob("step-*.ckpt")):
-            raise RunError(f"{files[-1]} is of a model without fully_shard; begin in another folder")
-        for path in self._folders():
-            with naming_file(path, "read"):
-                index = _read_index(path)
-            if index is None:
-                warnings.warn(
-                    f"{path / _INDEX_NAME} has changed; going on from an older one", RuntimeWarning, stacklevel=2
-                )
-                continue
-            check_job(path, index.job, self._job)
-            return index.step
-        return -1
+        return list(json.loads(byte_transfer.broadcast_text(json.dumps(steps), group=self._group)))
 
     def _load(self, step: int, state: dict[str, Any], sections: dict[str, Tensor]) -> None:
-        """Fill a state, and the sections of this rank in it, whose sizes the checkpoint knows."""
+        """Fill a state, and the sections of this rank in it, whose sizes the checkpoint knows.
+
+        Raises:
+            DamagedError: The checkpoint has changed. All ranks raise it if one of them finds so.
+            RunError: It cannot be read, or belongs to another job.
+        """
         from torch.distributed.checkpoint.api import CheckpointException
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.metadata import TensorStorageMetadata
         from torch.distributed.checkpoint.state_dict_loader import load
 
         path = self._path(step)
+        problems: dict[int, BaseException] = {}
         try:
-            known = FileSystemReader(path).read_metadata().state_dict_metadata
-            prefix = f"rank{self._rank}."
-            for name, stored in known.items():
-                if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata):
-                    sections[name.removeprefix(prefix)] = torch.empty(stored.size, dtype=torch.uint8)
+            if self._rank == 0:
+                check_job(path, _read_index(path).job, self._job)
+            metadata = _metadata_of(path)
+            sections |= _sections_of(metadata, self._rank)
+            _check_files(path, metadata, self._rank, self._job.world_size)
+        except Exception as error:  # also what a changed file makes torch raise
+            problems[self._rank] = error
+        self._raise_on_all(path, problems)
+        try:
             load(state, checkpoint_id=path, process_group=self._group)
-        except OSError as error:
-            raise RunError(f"{path}: rank {self._rank} cannot read it: {error.strerror or error}") from None
-        except CheckpointException as error:
-            raise RunError(
-                f"{path}: cannot be read: {_first_line(error)}; delete it to go on from an older one"
-            ) from None
+        except CheckpointException as error:  # all ranks raise the same
+            problems = {rank: cause for rank, (cause, _) in error.failures.items()}
+        self._raise_on_all(path, problems)
+
+    def _raise_on_all(self, path: Path, problems: Mapping[int, BaseException]) -> None:
+        """Raise an error on all ranks if one of them has a problem with a checkpoint.
+
+        Args:
+            path: The checkpoint.
+            problems: What this rank knows, by rank.
+        """
+        told = {rank: [_is_damage(error), _cause(path, rank, error)] for rank, error in problems.items()}
+        found: dict[str, tuple[bool, str]] = {}
+        for text in byte_transfer.gather_texts(json.dumps(told), group=self._group):
+            found |= json.loads(text)
+        for is_damage, cause in found.values():
+            if not is_damage:
+                raise RunError(cause)
+        if found:
+            raise DamagedError("; ".join(cause for _, cause in list(found.values())[:4]))
 
 
 def load_copy(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None, rank: int) -> int:
@@ -289,19 +322,20 @@ def load_copy(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | 
         RunError: The checkpoint is not complete, or belongs to another model.
     """
     from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    with naming_file(path, "read"):
-        index = _read_index(path)
-        known = FileSystemReader(path).read_metadata().state_dict_metadata
-    if index is None:
-        raise RunError(f"{path / _INDEX_NAME} has changed")
+    try:
+        with naming_file(path, "read"):
+            index = _read_index(path)
+            metadata = _metadata_of(path)
+            _check_files(path, metadata, 0, 1)
+    except DamagedError as error:
+        raise RunError(f"{path}: damaged: {error}") from None
     world_size = index.job.world_size
     if rank not in range(world_size):
         raise RunError(f"{path}: it has no rank {rank}, of {world_size} from 0")
-    copies = {name.split(".")[0] for name in known if name.startswith("copy")}
+    copies = {name.split(".")[0] for name in metadata.tensors if name.startswith("copy")}
     copy = rank // (world_size // len(copies))
     learned = LearnedOfCopy(module, optimizer, copy, _nothing) if optimizer else None
     state = learned.made() if learned else {f"copy{copy}": {"model": get_model_state_dict(module)}}
@@ -317,10 +351,11 @@ def load_copy(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | 
     return index.step
 
 
-def _read_index(path: Path) -> ShardedIndex | None:
-    """Return the index of a checkpoint; None if it has changed.
+def _read_index(path: Path) -> ShardedIndex:
+    """Return the index of a checkpoint.
 
     Raises:
+        DamagedError: It has changed.
         OSError: It cannot be read.
     """
     with open_regular(path / _INDEX_NAME) as file:
@@ -328,7 +363,84 @@ def _read_index(path: Path) -> ShardedIndex | None:
     try:
         return _INDEX.validate_json(content)
     except ValidationError:
-        return None
+        raise DamagedError(f"{_INDEX_NAME} has changed") from None
+
+
+def _metadata_of(path: Path) -> Metadata:
+    """Return what torch stores of a checkpoint's tensors, and where.
+
+    Raises:
+        DamagedError: Its file has changed.
+        OSError: It cannot be read.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    try:
+        metadata = FileSystemReader(path).read_metadata()
+        return Metadata(dict(metadata.state_dict_metadata), list(metadata.storage_data.values()))
+    except OSError:
+        raise
+    except Exception as error:  # a pickle that was cut off or changed raises any type
+        raise DamagedError(f".metadata is cut off or has changed ({_first_line(error)})") from None
+
+
+def _sections_of(metadata: Metadata, rank: int) -> dict[str, Tensor]:
+    """Return empty tensors for what belongs to one rank alone."""
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    prefix = f"rank{rank}."
+    sections = {
+        name.removeprefix(prefix): torch.empty(stored.size, dtype=torch.uint8)
+        for name, stored in metadata.tensors.items()
+        if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
+    }
+    if not sections:
+        raise DamagedError(f".metadata has nothing of rank {rank}")
+    return sections
+
+
+def _check_files(path: Path, metadata: Metadata, rank: int, world_size: int) -> None:
+    """Check this rank's share of the files. Each part of a tensor is a ZIP archive, whose checksum torch ignores.
+
+    Raises:
+        DamagedError: A file was cut off, or has changed.
+        OSError: It cannot be read.
+    """
+    names = sorted({place.relative_path for place in metadata.places})
+    for name in names[rank::world_size]:
+        with open_regular(path / name) as file:
+            for place in metadata.places:
+                if place.relative_path == name:
+                    file.seek(place.offset)
+                    _check_part(name, file.read(place.length))
+
+
+def _check_part(name: str, content: bytes) -> None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            changed = archive.testzip()
+    except Exception as error:  # zipfile raises many types for a file that is not an archive
+        raise DamagedError(f"{name} is cut off or has changed ({_first_line(error)})") from None
+    if changed:
+        raise DamagedError(f"{name} has changed")
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Return whether an older checkpoint may be better. A disk that cannot be read now may be readable later."""
+    return not isinstance(error, (OSError, RunError)) or isinstance(error, FileNotFoundError)
+
+
+def _cause(path: Path, rank: int, error: BaseException) -> str:
+    """Return what is wrong with a checkpoint, as a rank finds it."""
+    match error:
+        case RunError():
+            return str(error)
+        case FileNotFoundError():
+            return f"{path}: damaged: {Path(str(error.filename)).name} is missing on rank {rank}"
+        case OSError():
+            return f"{path}: rank {rank} cannot read it: {error.strerror or error}"
+        case _:
+            return f"{path}: damaged: {_first_line(error)}"
 
 
 def _nothing() -> None:
@@ -339,4 +451,4 @@ def _first_line(error: BaseException) -> str:
     """Return the causes of an error of torch.distributed.checkpoint without their tracebacks."""
     failures = getattr(error, "failures", {})
     found = [f"rank {rank}: {cause[0]!r}" for rank, cause in sorted(failures.items())]
-    return "; ".join(found[:4]) or str(error).strip().splitlines()[0]
+    return "; ".join(found[:4]) or (str(error).strip().splitlines() or [repr(error)])[0]

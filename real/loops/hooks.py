@@ -408,7 +408,9 @@ class Hooks:
         if self._at is _At.UPDATE:
             raise self._refusal(
                 "optimizer.step(closure) after a backward pass, so a step would have two; compute the gradients in "
-                "the closure alone. Of an optimizer with two passes, such as SAM, wrap its base_optimizer"
+                "the closure alone. To accumulate gradients, do all passes but a step's last in "
+                "`with worker.no_sync():`; Lightning does with real.frameworks.lightning.schedule_callback. Of an "
+                "optimizer with two passes, such as SAM, wrap its base_optimizer"
             )
         with torch.enable_grad():
             loss = closure()

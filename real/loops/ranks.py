@@ -62,25 +62,31 @@ def meet_peers(connection: Connection, groups: Sequence[tuple[int, ...]]) -> Pee
     return mine
 
 
-def average(connection: Connection, tensors: Iterable[Tensor], peers: Peers) -> None:
+def average(connection: Connection, tensors: Iterable[Tensor], peers: Peers, *, what: str) -> None:
     """Replace tensors on the device by their means over the peers, unless these have equal tensors.
 
     All ranks take part, each with its peers.
 
+    Args:
+        connection: To the other ranks.
+        tensors: Tensors of this rank.
+        peers: The ranks whose mean is taken.
+        what: Name of the average, the same on all ranks.
+
     Raises:
-        RunError: A rank is missing.
+        RunError: A rank is missing, or at another average.
     """
     tensors = list(tensors)
     hashed = hashlib.sha256()
     for tensor in tensors:
         for piece in tensor.flatten().view(torch.uint8).split(_PIECE_NBYTES):
             hashed.update(piece.to("cpu", copy=True).numpy().data)  # memory that numpy sees could not be given back
-    with connection.guard.explaining("the average"):
-        found = connection.exchange("the average", hashed.hexdigest())
+    with connection.guard.explaining(what):
+        found = connection.exchange(what, hashed.hexdigest())
         if len({found[rank] for rank in peers.ranks}) == 1:
             return
         if not dist.is_initialized():
-            raise RunError("the average: the process group was destroyed before worker.close(); do that after it")
+            raise RunError(f"{what}: the process group was destroyed before worker.close(); do that after it")
         for tensor in tensors:
             tensor.div_(len(peers.ranks))
             dist.all_reduce(tensor, group=peers.process_group)
@@ -154,6 +160,7 @@ def _naming_who_failed(connection: Connection) -> Iterator[None]:
             guard.find_stuck_store(_LOOK_S)
             if guard.failed.is_set() and not over.wait(connection.timeout_s):
                 print(f"rank {connection.place.rank} waits for what will not come: {guard.cause}", file=sys.stderr)  # noqa: T201
+                guard.leave()  # a host of the store waits until the others know the cause
                 os._exit(1)
 
     thread = threading.Thread(target=end_if_held_up, name="end-if-held-up", daemon=True)

@@ -5,7 +5,7 @@ import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, final
@@ -130,9 +130,10 @@ class Worker(nn.Module):
                 "the loop"
             )
         folder = None if cache is None else Path(cache)
-        opened = open_batches(
-            self.plan, self._connection, first_step=self.step, url=url, cache=folder, timeout_s=timeout_s
-        )
+        with self._calling("worker.feed()"):
+            opened = open_batches(
+                self.plan, self._connection, first_step=self.step, url=url, cache=folder, timeout_s=timeout_s
+            )
         self._reads = True
         return self._until_closed.enter_context(opened)
 
@@ -217,7 +218,8 @@ class Worker(nn.Module):
             RunError: The loop is in a pass, the plan has no further step, or a rank is missing.
         """
         self._check_open("worker.skip()")
-        self._hooks.skip(update)
+        with self._calling("worker.skip()"):
+            self._hooks.skip(update)
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -244,7 +246,8 @@ class Worker(nn.Module):
 
         def meet() -> bool:
             nonlocal last
-            found = wait(self._connection, lambda: last_of(active, group), "a step of joined ranks")
+            with self._calling("worker.join()"):
+                found = wait(self._connection, lambda: last_of(active, group), "a step of joined ranks")
             last = last if found is None else found
             return found is not None
 
@@ -274,7 +277,8 @@ class Worker(nn.Module):
         Raises:
             RunError: The backward pass is not over, or a rank is missing.
         """
-        return self._hooks.clip_grad_norm(max_norm, self._connection.group)
+        with self._calling("worker.clip_grad_norm_()"):
+            return self._hooks.clip_grad_norm(max_norm, self._connection.group)
 
     def average(self, *, buffers: bool = False) -> None:
         """Replace the parameters by their means over all ranks, such as for an evaluation.
@@ -290,9 +294,10 @@ class Worker(nn.Module):
         """
         self._check_open("worker.average()")
         self._hooks.check_between_steps("worker.average()")
-        self._executor.drain()
-        self._average(buffers=buffers)
-        self._tell_left_out()
+        with self._calling("worker.average()"):
+            self._executor.drain()
+            self._average(buffers=buffers)
+            self._tell_left_out()
 
     def close(self) -> None:
         """Complete the operations of the plan, write the trace, and disconnect from the other ranks.
@@ -316,7 +321,7 @@ class Worker(nn.Module):
             if error is not None:
                 self._until_closed.__exit__(kind, error, traceback)
                 return
-            with self._until_closed:
+            with self._until_closed, self._calling("worker.close()", self._hint_at_skip):
                 self._hooks.settle()
                 self._executor.drain()
                 self._conclude(at_end=True)
@@ -324,6 +329,15 @@ class Worker(nn.Module):
                     self._tracing.finish()
         finally:
             self._executor.join(_LAST_COLLECTIVE_S)
+
+    def _calling(self, name: str, hint: str = "") -> AbstractContextManager[None]:
+        """Announce to the other ranks a call that all of them make before the same step."""
+        return self._connection.guard.calling(f"called {name} before step {self.step}{hint}")
+
+    @property
+    def _hint_at_skip(self) -> str:
+        is_early = self.n_steps is None or self.step < self.n_steps
+        return " (a rank that leaves out a batch calls worker.skip())" if is_early else ""
 
     @contextmanager
     def _leaving_early(self) -> Iterator[None]:
@@ -369,20 +383,22 @@ class Worker(nn.Module):
         self._concluded = self.step
         is_last = self.step == self.plan.n_steps or (at_end and self.n_steps is None)
         ends = meets = (at_end or is_last) and not self._ended
-        if ends:
-            self._ended = True
-            with self._leaving_early():
-                self._connection.agree("the step at the end of the loop", str(self.step))
-        if is_new and not is_last:
-            meets |= self._resuming.after(self.step, self._executor)
-        if ends:
-            self._executor.drain()
-            if self._averaging.final_average:
-                self._average(buffers=self._averaging.average_buffers)
-            if is_last and self.step > self._resuming.first_step:
-                self._resuming.after(self.step, self._executor, is_last=True)
-        if meets:
-            self._tell_left_out()
+        call = "ended its loop" if ends else "wrote a checkpoint"
+        with self._connection.guard.calling(f"{call} before step {self.step}"):
+            if ends:
+                self._ended = True
+                with self._leaving_early():
+                    self._connection.agree("the step at the end of the loop", str(self.step))
+            if is_new and not is_last:
+                meets |= self._resuming.after(self.step, self._executor)
+            if ends:
+                self._executor.drain()
+                if self._averaging.final_average:
+                    self._average(buffers=self._averaging.average_buffers)
+                if is_last and self.step > self._resuming.first_step:
+                    self._resuming.after(self.step, self._executor, is_last=True)
+            if meets:
+                self._tell_left_out()
         if is_new and not self._reads and self.rank == 0:
             self._reads = True
             warnings.warn(
@@ -393,11 +409,13 @@ class Worker(nn.Module):
             )
 
     def _average(self, *, buffers: bool) -> None:
+        sits_out = any(map(entering, self.plan.bodies))  # then ranks count different steps
+        what = "the average" if sits_out else f"the average before step {self.step}"
         with self._model.staged():
-            average(self._connection, self._model.binding.parameter_buffers, self._peers)
+            average(self._connection, self._model.binding.parameter_buffers, self._peers, what=what)
         if buffers:
             floating = [each for each in self.module.buffers() if each.is_floating_point()]
-            average(self._connection, floating, everyone(self._connection))
+            average(self._connection, floating, everyone(self._connection), what=f"{what}, of buffers")
 
     def _tell_left_out(self) -> None:
         """Warn once if ranks have skipped different updates. All ranks take part."""

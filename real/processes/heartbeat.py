@@ -13,6 +13,9 @@ Silence ends the others only after the timeout, because a rank that unpickles a 
 an exchange has failed, a few seconds of silence are enough to identify the rank. A rank passes on the first cause that
 it learns. So all ranks name the rank that failed first, not one that failed as a consequence. Only the thread talks to
 the store, so a hung store cannot block its rank.
+
+A store ends with the rank that hosts it. So that rank leaves last: when every other rank has left, or has completed as
+many exchanges and read the table since.
 """
 
 import json
@@ -23,9 +26,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn
@@ -36,8 +39,7 @@ from simdist.errors import RunError
 BEAT_S = 0.5
 SILENT_BEATS = 12
 SETTLE_S = 3.0  # time for the report of another process's failure to arrive: two beats there, two here, and a reserve
-LAST_WORDS_S = 2.0
-LINGER_S = 5.0
+LAST_WORDS_S = 2.0  # for the last message of a rank that fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Heartbeat:
         state: `failed` and `done` are final.
         cause: the sentence that names the rank that failed first, once it is known.
         step: number of steps of its training loop that the rank has begun; None without a loop.
+        n_exchanges: number of exchanges through the store that the rank has completed.
+        call: the call under way that all ranks make together, as the end of a sentence; empty without one.
     """
 
     rank: int
@@ -65,15 +69,45 @@ class Heartbeat:
     state: Literal["alive", "failed", "done"]
     cause: str
     step: int | None = None
+    n_exchanges: int = 0
+    call: str = ""
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
 
 
+def named(ranks: Sequence[int]) -> str:
+    """Name ranks: `rank 3`, `ranks 3, 4`."""
+    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
 def ranks_have(ranks: Sequence[int]) -> str:
     """Begin a sentence about ranks: `rank 3 has`, `ranks 3, 4 have`."""
-    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
-    return f"rank {shown} has" if len(ranks) == 1 else f"ranks {shown} have"
+    return f"{named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
+
+
+def name_calls(calls: Mapping[int, str], steps: Mapping[int, int | None]) -> str:
+    """Name the calls of ranks that have to make the same one; return an empty text if they do.
+
+    Args:
+        calls: The call of each rank, as the end of a sentence. Empty without one.
+        steps: Number of steps that each rank has begun.
+
+    >>> name_calls({0: "called worker.average() before step 0", 1: "", 2: ""}, {0: 0, 1: 4, 2: 4})
+    'rank 0 called worker.average() before step 0, ranks 1, 2 did not (at step 3)'
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items(), key=lambda each: (not each[1], each[0])):
+        ranks_of.setdefault(call, []).append(rank)
+    if len(ranks_of) == 1:
+        return ""
+    parts = [f"{named(ranks)} {call}" for call, ranks in ranks_of.items() if call]
+    if idle := ranks_of.get(""):
+        reached = [max(0, (steps.get(rank) or 0) - 1) for rank in idle]
+        at = f"step {min(reached)}" if len(set(reached)) == 1 else f"steps {min(reached)} to {max(reached)}"
+        parts.append(f"{named(idle)} did not (at {at})")
+    return ", ".join(parts)
 
 
 def is_alive(pid: int) -> bool:
@@ -119,6 +153,8 @@ class Guard:
     Attributes:
         position: progress of this rank (an instance index of the plan).
         step: number of steps of its training loop that this rank has begun; None without a loop.
+        n_exchanges: number of exchanges through the store that this rank has completed.
+        call: the call under way that all ranks make together; see `calling`.
         failed: set when this or another rank has failed.
     """
 
@@ -134,6 +170,8 @@ class Guard:
     ) -> None:
         self.position = 0
         self.step: int | None = None
+        self.n_exchanges = 0
+        self.call = ""
         self.failed = threading.Event()
         self._store = store
         self._keys = [f"beat/{other}" for other in range(world_size)]
@@ -155,6 +193,7 @@ class Guard:
         self._wake = threading.Event()
         self._beaten = threading.Condition()
         self._n_beats = 0
+        self._timeout_s = 0.0
         self._patient_beats = SILENT_BEATS
         self._seeks_cause = False  # something has failed
         self._looked = 0, 0  # number of beats at the last look, and looks since
@@ -168,6 +207,7 @@ class Guard:
         Raises:
             RunError: a rank did not answer within `timeout_s`. The error names the missing ranks.
         """
+        self._timeout_s = timeout_s
         self._patient_beats = max(SILENT_BEATS, math.ceil(timeout_s / BEAT_S))
         self._thread.start()
         deadline_s = time.monotonic() + timeout_s
@@ -225,6 +265,8 @@ class Guard:
         """
         if self.learns_of_failure():
             return RunError(f"{doing}: {self._cause}")
+        if self._store_has_left():
+            return RunError(f"{doing}: {self.store_host()} has left, after it waited for this rank")
         if stuck := self.stuck_store():
             return RunError(f"{doing}: {stuck}")
         if late := self._late():
@@ -242,19 +284,46 @@ class Guard:
         except RuntimeError as error:  # includes DistError of torch
             raise self.explain(error, doing) from error
 
+    @contextmanager
+    def calling(self, call: str) -> Iterator[None]:
+        """Announce a call that all ranks make together, so that errors name the ranks that do not.
+
+        The outermost call counts. After an error, the others still see it.
+
+        Args:
+            call: The end of a sentence, such as `called worker.average() before step 4`.
+        """
+        outer = self.call
+        self.call = outer or call
+        yield
+        self.call = outer
+
     def leave(self) -> None:
-        """Send the final message and stop watching; the host of the store waits a while for the others to read it."""
-        counts = {rank: beat.count for rank, beat in self._table.items()}
+        """Send the final message and stop watching. The host of the store waits for the others, up to the timeout."""
         self._leaving = True
-        if self._said == "alive" and time.monotonic() - self._last_beat_s < LAST_WORDS_S:
+        if self._said == "alive" and not self._has_failed():
+            self._await_beat(self._timeout_s)
+        elif self._said == "alive" and time.monotonic() - self._last_beat_s < LAST_WORDS_S:
             self._await_beat(LAST_WORDS_S)
-        deadline_s = time.monotonic() + LINGER_S
-        while self._store_rank == self._me.rank and time.monotonic() < deadline_s and not self._heard(counts):
-            self._await_beat(0.1)
-            time.sleep(0.01)
+        if self._store_rank == self._me.rank:
+            self._outlast_others()
         self._over.set()
         self._wake.set()
         self._thread.join(LAST_WORDS_S)
+
+    def _outlast_others(self) -> None:
+        """Keep the store until no rank needs it any more, or the timeout is over. Then say who is missing."""
+        counts = {rank: beat.count for rank, beat in self._table.items()}
+        ends_well = not self._has_failed()
+        deadline_s = time.monotonic() + self._timeout_s
+        missing = self._need_store(counts)
+        while missing and self._thread.is_alive() and time.monotonic() < deadline_s:
+            self._await_beat(0.1)
+            time.sleep(0.01)
+            missing = self._need_store(counts)
+        if ends_well and (missing or self._cause):
+            late = f"{ranks_have([beat.rank for beat in missing])} not answered at the end for {self._timeout_s:g} s"
+            print(f"{self._me}, which hosts the store, leaves: {self._cause or late}", file=sys.stderr, flush=True)  # noqa: T201
 
     def store_host(self) -> str:
         """Describe the host and address of the store."""
@@ -284,7 +353,7 @@ class Guard:
             try:
                 self._beat()
             except RuntimeError as error:  # includes DistError of torch
-                if not self._leaving:
+                if not (self._leaving or self._store_has_left()):
                     self._blame(f"{self.store_host()} is gone ({str(error).splitlines()[0]})")
                 return
             self._end_with_parent()
@@ -292,11 +361,13 @@ class Guard:
             self._wake.clear()
 
     def _finished(self) -> bool:
-        """Return whether this rank has sent its final message, or the host of the store has ended."""
-        if self._store_rank == self._me.rank:
-            return False
+        """Return whether this rank has sent its final message. The host of the store waits for those of the others."""
+        return self._store_rank != self._me.rank and self._said != "alive"
+
+    def _store_has_left(self) -> bool:
+        """Return whether the host of the store has said that it leaves, so the store may be gone at any time."""
         host = None if self._store_rank is None else self._table.get(self._store_rank)
-        return self._said != "alive" or (host is not None and host.state != "alive")
+        return host is not None and host.state != "alive"
 
     def _beat(self) -> None:
         """Look at the others first, so that this rank's final message names the first cause."""
@@ -316,9 +387,15 @@ class Guard:
     def _words(self) -> Heartbeat:
         failed = self._own_failure or (self._leaving and self._cause)
         state: Literal["alive", "failed", "done"] = "failed" if failed else "done" if self._leaving else "alive"
-        me = self._me
-        return Heartbeat(
-            me.rank, self._n_beats + 1, self.position, me.host, me.machine, me.pid, state, self._cause, self.step
+        return replace(
+            self._me,
+            count=self._n_beats + 1,
+            position=self.position,
+            state=state,
+            cause=self._cause,
+            step=self.step,
+            n_exchanges=self.n_exchanges,
+            call=self.call,
         )
 
     def _read(self) -> None:
@@ -358,6 +435,9 @@ class Guard:
     def _is_gone(self, beat: Heartbeat) -> bool:
         return beat.machine == self._me.machine and not is_alive(beat.pid)
 
+    def _has_failed(self) -> bool:
+        return bool(self._own_failure or self._cause)
+
     def _blame(self, cause: str) -> None:
         with self._lock:
             self._cause = self._cause or cause
@@ -385,19 +465,32 @@ class Guard:
         """Wait until a failure is known, or long enough to be sure that there is none."""
         begin_s = time.monotonic()
         self._seeks_cause = True
-        while not self.failed.wait(0.05) and self._thread.is_alive():
+        while not self.failed.wait(0.05) and self._thread.is_alive() and not self._store_has_left():
             waited_s = time.monotonic() - begin_s
             doubtful = any(self._quiet[rank] > 3 and beat.state == "alive" for rank, beat in self._table.items())
             if waited_s > SETTLE_S + (SILENT_BEATS * BEAT_S if doubtful else 0.0):
                 return
 
-    def _heard(self, counts: dict[int, int]) -> bool:
-        """Return whether each other rank has ended or sent two beats since `counts`, and so has read the table."""
-        others = [beat for beat in self._table.values() if beat.rank != self._me.rank and not self._is_gone(beat)]
-        silent = {rank for rank, n_beats in self._quiet.items() if n_beats >= SILENT_BEATS}
-        return all(b.state != "alive" or b.rank in silent or b.count >= counts.get(b.rank, 0) + 2 for b in others)
+    def _need_store(self, counts: Mapping[int, int]) -> list[Heartbeat]:
+        """Return the ranks that have neither ended nor read the table since `counts` and completed our exchanges.
 
-    def compare_steps(self) -> str:
+        After a failure no exchange matters, and a rank that has fallen silent is not waited for.
+        """
+        others = [beat for beat in self._table.values() if beat.rank != self._me.rank and not self._is_gone(beat)]
+        alive = [beat for beat in others if beat.state == "alive"]
+        if self._has_failed():
+            heard = [beat for beat in alive if self._quiet[beat.rank] < SILENT_BEATS]
+            return [beat for beat in heard if not _has_read(beat, counts)]
+        return [beat for beat in alive if not (_has_read(beat, counts) and beat.n_exchanges >= self.n_exchanges)]
+
+    def compare_calls(self) -> str:
+        """Name the calls of the ranks if they differ, or else the steps that they have begun; empty if all agree."""
+        beats = self._table | {self._me.rank: self._words()}
+        calls = {rank: "has left" if beat.state == "done" else beat.call for rank, beat in beats.items()}
+        differences = name_calls(calls, {rank: beat.step for rank, beat in beats.items()})
+        return f"{differences}: all ranks do so before the same step" if differences else self._compare_steps()
+
+    def _compare_steps(self) -> str:
         """Name the ranks that have begun fewer steps than the others; empty if none has."""
         steps = {rank: beat.step for rank, beat in self._table.items()} | {self._me.rank: self.step}
         begun = {rank: step for rank, step in steps.items() if step is not None}
@@ -406,12 +499,14 @@ class Guard:
         if not behind:
             return ""
         more = f", {len(behind) - 8} more are behind" if len(behind) > 8 else ""
-        return f"{', '.join(behind[:8])}{more}, the others at {most}"
+        return (
+            f"{', '.join(behind[:8])}{more}, the others at {most} (a rank that leaves out a batch calls worker.skip())"
+        )
 
     def _late(self) -> str:
         """Name the ranks that are behind the others; empty if none is."""
-        if behind := self.compare_steps():
-            return f"{behind} (a rank that leaves out a batch calls worker.skip())"
+        if differences := self.compare_calls():
+            return differences
         positions = {rank: beat.position for rank, beat in self._table.items()} | {self._me.rank: self.position}
         first = max(positions.values())
         late = [self._table[rank] for rank, position in positions.items() if position < first]
@@ -429,3 +524,8 @@ class Guard:
             f"{timeout_s:g} s: see the output there, and that all have the same WORLD_SIZE, MASTER_ADDR, MASTER_PORT "
             "and SIMDIST_SECRET"
         )
+
+
+def _has_read(beat: Heartbeat, counts: Mapping[int, int]) -> bool:
+    """Return whether a rank has sent two beats since `counts`: the second began after it, and so read the table."""
+    return beat.count >= counts.get(beat.rank, 0) + 2

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from real.processes.heartbeat import Guard, ranks_have
+from real.processes.heartbeat import Guard, name_calls, ranks_have
 from real.processes.rendezvous import RankPlace, StoreAccess, bounded, meet, meet_within, place
 from real.processes.signing import SignedStore
 from simdist.errors import RunError
@@ -76,9 +76,9 @@ class Connection:
         missing = list(range(self.place.world_size))
         number = next(self._numbers)  # the n-th calls of all ranks meet
 
-        def exchange() -> list[tuple[str, str]]:
+        def exchange() -> list[tuple[str, str, str]]:
             keys = [f"agree/{number}/{rank}" for rank in range(self.place.world_size)]
-            self.store.set(keys[self.place.rank], json.dumps([what, value]))
+            self.store.set(keys[self.place.rank], json.dumps([what, value, self.guard.call]))
             texts: dict[int, str] = {}
             pause_s = 0.001
             while missing:
@@ -94,17 +94,17 @@ class Connection:
             if self.place.rank in missing:
                 return f"{what}: {self.guard.store_host()} has not answered for {self.timeout_s:g} s"
             come = f"{what}: {ranks_have(missing)} not come within {self.timeout_s:g} s"
-            if behind := self.guard.compare_steps():
-                return f"{come}: {behind} (a rank that leaves out a batch calls worker.skip())"
-            return f"{come}; see the output there"
+            differences = self.guard.compare_calls()
+            return f"{come}: {differences}" if differences else f"{come}; see the output there"
 
         with self.guard.explaining(what):
             answers = bounded(exchange, self.timeout_s, late, self.guard)
-        if strays := [rank for rank, (other, _) in enumerate(answers) if other != what]:
-            raise RunError(
-                f"{what}: {ranks_have(strays)} come to {answers[strays[0]][0]!r} instead: ranks run different code"
-            )
-        return [answer for _, answer in answers]
+        self.guard.n_exchanges += 1
+        if any(other != what for other, _, _ in answers):
+            places = {rank: f"came to {other!r}" for rank, (other, _, _) in enumerate(answers)}
+            calls = {rank: call or places[rank] for rank, (_, _, call) in enumerate(answers)}
+            raise RunError(f"{what}: {name_calls(calls, {}) or name_calls(places, {})}: ranks run different code")
+        return [answer for _, answer, _ in answers]
 
     def agree(self, what: str, value: str) -> None:
         """Compare a value over all ranks; all ranks must call this in the same order.

@@ -60,6 +60,7 @@ TALKS_TO_USERS = {
     "real.calibrate",
     "real.calibration",
     "real.cli",
+    "real.frameworks",
     "real.jobs",
     "real.loops",
     "real.watching",

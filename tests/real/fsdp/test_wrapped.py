@@ -1,6 +1,8 @@
 """`real.wrap` of models under `fully_shard`: copies of a model that exchange gradients or parameters."""
 
 import json
+import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -233,6 +235,69 @@ def test_an_incomplete_checkpoint_is_passed_over_and_another_job_refused(four: P
     assert all((ours == theirs).all() for ours, theirs in zip(resumed, whole, strict=True))
     others = four.run(sharded_loops.error_of_train, ShardedLoop(Sync(), TRAINING, N_STEPS, checkpoint=tmp_path))
     assert all("step-0000000008 is of plan local-3" in each and "on 4 ranks" in each for each in others)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(b"/data/0") + 200] ^= 1  # of a tensor's numbers
+    path.write_bytes(content)
+
+
+DAMAGES: Mapping[str, tuple[str, Callable[[Path], object], str]] = {
+    "metadata cut": (".metadata", cut, "damaged: .metadata is cut off or has changed"),
+    "metadata empty": (".metadata", lambda path: path.write_bytes(b""), "damaged: .metadata is cut off or has changed"),
+    "metadata of another format": (
+        ".metadata",
+        lambda path: path.write_bytes(pickle.dumps({"layers": 3})),
+        "damaged: .metadata is cut off or has changed",
+    ),
+    "metadata missing": (".metadata", Path.unlink, "damaged: .metadata is missing on rank"),
+    "index cut": ("simdist.json", cut, "damaged: simdist.json has changed"),
+    "shard missing": ("__2_0.distcp", Path.unlink, "damaged: __2_0.distcp is missing on rank"),
+    "shard cut": ("__2_0.distcp", cut, "damaged: __2_0.distcp is cut off or has changed"),
+    "shard empty": (
+        "__2_0.distcp",
+        lambda path: path.write_bytes(b""),
+        "damaged: __2_0.distcp is cut off or has changed",
+    ),
+    "shard flipped": ("__2_0.distcp", flip, "damaged: __2_0.distcp has changed"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(four: Pool, damage: str, tmp_path: Path) -> None:
+    name, spoil, message = DAMAGES[damage]
+    loop = ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path)
+    whole = four.run(sharded_loops.train, loop)
+    spoil(tmp_path / "step-0000000008" / name)
+    found = four.run(sharded_loops.train_warned, loop, None)
+    assert all((ours == theirs).all() for (ours, _), theirs in zip(found, whole, strict=True))
+    told = [text for text in found[0][1] if "going on from" in text]
+    assert message in told[0]
+    assert told[0].endswith(f"going on from {tmp_path / 'step-0000000006'}")
+
+
+def test_a_checkpoint_that_one_rank_finds_damaged_is_passed_over_by_all(four: Pool, tmp_path: Path) -> None:
+    loop = ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path)
+    whole = four.run(sharded_loops.train, loop)
+    found = four.run(sharded_loops.train_warned, loop, 2)
+    assert all((ours == theirs).all() for (ours, _), theirs in zip(found, whole, strict=True))
+    assert any("damaged: .metadata is cut off; going on from" in text for text in found[0][1])
+
+
+def test_damage_to_all_checkpoints_is_an_error_that_names_them(four: Pool, tmp_path: Path) -> None:
+    loop = ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path)
+    four.run(sharded_loops.train, loop)
+    for path in tmp_path.glob("step-*/.metadata"):
+        cut(path)
+    for error in four.run(sharded_loops.error_of_train, loop):
+        assert re.search("no checkpoint is complete: .*8: damaged: .*6: damaged: .*; delete them to begin again", error)
+    with pytest.raises(RunError, match=r"step-0000000008: damaged: \.metadata is cut off or has changed"):
+        load_checkpoint(tmp_path / "step-0000000008", TRAINING.make()[0])
 
 
 def test_checkpoints_of_sharded_and_of_whole_models_share_no_folder(four: Pool, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Scripts of other tools, wrapped, compute what they do under DistributedDataParallel, or what a loop does by hand."""
 
+import re
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -95,6 +96,23 @@ def test_scripts_of_other_tools_compute_what_they_did_before(tool: str, package:
         assert ending.output.splitlines()[-1] == "equal"
 
 
+@pytest.mark.parametrize("tool", ["accelerate", "lightning", "trainer"])
+def test_other_tools_save_evaluate_and_resume_averages(tool: str, tmp_path: Path) -> None:
+    package = "transformers" if tool == "trainer" else tool
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    for ending in run(getattr(framework_scripts, f"{tool}_resumed"), 2, tmp_path).values():
+        assert ending.code == 0, ending.output
+        assert ending.output.splitlines()[-1] == "equal"
+
+
+def test_passes_that_lightning_accumulates_without_a_word_are_refused_with_the_remedy() -> None:
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed")
+    for ending in run(framework_scripts.lightning_without_callback, 2).values():
+        assert "To accumulate gradients, do all passes but a step's last in `with worker.no_sync():`" in ending.output
+
+
 class AcceleratedOptimizer(torch.optim.Optimizer):
     """Forwards to another optimizer without being one itself, as that of Accelerate."""
 
@@ -175,8 +193,41 @@ def test_variables_of_slurm_are_named() -> None:
 def test_a_rank_that_leaves_out_a_batch_alone_is_named_with_its_step(schedule: str, how: str) -> None:
     for ending in run(user_scripts.leaves_a_batch_out, 4, schedule, how).values():
         assert (
-            "rank 2 is at step 7, the others at 8 (a rank that leaves out a batch calls worker.skip())" in ending.output
+            "rank 2 called worker.close() before step 7 (a rank that leaves out a batch calls worker.skip()), "
+            "ranks 0, 1, 3 did not (at step 7): all ranks do so before the same step" in ending.output
         )
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (
+            {0: {4: "average"}, 1: {}},
+            r"rank 0 called worker\.average\(\) before step 4, rank 1 did not \(at step [3-7]\): all ranks do so",
+        ),
+        (
+            {0: {}, 1: {4: "average"}},
+            r"rank 1 called worker\.average\(\) before step 4, rank 0 did not \(at step [3-7]\): all ranks do so",
+        ),
+        (
+            {0: {4: "average"}, 1: {4: "close"}},
+            r"rank 0 called worker\.average\(\) before step 4, rank 1 called worker\.close\(\) before step 4",
+        ),
+        (
+            {0: {4: "average"}, 1: {5: "average"}},
+            r"rank 0 called worker\.average\(\) before step 4, rank 1 called worker\.average\(\) before step 5",
+        ),
+        (
+            {0: {4: "average with buffers"}, 1: {4: "average"}},
+            r"rank 0 came to 'the average before step 4, of buffers', rank 1 came to 'updates that were left out'",
+        ),
+    ],
+    ids=["one averages", "the other averages", "one closes", "at other steps", "with buffers"],
+)
+def test_ranks_that_make_different_calls_are_told_which(calls: dict[int, dict[int, str]], message: str) -> None:
+    for ending in run(user_scripts.calls_differ, 2, calls).values():
+        assert ending.code == 1
+        assert re.search(message, ending.output), ending.output[-500:]
 
 
 def test_a_rank_that_leaves_out_a_batch_after_its_forward_pass_is_told_how() -> None:

@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from timeouts import await_end  # noqa: E402
 
 from real.processes import heartbeat  # noqa: E402
 from real.processes.heartbeat import Guard, Heartbeat  # noqa: E402
-from real.processes.launch import RankPlace, connect, place  # noqa: E402
+from real.processes.launch import Connection, RankPlace, connect, place  # noqa: E402
 from real.processes.rendezvous import bounded  # noqa: E402
 from real.processes.signing import SignedStore  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
@@ -348,6 +349,97 @@ def test_a_store_that_does_not_answer_is_blamed_before_the_ranks_that_it_keeps_f
     with pytest.raises(RunError, match="the store at here, has not answered"):
         bounded(partial(time.sleep, 1.0), 0.05, lambda: "rank 3 has not come", guard)
     guard.leave()
+
+
+# --- the end of a job ---
+
+
+@dataclass(frozen=True)
+class HeldUp(SignedStore):
+    """A connection to the store whose reads of exchanges stand still, as those of a rank that swaps."""
+
+    let_go: threading.Event
+
+    def multi_get(self, keys):
+        assert self.let_go.wait(START_S)
+        return super().multi_get(keys)
+
+
+@pytest.fixture
+def two() -> Iterator[list[Connection]]:
+    """Two ranks of one process that have met. Rank 0 hosts the store, rank 1 is held up in exchanges."""
+    store = SignedStore(dist.HashStore(), b"")
+    late = HeldUp(store.store, store.secret, threading.Event())
+    guards = [Guard(store, rank, 2, store_at="here") for rank in (0, 1)]
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(lambda guard: guard.start(START_S), guards)]
+    yield [
+        Connection(RankPlace(rank, 2, rank, 2), torch.device("cpu"), "gloo", guards[rank], stores, START_S)
+        for rank, stores in enumerate((store, late))
+    ]
+    late.let_go.set()
+    for guard in reversed(guards):
+        guard.leave()
+
+
+def n_beats(connection: Connection, rank: int) -> int:
+    return connection.guard._table[rank].count
+
+
+def test_the_host_of_the_store_outlasts_a_rank_that_is_held_up_in_the_last_exchange(two: list[Connection]) -> None:
+    host, late = two
+    with ThreadPoolExecutor() as pool:
+        last = pool.submit(late.exchange, "the end", "b")
+        assert host.exchange("the end", "a") == ["a", "b"]
+        leaving = pool.submit(host.guard.leave)
+        begin = n_beats(host, 1)
+        while n_beats(host, 1) < begin + 5 and not leaving.done():  # its guard reads the table all the while
+            time.sleep(0.05)
+        has_left = leaving.done()
+        late.store.let_go.set()
+        assert last.result() == ["a", "b"]
+        leaving.result(START_S)
+    assert not has_left
+
+
+def test_the_host_of_the_store_waits_for_no_rank_that_goes_on_alone_after_the_last_exchange(
+    two: list[Connection], capfd
+) -> None:
+    host, other = two
+    other.store.let_go.set()
+    with ThreadPoolExecutor() as pool:
+        [*pool.map(lambda each: each.barrier("the end"), two)]
+        pool.submit(host.guard.leave).result(START_S)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(RunError, match=r"barrier 'later': rank 0 \(.*, which hosts the store at here, has left"):
+        raise other.guard.explain(RuntimeError("Failed to recv, got 0 bytes"), "barrier 'later'")
+
+
+def test_the_host_of_the_store_says_who_is_missing_when_it_leaves_after_the_timeout(
+    two: list[Connection], capfd
+) -> None:
+    host, _ = two
+    host.guard.n_exchanges += 1
+    host.guard._timeout_s = 0.2
+    host.guard.leave()
+    assert "which hosts the store, leaves: rank 1 has not answered at the end for 0.2 s" in capfd.readouterr().err
+
+
+def test_a_host_that_fails_leaves_when_the_others_know_the_cause(two: list[Connection], capfd) -> None:
+    host, other = two
+    host.guard.n_exchanges += 1  # an exchange that the other rank will never complete
+    host.guard.fail("the disk is full")
+    host.guard.leave()
+    assert other.guard.cause.endswith("failed: the disk is full")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_rank_that_leaves_has_told_so_however_long_ago_its_last_beat_was(two: list[Connection]) -> None:
+    host, other = two
+    other.guard._last_beat_s = 0.0  # it has stood still
+    other.guard.leave()
+    host.guard._await_beat(START_S)
+    assert host.guard._table[1].state == "done"
 
 
 def test_a_signed_value_counts_under_its_own_key_only() -> None:

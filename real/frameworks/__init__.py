@@ -1,0 +1,1 @@
+"""Training loops of other libraries follow a schedule by one call each. A library is imported when it is used."""
