@@ -24,6 +24,7 @@ from simdist.studies.facets import RANGES
 from simdist.tune import Constraints, Extras, Tuned, TuneOptions, tune
 from simdist.tune.candidates import permits, tried_kinds
 from simdist.tune.evaluating import Finalist
+from simdist.tune.tuning import usual_global_every
 from simdist.tune.verdict import entry
 
 _Record: TypeAlias = dict[str, object]
@@ -77,7 +78,7 @@ class _Declared(click.Option):
 @click.command("tune")
 @common.scenario
 @click.option(
-    "--global-every", type=common.positive, default=8, metavar="H", help="Maximum steps between global exchanges."
+    "--global-every", type=common.positive, metavar="H", help="Maximum steps between global exchanges; 8 or as today."
 )
 @click.option("--group-every", multiple=True, metavar="RANKS:H", help="Maximum steps between exchanges within groups.")
 @click.option("--max-bytes", metavar="SIZE", help="Maximum bytes that a node sends per step, e.g. 20 MB.")
@@ -94,7 +95,7 @@ class _Declared(click.Option):
 )
 @click.option("--only", multiple=True, cls=_Declared, help="Only schedules of this kind; may be repeated.")
 @click.option("--allow", multiple=True, cls=_Declared, help="Also try these; repeat.")
-@click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
+@click.option("--baseline", metavar="LABEL", help="Label or kind of the schedule to beat; the first if omitted.")
 @click.option(
     "--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Seeds of the finalists; 20, with recordings 200."
 )
@@ -115,7 +116,7 @@ def command(
     session: common.Session,
     name: str,
     *,
-    global_every: int,
+    global_every: int | None,
     group_every: tuple[str, ...],
     max_bytes: str | None,
     memory: str | None,
@@ -144,15 +145,15 @@ def command(
         )
     texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
     most = (math.inf if text is None else common.parsed(option, text, parse_nbytes) for option, text in texts.items())
-    constraints = Constraints(global_every, tuple(map(_pair, group_every)), *most)
     density = None if min_density is None else common.parsed("--min-density", min_density, parse_fraction)
     if density == 0:
         raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
     passes = _counts("--micro-batches", "passes of a step, 1 or more, such as 1,2,4", micro_batches)
     every = _counts("--checkpoint-every", "steps, 1 or more, such as 100,500", checkpoint_every)
     extras = Extras(only, density, allow, passes, every, checkpoint_mode)
-    wanted = TuneOptions(constraints, extras, **more)
     scenario = inputs.read_scenario(session, name, is_compared=True)
+    every_all = global_every or usual_global_every(scenario, more["baseline"])
+    wanted = TuneOptions(Constraints(every_all, tuple(map(_pair, group_every)), *most), extras, **more)
     if (facts := scenario.imported) and (sentence := not_compared(scenario)):
         document = {"scenario": scenario.name, "change": False, "outcome": "not compared", "verdict": sentence}
         session.result(document | {"where": facts_record(facts)}, f"{facts_text(facts)}\n\n{sentence}.")
@@ -346,8 +347,10 @@ def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Re
         excluded (object): Option -> candidates (int) that broke this constraint.
         illegal (int): Candidates that do not fit the cluster.
         change (bool): A change from the baseline is proposed.
-        outcome (str): `change`. `stay`: nothing gains. `unsure`: something may gain.
-        best (str): Label of the best finalist, worth a change or not. The baseline if there is no other.
+        outcome (str): `change`. `stay`: nothing gains. `unsure`: something may gain. `none`: no schedule keeps to the
+            constraints.
+        best (str): Label of the best finalist that keeps to the constraints, worth a change or not. The baseline if
+            there is no other. With `none`, the one that exceeds a constraint least.
         verdict (str): What to do, in a sentence.
         reasons (list): Why, a sentence (str) each.
         rows (list): The finalists and the baseline, the fastest first: "A finalist".
@@ -383,7 +386,8 @@ def _record(finalist: Finalist, tuned: Tuned) -> _Record:
         sent_nbytes (float): Bytes that the busiest node sends per step, on average; in one domain, the busiest GPU.
         device_nbytes (int): Bytes in use on a rank's device when most are: buffers, optimizer state, activations.
         host_nbytes (int): Buffers of a rank in host memory.
-        on_front (bool): No finalist that exchanges as often over all ranks is faster.
+        breaks (list): Constraints (str) that it breaks, as on the command line.
+        on_front (bool): It keeps to the constraints, and no other one that exchanges as often over all ranks is faster.
         problem (str or null): Why a recording cannot show how certain its speed-up is.
         entry (str): The line for `schedules` of a scenario.
     """
@@ -394,6 +398,7 @@ def _record(finalist: Finalist, tuned: Tuned) -> _Record:
         finalist.row.document()
         | of_plan
         | {
+            "breaks": [each.limit for each in finalist.breaches],
             **common.picked(finalist, "search_step_s", "on_front", "problem"),
             "entry": entry(finalist.schedule),
             **({} if tuned.per == "step" else {"micro_batches": finalist.micro_batches}),

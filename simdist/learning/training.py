@@ -207,7 +207,7 @@ class Trainer:
         self,
         store: Store | None,
         workers: Workers,
-        progress: Callable[[str, float, float], None],
+        progress: Callable[[str, float, float | None], None],
         *,
         say: Callable[[str], None] = lambda _: None,
         free_nbytes: int | None = None,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,9 @@ class Built:
 _TYPICAL_LOST = {7: (0.052, 0.114), 8: (0.023, 0.05), 9: (0.011, 0.015)}
 
 
+_HALF: dict[str, Literal["float16", "bfloat16"]] = {"fp16": "float16", "bf16": "bfloat16"}
+
+
 def job(scenario: Scenario) -> Job:
     """Return the facts of a scenario that schedules need."""
     cluster = scenario.cluster
@@ -92,6 +95,7 @@ def job(scenario: Scenario) -> Job:
         tensor_backward_s=tensor_backward_s(workload, cluster),
         checkpoint=scenario.checkpoint.of_job(cluster.world_size) if scenario.checkpoint else None,
         speeds=tuple(cluster.device_speed().tolist()),
+        compute_dtype=_HALF.get(workload.precision),
         units=workload.sharded_units,
     )
 

@@ -82,11 +82,14 @@ def most_nbytes(built: Built, workload: Workload) -> int:
     return nbytes + again + state_nbytes(built.plan, workload)
 
 
-def lasting_nbytes(plan: Plan, workload: Workload) -> int:
-    """Return bytes that are in use throughout: parameters, the optimizer's state, and what else lasts."""
+def least_nbytes(plan: Plan, workload: Workload) -> int:
+    """Return bytes that are surely in use as a backward pass begins.
+
+    These are parameters, the optimizer's state, what else lasts, and what the whole forward pass has left.
+    """
     kinds = kinds_of(plan)
     lasting = (buffer.nbytes for buffer in plan.buffers if buffer.initialized and buffer.name in kinds)
-    return sum(lasting) + state_nbytes(plan, workload)
+    return sum(lasting) + sum(activation_nbytes(plan, workload).values()) + state_nbytes(plan, workload)
 
 
 def state_nbytes(plan: Plan, workload: Workload) -> int:

@@ -123,6 +123,7 @@ class Job:
         checkpoint: The checkpoint that is written; None for none.
         tensor_rows: Rows of every tensor as a matrix; for a vector, its number of elements. Empty if not known.
         speeds: Relative speeds of the ranks' devices; empty if not known.
+        compute_dtype: Type of the arithmetic of forward and backward passes; that of parameters if not known.
         units: What is gathered and reduced together if the model is sharded, in forward order. Empty: the whole model.
         has_param_buffers: Every tensor has a buffer of parameters of its own, instead of one buffer for all of them.
     """
@@ -143,6 +144,7 @@ class Job:
     checkpoint: Checkpoint | None = None
     tensor_rows: tuple[int, ...] = ()
     speeds: tuple[float, ...] = ()
+    compute_dtype: FloatType | None = None
     units: tuple[ModelUnit, ...] = ()
     has_param_buffers: bool = False
 

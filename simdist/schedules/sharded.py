@@ -17,14 +17,14 @@ from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Group, Lane, Op, Plan, Result, copies, ops
 from simdist.plan.lanes import COMM, COMPUTE
 from simdist.plan.ops import ALONE
-from simdist.plan.plan import DType
+from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.averaging import AveragingSchedule, Turn
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import FloatType, Job
 from simdist.schedules.labels import Piece, piece, texts
 from simdist.schedules.sync import Sync
-from simdist.schedules.tuning import SHARDING, Allowance, Axis, Permit
+from simdist.schedules.tuning import SHARDING, Allowance, Axis, ChangedSettings, Levels, Permit
 from simdist.schedules.units import ModelUnit
 from simdist.settings.units import Whole, parse_whole
 
@@ -94,15 +94,25 @@ class ShardedSchedule(Schedule, abc.ABC):
 
     @classmethod
     def axes(cls, job: Job, allowed: Allowance) -> tuple[Axis, ...]:
-        """Return when units are freed and gathered, and when micro-batches reduce their gradients."""
+        """Return when units are freed and gathered, in which type, and when micro-batches reduce their gradients."""
         axes = [
             cls.axis("reshard_after_forward", (None, False)),
             cls.axis("forward_prefetch", (1, 2)),
             cls.axis("backward_prefetch", (1, 2)),
         ]
+        if job.compute_dtype and ITEM_NBYTES[job.compute_dtype] < ITEM_NBYTES[job.dtype]:
+            axes.append(cls.axis("param_dtype", (None, job.compute_dtype)))
         if job.micro_batches > 1:
             axes.append(cls.axis("accumulation", ("reduce", "local")))
         return tuple(axes)
+
+    @classmethod
+    def settings_of(cls, levels: Levels, changed: ChangedSettings) -> dict[str, object] | None:
+        """Return the settings of a candidate. If it gathers a shorter type, it still reduces gradients in float32."""
+        settings = super().settings_of(levels, changed)
+        if settings is None or "param_dtype" not in settings:
+            return settings
+        return {"reduce_dtype": "float32"} | settings
 
     @field_validator("reshard_after_forward", mode="before")
     @classmethod

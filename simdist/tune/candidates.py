@@ -1,7 +1,7 @@
 """Candidates: schedules with their settings, the settings that may vary, and the distance between two candidates."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from simdist.errors import ScenarioError
@@ -17,7 +17,8 @@ _PASSES = "micro_batches"  # a setting of the workload
 _CHECKPOINT = "checkpoint_"  # prefix of the settings of the scenario's checkpoint
 _PREFETCH = (1, 2, 4, 8)
 _TIMES_READERS = (1, 2, 4)
-_OF_SCRIPT = ("wrap", "param_dtype", "reduce_dtype", "communicators", "blocking")  # that no search varies
+_OF_SCRIPT = ("param_dtype", "reduce_dtype")  # stated once, they hold for all candidates
+_OF_INPUT = ("data", "prefetch", "readers")  # settings of schedules that `input_choices` varies
 _SOME_LEVELS: tuple[Levels, ...] = ((), ((2, 2),))
 
 
@@ -29,11 +30,13 @@ class Candidate:
         kind: Name in scenarios.
         levels: Periods and group sizes, if the schedule averages parameters.
         changed: Settings that are not the default, attribute and value.
+        own: Settings of the scenario's own schedule that all candidates of the kind have.
     """
 
     kind: str
     levels: Levels = ()
     changed: ChangedSettings = ()
+    own: tuple[tuple[str, object], ...] = field(default=(), compare=False)
 
     @property
     def global_every(self) -> int:
@@ -62,7 +65,7 @@ class Candidate:
         """Return the schedule's attributes; None if another kind does the same."""
         cls = class_of(self.kind)
         settings = cls.settings_of(self.levels, self.own_changed)
-        return None if settings is None else {"kind": kind_of(cls)} | settings
+        return None if settings is None else {"kind": kind_of(cls)} | dict(self.own) | settings
 
 
 @lru_cache(maxsize=256)
@@ -223,8 +226,8 @@ def permits(known: Collection[str]) -> dict[str, Permit]:
 def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -> tuple[Axis, ...]:
     """Return the axes that may vary in schedules of a kind: those that it declares, as far as permitted.
 
-    A required field without an axis takes the values of the scenario's own schedules. Schedules that shard the model
-    have the types and the root of the job that the scenario was imported from.
+    They also take the values of the scenario's own schedules of the kind. A required field without an axis takes only
+    these.
 
     Args:
         kind: The kind.
@@ -238,28 +241,57 @@ def own_choices(kind: str, scenario: Scenario, described: Job, extras: Extras) -
     cls = class_of(kind)
     allowed = extras.allowance
     axes = [each for each in cls.axes(described, allowed) if allowed.permits(each.permit)]
-    for name in _not_varied(cls, axes, scenario.cluster.world_size):
-        written = (dict(each)[name] for each in scenario.schedules if type(each) is cls)
-        values = list(dict.fromkeys(filter(_is_value, written)))
-        if not values and kind in extras.only:
-            raise ScenarioError(
-                f"--only {kind}: no value of {name} is known, which must be written: write a schedule of this kind in "
-                f"{scenario.name}, or an axis of {name} in {cls.__name__}.axes"
-            )
-        axes.append(cls.axis(name, values))
-    traced = scenario.traced_sharding
-    if cls.shards and traced is not None:
-        own = dict(traced)
-        axes += [cls.axis(name, (own[name],)) for name in _OF_SCRIPT if own[name] != cls.model_fields[name].default]
-    return tuple(axes)
+    axes += [cls.axis(name, ()) for name in _not_varied(cls, axes, scenario.cluster.world_size)]
+    stated = dict(own_settings(kind, scenario, _OF_SCRIPT))
+    found = [_with_written(each, cls, scenario) for each in axes if each.name not in stated]
+    missing = next((each.name for each in found if not each.values), None)
+    if missing and kind in extras.only:
+        raise ScenarioError(
+            f"--only {kind}: no value of {missing} is known, which must be written: write a schedule of this kind in "
+            f"{scenario.name}, or an axis of {missing} in {cls.__name__}.axes"
+        )
+    return tuple(found)
+
+
+def own_settings(kind: str, scenario: Scenario, names: Collection[str]) -> tuple[tuple[str, object], ...]:
+    """Return the settings of the scenario's own schedule that are not the default, among some names.
+
+    The own schedule is the first one of the kind. If the kind shards the model, it is the first one that does.
+    """
+    cls = class_of(kind)
+    own = next((each for each in scenario.schedules if type(each) is cls or (cls.shards and each.shards)), None)
+    written = dict(own) if own else {}
+    fields = cls.model_fields
+    return tuple((name, written[name]) for name in names if name in written and written[name] != fields[name].default)
+
+
+def settings_not_varied(kind: str, axes: Sequence[Axis]) -> list[str]:
+    """Return the settings of a kind that no search varies."""
+    cls = class_of(kind)
+    varied = {"kind", "label", *_OF_INPUT, *(each.name for each in axes), *_given_by_levels(cls, world_size=2)}
+    return [name for name in cls.model_fields if name not in varied]
+
+
+def _with_written(axis: Axis, cls: type[Schedule], scenario: Scenario) -> Axis:
+    """Return an axis with the values of the scenario's own schedules, too, unless they are the default."""
+    default = cls.model_fields[axis.name].default
+    written = (dict(each)[axis.name] for each in scenario.schedules if type(each) is cls)
+    values = (value for value in written if _is_value(value) and value != default)
+    return replace(axis, values=tuple(dict.fromkeys((*axis.values, *values))))
 
 
 def _not_varied(cls: type[Schedule], axes: Sequence[Axis], world_size: int) -> list[str]:
     """Return the required fields that get no value from axes or levels."""
-    given = {each.name for each in axes}
+    given = {each.name for each in axes} | _given_by_levels(cls, world_size)
+    return [name for name, field in cls.model_fields.items() if field.is_required() and name not in given]
+
+
+def _given_by_levels(cls: type[Schedule], world_size: int) -> set[str]:
+    """Return the fields that get their values from levels."""
+    given: set[str] = set()
     for levels in _SOME_LEVELS if cls.takes_levels else ():
         given |= (cls.settings_of((*levels, (4, world_size)), ()) or {}).keys()
-    return [name for name, field in cls.model_fields.items() if field.is_required() and name not in given]
+    return given
 
 
 def _is_value(value: object) -> bool:

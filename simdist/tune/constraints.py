@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from simdist.cost import Costs, Shared, price
 from simdist.cost.costs import used_by
 from simdist.plan import COLLECTIVES, Result, occurrences
 from simdist.runs.building import Built, job
-from simdist.runs.memory import lasting_nbytes, memory_of
+from simdist.runs.memory import least_nbytes, memory_of, most_nbytes
 from simdist.scenario import Link, Scenario
 from simdist.settings.base import unchecked_copy
 from simdist.settings.units import format_nbytes
@@ -44,18 +45,62 @@ class Constraints:
     memory_nbytes: float = math.inf
     host_memory_nbytes: float = math.inf
 
-    def broken_by(self, group_sizes: Ranks, world_size: int) -> Iterator[str]:
+    def broken_by(self, group_sizes: Ranks, world_size: int) -> Iterator["Breach"]:
         """Yield the constraints on exchanges that are broken.
 
         Args:
             group_sizes: See `exchanged`.
             world_size: Ranks.
         """
-        if longest_gap(group_sizes >= world_size) > self.global_every:
-            yield f"--global-every {self.global_every}"
-        for ranks, steps in self.group_every:
-            if longest_gap(group_sizes >= ranks) > steps:
-                yield f"--group-every {ranks}:{steps}"
+        limits = [(f"--global-every {self.global_every}", world_size, self.global_every)]
+        limits += [(f"--group-every {ranks}:{steps}", ranks, steps) for ranks, steps in self.group_every]
+        for limit, ranks, steps in limits:
+            gap = longest_gap(group_sizes >= ranks)
+            if gap > steps:
+                yield Breach(limit, gap, steps, "steps")
+
+    def broken_by_memory(self, device_nbytes: float) -> list["Breach"]:
+        """Return the limit of a device's memory if so many bytes break it."""
+        return _too_large("--memory", device_nbytes, self.memory_nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """A constraint that a schedule breaks.
+
+    Args:
+        limit: The constraint, as on the command line.
+        value: What the schedule has or needs.
+        most: What the constraint allows.
+        unit: Of both.
+    """
+
+    limit: str
+    value: float
+    most: float
+    unit: Literal["bytes", "steps"]
+
+    @property
+    def excess(self) -> float:
+        """How many times as much as allowed it is."""
+        return self.value / self.most if self.most else math.inf
+
+    @property
+    def amount(self) -> str:
+        """What the schedule has or needs, in words."""
+        if self.unit == "bytes":
+            return f"it needs {format_nbytes(self.value)}"
+        return "it never exchanges so" if math.isinf(self.value) else f"it exchanges every {self.value:.0f} steps"
+
+    @property
+    def too_much(self) -> str:
+        """How much more it is than allowed, in words."""
+        return format_nbytes(self.value - self.most) if self.unit == "bytes" else f"{self.value - self.most:.0f} steps"
+
+
+def worst(breaches: Sequence[Breach]) -> Breach:
+    """Return the breach of the constraint that is exceeded most."""
+    return max(breaches, key=lambda each: each.excess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +127,28 @@ class Facts:
         return longest_gap(self.group_sizes >= self.world_size)
 
 
-def broken(known: Facts, constraints: Constraints) -> tuple[str, ...]:
-    """Return the constraints that a schedule breaks, in the notation of the command line."""
-    limits = (
-        ("--max-bytes", known.sent_nbytes, constraints.max_nbytes),
-        ("--memory", known.device_nbytes, constraints.memory_nbytes),
-        ("--host-memory", known.host_nbytes, constraints.host_memory_nbytes),
+def broken(known: Facts, constraints: Constraints) -> tuple[Breach, ...]:
+    """Return the constraints that a schedule breaks."""
+    return (
+        *constraints.broken_by(known.group_sizes, known.world_size),
+        *_too_large("--max-bytes", known.sent_nbytes, constraints.max_nbytes),
+        *constraints.broken_by_memory(known.device_nbytes),
+        *_too_large("--host-memory", known.host_nbytes, constraints.host_memory_nbytes),
     )
-    too_large = (f"{name} '{format_nbytes(most)}'" for name, value, most in limits if value > most)
-    return (*constraints.broken_by(known.group_sizes, known.world_size), *too_large)
 
 
-def facts(scenario: Scenario, built: Built, *, memory_nbytes: float = math.inf) -> Facts:
+def _too_large(option: str, nbytes: float, most: float) -> list[Breach]:
+    return [Breach(f"{option} '{format_nbytes(most)}'", nbytes, most, "bytes")] if nbytes > most else []
+
+
+def facts(scenario: Scenario, built: Built, *, within: Constraints | None = None) -> Facts:
     """Return the facts about a schedule that its plan gives.
 
     Args:
         scenario: Of the schedule.
         built: The schedule.
-        memory_nbytes: Limit of a device. If what lasts from step to step is more, nothing else is counted.
+        within: Count only what tells whether the schedule keeps to these: bytes on the device are a bound if that is
+            enough, and bytes that nothing limits are 0.
     """
     plan = built.plan
     described = job(scenario)
@@ -108,10 +157,18 @@ def facts(scenario: Scenario, built: Built, *, memory_nbytes: float = math.inf) 
     results = [built.schedule.result(step, described) for step in first_steps.tolist()]
     group_sizes = exchanged(results)[of_step][late_steps(results) :]
     host_nbytes = sum(each.nbytes for each in plan.buffers if each.place == "host")
-    device_nbytes = lasting_nbytes(plan, scenario.workload)
-    if device_nbytes <= memory_nbytes:
-        device_nbytes = memory_of(scenario, built).peak_nbytes
-    return Facts(group_sizes, plan.world_size, sent_nbytes(scenario, built), device_nbytes, host_nbytes)
+    is_counted = within is None or math.isfinite(within.max_nbytes)
+    sent = sent_nbytes(scenario, built) if is_counted else 0.0
+    return Facts(group_sizes, plan.world_size, sent, _device_nbytes(scenario, built, within), host_nbytes)
+
+
+def _device_nbytes(scenario: Scenario, built: Built, within: Constraints | None) -> int:
+    if within is not None:
+        least = least_nbytes(built.plan, scenario.workload)
+        most = most_nbytes(built, scenario.workload)
+        if least > within.memory_nbytes or most <= within.memory_nbytes:
+            return least
+    return memory_of(scenario, built).peak_nbytes
 
 
 def exchanged(results: Sequence[Result]) -> Ranks:

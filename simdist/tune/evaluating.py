@@ -18,9 +18,9 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import PlanError
 from simdist.plan import Plan
-from simdist.runs.building import Built, build
+from simdist.plan.check import check
+from simdist.runs.building import Built, build, job, price_of
 from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.schedules import Schedule
@@ -29,8 +29,8 @@ from simdist.studies.comparison import Row, ScheduleTimes, row, with_ranges
 from simdist.studies.resampling import Runs
 from simdist.studies.statistics import widened
 from simdist.tune.candidates import Candidate
-from simdist.tune.constraints import Constraints, Facts, broken, facts
-from simdist.tune.space import legal
+from simdist.tune.constraints import Breach, Constraints, Facts, broken, facts, worst
+from simdist.tune.space import in_scenario, refusal_text
 
 #: Returns the seconds per step, or per micro-batch, of a schedule of a scenario, `[n_seeds]`.
 Time: TypeAlias = Callable[[Scenario, Built], NDArray[np.float64]]
@@ -83,6 +83,7 @@ class Evaluator:
         self._constraints = constraints
         self._time = time
         self._of_plan: dict[tuple[object, ...], Evaluated] = {}
+        self._broken: list[tuple[float, Candidate]] = []  # and how far beyond a limit they are at least
         self.excluded: Counter[str] = Counter()
         self.n_illegal = 0
         self.refusal = ""  # reason for the first plan's refusal
@@ -100,25 +101,61 @@ class Evaluator:
         """
         scenario = self._runs.scenario_for(schedule)
         built = build(scenario, schedule)
-        return self._simulate(None, scenario, built, facts(scenario, built))
+        return self._simulate(None, scenario, built, facts(scenario, built, within=self._constraints))
 
     def evaluate(self, candidate: Candidate) -> Evaluated | None:
         """Simulate a candidate, once per plan. Return None if it is illegal or breaks a constraint."""
-        schedule = legal(candidate, self._runs.scenario)
-        scenario = candidate.in_scenario(self._runs.scenario)
-        scenario = self._runs.scenario_for(schedule, scenario) if schedule else scenario
-        built = _built(scenario, schedule) if schedule else None
-        if not isinstance(built, Built):
+        try:
+            scenario, schedule, plan = self._written(candidate)
+            known = self._of_plan.get(_content(plan))
+            built = _checked(scenario, schedule, plan) if known is None else None
+        except ValueError as error:  # PlanError is one
             self.n_illegal += 1
-            self.refusal = self.refusal or str(built or "").partition("\n")[0]
+            self.refusal = self.refusal or refusal_text(error)
             return None
-        known = self._of_plan.get(_content(built.plan))
-        limit_nbytes = self._constraints.memory_nbytes
-        found = known.facts if known else facts(scenario, built, memory_nbytes=limit_nbytes)
-        if faults := broken(found, self._constraints):  # the baseline's plan, though simulated, may break them, too
-            self.excluded.update(faults)
+        if built is None:
+            return None if known and self._excludes(candidate, known.facts) else known
+        found = facts(scenario, built, within=self._constraints)
+        return None if self._excludes(candidate, found) else self._simulate(candidate, scenario, built, found)
+
+    def nearest(self, excluded: Sequence[tuple[float, Candidate]] = ()) -> Evaluated | None:
+        """Simulate the candidate that exceeds a constraint least. Return None if there is none.
+
+        Args:
+            excluded: Further candidates, with how many times a constraint they need at least.
+        """
+        best: tuple[float, Candidate, Scenario, Built, Facts] | None = None
+        for least, candidate in sorted((*self._broken, *excluded), key=lambda each: each[0]):
+            if best and least >= best[0]:
+                break
+            scenario, schedule, plan = self._written(candidate)
+            built = _checked(scenario, schedule, plan)
+            found = facts(scenario, built)
+            excess = worst(broken(found, self._constraints)).excess
+            if best is None or excess < best[0]:
+                best = excess, candidate, scenario, built, found
+        if best is None:
             return None
-        return known or self._simulate(candidate, scenario, built, found)
+        _, candidate, scenario, built, found = best
+        return self._of_plan.get(_content(built.plan)) or self._simulate(candidate, scenario, built, found)
+
+    def _written(self, candidate: Candidate) -> tuple[Scenario, Schedule, Plan]:
+        """Return a candidate's scenario, schedule and plan.
+
+        Raises:
+            ValueError: The schedule, the scenario or the cluster does not allow it.
+        """
+        schedule = in_scenario(candidate, self._runs.scenario)
+        scenario = self._runs.scenario_for(schedule, candidate.in_scenario(self._runs.scenario))
+        return scenario, schedule, schedule.plan(job(scenario))
+
+    def _excludes(self, candidate: Candidate, found: Facts) -> bool:
+        """Tell whether a candidate breaks a constraint, and count it. The plan may be that of a baseline that does."""
+        breaches = broken(found, self._constraints)
+        if breaches:
+            self.excluded.update(each.limit for each in breaches)
+            self._broken.append((worst(breaches).excess, candidate))
+        return bool(breaches)
 
     def _simulate(self, candidate: Candidate | None, scenario: Scenario, built: Built, found: Facts) -> Evaluated:
         evaluated = Evaluated(candidate, built.schedule, found, self._time(scenario, built))
@@ -126,11 +163,14 @@ class Evaluator:
         return evaluated
 
 
-def _built(scenario: Scenario, schedule: Schedule) -> Built | PlanError:
-    try:
-        return build(scenario, schedule, proves=False)
-    except PlanError as error:
-        return error
+def _checked(scenario: Scenario, schedule: Schedule, plan: Plan) -> Built:
+    """Return a plan with its prices. A search proves only the plans that it shows.
+
+    Raises:
+        PlanError: It is not legal.
+    """
+    check(plan)
+    return Built(schedule, plan, price_of(plan, scenario), n_proved_ranks=0)
 
 
 def _content(plan: Plan) -> tuple[object, ...]:
@@ -145,18 +185,21 @@ class Finalist:
     Args:
         schedule: With its label.
         facts: Facts from its plan.
+        breaches: The constraints that it breaks.
         row: Its line of the speed-up table, over the baseline, with fresh seeds.
         measured: The results behind the row.
         search_step_s: Seconds per step, or per micro-batch, with the seeds of the search.
         micro_batches: Micro-batches per step.
         checkpoint: The checkpoint that it writes, if any.
         is_baseline: Whether the others are compared with it.
-        on_front: Whether no finalist that exchanges with all ranks as often is faster.
+        on_front: Whether it keeps to the constraints, and no other one that exchanges as often with all ranks is
+            faster.
         problem: Why its row has no interval, although chance plays a part.
     """
 
     schedule: Schedule
     facts: Facts
+    breaches: tuple[Breach, ...]
     row: Row
     measured: ScheduleTimes
     search_step_s: float
@@ -167,40 +210,60 @@ class Finalist:
     problem: str | None = None
 
 
-def finalists(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
+def finalists(evaluated: Sequence[Evaluated], baseline: Schedule) -> list[Evaluated]:
     """Return the fastest three, the fastest of each kind, and the front of step time and global exchanges.
+
+    Of those that take the same times and exchange as often, only the one nearest to the baseline counts.
 
     Args:
         evaluated: Different plans, including the baseline if it keeps to the constraints.
+        baseline: The schedule that they are compared with.
     """
-    ranked = sorted(evaluated, key=lambda each: each.step_s)
+    ranked = _without_twins(sorted(evaluated, key=lambda each: each.step_s), baseline)
     of_kinds = {each.schedule.kind: each for each in reversed(ranked)}
-    on_front = front([(each.facts.global_gap, each.step_s) for each in evaluated])
-    chosen = [*ranked[:_N_FASTEST], *of_kinds.values(), *(evaluated[index] for index in on_front)]
+    on_front = front([(each.facts.global_gap, each.step_s) for each in ranked])
+    chosen = [*ranked[:_N_FASTEST], *of_kinds.values(), *(ranked[index] for index in on_front)]
     return sorted({id(each): each for each in chosen}.values(), key=lambda each: each.step_s)
 
 
-def measure_finalists(runs: Runs, baseline: Evaluated, others: Iterable[Evaluated], measure: Measure) -> list[Finalist]:
+def _without_twins(ranked: Iterable[Evaluated], baseline: Schedule) -> list[Evaluated]:
+    found: dict[tuple[object, ...], Evaluated] = {}
+    for each in ranked:
+        key = (each.schedule.kind, each.facts.global_gap, each.step_s)
+        other = found.get(key, each)
+        found[key] = min(other, each, key=lambda one: _changes(one.schedule, baseline))
+    return list(found.values())
+
+
+def measure_finalists(
+    runs: Runs, constraints: Constraints, baseline: Evaluated, others: Iterable[Evaluated], measure: Measure
+) -> list[Finalist]:
     """Simulate the baseline and the others again. Return them, the fastest first.
 
     Args:
         runs: Runs from a seed that the search has not seen.
+        constraints: Limits that they may break.
         baseline: The schedule that the others are compared with.
         others: May include the baseline.
         measure: Simulates a plan for all fresh seeds.
     """
     each_once = [baseline, *(each for each in others if each is not baseline)]
     scenarios = [each.scenario(runs) for each in each_once]
-    measured = [measure(its, build(its, each.schedule)) for its, each in zip(scenarios, each_once, strict=True)]
+    built = [build(its, each.schedule) for its, each in zip(scenarios, each_once, strict=True)]
+    known = [facts(its, each) for its, each in zip(scenarios, built, strict=True)]
+    breaches = [broken(each, constraints) for each in known]
+    measured = [measure(its, each) for its, each in zip(scenarios, built, strict=True)]
     step_s = [float(each.step_s.mean()) for each in measured]
     scale = _in_order_s(runs.as_imported, baseline.schedule) / step_s[0] if runs.as_imported else 1.0
-    on_front = front([(each.facts.global_gap, time_s) for each, time_s in zip(each_once, step_s, strict=True)])
+    kept = [index for index in range(len(each_once)) if not breaches[index]]
+    on_front = [kept[index] for index in front([(known[each].global_gap, step_s[each]) for each in kept])]
     found = [
         Finalist(
             each.schedule,
-            each.facts,
-            _scaled(_row(runs, (each.schedule, again), (baseline.schedule, measured[0])), scale),
-            again,
+            known[index],
+            breaches[index],
+            _scaled(_row(runs, (each.schedule, measured[index]), (baseline.schedule, measured[0])), scale),
+            measured[index],
             each.step_s,
             scenarios[index].workload.micro_batches,
             scenarios[index].checkpoint,
@@ -208,7 +271,7 @@ def measure_finalists(runs: Runs, baseline: Evaluated, others: Iterable[Evaluate
             on_front=index in on_front,
             problem=runs.problem(each.schedule) or runs.problem(baseline.schedule),
         )
-        for index, (each, again) in enumerate(zip(each_once, measured, strict=True))
+        for index, each in enumerate(each_once)
     ]
     return sorted(found, key=lambda each: each.row.step_s)
 

@@ -25,6 +25,7 @@ from functools import partial, reduce
 
 import numpy as np
 
+from simdist.errors import ScenarioError
 from simdist.learning.curves import Target
 from simdist.learning.summary import Learned, learn, learned_row
 from simdist.learning.timing import TimedSchedule, timed
@@ -32,9 +33,10 @@ from simdist.learning.training import TaskSetting, Trainer
 from simdist.plan import Plan
 from simdist.scenario import Scenario
 from simdist.settings.base import unchecked_copy
+from simdist.tune.constraints import broken
 from simdist.tune.evaluating import front
 from simdist.tune.tuning import TuneOptions, simulate_candidates
-from simdist.tune.verdict import Outcome, factor_text, staying, surely_gains
+from simdist.tune.verdict import Outcome, factor_text, nothing_keeps, staying, surely_gains
 
 _SHARES = (1 / 8, 1 / 3, math.inf)  # of the fastest run, per rung
 _KEPT = 3  # one in this many goes on
@@ -196,6 +198,9 @@ def simulate_entrants(
     Args and errors are those of `tune_to_target`.
     """
     found = simulate_candidates(scenario, wanted, progress=trainer.progress)
+    if found.nearest:
+        breaches = broken(found.nearest.facts, wanted.constraints)
+        raise ScenarioError(f"{scenario.name}: {nothing_keeps(found.nearest.schedule, breaches)}")
     of_plan: dict[str, list[TimedSchedule]] = {}
     tried = [found.baseline, *found.evaluated]
     for number, each in enumerate(tried):

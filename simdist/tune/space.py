@@ -7,21 +7,28 @@ The order is by the number of other ranks that a rank waits for per step: the su
 ranks of the group, averaged over steps. It is only a guess for the search to begin with. Simulations decide.
 """
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import TypeAlias, final
 
 from pydantic import ValidationError
 
+from simdist.plan import Result
 from simdist.runs.building import job
+from simdist.runs.memory import least_nbytes
 from simdist.scenario import Scenario
-from simdist.schedules import Schedule
+from simdist.schedules import Job, Schedule
 from simdist.schedules.tuning import Axis, ChangedSettings, Levels
 from simdist.studies.proposals import level_chains
 from simdist.tune import candidates
 from simdist.tune.candidates import Candidate, Extras
-from simdist.tune.constraints import Constraints, exchanged, late_steps
+from simdist.tune.constraints import Breach, Constraints, exchanged, late_steps, longest_gap, worst
+
+#: Called with the name of the stage, the amount done, and the total if it is known.
+Progress: TypeAlias = Callable[[str, float, float | None], None]
 
 
 @dataclass(frozen=True)
@@ -34,17 +41,27 @@ class Space:
         n_illegal: Number that the schedules or the scenario refused, or that have settings without effect.
         refusal: Reason for the first refusal.
         excluded: Number of candidates that each constraint excluded.
+        broken: Excluded candidates, with how many times a constraint they need at least.
+        longest_gap: Most steps between exchanges of all ranks, over all candidates.
     """
 
     candidates: tuple[Candidate, ...]
     choices: Mapping[str, tuple[Axis, ...]]
     n_illegal: int = 0
-    excluded: Counter[str] = field(default_factory=Counter)
     refusal: str = ""
+    excluded: Counter[str] = field(default_factory=Counter)
+    broken: tuple[tuple[float, Candidate], ...] = ()
+    longest_gap: int = 1
 
 
-def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space:
-    """Return all legal candidates that keep to the constraints on exchanges.
+def space(scenario: Scenario, constraints: Constraints, extras: Extras, *, progress: Progress | None = None) -> Space:
+    """Return all legal candidates that keep to the constraints, as far as these need neither prices nor times.
+
+    Args:
+        scenario: The scenario.
+        constraints: Limits.
+        extras: The schedules that may be tried.
+        progress: See `Progress`.
 
     Raises:
         ScenarioError: See `Extras.kinds`.
@@ -57,33 +74,91 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
         *candidates.pass_choices(scenario, extras),
         *candidates.checkpoint_choices(scenario, extras),
     )
-    found: list[tuple[float, Candidate]] = []  # with the number of ranks that a rank waits for per step
-    excluded: Counter[str] = Counter()
-    n_illegal = 0
-    refusal = ""
     inputs = [each for each in _products(of_input) if legal(Candidate("sync", changed=each), scenario)]
-    for candidate in _candidates(own, scenario, constraints):
-        try:
-            schedule = in_scenario(candidate, scenario)
-            unused = schedule.unused_settings(described.world_size, described.ranks_per_node, window)
-        except ValueError as error:  # from pydantic for a refused value, or from the scenario
-            n_illegal += len(inputs)
-            refusal = refusal or f"{candidate.kind}: {refusal_text(error)}"
-            continue
-        if unused:
-            n_illegal += len(inputs)
-            refusal = refusal or f"{schedule.name} {unused[0]}"
-            continue
-        results = [schedule.result(step, described) for step in range(window)]
-        sizes = exchanged(results)[late_steps(results) :]
-        if faults := tuple(constraints.broken_by(sizes, described.world_size)):
-            excluded.update(dict.fromkeys(faults, len(inputs)))
-        else:
-            waited_for = sum(each.gradients.size + each.parameters.size - 2 for each in results) / window
-            found += [(waited_for, replace(candidate, changed=(*candidate.changed, *each))) for each in inputs]
-    found.sort(key=lambda each: (each[0], len(each[1].changed)))
+    sieve = _Sieve(scenario, constraints, described, inputs)
+    for number, candidate in enumerate(_candidates(own, scenario, constraints)):
+        if progress:
+            progress("candidates", number, None)
+        sieve.add(candidate)
     choices = {kind: (*of_kind, *of_input) for kind, of_kind in own.items()}
-    return Space(tuple(candidate for _, candidate in found), choices, n_illegal, excluded, refusal)
+    return sieve.space(choices)
+
+
+@final
+class _Sieve:
+    """Collects the candidates of a space."""
+
+    def __init__(
+        self, scenario: Scenario, constraints: Constraints, described: Job, inputs: Sequence[ChangedSettings]
+    ) -> None:
+        """Begin with no candidates.
+
+        Args:
+            scenario: The scenario.
+            constraints: Limits.
+            described: Its job, with as many steps as show all exchanges.
+            inputs: Settings beside those of the schedule, each of which makes a candidate.
+        """
+        self._scenario = scenario
+        self._constraints = constraints
+        self._described = described
+        self._inputs = inputs
+        self._found: list[tuple[float, Candidate]] = []  # with the number of ranks that a rank waits for per step
+        self._broken: list[tuple[float, Candidate]] = []
+        self._excluded: Counter[str] = Counter()
+        self._longest_gap = 1.0
+        self._n_illegal = 0
+        self._refusal = ""
+
+    def add(self, candidate: Candidate) -> None:
+        """Add a candidate with all settings of the input, or count it."""
+        described = self._described
+        try:
+            schedule = in_scenario(candidate, self._scenario)
+            results = self._results(schedule)
+            breaches = self._breaches(schedule, results)
+        except ValueError as error:  # from pydantic for a refused value, from the scenario, or from the plan
+            self._n_illegal += len(self._inputs)
+            self._refusal = self._refusal or f"{candidate.kind}: {refusal_text(error)}"
+            return
+        each_with_input = [replace(candidate, changed=(*candidate.changed, *each)) for each in self._inputs]
+        if breaches:
+            self._excluded.update(dict.fromkeys((each.limit for each in breaches), len(each_with_input)))
+            self._broken += [(worst(breaches).excess, each) for each in each_with_input]
+            return
+        waited_for = sum(each.gradients.size + each.parameters.size - 2 for each in results) / len(results)
+        self._found += [(waited_for, each) for each in each_with_input]
+        fires = exchanged(results) >= described.world_size
+        self._longest_gap = max(self._longest_gap, longest_gap(fires[late_steps(results) :]))
+
+    def space(self, choices: Mapping[str, tuple[Axis, ...]]) -> Space:
+        """Return the space."""
+        self._found.sort(key=lambda each: (each[0], len(each[1].changed)))
+        found = tuple(candidate for _, candidate in self._found)
+        counts = (self._n_illegal, self._refusal, self._excluded)
+        return Space(found, choices, *counts, tuple(self._broken), int(self._longest_gap))
+
+    def _results(self, schedule: Schedule) -> list[Result]:
+        """Return what each step does.
+
+        Raises:
+            ValueError: A setting has no effect.
+        """
+        described = self._described
+        n_steps = described.n_steps
+        if unused := schedule.unused_settings(described.world_size, described.ranks_per_node, n_steps):
+            raise ValueError(f"{schedule.name} {unused[0]}")
+        return [schedule.result(step, described) for step in range(n_steps)]
+
+    def _breaches(self, schedule: Schedule, results: Sequence[Result]) -> list[Breach]:
+        """Return the constraints on exchanges that a schedule breaks, and that on memory if the buffers tell."""
+        constraints = self._constraints
+        sizes = exchanged(results)[late_steps(results) :]
+        found = list(constraints.broken_by(sizes, self._described.world_size))
+        if math.isfinite(constraints.memory_nbytes):
+            least = least_nbytes(schedule.plan(self._described), self._scenario.workload)
+            found += constraints.broken_by_memory(least)
+        return found
 
 
 def legal(candidate: Candidate, scenario: Scenario) -> Schedule | None:
@@ -115,9 +190,11 @@ def _candidates(
     own: Mapping[str, tuple[Axis, ...]], scenario: Scenario, constraints: Constraints
 ) -> Iterator[Candidate]:
     """Yield every kind with all levels and all settings of its own."""
+    fixed = {kind: candidates.settings_not_varied(kind, of_kind) for kind, of_kind in own.items()}
+    kept = {kind: candidates.own_settings(kind, scenario, names) for kind, names in fixed.items()}
     for kind, of_kind in own.items():
         for levels, changed in product(_levels(kind, scenario, constraints), _products(of_kind)):
-            candidate = Candidate(kind, levels, changed)
+            candidate = Candidate(kind, levels, changed, kept[kind])
             if candidate.settings() is not None:
                 yield candidate
 

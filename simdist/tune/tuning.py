@@ -5,8 +5,7 @@ seen. Only the second numbers are reported as results.
 """
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import Built, in_steps
 from simdist.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule, Sync
+from simdist.settings.base import plural
 from simdist.studies import comparison
 from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label, with_draws
 from simdist.studies.resampling import Runs, longest_period, runs_of
@@ -23,7 +23,7 @@ from simdist.tune.candidates import Candidate, Extras
 from simdist.tune.constraints import Constraints
 from simdist.tune.evaluating import Evaluated, Evaluator, Finalist, finalists, measure_finalists
 from simdist.tune.searching import search
-from simdist.tune.space import space
+from simdist.tune.space import Progress, space
 from simdist.tune.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
@@ -35,11 +35,8 @@ MOST_EXHAUSTIVE = 200
 
 _SEEDS = 20
 _SEEDS_OF_A_RECORDING = 200
+_GLOBAL_EVERY = 8
 _EVALUATIONS = 100  # if there are more candidates than that
-_LONGEST_PERIOD = 1_000  # longest period tried if the scenario has no more steps: runs are ten times as long
-
-#: Called with the name of the stage, the amount done, and the total.
-Progress = Callable[[str, float, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class TuneOptions:
     Args:
         constraints: Limits that a schedule must keep to.
         extras: The schedules that may be tried.
-        baseline: Label or kind of the schedule that the others are compared with.
+        baseline: Label or kind of the schedule that the others are compared with. None: the scenario's first.
         n_seeds: Seeds of the finalists. If absent, 20, or 200 if a recording is resampled: the spread of single runs
             gives the uncertainty, and a few runs estimate it only roughly.
         n_search_seeds: Seeds of the search.
@@ -59,7 +56,7 @@ class TuneOptions:
 
     constraints: Constraints
     extras: Extras = field(default_factory=Extras)
-    baseline: str = "sync"
+    baseline: str | None = None
     n_seeds: int | None = None
     n_search_seeds: int = 5
     evaluations: int | None = None
@@ -83,6 +80,7 @@ class Searched:
         runs: The runs of the simulation.
         baseline: The schedule that they are compared with.
         evaluated: Different plans, including the baseline if it is a candidate.
+        nearest: If no candidate keeps to the constraints, the one that exceeds one least.
         n_candidates: Legal candidates that keep to the constraints on exchanges.
         excluded: Number of candidates that each constraint excluded.
         n_illegal: Number of candidates that the schedules or the scenario refused.
@@ -91,6 +89,7 @@ class Searched:
     runs: Runs
     baseline: Evaluated
     evaluated: tuple[Evaluated, ...]
+    nearest: Evaluated | None
     n_candidates: int
     excluded: Counter[str]
     n_illegal: int
@@ -144,18 +143,19 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
         progress: See `Progress`.
 
     Raises:
-        ScenarioError: No candidate keeps to the constraints, or the budget is too small for all without Optuna.
+        ScenarioError: No candidate is legal, global exchanges may be further apart than the scenario has steps, or the
+            budget is too small for all without Optuna.
         PlanError: The baseline does not fit the cluster.
     """
     base = baseline_of(scenario, wanted.baseline)
     scenario = in_steps(scenario, base)  # files are as many steps apart under every schedule
-    most = max(scenario.steps, _LONGEST_PERIOD)
-    within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
-    longest = max(within.global_every, longest_period(scenario, [base]))
+    constraints = wanted.constraints
+    _check_global_every(scenario, constraints.global_every)
+    own = longest_period(scenario, [base])
+    found = space(runs_of(scenario, constraints.global_every).scenario, constraints, wanted.extras, progress=progress)
     between = wanted.extras.checkpoint_every
-    runs = runs_of(scenario, longest, checkpoint_every=max(between, default=0))
+    runs = runs_of(scenario, max(found.longest_gap, own), checkpoint_every=max(between, default=0))
     drawn = runs.scenario
-    found = space(drawn, within, wanted.extras)
     budget = wanted.budget(len(found.candidates))
     n_expected = len(found.candidates) if budget is None else min(budget, len(found.candidates))
     n_seeds = wanted.n_search_seeds if drawn.is_random else 1
@@ -164,7 +164,7 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
         n_parts = 1 if wanted.per == "step" else its.workload.micro_batches
         return comparison.step_times_s(its, built, n_seeds=n_seeds) / n_parts
 
-    evaluator = Evaluator(runs, wanted.constraints, times_s)
+    evaluator = Evaluator(runs, constraints, times_s)
 
     def evaluate(candidate: Candidate) -> Evaluated | None:
         if progress:
@@ -173,11 +173,36 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
 
     baseline = evaluator.baseline(base)
     evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
-    excluded = found.excluded + evaluator.excluded
     n_illegal = found.n_illegal + evaluator.n_illegal
-    if not evaluated:
-        raise _nothing_left(drawn, excluded, n_illegal, found.refusal or evaluator.refusal)
-    return Searched(runs, baseline, tuple(evaluated), len(found.candidates), excluded, n_illegal)
+    nearest = None if evaluated else evaluator.nearest(found.broken)
+    if not (evaluated or nearest):
+        raise _none_is_legal(drawn, n_illegal, found.refusal or evaluator.refusal)
+    excluded = found.excluded + evaluator.excluded
+    return Searched(runs, baseline, tuple(evaluated), nearest, len(found.candidates), excluded, n_illegal)
+
+
+def usual_global_every(scenario: Scenario, baseline: str | None) -> int:
+    """Return the most steps between exchanges of all ranks if the user sets none: 8, or as many as the baseline has.
+
+    Raises:
+        ScenarioError: See `baseline_of`.
+    """
+    own = longest_period(scenario, [baseline_of(scenario, baseline)])
+    return min(scenario.steps, max(_GLOBAL_EVERY, own))
+
+
+def _check_global_every(scenario: Scenario, global_every: int) -> None:
+    """Refuse periods that do not fit into the steps.
+
+    Raises:
+        ScenarioError: See above.
+    """
+    if global_every > scenario.steps:
+        raise ScenarioError(
+            f"{scenario.name}: --global-every {global_every}: the scenario has {scenario.steps:,} "
+            f"{plural(scenario.steps, 'step')}, so all ranks might never exchange: write {scenario.steps} or less, or "
+            f"more steps"
+        )
 
 
 def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Tuned:
@@ -193,12 +218,13 @@ def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | Non
         ScenarioError: See `simulate_candidates`.
         PlanError: See `simulate_candidates`.
     """
-    found = simulate_candidates(load(scenario), wanted, progress=progress)
+    scenario = load(scenario)
+    found = simulate_candidates(scenario, wanted, progress=progress)
     drawn = found.runs.scenario
     n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if found.runs.recording else _SEEDS)
     n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)
     fresh = found.runs.from_seed(drawn.seed + n_search_seeds)
-    again = finalists(found.evaluated)
+    again = [found.nearest] if found.nearest else finalists(found.evaluated, found.baseline.schedule)
 
     def measure_again(its: Scenario, built: Built) -> ScheduleTimes:
         if progress:
@@ -206,8 +232,8 @@ def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | Non
         return _simulated(wanted, its, built, n_seeds)
 
     numbers = iter(range(len(again) + 1))
-    shown = measure_finalists(fresh, found.baseline, again, measure_again)
-    return Tuned(fresh, tuple(shown), verdict(fresh, shown, wanted.constraints), found, wanted.per)
+    shown = measure_finalists(fresh, wanted.constraints, found.baseline, again, measure_again)
+    return Tuned(fresh, tuple(shown), verdict(fresh, shown), found, wanted.per)
 
 
 def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
@@ -216,27 +242,22 @@ def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: i
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 
-def baseline_of(scenario: Scenario, name: str) -> Schedule:
-    """Return the schedule of that label or kind. If the scenario has none, return default synchronous SGD.
+def baseline_of(scenario: Scenario, name: str | None) -> Schedule:
+    """Return the schedule of that label or kind; the scenario's first if no name is given.
 
-    In a scenario that was imported from a job with a sharded model, `sync` stands for the schedule of the job.
+    A scenario without synchronous SGD can still be compared with its default: `sync`. If it was imported from a job
+    with a sharded model, `sync` stands for the schedule of the job.
 
     Raises:
         ScenarioError: There is none, and the name is not `sync`.
     """
+    if name is None:
+        return scenario.schedules[0]
     found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], name)
     is_absent = found is None and name == "sync" and scenario.traced_sharding is None
     return Sync() if is_absent else find_baseline(scenario, name)
 
 
-def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int, refusal: str) -> ScenarioError:
-    """Name the constraint that excluded the most candidates."""
-    if not excluded:
-        why = f"; the first: {refusal}" if refusal else ""
-        return ScenarioError(f"{scenario.name}: none of {n_illegal} candidates is legal on this cluster{why}")
-    constraint, most = excluded.most_common(1)[0]
-    others = ", ".join(f"{name} {number:,}" for name, number in excluded.most_common()[1:])
-    return ScenarioError(
-        f"{scenario.name}: no schedule keeps to the constraints: {constraint} excludes most, {most:,} candidates"
-        f"{f' ({others})' if others else ''}: loosen it"
-    )
+def _none_is_legal(scenario: Scenario, n_illegal: int, refusal: str) -> ScenarioError:
+    why = f"; the first: {refusal}" if refusal else ""
+    return ScenarioError(f"{scenario.name}: none of {n_illegal} candidates is legal on this cluster{why}")

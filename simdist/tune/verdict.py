@@ -1,5 +1,6 @@
 """The verdict: whether to change the schedule, in a sentence, with reasons."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,7 @@ from simdist.studies.facets import GRADIENTS, RANGES
 from simdist.studies.resampling import WORTHWHILE, Runs
 from simdist.studies.statistics import Interval
 from simdist.traces.waiting import attribute_waiting
-from simdist.tune.constraints import Constraints, broken
+from simdist.tune.constraints import Breach, worst
 from simdist.tune.evaluating import Finalist, chosen, clearly_faster
 
 _LOOKED_AT_STEPS = 200
@@ -27,7 +28,7 @@ _FEW_RANKS = 1 / 8  # of the world
 _NOTICEABLE = 0.02  # of a step
 _FEW_STEPS = 10  # with fewer recorded steps, a rank that is late twice seems to be always late
 
-Outcome = Literal["change", "stay", "unsure"]
+Outcome = Literal["change", "stay", "unsure", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,12 @@ class Verdict:
 
     Args:
         winner: The schedule to change to; None: stay with the baseline.
-        best: The fastest finalist, even if it is not worth the change; the baseline if there is no other finalist.
+        best: The fastest finalist that keeps to the constraints, even if it is not worth the change; the baseline if
+            there is no other.
         sentence: The verdict for people.
         reasons: Sentences that explain it.
-        outcome: `change`; `stay`, if nothing gains; `unsure`, if something may.
+        outcome: `change`; `stay`, if nothing gains; `unsure`, if something may; `none`, if no schedule keeps to the
+            constraints: `best` is then the one that exceeds one least.
     """
 
     winner: Finalist | None
@@ -49,37 +52,79 @@ class Verdict:
     outcome: Outcome
 
 
-def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> Verdict:
-    """Say whether to change from the baseline to the best finalist.
+def verdict(runs: Runs, found: Sequence[Finalist]) -> Verdict:
+    """Say whether to change from the baseline to the best finalist. Only one that keeps to the constraints is proposed.
 
     Args:
         runs: The runs of the finalists.
         found: The finalists, including the baseline, the fastest first.
-        constraints: Limits, which the baseline may break.
     """
     (baseline,) = (each for each in found if each.is_baseline)
-    others = [each for each in found if not each.is_baseline] or [baseline]
+    kept = [each for each in found if not each.breaches]
+    doubts = tuple(unstated(runs.scenario.cluster, [each.schedule for each in found]))
+    if not kept:
+        return _none_keeps(found, doubts)
+    others = [each for each in kept if not each.is_baseline] or [baseline]
     best = chosen(runs, others, baseline=baseline.schedule)
-    faults = broken(baseline.facts, constraints)
-    itself = [f"{baseline.schedule.name} itself breaks {', '.join(faults)}"] if faults else []
-    doubts = (*itself, *unstated(runs.scenario.cluster, [each.schedule for each in found]))
+    if baseline.breaches:
+        return _instead(runs, baseline, best, kept, doubts)
     sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
-    if unsure := _dependence(runs.scenario, sure or baseline, found):
+    if unsure := _dependence(runs.scenario, sure or baseline, kept):
         return Verdict(None, best, unsure, doubts, "unsure")
     if sure:
-        per_sample = " per sample" if sure.micro_batches != baseline.micro_batches else ""
-        sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}{per_sample}"
         doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
         used = sure.row.of(GRADIENTS).sentences(sure.row.schedule)
-        reasons = (*used, *doubts, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
-        return Verdict(sure, best, sentence, reasons, "change")
-    if runs.scenario.imported and (problem := runs.scenario.imported.problem):
-        return Verdict(
-            None, best, f"no schedule is recommended: {problem}", (_shares(runs.scenario, baseline),), "unsure"
-        )
+        reasons = (*used, *doubts, *doubt, *_ties(runs, sure, kept), *_waits(runs, baseline, sure))
+        return Verdict(sure, best, f"{named(sure.schedule)} is {_times_as_fast(sure, baseline)}", reasons, "change")
+    if problem := _problem(runs):
+        return Verdict(None, best, problem, (_shares(runs.scenario, baseline),), "unsure")
     reasons = (*doubts, *_why_not(runs, baseline, best))
     outcome, sentence = staying(baseline.schedule.name, best.row.speedup)
     return Verdict(None, best, sentence, reasons, outcome)
+
+
+def _instead(
+    runs: Runs, baseline: Finalist, best: Finalist, kept: Sequence[Finalist], doubts: tuple[str, ...]
+) -> Verdict:
+    """Propose the best that keeps to the constraints in place of a baseline that breaks one, even if it is slower."""
+    fault = worst(baseline.breaches)
+    breaks = f"{baseline.schedule.name} breaks {fault.limit}: {fault.amount}"
+    if problem := _problem(runs):
+        return Verdict(None, best, problem, (breaks, *doubts), "unsure")
+    sentence = (
+        f"{breaks}; the best that keeps to all limits is {named(best.schedule)}, {_times_as_fast(best, baseline)}"
+    )
+    depends = _dependence(runs.scenario, best, kept)
+    used = best.row.of(GRADIENTS).sentences(best.row.schedule)
+    reasons = (*used, *doubts, *([depends] if depends else _ties(runs, best, kept)))
+    return Verdict(best, best, sentence, reasons, "change")
+
+
+def _none_keeps(found: Sequence[Finalist], doubts: tuple[str, ...]) -> Verdict:
+    """Say which schedule exceeds the constraints least, and by how much."""
+    nearest = min(found, key=lambda each: worst(each.breaches).excess)
+    return Verdict(None, nearest, nothing_keeps(nearest.schedule, nearest.breaches), doubts, "none")
+
+
+def nothing_keeps(nearest: Schedule, breaches: Sequence[Breach]) -> str:
+    """Return the sentence that no schedule keeps to the constraints, given the nearest one and what it breaks."""
+    fault = worst(breaches)
+    if math.isinf(fault.value):
+        return f"no schedule keeps to {fault.limit}: none ever exchanges so"
+    return (
+        f"no schedule keeps to {fault.limit}: {named(nearest)} comes nearest, {fault.amount}, {fault.too_much} too much"
+    )
+
+
+def _times_as_fast(finalist: Finalist, baseline: Finalist) -> str:
+    per_sample = " per sample" if finalist.micro_batches != baseline.micro_batches else ""
+    return f"{_factor(finalist)} times as fast as {baseline.schedule.name}{per_sample}"
+
+
+def _problem(runs: Runs) -> str | None:
+    """Say why no schedule is recommended for an imported job, if so."""
+    imported = runs.scenario.imported
+    return f"no schedule is recommended: {imported.problem}" if imported and imported.problem else None
 
 
 def staying(baseline: str, speedup: float) -> tuple[Outcome, str]:

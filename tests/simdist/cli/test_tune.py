@@ -96,7 +96,7 @@ def test_checkpoints_are_varied_and_told(capsys, scenario):
         ({"checkpoint_every": "8"}, r"--checkpoint-every: the scenario writes no checkpoints; write checkpoint: "),
         ({"checkpoint_mode": "async"}, r"--checkpoint-mode: the scenario writes no checkpoints; write checkpoint: "),
         ({"baseline": "fast"}, r"no schedule is called 'fast' to compare with"),
-        ({"max_bytes": "1 B"}, r"no schedule keeps to the constraints: --max-bytes '1 B' excludes most, 10 candidates"),
+        ({"global_every": 25}, r"--global-every 25: the scenario has 24 steps"),
     ],
 )
 def test_wrong_options_get_one_clear_error(capsys, scenario, options, message):

@@ -268,25 +268,11 @@ def test_ranks_that_cannot_differ_are_not_traced_for_culprits(monkeypatch):
     assert culprits(scenario, find_baseline(scenario, "sync")) is None
 
 
-def test_nothing_left_names_the_constraint_that_excluded_most():
-    constraints = Constraints(8, ((4, 2),), max_nbytes=1000)
-    with pytest.raises(
-        ScenarioError, match=r"--max-bytes '1 kB' excludes most, \d+ candidates \(--group-every 4:2 \d+"
-    ):
-        tune(small(LONGER), TuneOptions(constraints, **FEW))
-
-
-def test_a_baseline_that_breaks_a_constraint_is_compared_with_all_the_same():
-    tuned = tune(small(LONGER), TuneOptions(Constraints(4, max_nbytes=400_000), **FEW))
-    assert tuned.verdict.reasons[0] == "sync itself breaks --max-bytes '400 kB'"
-    assert sum(each.is_baseline for each in tuned.finalists) == 1
-    assert all(each.facts.sent_nbytes <= 400_000 for each in tuned.finalists if not each.is_baseline)
-
-
-def test_a_scenario_without_sync_is_compared_with_it_as_it_is_by_default():
+def test_a_scenario_is_compared_with_its_first_schedule_and_with_sync_if_one_says_so():
     scenario = small(LONGER).changed(schedules=[{"kind": "local_sgd", "period": 4}])
-    tuned = tune(scenario, TuneOptions(Constraints(2), **FEW))
-    assert [each.schedule.name for each in tuned.finalists if each.is_baseline] == ["sync"]
+    for baseline, name in ((None, "local-4"), ("sync", "sync")):
+        tuned = tune(scenario, TuneOptions(Constraints(2), Extras(only=("local_sgd",)), baseline=baseline, **FEW))
+        assert [each.schedule.name for each in tuned.finalists if each.is_baseline] == [name]
     with pytest.raises(ScenarioError, match="no schedule is called 'torus'"):
         tune(scenario, TuneOptions(Constraints(2), baseline="torus", **FEW))
 
@@ -330,7 +316,8 @@ def test_intervals_are_about_those_of_the_analysis_of_stragglers(tmp_path):
 
 
 def test_what_a_recording_is_too_short_for_is_not_proposed_but_told(tmp_path):
-    tuned = tune(recorded(tmp_path, 20), TuneOptions(Constraints(16), Extras(only=("local_sgd",)), **FEW))
+    scenario = recorded(tmp_path, 20).changed(steps=20)
+    tuned = tune(scenario, TuneOptions(Constraints(16), Extras(only=("local_sgd",)), **FEW))
     (long,) = (each for each in tuned.finalists if each.schedule.name == "local-16")
     assert long.row.speedup_ci95 is None
     assert long.problem == "20 recorded steps are too few to be sure with a period of 16 steps: record 32 or more"
@@ -339,10 +326,16 @@ def test_what_a_recording_is_too_short_for_is_not_proposed_but_told(tmp_path):
     assert any(long.problem in reason for reason in tuned.verdict.reasons)
 
 
-def test_periods_longer_than_the_scenario_may_be_tried_and_a_run_is_as_long_as_it_takes():
-    tuned = tune(small(), TuneOptions(Constraints(20), Extras(only=("local_sgd",)), **FEW))
-    assert "local-20" in {each.schedule.name for each in tuned.finalists}
-    assert tuned.runs.scenario.steps == 200
+def test_a_run_is_as_long_as_ten_periods_take():
+    tuned = tune(small(), TuneOptions(Constraints(12), Extras(only=("local_sgd",)), **FEW))
+    assert "local-12" in {each.schedule.name for each in tuned.finalists}
+    assert tuned.runs.scenario.steps == 120
+
+
+@pytest.mark.parametrize("global_every", [13, 1000, 2**63])
+def test_exchanges_further_apart_than_the_scenario_has_steps_are_refused(global_every):
+    with pytest.raises(ScenarioError, match=rf"--global-every {global_every}: .* 12 steps.*write 12 or less"):
+        tune(small(), TuneOptions(Constraints(global_every), **FEW))
 
 
 def test_too_few_seeds_are_not_nothing_to_gain():
@@ -364,5 +357,5 @@ def test_nobody_is_called_late_in_every_step_of_a_few(tmp_path):
         np.savez(tmp_path / "late.npz", np.eye(1, 8).repeat(n_steps, axis=0) / 10)
         played = {"kind": "recorded", "on": "compute", "file": str(tmp_path / "late.npz")}
         scenario = small().changed(disturbances=[played], steps=n_steps)
-        reasons = tune(scenario, TuneOptions(Constraints(2), Extras(only=("local_sgd",)), **FEW)).verdict.reasons
+        reasons = tune(scenario, TuneOptions(Constraints(1), Extras(only=("local_sgd",)), **FEW)).verdict.reasons
         assert sum("persistent straggler" in each for each in reasons) == n_told
