@@ -320,6 +320,8 @@ def _title(tuned: Tuned) -> str:
     n_tried = tuned.search.n_evaluated
     n_candidates = tuned.search.n_candidates
     tried = f"{n_tried:,} {plural(n_tried, 'plan')} of {n_candidates:,} candidates tried"
+    if not n_tried:
+        tried = "no candidate keeps to the limits"
     again = f"finalists again with {n_seeds} other {plural(n_seeds, 'seed')}; " if scenario.is_random else ""
     about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more"
     title = f"{about}; {tried}; {again}speed-up over {baseline.schedule.name}"

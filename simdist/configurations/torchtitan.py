@@ -20,6 +20,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario.loading import read_text
 from simdist.scenario.presets import expand
 from simdist.scenario.transformer import Transformer
+from simdist.scenario.workload import Tensor
 from simdist.settings.base import nearest, shown
 from simdist.settings.precision import Precision
 
@@ -223,6 +224,7 @@ def read_job(path: Path, *, sequence: int | None = None) -> DescribedJob:
             ),
             WorkloadKey("optimizer", _optimizer(job), job.where("optimizer")),
             WorkloadKey("recompute", f"{100 * share:.4g}%", share_source),
+            *_activations(job, sizes, share, precision),
             WorkloadKey("sample_size", f"{_TOKEN_NBYTES * n_tokens} B", f"{n_tokens} tokens x (input, target) x 8 B"),
         ),
         precision=precision,
@@ -392,6 +394,43 @@ def _share_of_every_second(sizes: Transformer) -> float:
     kept = product_flops * (sizes.query_width + sizes.key_width + 2 * width)
     again = product_flops * (sizes.key_width + sizes.query_width + width)
     return again / (kept + again + attention_flops)
+
+
+def _activations(job: _Configuration, sizes: Transformer, share: float, precision: Precision) -> Iterator[WorkloadKey]:
+    """Yield the bytes that the forward pass of a sample leaves, if a part of the blocks is computed again.
+
+    The largest of what is there for a short time counts on top: what the loss needs, or what a block computes again.
+
+    Source:
+        Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, MLSys 2023, arXiv
+        2205.05198, section 4.1, changed for flash attention, gated MLPs and fewer heads of keys. Which products stay:
+        pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py.
+    """
+    if not 0 < share < 1:
+        return
+    item_nbytes = 2 if precision in ("fp16", "bf16") else 4
+    is_by_layer = job.get("selective", "2") != "op"
+    records = [Tensor.model_validate(each) for each in sizes.tensors()]
+    left = {each.name: item_nbytes * each.activations + 4 * each.float32_activations for each in records}
+    block = sum(nbytes for name, nbytes in left.items() if name.startswith("blocks.0."))
+    stream = item_nbytes * sizes.sequence * sizes.hidden
+    again = round(share * sizes.layers) if is_by_layer else sizes.layers
+    stays = stream if is_by_layer else stream + _every_second_nbytes(sizes, item_nbytes)
+    outside = sum(nbytes for name, nbytes in left.items() if not name.startswith("blocks."))
+    of_loss = 4 * max(each.float32_activations for each in records)
+    nbytes = (sizes.layers - again) * block + again * stays + outside - of_loss + max(of_loss, block - stays)
+    what = f"without what {again} of {sizes.layers} layers compute again, as the backward pass begins"
+    yield WorkloadKey("activation_size", f"{nbytes} B", what)
+
+
+def _every_second_nbytes(sizes: Transformer, item_nbytes: int) -> int:
+    """Return the bytes that stay of a layer, beside its input, if every second matrix product is computed again.
+
+    Those of queries, values, the first of the MLP and its output stay, and attention: its output, and float32 numbers.
+    """
+    width = sizes.intermediate or 4 * sizes.hidden
+    numbers = sizes.query_width + sizes.key_width + width + sizes.hidden + sizes.query_width
+    return sizes.sequence * (item_nbytes * numbers + 4 * sizes.heads)
 
 
 def _remarks(job: _Configuration) -> Iterator[str]:

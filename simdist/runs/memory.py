@@ -82,6 +82,16 @@ def most_nbytes(built: Built, workload: Workload) -> int:
     return nbytes + again + state_nbytes(built.plan, workload)
 
 
+def not_counted(workload: Workload) -> str | None:
+    """Say that the memory of a device is counted in part only, and what to state; None if all of it is counted."""
+    if workload.activations is not None:
+        return None
+    hint = "write workload.activation_size, their bytes per sample"
+    if 0 < workload.recompute < 1:
+        hint += f", and kept_activation_size, because recompute of {workload.recompute:.0%} does not tell which stay"
+    return f"memory is counted without activations: {hint}"
+
+
 def least_nbytes(plan: Plan, workload: Workload) -> int:
     """Return bytes that are surely in use as a backward pass begins.
 

@@ -666,23 +666,21 @@ class MemoryFacet(Facet[PeakMemory | None]):
         return FacetTable(self._title, (SCHEDULE, *of_kinds), records) if records else None
 
     def doubts(self, scenario: Scenario, lines: Sequence[Line[PeakMemory | None]]) -> list[str]:
-        """Name the schedules that do not fit, and say what is not counted."""
+        """Name the schedules that do not fit, and say what is not counted. Only what is counted in full surely fits."""
+        from simdist.runs.memory import not_counted
+
         found = []
+        in_part = not_counted(scenario.workload) if any(each.value for each in lines) else None
+        least = "at least " if in_part else ""
         for each in lines:
             if each.value and not each.value.fits:
                 has = format_nbytes(each.value.limit_nbytes or 0)
-                found.append(f"{each.schedule} needs {format_nbytes(each.value.nbytes)} on a device that has {has}")
+                needs = f"{least}{format_nbytes(each.value.nbytes)}"
+                found.append(f"{each.schedule} needs {needs} on a device that has {has}")
         fitting = [each.schedule for each in lines if each.value and each.value.fits]
-        if found and fitting:
+        if found and fitting and not in_part:
             found.append(f"{', '.join(fitting)} {'fits' if len(fitting) == 1 else 'fit'}")
-        workload = scenario.workload
-        if workload.activations is None and any(each.value for each in lines):
-            hint = "write workload.activation_size, their bytes per sample"
-            if 0 < workload.recompute < 1:
-                share = f"{workload.recompute:.0%}"
-                hint += f", and kept_activation_size, because recompute of {share} does not tell which stay"
-            found.append(f"memory is counted without activations: {hint}")
-        return found
+        return [*found, in_part] if in_part else found
 
 
 EPOCHS = EpochsFacet()

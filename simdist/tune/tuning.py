@@ -4,6 +4,7 @@ First search all candidates with a few seeds. Then simulate the finalists again,
 seen. Only the second numbers are reported as results.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -13,14 +14,16 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built, in_steps
+from simdist.runs.memory import not_counted
 from simdist.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule, Sync
 from simdist.settings.base import plural
+from simdist.settings.units import format_nbytes
 from simdist.studies import comparison
 from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label, with_draws
 from simdist.studies.resampling import Runs, longest_period, runs_of
 from simdist.tune.candidates import Candidate, Extras
-from simdist.tune.constraints import Constraints
+from simdist.tune.constraints import Constraints, broken
 from simdist.tune.evaluating import Evaluated, Evaluator, Finalist, finalists, measure_finalists
 from simdist.tune.searching import search
 from simdist.tune.space import Progress, space
@@ -80,7 +83,7 @@ class Searched:
         runs: The runs of the simulation.
         baseline: The schedule that they are compared with.
         evaluated: Different plans, including the baseline if it is a candidate.
-        nearest: If no candidate keeps to the constraints, the one that exceeds one least.
+        nearest: If neither a candidate nor the baseline keeps to the constraints, the candidate that exceeds one least.
         n_candidates: Legal candidates that keep to the constraints on exchanges.
         excluded: Number of candidates that each constraint excluded.
         n_illegal: Number of candidates that the schedules or the scenario refused.
@@ -143,14 +146,15 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
         progress: See `Progress`.
 
     Raises:
-        ScenarioError: No candidate is legal, global exchanges may be further apart than the scenario has steps, or the
-            budget is too small for all without Optuna.
+        ScenarioError: No candidate is legal, global exchanges may be further apart than the scenario has steps, memory
+            is limited but counted in part only, or the budget is too small for all without Optuna.
         PlanError: The baseline does not fit the cluster.
     """
     base = baseline_of(scenario, wanted.baseline)
     scenario = in_steps(scenario, base)  # files are as many steps apart under every schedule
     constraints = wanted.constraints
     _check_global_every(scenario, constraints.global_every)
+    _check_memory(scenario, constraints.memory_nbytes)
     own = longest_period(scenario, [base])
     found = space(runs_of(scenario, constraints.global_every).scenario, constraints, wanted.extras, progress=progress)
     between = wanted.extras.checkpoint_every
@@ -174,11 +178,23 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
     baseline = evaluator.baseline(base)
     evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
     n_illegal = found.n_illegal + evaluator.n_illegal
-    nearest = None if evaluated else evaluator.nearest(found.broken)
-    if not (evaluated or nearest):
-        raise _none_is_legal(drawn, n_illegal, found.refusal or evaluator.refusal)
     excluded = found.excluded + evaluator.excluded
+    if not (evaluated or excluded):
+        raise _none_is_legal(drawn, n_illegal, found.refusal or evaluator.refusal)
+    is_broken = not evaluated and broken(baseline.facts, constraints)
+    nearest = evaluator.nearest(found.broken) if is_broken else None
     return Searched(runs, baseline, tuple(evaluated), nearest, len(found.candidates), excluded, n_illegal)
+
+
+def _check_memory(scenario: Scenario, limit_nbytes: float) -> None:
+    """Refuse a limit of memory that is counted in part only.
+
+    Raises:
+        ScenarioError: See above.
+    """
+    in_part = not_counted(scenario.workload)
+    if in_part and math.isfinite(limit_nbytes):
+        raise ScenarioError(f"{scenario.name}: --memory '{format_nbytes(limit_nbytes)}': {in_part}")
 
 
 def usual_global_every(scenario: Scenario, baseline: str | None) -> int:

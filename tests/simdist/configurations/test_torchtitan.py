@@ -123,6 +123,28 @@ def test_activation_checkpointing_is_a_share_of_the_forward_pass(tmp_path, secti
     assert workload_of(job, "job.toml").recompute == pytest.approx(share, abs=5e-5)
 
 
+PER_LOGIT = 12 * 128_256
+BLOCK = 2 * (6 * 4096 + 2 * 1024 + 4 * 14336) + 4 * 32
+EVERY_SECOND = 2 * (4 * 4096 + 1024 + 14336) + 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("option", "per_token"),
+    [
+        ("op", 32 * EVERY_SECOND + 2 * 2 * 4096 + PER_LOGIT),
+        ("2", 16 * BLOCK + 16 * 2 * 4096 + 2 * 2 * 4096 + PER_LOGIT),
+        ("5", 26 * BLOCK + 6 * 2 * 4096 + 2 * 2 * 4096 + PER_LOGIT),
+    ],
+)
+def test_what_stays_under_selective_checkpointing_is_counted(tmp_path, option, per_token):
+    """Of Llama 3 8B in bf16: per block, or its input; outside, two inputs and what the loss needs."""
+    text = f'mode = "selective"\nselective_ac_option = "{option}"'
+    job = read(tmp_path, f'[model]\nname = "llama3"\nflavor = "8B"\n[activation_checkpoint]\n{text}\n')
+    workload = workload_of(job, "job.toml")
+    assert workload.activation_nbytes == 2048 * per_token
+    assert sum(workload.activations.kept_nbytes) == pytest.approx(2048 * per_token)
+
+
 def meshes(replicate: int, shard: int) -> str:
     return f"[parallelism]\ndata_parallel_replicate_degree = {replicate}\ndata_parallel_shard_degree = {shard}\n"
 

@@ -16,6 +16,7 @@ cluster: {{nodes: 1, gpus_per_node: 4, fabric: ideal, network: ideal, device: {{
 workload:
   tensors: [{{name: h.0.w, count: 1000000}}, {{name: h.1.w, count: 1000000}}, {{name: h.2.w, count: 1000000}}]
   optimizer: adamw
+  activation_size: 0 B
   batch_size: 1
   forward: 30 ms
   backward: 60 ms
@@ -67,6 +68,13 @@ def test_a_short_peak_between_two_drawn_moments_is_drawn(tmp_path: Path, capsys,
     corners = [part.split('points="')[1].split('"')[0].split() for part in text.split("<polygon ")[1:]]
     assert all(len(each) <= 4 * (3 + 1) for each in corners)
     assert min(float(corner.split(",")[1]) for each in corners for corner in each) == 0
+
+
+def test_a_peak_without_activations_is_not_said_to_fit(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(globals(), "SCENARIO", SCENARIO.replace("  activation_size: 0 B\n", ""))
+    text = made(tmp_path, capsys, limit="40 MB", schedules=SHARDED).read_text()
+    assert "sync: at least 48 MB, which does not fit: a device has 40 MB." in text
+    assert "a device has 40 MB: whether it fits is not known, memory is counted without activations: write" in text
 
 
 @pytest.mark.parametrize(("limit", "is_shown"), [("80 GB", False), ("40 MB", True)])

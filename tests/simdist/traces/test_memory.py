@@ -170,6 +170,18 @@ def test_compare_says_which_activations_are_not_counted() -> None:
     assert found.endswith("and kept_activation_size, because recompute of 30% does not tell which stay")
 
 
+def test_compare_does_not_say_that_something_fits_of_which_a_part_is_not_counted() -> None:
+    from simdist.studies.comparison import compare
+    from simdist.studies.facets import MEMORY
+
+    text = SCENARIO.replace("OPTIMIZER", "adamw").replace("nodes: 2", "nodes: 2, device: {memory_size: 160 kB}")
+    partly = loads(text.replace("  activation_size: 1 kB\n", ""))
+    rows = compare(partly, n_seeds=1)
+    needs, in_part = MEMORY.doubts(partly, [row.line(MEMORY) for row in rows])
+    assert needs.startswith("sync needs at least ")
+    assert in_part.startswith("memory is counted without activations: write workload.activation_size")
+
+
 def test_compare_names_what_does_not_fit() -> None:
     from simdist.studies.comparison import compare
     from simdist.studies.facets import MEMORY

@@ -22,7 +22,7 @@ cluster:
   gpus_per_node: 4
   fabric: ideal
   network: {{latency: 25 us, bandwidth: 25 Gbit/s}}
-workload: {{tensors: [{BLOCKS}], batch_size: 32, sample_size: 1 kB, forward: 20 ms}}
+workload: {{tensors: [{BLOCKS}], batch_size: 32, sample_size: 1 kB, forward: 20 ms, activation_size: 0 B}}
 steps: 12
 schedules: [sync]
 """
@@ -95,6 +95,13 @@ def test_the_own_schedule_may_come_nearest():
     assert [each.schedule.name for each in found.finalists] == ["fsdp"]
 
 
+def test_a_baseline_that_alone_keeps_to_the_limits_stays():
+    found = tuned(Constraints(1, memory_nbytes=4e6), Extras(only=("sync",)), schedules=["fsdp"])
+    assert found.verdict.sentence == "stay with fsdp"
+    assert "no other candidate keeps to the constraints" in found.verdict.reasons
+    assert [each.schedule.name for each in found.finalists] == ["fsdp"]
+
+
 def test_a_search_by_time_to_a_target_has_nothing_to_train_if_nothing_keeps_to_the_limits():
     scenario = loads(TEXT)
     wanted = TuneOptions(Constraints(1, max_nbytes=1e6))
@@ -110,6 +117,20 @@ def test_the_document_names_what_each_schedule_breaks(capsys, tmp_path):
         assert (document["outcome"], document["change"]) == (outcome, outcome == "change")
         assert [row["breaks"] for row in document["rows"] if row["breaks"]] == [[f"--max-bytes '{limit}'"]] * breaks
         assert limit in document["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "hint"),
+    [
+        ("", "workload.activation_size, their bytes per sample"),
+        (", recompute: 30%", "workload.activation_size, .* and kept_activation_size, because recompute of 30% "),
+    ],
+)
+def test_a_limit_on_memory_of_which_a_part_is_not_counted_is_refused(stated, hint):
+    edits = [(", activation_size: 0 B", stated)]
+    with pytest.raises(ScenarioError, match=rf"--memory '3.2 MB': memory is counted without activations: write {hint}"):
+        tuned(Constraints(1, memory_nbytes=NBYTES), SHARDING, edits=edits)
+    assert tuned(Constraints(1), Extras(only=("sync",)), edits=edits).verdict.outcome in ("stay", "change")
 
 
 @pytest.mark.parametrize("first", ["hsdp", "fsdp"])

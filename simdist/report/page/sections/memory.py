@@ -10,7 +10,7 @@ from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, duration, join, table, tag
 from simdist.report.page.model import ReportedRun, RunsReport
 from simdist.report.palette import time_unit
-from simdist.runs.memory import memory_of_trace
+from simdist.runs.memory import memory_of_trace, not_counted
 from simdist.settings.units import format_nbytes
 from simdist.traces.memory import MEMORY_KINDS, MemoryKind, Occupancy
 from simdist.traces.waiting import first_steps
@@ -67,10 +67,13 @@ def _limit_nbytes(run: ReportedRun) -> int | None:
 def _conclusion(run: ReportedRun, memory: Occupancy) -> str:
     """Say how much is in use at most, and whether the device has it."""
     limit_nbytes = _limit_nbytes(run)
-    peak = f"{run.label}: at most {format_nbytes(memory.peak_nbytes)}"
+    in_part = not_counted(run.run.scenario.workload)
+    peak = f"{run.label}: {'at least' if in_part else 'at most'} {format_nbytes(memory.peak_nbytes)}"
     if limit_nbytes is None:
         return f"{peak}."
     has = f"a device has {format_nbytes(limit_nbytes)}"
+    if in_part and memory.peak_nbytes <= limit_nbytes:
+        return f"{peak}, and {has}: whether it fits is not known, {in_part}."
     return f"{peak}, and {has}." if memory.peak_nbytes <= limit_nbytes else f"{peak}, which does not fit: {has}."
 
 
