@@ -162,7 +162,13 @@ def options(function: _Function) -> Callable[..., Any]:
     metavar="FILE|NAME",
     help="The task: a Python file, or a built-in one.",
 )
-@click.option("--seeds", "n_seeds", type=common.positive, default=5, help="Training seeds; seed i meets delay seed i.")
+@click.option(
+    "--seeds",
+    "n_seeds",
+    type=click.IntRange(1, 1_000_000),
+    default=5,
+    help="Training seeds; seed i meets delay seed i.",
+)
 @common.baseline
 @options
 @common.options

@@ -16,6 +16,7 @@ from simdist.learning.timing import TimedSchedule
 from simdist.runs.building import dataset
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.checkpoint import CheckpointSettings, Mode
+from simdist.scenario.workload import MAX_MICRO_BATCHES
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, shown, unchecked_copy
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
@@ -148,10 +149,10 @@ def command(
     density = None if min_density is None else common.parsed("--min-density", min_density, parse_fraction)
     if density == 0:
         raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
-    passes = _counts("--micro-batches", "passes of a step, 1 or more, such as 1,2,4", micro_batches)
-    every = _counts("--checkpoint-every", "steps, 1 or more, such as 100,500", checkpoint_every)
-    extras = Extras(only, density, allow, passes, every, checkpoint_mode)
+    passes = _counts("--micro-batches", "passes of a step, {}, such as 1,2,4", micro_batches, MAX_MICRO_BATCHES)
     scenario = inputs.read_scenario(session, name, is_compared=True)
+    every = _counts("--checkpoint-every", "steps, {} (as many as the run has)", checkpoint_every, scenario.steps)
+    extras = Extras(only, density, allow, passes, every, checkpoint_mode)
     every_all = global_every or usual_global_every(scenario, more["baseline"])
     wanted = TuneOptions(Constraints(every_all, tuple(map(_pair, group_every)), *most), extras, **more)
     if (facts := scenario.imported) and (sentence := not_compared(scenario)):
@@ -171,10 +172,10 @@ def command(
     session.result(_document(tuned, wanted, rows), _text(tuned, rows, scenario))
 
 
-def _counts(option: str, what: str, text: str | None) -> tuple[int, ...]:
+def _counts(option: str, what: str, text: str | None, most: int) -> tuple[int, ...]:
     words = text.split(",") if text is not None else []
-    if not all(word.strip().isdecimal() and int(word) for word in words):
-        raise ScenarioError(f"{option} {shown(text)}: write numbers of {what}")
+    if not all(word.strip().isdecimal() and 1 <= int(word) <= most for word in words):
+        raise ScenarioError(f"{option} {shown(text)}: write numbers of {what.format(f'1 to {most:,}')}")
     return tuple(map(int, words))
 
 

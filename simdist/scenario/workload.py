@@ -19,6 +19,9 @@ from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
 from simdist.settings.precision import MeasuredBatch, Precision, Utilization
 from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds
 
+#: Passes of a step: a plan has operations for each of them.
+MAX_MICRO_BATCHES = 4096
+
 _COLUMNS = ["name", "count", "flops"]
 _ROWS = "rows"  # a column that may be left out
 #: Keys and attributes that say how long passes take, or at which batch size that was measured.
@@ -137,7 +140,7 @@ class Workload(Settings):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     precision: Precision = "fp32"
     batch_size: Annotated[Whole, Field(ge=1)]
-    micro_batches: Annotated[Whole, Field(ge=1, exclude_if=lambda count: count == 1)] = 1
+    micro_batches: Annotated[Whole, Field(ge=1, le=MAX_MICRO_BATCHES, exclude_if=lambda count: count == 1)] = 1
     sample_nbytes: Nbytes = 0
     activation_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
     kept_activation_nbytes: Annotated[Nbytes | None, Field(exclude_if=lambda nbytes: nbytes is None)] = None
