@@ -30,6 +30,7 @@ from simdist.tune.verdict import entry
 
 _Record: TypeAlias = dict[str, object]
 
+_LINE_S = 2.0  # from one line of progress to the next, where there is no terminal
 _FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
 _NOT_KNOWN = (
     "Not modelled: how less frequent averaging, or sending part of the gradient, changes what is learnt per step. "
@@ -164,7 +165,7 @@ def command(
         scenario = scenario.changed(steps=asked.steps or scenario.steps)
         _to_target(session, scenario, wanted, asked, learning_rates)
         return
-    with session.bar() as bar, naming(name):
+    with session.bar(line_every_s=_LINE_S) as bar, naming(name):
         tuned = tune(scenario, wanted, progress=bar.update)
     if tuned.runs.remark:
         session.say(f"warning: {name}: {tuned.runs.remark}")

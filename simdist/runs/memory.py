@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from simdist.engines import alike, des, fast, first_exact
 from simdist.plan import Plan, ops
-from simdist.plan.delays import DrawnDelays
+from simdist.plan.delays import Delays, DrawnDelays
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
@@ -53,7 +53,7 @@ def _occupancy(plan: Plan, start_s: NDArray[np.float64], end_s: NDArray[np.float
 def _times(built: Built) -> _PlanTimes:
     """Return the first steps of a plan, and when their instances start and end on the first rank."""
     plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
-    none = _no_delays(plan)
+    none = no_delays(plan)
 
     def by_alike() -> _PlanTimes:
         _, start_s, end_s = alike.times_of_first_rank(plan, built.costs, DrawnDelays(none), courses=built.courses)
@@ -64,7 +64,7 @@ def _times(built: Built) -> _PlanTimes:
 
     def by_des() -> _PlanTimes:
         shorter = _first_steps(built.plan, n_more=0)
-        return _of_first_rank(des.simulate(shorter, built.costs, _no_delays(shorter)))
+        return _of_first_rank(des.simulate(shorter, built.costs, no_delays(shorter)))
 
     return first_exact(by_alike, by_fast, by_des)
 
@@ -145,9 +145,10 @@ def _of_tensors(ranges: Iterable[tuple[int, int]], nbytes: Sequence[float], batc
     return round(batch_size * math.fsum(each for tensors in ranges for each in nbytes[slice(*tensors)]))
 
 
-def _no_delays(plan: Plan) -> dict[ops.Channel, NDArray[np.float64]]:
+def no_delays(plan: Plan, *, n_seeds: int = 1) -> Delays:
+    """Return delays of no time for a plan: channel -> `[n_seeds, n_steps, world_size]`, which cannot be changed."""
     channels = {op.channel for body in plan.bodies for op in body if isinstance(op, ops.Delay)}
-    return dict.fromkeys(channels, np.zeros((1, plan.n_steps, plan.world_size)))
+    return dict.fromkeys(channels, np.broadcast_to(0.0, (n_seeds, plan.n_steps, plan.world_size)))
 
 
 def _first_steps(plan: Plan, *, n_more: int) -> Plan:

@@ -16,7 +16,9 @@ from simdist.cost import tensor_backward_s
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast, first_exact
 from simdist.errors import ScenarioError, UnsupportedError, naming
 from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
+from simdist.runs.memory import no_delays
 from simdist.scenario.scenario import AnyScenario, Scenario, load
+from simdist.scenario.strict_yaml import Path
 from simdist.scenario.unused_settings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
@@ -45,6 +47,7 @@ Draw = Callable[[Sequence[int]], DelaySource]
 
 _INTERVAL = "_ci95"
 _TIMES = ("step", "stated")  # of draws
+_DISTURBANCES = "disturbances"
 _NETWORK = ("cluster", "network")  # no delay depends on it
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _USUAL_SEEDS = 20
@@ -499,6 +502,18 @@ def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[n
     return first_exact(by_fast, by_alike, by_des)
 
 
+def calm_step_s(built: Built) -> float:
+    """Return the seconds per step of a schedule if nothing delays a rank.
+
+    Raises:
+        UnsupportedError: Ranks of each kind cannot be simulated once.
+    """
+    from simdist.engines import alike
+
+    delays = DrawnDelays(no_delays(built.plan))
+    return float(alike.step_s(built.plan, built.costs, delays, n_seeds=1, courses=built.courses)[0])
+
+
 def _n_unequal(drawn: Delays) -> int:
     """Return in how many steps, over all seeds, ranks have different delays."""
     differs = [(each != each[..., :1]).any(axis=-1) for each in drawn.values()]
@@ -540,6 +555,7 @@ def with_draws(
     progress: Progress | None = None,
     draw: Draw | None = None,
     doubts: "Sequence[Doubt] | None" = None,
+    quiet: bool = False,
 ) -> ScheduleTimes:
     """Simulate a schedule also under draws of uncertain quantities and of the errors of published rows, if any.
 
@@ -550,6 +566,8 @@ def with_draws(
         progress: See `Progress`.
         draw: As of `measure`.
         doubts: Instead of those of `simdist.studies.doubts.doubts_of`.
+        quiet: Where ranks of each kind are simulated one by one, leave out random disturbances that are not uncertain.
+            This is far less work: steps then differ by their prices only, and so do draws, up to second order.
     """
     if not (scenario.is_of_machines or doubts):
         return measured
@@ -578,8 +596,10 @@ def with_draws(
             for i, each in enumerate(built_again)
         ]
     engine: Engine = "des" if measured.engine == "des" else "auto"
+    is_calm = quiet and _may_be_calm(scenario, [each.path for each in found])
+    stated_s = measured.step_s[numbers]
 
-    def together() -> NDArray[np.float64]:
+    def together() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         _need_no_events(built)
         if any(each.plan is not built.plan for each in built_again):
             raise UnsupportedError("draws have other plans")
@@ -589,29 +609,43 @@ def with_draws(
             delays = source if n_draws <= len(measured.step_s) else _Chosen(source, numbers)
         else:
             delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
-        return fast.step_s(built.plan, [each.costs for each in built_again], delays)
+        return fast.step_s(built.plan, [each.costs for each in built_again], delays), stated_s
 
-    def one_by_one() -> NDArray[np.float64]:
+    def one_by_one() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         runs = (unchecked_copy(each, seed=seed) for each, seed in zip(drawn, seeds, strict=True))
-        times_s = [_step_s(run, each, engine, progress) for run, each in zip(runs, built_again, strict=True)]
-        return np.array(times_s)
+        pairs = zip(runs, built_again, strict=True)
+        times_s = np.array([_step_s(run, each, engine, progress, is_calm=is_calm) for run, each in pairs])
+        return times_s, np.full(
+            n_draws, _step_s(scenario, built, engine, progress, is_calm=True)
+        ) if is_calm else stated_s
 
-    step_s = choose_engine("auto", by_fast=together, by_des=one_by_one) if engine == "auto" else one_by_one()
-    times_s = {"step": step_s, "stated": measured.step_s[numbers]}
+    both_s = choose_engine("auto", by_fast=together, by_des=one_by_one) if engine == "auto" else one_by_one()
     by_name = {each.name: at for each, at in places.items()} | {each.name: at for each, at in of_doubts.items()}
-    return replace(measured, drawn=times_s | by_name)
+    return replace(measured, drawn=dict(zip(_TIMES, both_s, strict=True)) | by_name)
 
 
-def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress | None) -> float:
-    """Return the seconds per step of one seed, by events: of one rank of each kind if that is possible."""
+def _may_be_calm(scenario: Scenario, uncertain: Sequence[Path]) -> bool:
+    """Tell whether draws of uncertain quantities may leave out disturbances: all are random, and none is uncertain."""
+    is_drawn = all(each.is_random for each in scenario.disturbances) and not scenario.has_links
+    return is_drawn and not any(path[0] == _DISTURBANCES for path in uncertain)
+
+
+def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress | None, *, is_calm: bool) -> float:
+    """Return the seconds per step of one seed, by events: of one rank of each kind if that is possible.
+
+    If it is calm, no rank is delayed.
+    """
     from simdist.engines import alike
 
+    def draw(seeds: Sequence[int]) -> DelaySource:
+        return DrawnDelays(no_delays(built.plan, n_seeds=len(seeds))) if is_calm else delay_sampler(scenario, seeds)
+
     def by_alike() -> float:
-        delays = delay_sampler(scenario, [scenario.seed])
-        return float(alike.step_s(built.plan, built.costs, delays, n_seeds=1)[0])
+        return float(alike.step_s(built.plan, built.costs, draw([scenario.seed]), n_seeds=1)[0])
 
     def measured() -> float:
-        return float(measure(scenario, built, n_seeds=1, engine=engine, progress=progress, facets=()).step_s[0])
+        found = measure(scenario, built, n_seeds=1, engine=engine, progress=progress, draw=draw, facets=())
+        return float(found.step_s[0])
 
     return measured() if built.actors else first_exact(by_alike, measured)
 

@@ -108,6 +108,7 @@ class Facts:
     """Facts about a schedule that are known without a simulation.
 
     Args:
+        results: What each step does.
         group_sizes: Ranks of the largest group that exchanges in each step, `[n_steps]`, from `late_steps` on.
         world_size: Ranks.
         sent_nbytes: Bytes that the busiest node sends per step; see `sent_nbytes`.
@@ -115,6 +116,7 @@ class Facts:
         host_nbytes: Bytes of a rank's buffers in host memory.
     """
 
+    results: tuple[Result, ...]
     group_sizes: Ranks
     world_size: int
     sent_nbytes: float
@@ -159,7 +161,8 @@ def facts(scenario: Scenario, built: Built, *, within: Constraints | None = None
     host_nbytes = sum(each.nbytes for each in plan.buffers if each.place == "host")
     is_counted = within is None or math.isfinite(within.max_nbytes)
     sent = sent_nbytes(scenario, built) if is_counted else 0.0
-    return Facts(group_sizes, plan.world_size, sent, _device_nbytes(scenario, built, within), host_nbytes)
+    of_steps = tuple(results[number] for number in of_step.tolist())
+    return Facts(of_steps, group_sizes, plan.world_size, sent, _device_nbytes(scenario, built, within), host_nbytes)
 
 
 def _device_nbytes(scenario: Scenario, built: Built, within: Constraints | None) -> int:

@@ -18,6 +18,7 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.errors import UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.check import check
 from simdist.runs.building import Built, build, job, price_of
@@ -69,7 +70,7 @@ class Evaluated:
 
 @final
 class Evaluator:
-    """Evaluates candidates and counts them. Equal plans are simulated once."""
+    """Evaluates candidates and counts them. Equal plans are simulated once, and those that take the same course."""
 
     def __init__(self, runs: Runs, constraints: Constraints, time: Time) -> None:
         """Set up without evaluating anything.
@@ -83,6 +84,7 @@ class Evaluator:
         self._constraints = constraints
         self._time = time
         self._of_plan: dict[tuple[object, ...], Evaluated] = {}
+        self._of_course: dict[tuple[object, ...], Evaluated] = {}
         self._broken: list[tuple[float, Candidate]] = []  # and how far beyond a limit they are at least
         self.excluded: Counter[str] = Counter()
         self.n_illegal = 0
@@ -116,7 +118,14 @@ class Evaluator:
         if built is None:
             return None if known and self._excludes(candidate, known.facts) else known
         found = facts(scenario, built, within=self._constraints)
-        return None if self._excludes(candidate, found) else self._simulate(candidate, scenario, built, found)
+        if self._excludes(candidate, found):
+            return None
+        course = _course(scenario, built, found)
+        twin = self._of_course.get(course) if course else None
+        evaluated = self._simulate(candidate, scenario, built, found, times_s=twin.times_s if twin else None)
+        if course:
+            self._of_course.setdefault(course, evaluated)
+        return evaluated
 
     def nearest(self, excluded: Sequence[tuple[float, Candidate]] = ()) -> Evaluated | None:
         """Simulate the candidate that exceeds a constraint least. Return None if there is none.
@@ -157,10 +166,35 @@ class Evaluator:
             self._broken.append((worst(breaches).excess, candidate))
         return bool(breaches)
 
-    def _simulate(self, candidate: Candidate | None, scenario: Scenario, built: Built, found: Facts) -> Evaluated:
-        evaluated = Evaluated(candidate, built.schedule, found, self._time(scenario, built))
+    def _simulate(
+        self,
+        candidate: Candidate | None,
+        scenario: Scenario,
+        built: Built,
+        found: Facts,
+        times_s: NDArray[np.float64] | None = None,
+    ) -> Evaluated:
+        times_s = self._time(scenario, built) if times_s is None else times_s
+        evaluated = Evaluated(candidate, built.schedule, found, times_s)
         self._of_plan[_content(built.plan)] = evaluated
         return evaluated
+
+
+def _course(scenario: Scenario, built: Built, found: Facts) -> tuple[object, ...] | None:
+    """Return what tells schedules apart that shard the model and meet random delays; None of all others.
+
+    These are what each step exchanges, the path of the input, and the time of an undisturbed step. Schedules that agree
+    in all of them differ in what no step shows, such as units that are gathered earlier than they are needed.
+    """
+    schedule = built.schedule
+    if not (schedule.shards and scenario.is_random) or scenario.has_links or built.plan.dataset:
+        return None
+    try:
+        calm_s = comparison.calm_step_s(built)
+    except UnsupportedError:
+        return None
+    path = (schedule.run_ahead_steps, schedule.prefetch, schedule.readers, schedule.data, schedule.decode_workers)
+    return schedule.kind, found.results, path, scenario.workload.micro_batches, scenario.checkpoint, f"{calm_s:.12g}"
 
 
 def _checked(scenario: Scenario, schedule: Schedule, plan: Plan) -> Built:

@@ -27,6 +27,8 @@ from simdist.tune import candidates
 from simdist.tune.candidates import Candidate, Extras
 from simdist.tune.constraints import Breach, Constraints, exchanged, late_steps, longest_gap, worst
 
+_FEW_STEPS = 64
+
 #: Called with the name of the stage, the amount done, and the total if it is known.
 Progress: TypeAlias = Callable[[str, float, float | None], None]
 
@@ -139,7 +141,7 @@ class _Sieve:
         return Space(found, choices, *counts, tuple(self._broken), int(self._longest_gap))
 
     def _results(self, schedule: Schedule) -> list[Result]:
-        """Return what each step does.
+        """Return what each step does: of all steps, or of two periods if these are far fewer.
 
         Raises:
             ValueError: A setting has no effect.
@@ -148,6 +150,9 @@ class _Sieve:
         n_steps = described.n_steps
         if unused := schedule.unused_settings(described.world_size, described.ranks_per_node, n_steps):
             raise ValueError(f"{schedule.name} {unused[0]}")
+        if n_steps > _FEW_STEPS:
+            cycle = schedule.cycle(described)
+            n_steps = min(n_steps, cycle.stop + len(cycle))
         return [schedule.result(step, described) for step in range(n_steps)]
 
     def _breaches(self, schedule: Schedule, results: Sequence[Result]) -> list[Breach]:

@@ -254,7 +254,7 @@ def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | Non
 
 def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
     found = comparison.measure(scenario, built, n_seeds=n_seeds)
-    found = with_draws(scenario, built, found)
+    found = with_draws(scenario, built, found, quiet=True)
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 
 
