@@ -78,9 +78,10 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras, *, progr
     )
     inputs = [each for each in _products(of_input) if legal(Candidate("sync", changed=each), scenario)]
     sieve = _Sieve(scenario, constraints, described, inputs)
-    for number, candidate in enumerate(_candidates(own, scenario, constraints)):
+    each_candidate = list(_candidates(own, scenario, constraints))
+    for number, candidate in enumerate(each_candidate):
         if progress:
-            progress("candidates", number, None)
+            progress("candidates", number, len(each_candidate))
         sieve.add(candidate)
     choices = {kind: (*of_kind, *of_input) for kind, of_kind in own.items()}
     return sieve.space(choices)
@@ -161,7 +162,8 @@ class _Sieve:
         sizes = exchanged(results)[late_steps(results) :]
         found = list(constraints.broken_by(sizes, self._described.world_size))
         if math.isfinite(constraints.memory_nbytes):
-            least = least_nbytes(schedule.plan(self._described), self._scenario.workload)
+            one_step = schedule.plan(replace(self._described, n_steps=1))
+            least = least_nbytes(one_step, self._scenario.workload)
             found += constraints.broken_by_memory(least)
         return found
 

@@ -9,6 +9,7 @@ from commandline import edited
 
 from simdist.cost import compute_s
 from simdist.errors import ScenarioError
+from simdist.runs.building import build
 from simdist.scenario import loads
 from simdist.schedules import LocalSGD, Sync
 from simdist.studies import comparison
@@ -153,6 +154,47 @@ def test_equal_plans_are_simulated_once(measured):
     tuned = tune(small(LONGER), TuneOptions(Constraints(4), **FEW))
     searched = measured[: -len(tuned.finalists)]
     assert len(searched) == len(set(searched))
+
+
+SHARDED = edited(
+    ("steps: 12", "steps: 24"),
+    (
+        "    - {name: weight, count: 100000}\n    - {name: bias, count: 1000}\n",
+        "".join(f"    - {{name: h.{number}.weight, count: 100000}}\n" for number in range(4)),
+    ),
+)
+
+
+def test_shardings_that_take_the_same_course_are_simulated_once_and_would_take_the_same_times():
+    scenario = loads(SHARDED)
+    extras = Extras(only=("fsdp", "hsdp"), allow=("sharding",))
+    found = space(scenario, Constraints(4), extras)
+    timed = []
+
+    def times_s(its, built):
+        timed.append(built.schedule.name)
+        return comparison.step_times_s(its, built, n_seeds=3)
+
+    evaluator = Evaluator(Runs(scenario, None, 4), Constraints(4), times_s)
+    evaluated = [evaluator.evaluate(each) for each in found.candidates]
+    n_twins = 0
+    for each in evaluated:
+        if each.schedule.name not in timed:
+            n_twins += 1
+            its = each.scenario(Runs(scenario, None, 4))
+            alone_s = comparison.step_times_s(its, build(its, each.schedule), n_seeds=3)
+            np.testing.assert_allclose(each.times_s, alone_s, rtol=1e-9)
+    assert n_twins > 3
+    assert len({id(each) for each in evaluated}) > len(timed)
+
+
+def test_of_finalists_with_the_same_times_the_one_nearest_to_the_baseline_is_shown():
+    scenario = loads(SHARDED).changed(schedules=["fsdp"])
+    extras = Extras(only=("fsdp",), allow=("sharding",))
+    tuned = tune(scenario, TuneOptions(Constraints(1), extras, n_seeds=2, n_search_seeds=1))
+    times_s = [each.search_step_s for each in tuned.finalists]
+    assert len(set(times_s)) == len(times_s)
+    assert len(times_s) < tuned.search.n_evaluated
 
 
 def test_what_breaks_a_constraint_is_not_simulated(measured):
