@@ -289,7 +289,8 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         gradients_used (float): Only below 1: share of the batches that contribute to updates. Ranks that sit out or
             arrive too late lose the rest.
         imported (object or null): Of an imported scenario: `step_s` (float) and `error` (float) of the traced step and
-            its reproduction, `parts_s` (object) of the step, `left_out` (str) of the scenario, `verdict` (str).
+            its reproduction, `parts_s` (object) of the step, `lost` (object): "Shares of a step that are lost",
+            `without_named_s` (float) of the step, `left_out` (str) of the scenario, `verdict` (str).
 
     Columns of ranks:
         rank (int): Rank.

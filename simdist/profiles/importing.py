@@ -30,7 +30,7 @@ from simdist.profiles.estimates.proof import Proof, prove_step
 from simdist.profiles.estimates.sharded_model import ShardedModel, base_of_units, sharded_model
 from simdist.profiles.estimates.stragglers import CommonDelay, DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
-from simdist.profiles.estimates.uneven import UnevenWork, find_uneven_work
+from simdist.profiles.estimates.uneven import TracedWork, find_uneven_work
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, UnknownLayoutError, find_layout
@@ -111,7 +111,7 @@ class SlowedJob:
     budget: StepBudget
     kind: JobKind
     step_s: float
-    uneven: UnevenWork | None
+    uneven: TracedWork | None
     lost: Lost
 
     @property
@@ -206,7 +206,7 @@ class _Late:
     delays: dict[Channel, Floats]
     without: tuple[dict[Channel, Floats], ...]
     common: tuple[CommonDelay, ...]
-    uneven: UnevenWork | None
+    uneven: TracedWork | None
     noise: Noise
     clipped_share: float
     lost: Lost
@@ -427,7 +427,7 @@ def _find_late(timed: _Timed) -> _Late:
     )
 
 
-def _with_even_work(of: Mapping[Channel, Floats], uneven: UnevenWork | None) -> dict[Channel, Floats]:
+def _with_even_work(of: Mapping[Channel, Floats], uneven: TracedWork | None) -> dict[Channel, Floats]:
     """Return the delays if all work were typical; ranks without a trace stay as they are."""
     kept = dict(of)
     if uneven is not None:

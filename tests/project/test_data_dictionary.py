@@ -399,6 +399,7 @@ def of_imports(_: Study, folder: Path) -> dict[str, Found]:
         "Collectives in the traces": keys(each(found, "collectives")),
         "A straggler in the traces": keys(each(found, "stragglers")),
         "The place of a delay": keys(places),
+        "Shares of a step that are lost": keys(job["lost"] for job in found),
         "A repeated delay": keys(each(found, "repeated")),
         "A delay of all ranks at once": keys(each(found, "common")),
         "A sharded model": keys([sharded["sharding"]]),

@@ -16,7 +16,8 @@ d[s, r] is the delay of rank r in step s. All medians are lower medians.
   at least 3 % of a step (`recurring.trend`), as on a device that gets hotter. Its steps are those in which the line is
   above 3 % of a step. The line is subtracted before the other two kinds are searched for.
 * *All at once*: the smallest of d[s, :] in a channel, which all ranks have in common, is above the threshold of noise
-  and above 5 % of a step. No rank waits for another then, so these delays are not stragglers.
+  and above 5 % of a step, and independent delays of ranks would not coincide so. No rank waits for another then, so
+  these delays are not stragglers.
 
 So a rank that is late in at most half of the steps has bursts of full size. A rank that is late in more steps is
 persistently late by its full delay. Delays above 5 % of a step that noise explains are counted, not listed.
@@ -231,10 +232,23 @@ def find_common(delays: DelayTable) -> tuple[CommonDelay, ...]:
         least_s = least_s - np.median(least_s)
         is_late = late_once(least_s[:, None], alarm=FALSE_ALARM / len(delays.of))[:, 0] & (least_s > _least_s(delays))
         rows = np.flatnonzero(is_late)
+        rows = rows[_coincidences(delay_s, rows) <= FALSE_ALARM / len(delays.of)]
         if len(rows):
             steps = tuple(delays.steps[row] for row in rows.tolist())
             found.append(CommonDelay(channel, steps, float(delay_s[rows].mean())))
     return tuple(sorted(found, key=lambda each: -each.seconds * len(each.steps)))
+
+
+def _coincidences(delay_s: Floats, rows: NDArray[np.intp]) -> Floats:
+    """Return how many steps would have a delay on all ranks by chance as large as in some rows, `[n_rows]`.
+
+    Delays of ranks are taken to be independent. Each rank has one in the share of the other steps in which it is as
+    late, plus half a step.
+    """
+    others_s = np.delete(delay_s, rows, axis=0)
+    least_s = delay_s[rows].min(axis=1)
+    n_late = (others_s >= least_s[:, None, None]).sum(axis=1)
+    return np.asarray(len(delay_s) * ((n_late + 0.5) / (len(others_s) + 1)).prod(axis=1))
 
 
 def placed(stragglers: Sequence[Straggler], places: Places) -> tuple[Straggler, ...]:

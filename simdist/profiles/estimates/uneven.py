@@ -25,7 +25,7 @@ _FEWEST = 5  # steps; in fewer, passes vary together by chance
 
 
 @dataclass(frozen=True, slots=True)
-class UnevenWork:
+class TracedWork:
     """Work that differs between steps and ranks.
 
     Args:
@@ -43,7 +43,7 @@ class UnevenWork:
         return low, high
 
 
-def find_uneven_work(of: Parts) -> UnevenWork | None:
+def find_uneven_work(of: Parts) -> TracedWork | None:
     """Return the uneven work of a job; None if its work is even."""
     passes_s = of.forward_s, of.backward_s
     typical_s = [float(np.median(each)) for each in passes_s]
@@ -59,7 +59,7 @@ def find_uneven_work(of: Parts) -> UnevenWork | None:
     slow = _slow_devices(of.optimize_s)
     work = np.minimum(forward, backward) / slow
     least = float(np.quantile(work, LOW))
-    return UnevenWork(work, np.maximum(0.0, work - least) * slow * sum(typical_s))
+    return TracedWork(work, np.maximum(0.0, work - least) * slow * sum(typical_s))
 
 
 def _correlation(first: Floats, second: Floats) -> float:

@@ -14,8 +14,9 @@ from simdist import scenario as scenarios
 from simdist.errors import RunError, ScenarioError
 from simdist.profiles import writing
 from simdist.profiles.importing import import_job
+from simdist.profiles.steps.model import listed
 from simdist.profiles.writing import scenario_text, write_scenario
-from simdist.scenario import Recorded, presets
+from simdist.scenario import Imported, Recorded, presets
 from simdist.scenario.unused_settings import warnings_of
 
 LATE = Truth(
@@ -49,9 +50,32 @@ def test_import_writes_a_scenario_and_says_what_slowed_the_job(capsys, traces, t
     assert answer.code == 0
     assert re.search(r"rank 3, persistent: \+12 ms \(\+3[78]% of its computing\) in every step, compute", answer.out)
     assert re.search(r"rank 1, step 10: \+80 ms \(\+\d+% of a step\), host", answer.out)
-    assert "of the step is lost to them" in answer.out
+    assert re.search(r"% of a step is lost: [\d.]+ % to stragglers", answer.out)
     assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "job.delays.npz"}
     assert warnings_of(scenarios.load(tmp_path / "job.yaml")) == ()
+
+
+def test_whatif_counts_steps_as_the_profiler_does(capsys, traces, tmp_path) -> None:
+    """The job was traced from its step 3 on. Rank 1 is late in its step 10."""
+    path = tmp_path / "job.yaml"
+    assert call(capsys, "import", traces, "-o", path).code == 0
+    whole, some = (
+        json.loads(call(capsys, "whatif", path, "--resamples", "0", "--json", *more).out)
+        for more in ((), ("--steps", "9:12"))
+    )
+    assert [step["step"] for step in whole["by_step"]] == list(range(3, 15))
+    assert (some["first_step"], [step["step"] for step in some["by_step"]]) == (9, [9, 10, 11])
+    for document in (whole, some):
+        slowest = max(document["by_step"], key=lambda step: step["slowdown"])
+        assert (slowest["step"], slowest["slowest_rank"]) == (10, 1)
+    refused = call(capsys, "whatif", path, "--steps", "0:3")
+    assert refused.code != 0
+    assert "the job was traced in its steps 3-14: write e.g. 3:4" in refused.err
+
+
+@pytest.mark.parametrize("steps", ["3", "3-14", "3-5, 9, 11-12", ""])
+def test_numbers_of_traced_steps_are_read_as_they_are_written(steps: str) -> None:
+    assert listed(Imported(steps=steps, step_s=1.0, error=0.0).numbers) == steps
 
 
 def test_other_commands_take_the_scenario(capsys, traces, tmp_path) -> None:

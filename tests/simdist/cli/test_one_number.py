@@ -64,7 +64,9 @@ def test_all_commands_print_the_same_step(capsys, tmp_path: Path, name: str) -> 
     if said["whatif"]["gains"]:
         assert said["whatif"]["gains"]["baseline_step_s"] == expected_s
     assert next(row["step_s"] for row in said["tune"]["rows"] if row["schedule"] == "sync") == expected_s
-    assert said["whatif"]["imported"]["without_stragglers_s"] == pytest.approx(imported.without_stragglers_s, rel=1e-6)
+    assert said["whatif"]["imported"]["without_named_s"] == pytest.approx(imported.without_named_s, rel=1e-6)
+    assert max(0.0, said["whatif"]["lost_share"]) == pytest.approx(imported.lost.total, abs=2e-6)
+    assert [step["step"] for step in said["whatif"]["by_step"]] == list(imported.job.numbers)
 
 
 _COMMANDS = (

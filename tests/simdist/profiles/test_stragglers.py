@@ -7,7 +7,7 @@ import pytest
 from covers import cover
 from profiled_jobs import Delay, profiles_of, without_input
 
-from simdist.profiles.estimates.stragglers import DelayTable, Straggler, find_stragglers, noise_of, without
+from simdist.profiles.estimates.stragglers import DelayTable, Straggler, find_common, find_stragglers, noise_of, without
 from simdist.profiles.importing import import_job
 from simdist.profiles.job.layout import RankLayout
 
@@ -350,6 +350,24 @@ def test_a_clear_bulk_is_not_extrapolated_from_its_median() -> None:
     found_ = find_stragglers(DelayTable({"host": delay_s}, range(4), range(111), step_s=0.185), layout)
     cells = {(step, each.ranks[0]) for each in found_ for step in each.steps}
     assert cells == set(zip(*np.unravel_index(late, delay_s.shape), strict=True))
+
+
+def test_pauses_that_coincide_by_chance_are_not_those_of_all_ranks() -> None:
+    """Hosts pause in three of ten steps, so in some steps all four do."""
+    n_found = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        delay_s = np.maximum(0.0, rng.exponential(0.035, (40, 4)) - 0.042)
+        n_found += bool(find_common(DelayTable({"host": delay_s}, range(4), range(40), step_s=0.1)))
+    assert n_found <= 5
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 8])
+def test_delays_that_all_ranks_have_at_once_are_found(n_ranks: int) -> None:
+    delay_s = np.random.default_rng(1).exponential(0.01, (40, n_ranks))
+    delay_s[[5, 17, 29]] += 0.4
+    (common,) = find_common(DelayTable({"io": delay_s}, range(n_ranks), range(40), step_s=0.1))
+    assert (common.steps, common.every) == ((5, 17, 29), 12)
 
 
 def alarms_in(draw, n_jobs: int, kind: str) -> int:
