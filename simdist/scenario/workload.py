@@ -412,7 +412,10 @@ def _read_tensors(path: Path) -> tuple[Tensor, ...]:
     header, *rows = list(csv.reader(line for _, line in numbered)) or [[]]
     if header not in (_COLUMNS, [*_COLUMNS, _ROWS]):
         raise ValueError(f"{path} begins with {shown(','.join(header))}: write {','.join(_COLUMNS)}")
-    records = [dict(zip(header, [row[0], *map(_number, row[1:])], strict=False)) for row in rows]
+    for (number, _), row in zip(numbered[1:], rows, strict=True):
+        if len(row) != len(header):
+            raise ValueError(f"{path}:{number}: has {len(row)} columns, the first line {len(header)}: is it cut?")
+    records = [dict(zip(header, [row[0], *map(_number, row[1:])], strict=True)) for row in rows]
     try:
         return _reader().validate_python(records)
     except ValidationError as error:

@@ -321,7 +321,9 @@ def test_files_are_relative_to_the_scenario(tmp_path):
         ("name,size\n", "begins with 'name,size': write name,count,flops"),
         ("", "begins with '': write name,count,flops"),
         ("name,count,flops\nw,ten,0\n", "x.csv:2: count: 'ten' is not a whole number"),
-        ("# c\nname,count,flops\n\nw\n", "x.csv:4: count: required key 'count' is missing"),
+        ("# c\nname,count,flops\n\nw\n", "x.csv:4: has 1 columns, the first line 3: is it cut?"),
+        ("name,count,flops\nw,10\n", "x.csv:2: has 2 columns, the first line 3"),
+        ("name,count,flops\nw,10,0,5\n", "x.csv:2: has 4 columns, the first line 3"),
     ],
 )
 def test_broken_tensors_file_is_named_with_its_line(tmp_path, content, message):
