@@ -1,10 +1,9 @@
 """A training job as a file of another program describes it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from simdist.errors import ScenarioError
-from simdist.settings.base import plural, shown
+from simdist.settings.base import plural
 from simdist.settings.precision import Precision
 
 
@@ -104,17 +103,3 @@ class DescribedJob:
                 f"those of a pass of {world_size:,} ranks: change it, --batch-size, --nodes or --gpus-per-node"
             )
         return self.samples_per_step // per_pass
-
-
-def positive_whole(values: Mapping[str, object], key: str, where: str) -> int:
-    """Return a number of a file.
-
-    Raises:
-        ScenarioError: It is absent, or no whole number above 0.
-    """
-    if values.get(key) is None:
-        raise ScenarioError(f"{where}: has no {key}, which tells the size of the model")
-    value = values[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ScenarioError(f"{where}: {key}: {shown(value)} is no whole number above 0")
-    return value
