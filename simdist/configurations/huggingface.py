@@ -84,7 +84,6 @@ def _described(sizes: _Sizes, name: str, sequence: int | None, remarks: tuple[st
             WorkloadKey("optimizer", "adamw", "guess"),
             WorkloadKey("sample_size", f"{_TOKEN_NBYTES * n_tokens} B", f"{n_tokens} tokens x (input, target) x 8 B"),
         ),
-        precision_source="guess: mixed precision",
         remarks=remarks,
     )
 

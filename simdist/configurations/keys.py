@@ -46,6 +46,8 @@ class Keys:
             return default
         if value is None:
             raise ScenarioError(f"{self.file}: has no {self.above}{key}")
+        if isinstance(value, float) and value.is_integer():  # 5e8
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.refusal(key, f"write a whole number from {least} to {most}")
         return value
@@ -90,8 +92,10 @@ class Keys:
 
     def refusal(self, key: str, why: str) -> ScenarioError:
         """Return the error about the value of a key; `why` says what it is, or what to write."""
+        value = self.values.get(key)
+        text = "" if isinstance(value, Mapping) else f": {shown(value)}"
         colon = "" if why.startswith("is ") else ":"
-        return ScenarioError(f"{self.file}: {self.above}{key}: {shown(self.values.get(key))}{colon} {why}")
+        return ScenarioError(f"{self.file}: {self.above}{key}{text}{colon} {why}")
 
     def unread(self) -> list[str]:
         """Return the paths of keys that have a value and were not read, sorted."""
