@@ -318,7 +318,8 @@ def _described_text(interview: _Interview, job: DescribedJob, cluster: Cluster, 
     interview.settings.append(Setting("utilization", rounded(found.share), found.source))
     more.append(WorkloadKey("precision", precision, _remark(interview, "precision")))
     share = WorkloadKey("utilization", {precision: rounded(found.share)}, _remark(interview, "utilization"))
-    lines = described_jobs.workload_lines(job, [*more, share])
+    ranks = WorkloadKey("utilization_ranks", found.n_ranks, "GPUs of that rate; their communication is taken out")
+    lines = described_jobs.workload_lines(job, [*more, share, *([ranks] if found.n_ranks > 1 else [])])
     return "\n".join([*lines, *described_jobs.range_lines(precision, found)])
 
 

@@ -105,6 +105,8 @@ class Workload(Settings):
         measured_batch_size: Batch size that `forward_s` and `backward_s` were measured at. They are then proportional
             to `batch_size`. If absent, they are the seconds of any batch.
         utilization_batch_size: Batch size that `utilization` was measured at: one for any precision, or by precision.
+        utilization_ranks: GPUs that `utilization` was measured on together. A rate of several contains what a full
+            machine loses, and communication that is not hidden.
         step_times: Measured steps of one GPU by batch size, forward, backward and update, at device speed 1: instead of
             `forward_s` and `backward_s`. One third of the passes is forward.
         launch_s: Seconds in which the host launches the kernels of a forward and a backward pass. Passes take no less,
@@ -153,6 +155,7 @@ class Workload(Settings):
     decode_s: Seconds = 0.0
     utilization: Utilization = Utilization()
     utilization_batch_size: Annotated[MeasuredBatch, Field(exclude_if=lambda sizes: not sizes.stated)] = MeasuredBatch()
+    utilization_ranks: Annotated[Whole, Field(ge=1, le=1_000_000, exclude_if=lambda n_ranks: n_ranks == 1)] = 1
 
     @property
     def tensor_counts(self) -> tuple[int, ...]:
@@ -242,6 +245,11 @@ class Workload(Settings):
         if self.stated_forward_s is not None:
             return self.batch_size / (self.measured_batch_size or self.batch_size)
         return self.batch_size / (self.utilization_batch_size.at(self.precision) or self.batch_size)
+
+    @property
+    def measured_ranks(self) -> int:
+        """GPUs that the seconds of passes were measured on together; 1 if they are stated in seconds."""
+        return 1 if self.has_seconds else self.utilization_ranks
 
     @property
     def is_of_any_batch(self) -> bool:
