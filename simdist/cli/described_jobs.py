@@ -16,13 +16,12 @@ from simdist.configurations.described import GUESS, DescribedJob, Mesh, Workload
 from simdist.configurations.huggingface import json_of, read_config
 from simdist.configurations.keys import Keys
 from simdist.configurations.llm_foundry import described_llm_foundry
-from simdist.configurations.rates import Estimate, Rate, estimate, rounded
+from simdist.configurations.rates import Estimate, estimate, rounded
 from simdist.configurations.torchtitan import read_job
 from simdist.errors import ScenarioError
 from simdist.runs.measured_rates import utilization_of_rate
 from simdist.scenario import Cluster, Workload, load_workload, presets, strict_yaml
 from simdist.scenario.loading import read_text, scenario_error
-from simdist.schedules.fsdp import FSDP
 from simdist.settings.precision import Precision
 
 _PLAIN = re.compile(r"[\w.%+-]+( [\w/]+)?", re.ASCII)
@@ -134,13 +133,7 @@ def utilization_of(job: DescribedJob, name: str, cluster: Cluster, precision: Pr
     Raises:
         ScenarioError: The device states no peak of this precision.
     """
-    schedule = FSDP(wrap="blocks", param_dtype="bfloat16", reduce_dtype="float32")  # of all rates
-
-    def share_of(rate: Rate) -> float:
-        return utilization_of_rate(
-            rate.workload(), cluster, schedule, precision=precision, n_ranks=rate.n_ranks, step_s=rate.step_s
-        )
-
+    share_of = functools.partial(utilization_of_rate, cluster=cluster, precision=precision)
     workload = workload_of(job, name)
     found = estimate(workload, cluster.device, precision, is_compiled=bool(job.is_compiled), share_of=share_of)
     if found is None:

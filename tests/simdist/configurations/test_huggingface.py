@@ -237,10 +237,13 @@ def test_a_file_that_is_no_json_is_named(tmp_path):
 def test_large_models_are_sharded_over_all_ranks_and_over_a_node(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
-    mixed = "param_dtype: bfloat16, reduce_dtype: float32}"
+    mixed = "param_dtype: bfloat16, reduce_dtype: float32"
     large = read_config(path)
-    assert schedules_of(large, "config.json", 4, 8) == ("{kind: fsdp, " + mixed, "{kind: hsdp, shard: 8, " + mixed)
-    assert schedules_of(large, "config.json", 1, 8) == ("{kind: fsdp, " + mixed,)
-    assert schedules_of(large, "config.json", 8, 1) == ("{kind: fsdp, " + mixed,)
+    kept = f"{{kind: fsdp, {mixed}, reshard_after_forward: false}}"
+    own = (f"{{kind: fsdp, {mixed}}}", kept)
+    in_node = (f"{{kind: hsdp, shard: 8, {mixed}}}", f"{{kind: hsdp, shard: 8, between: local-8, {mixed}}}")
+    assert schedules_of(large, "config.json", 4, 8) == (*own, *in_node)
+    assert schedules_of(large, "config.json", 1, 8) == own
+    assert schedules_of(large, "config.json", 8, 1) == own
     path.write_text(json.dumps(GPT2))
     assert schedules_of(read_config(path), "config.json", 4, 8) == ()

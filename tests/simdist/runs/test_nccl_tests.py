@@ -117,7 +117,9 @@ def test_the_ratio_of_bandwidths_tells_the_number_of_ranks():
 @pytest.mark.parametrize("rest", ["N/A N/A N/A N/A", "100.9 10.39 19.49 0"])
 def test_times_in_place_may_be_missing(rest):
     row = ROW[: ROW.index("100.9")] + rest
-    assert read_table(HEAD.format(op="all_reduce", ranks="#") + row, name="t.txt").rows == ((2**20, pytest.approx(1.005e-4)),)
+    assert read_table(HEAD.format(op="all_reduce", ranks="#") + row, name="t.txt").rows == (
+        (2**20, pytest.approx(1.005e-4)),
+    )
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
