@@ -158,8 +158,10 @@ class DescribedJob:
 
     def batch_of(self, world_size: int) -> tuple[int, str]:
         """Return the sequences per GPU and pass, and what states them."""
-        if self.batch_size is not None or self.samples_per_step is None:
-            return self.batch_size or 1, self.batch_size_source or GUESS
+        if self.batch_size is not None:
+            return self.batch_size, self.batch_size_source
+        if self.samples_per_step is None:
+            return 1, GUESS
         n_passes = world_size * (self.passes or 1)
         return max(1, self.samples_per_step // n_passes), f"{self.samples_source} / {n_passes:,} passes"
 

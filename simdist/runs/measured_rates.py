@@ -23,6 +23,11 @@ _PURE = ("llm-foundry",)  # sources that reduce in the type of the passes
 _N_ITERATIONS = 3  # what is hidden changes little with the utilization
 
 
+def schedule_of_rate(rate: Rate) -> FSDP:
+    """Return the schedule under which a rate was measured."""
+    return unchecked_copy(_SCHEDULE, reduce_dtype="bfloat16") if rate.source in _PURE else _SCHEDULE
+
+
 def utilization_of_rate(rate: Rate, cluster: Cluster, precision: Precision) -> float:
     """Return the utilization with which a simulated job reaches a measured rate; on one GPU, that of the rate itself.
 
@@ -44,7 +49,7 @@ def utilization_of_rate(rate: Rate, cluster: Cluster, precision: Precision) -> f
     share = float(compute_s(at(1.0), machines)[0]) / rate.step_s
     if rate.n_ranks == 1:
         return share
-    schedule = unchecked_copy(_SCHEDULE, reduce_dtype="bfloat16") if rate.source in _PURE else _SCHEDULE
+    schedule = schedule_of_rate(rate)
     plan = schedule.plan(job(Scenario(cluster=machines, workload=at(share), schedules=(schedule,), steps=_N_STEPS)))
     for _ in range(_N_ITERATIONS):
         its = at(share)
