@@ -389,7 +389,8 @@ def _machines_of(described: DescribedJob | None, cluster: Cluster, given: dict[s
     n_ranks = described.n_ranks
     if n_ranks is not None:
         fewer = n_ranks if n_ranks < per_node else None
-        return Machines(max(1, n_ranks // per_node), fewer, f"{n_ranks} ranks in {_names(given)}")
+        files = " and ".join(each.name for each in given["described"])
+        return Machines(max(1, n_ranks // per_node), fewer, f"{n_ranks} ranks in {files}")
     fitting = described.fitting_nodes(cluster.nodes, per_node)
     fewer = None if fitting == cluster.nodes else fitting
     return Machines(fewer, None, f"{_GUESS}: among whose ranks {described.samples_source} divides")

@@ -172,7 +172,7 @@ def estimate(
     other = "" if nearest.is_compiled == is_compiled else f"; all that were measured are {only}"
     source = f"measured: {nearest.described()}{other}"
     reached = nearest.utilization(peak)
-    ends = [reached, 2 * share - reached]
+    ends = (reached, 2 * share - reached)
     if not other and _is_same(nearest, workload):
         hidden = f"communication of the {nearest.n_ranks} GPUs: from none to twice what is simulated"
         return Estimate(share, source, *ends, hidden, nearest.n_ranks)

@@ -16,6 +16,7 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.transformer import Transformer
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
+from simdist.settings.numbers import read_number
 from simdist.settings.precision import MeasuredBatch, Precision, Utilization
 from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds
 
@@ -36,8 +37,8 @@ class Tensor(Settings):
     """
 
     name: str
-    count: Annotated[Whole, Field(ge=1)]
-    flops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    count: Annotated[Whole, Field(ge=1, le=10**15)]
+    flops: Annotated[float, Field(ge=0, le=1e24, allow_inf_nan=False)] = 0.0
     forward_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
     backward_s: Seconds | None = None
     rows: Annotated[Whole | None, Field(ge=1, exclude_if=lambda rows: rows is None)] = None
@@ -440,6 +441,6 @@ def _reader() -> TypeAdapter[tuple[Tensor, ...]]:
 
 def _number(text: str) -> float | str:
     try:
-        return float(text)
+        return read_number(text, -math.inf, math.inf)
     except ValueError:
         return text
