@@ -16,7 +16,7 @@ from pathlib import Path
 from simdist.errors import ScenarioError
 from simdist.files import read_content
 from simdist.plan.plan import MAX_FILE_NBYTES
-from simdist.settings.numbers import read_whole
+from simdist.settings.units import read_whole
 
 INDEX = "index.csv"
 COLUMNS = ("name", "label", "nbytes", "crc32")

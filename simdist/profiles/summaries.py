@@ -21,7 +21,7 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.profiles.kineto.events import Args
 from simdist.profiles.kineto.messages import CollectiveKind, message_of
 from simdist.settings.base import plural
-from simdist.settings.numbers import read_number, read_whole
+from simdist.settings.units import read_number, read_whole
 
 _NumberT = TypeVar("_NumberT", int, float)
 

@@ -29,8 +29,7 @@ from simdist.plan.group import Group
 from simdist.plan.ops import Collective
 from simdist.scenario import Cluster, Link, TablePoint, Tensor, Workload
 from simdist.scenario.uncertain import Range
-from simdist.settings.numbers import read_number, read_whole
-from simdist.settings.units import format_nbytes, format_seconds
+from simdist.settings.units import format_nbytes, format_seconds, read_number, read_whole
 from simdist.traces.collectives import bus_factor
 
 _NumberT = TypeVar("_NumberT", int, float)
@@ -124,7 +123,7 @@ def read_table(text: str, *, name: str, op: str | None = None) -> NcclTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _Line:
     """A line of a table: its size and time, the least and the most of busbw / algbw, and where it stands."""
 
     nbytes: int
@@ -133,7 +132,7 @@ class _Row:
     where: str
 
 
-def _rows(lines: list[str], name: str) -> Iterator[_Row]:
+def _rows(lines: list[str], name: str) -> Iterator[_Line]:
     """Yield the lines of numbers below a comment that names the columns."""
     columns: list[str] = []
     for number, line in enumerate(lines, start=1):
@@ -154,7 +153,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _row(words: list[str], columns: list[str], where: str) -> _Row:
+def _row(words: list[str], columns: list[str], where: str) -> _Line:
     if len(words) != len(columns):
         at = min(len(words), len(columns))
         more = f"{words[at]!r} has no name" if len(words) > at else f"no {columns[at]}"
@@ -186,7 +185,7 @@ def _check_count(nbytes: int, count: int, kind: str, where: str) -> None:
         raise ScenarioError(f"{where}: column 2 (count): {count} of {kind or 'any type'} beside a size of {nbytes} B")
 
 
-def _measured(words: list[str], columns: list[str], at: int, nbytes: int, where: str) -> _Row:
+def _measured(words: list[str], columns: list[str], at: int, nbytes: int, where: str) -> _Line:
     """Return the time in a column; refuse one that contradicts the bandwidths behind it."""
     least = _LEAST_US if nbytes else 0.0
     time_us = _cell(words, columns, at, where, lambda text: read_number(text, least, _MOST_US))
@@ -204,7 +203,7 @@ def _measured(words: list[str], columns: list[str], at: int, nbytes: int, where:
         )
     off = _last_digit(words[at + 2])
     factors = (max(0.0, busbw - off) / high, (busbw + off) / low if low > 0 else math.inf)
-    return _Row(nbytes, 1e-6 * time_us, factors, f"{where}: column {at + 3} (busbw)")
+    return _Line(nbytes, 1e-6 * time_us, factors, f"{where}: column {at + 3} (busbw)")
 
 
 def _last_digit(text: str) -> float:
@@ -212,7 +211,7 @@ def _last_digit(text: str) -> float:
     return float(Decimal(1).scaleb(int(Decimal(text).as_tuple().exponent)))
 
 
-def _common_factor(rows: list[_Row]) -> tuple[float, float]:
+def _common_factor(rows: list[_Line]) -> tuple[float, float]:
     """Return the least and the most of busbw / algbw that all lines allow."""
     low = 0.0
     high = math.inf

@@ -16,9 +16,8 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.transformer import Transformer
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
-from simdist.settings.numbers import read_number
 from simdist.settings.precision import MeasuredBatch, Precision, Utilization
-from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds
+from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds, read_number
 
 _COLUMNS = ["name", "count", "flops"]
 _ROWS = "rows"  # a column that may be left out
@@ -429,8 +428,8 @@ def _read_tensors(path: Path) -> tuple[Tensor, ...]:
         return _reader().validate_python(records)
     except ValidationError as error:
         details = error.errors()[0]
-        row, *keys = details["loc"]
-        where = f"{path}:{numbered[int(row) + 1][0]}"
+        index, *keys = details["loc"]
+        where = f"{path}:{numbered[int(index) + 1][0]}"
         raise ValueError(f"{where}: {'.'.join(map(str, keys))}: {details['msg']}") from None
 
 

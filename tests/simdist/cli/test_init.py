@@ -440,7 +440,7 @@ def test_wrong_schedule_is_told_by_its_option_and_not_by_a_line_of_a_file(bare, 
 def test_what_a_job_becomes_is_compared_without_a_warning(bare, capsys):
     for name, nodes in (("dgx-h100", 1), ("aws-p4d", 1), ("gb200-nvl72", 2)):
         given = ("--cluster", name, "--nodes", nodes, "--steps", 8, "--workload", "gpt2", "--force")
-        call(capsys, "init", *given, "--forward", "20 ms")
+        call(capsys, "init", *given, "--straggler-rate", 0)
         compared = call(capsys, "compare", "scenario.yaml", "--seeds", 2)
         assert (compared.code, compared.err) == (0, ""), name
 
