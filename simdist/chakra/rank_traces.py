@@ -34,6 +34,7 @@ _PHASES: tuple[tuple[re.Pattern[str], TrainingPhase], ...] = (
     (re.compile(r"\bforward\b", re.IGNORECASE), "forward"),
 )
 
+_LONGEST_S = 1e6  # of one operation; 11 days
 _GROUP = re.compile(r'\{[^{}]*"pg_name"[^{}]*\}')
 _LEFT_OUT = (CollectiveType.BROADCAST, CollectiveType.BARRIER)
 _HINT = "only training that all-reduces its gradients over all ranks in every step can be imported"
@@ -175,8 +176,10 @@ class _Reader:
         seconds = find(node, "simdist_duration_s")
         if not isinstance(seconds, float):
             seconds = node.duration_micros * 1e-6
-        if not 0 <= seconds < float("inf"):
-            raise TraceError(f"{self._where(node)}: simdist_duration_s is {seconds}; it is seconds, 0 or more")
+        if not 0 <= seconds <= _LONGEST_S:
+            raise TraceError(
+                f"{self._where(node)}: simdist_duration_s is {seconds}; it is seconds, from 0 to {_LONGEST_S:g}"
+            )
         self._keep(node, Work(seconds, _named_phase(node), _marked_step(node)))
 
     def _add_collective(self, node: "Message") -> None:

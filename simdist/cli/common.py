@@ -19,6 +19,7 @@ from simdist.progress import ProgressBar
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_ValueT = TypeVar("_ValueT")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR}  # a command says itself what it needs
@@ -129,7 +130,7 @@ def picked(found: object, *names: str, **keys: str) -> dict[str, Any]:
     return {key: getattr(found, name) for key, name in {**dict(zip(names, names, strict=True)), **keys}.items()}
 
 
-def parsed(option: str, text: str, parse: Callable[[object], float]) -> float:
+def parsed(option: str, text: str, parse: Callable[[object], _ValueT]) -> _ValueT:
     """Return the value of an option.
 
     Raises:

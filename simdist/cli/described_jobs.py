@@ -1,30 +1,66 @@
 """What `simdist init --from` writes of a job that another program describes."""
 
+import functools
 import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from simdist.configurations.described import DescribedJob, WorkloadKey
-from simdist.configurations.huggingface import read_config
+from simdist.cli import inputs
+from simdist.configurations.accelerate import described_accelerate
+from simdist.configurations.deepspeed import read_deepspeed
+from simdist.configurations.described import GUESS, DescribedJob, Mesh, WorkloadKey, combined
+from simdist.configurations.huggingface import json_of, read_config
+from simdist.configurations.keys import Keys
+from simdist.configurations.llm_foundry import described_llm_foundry
 from simdist.configurations.rates import Estimate, estimate, rounded
 from simdist.configurations.torchtitan import read_job
 from simdist.errors import ScenarioError
-from simdist.scenario import Cluster, Workload, presets
-from simdist.schedules.fsdp import FSDP
-from simdist.schedules.hsdp import HSDP
+from simdist.runs.measured_rates import utilization_of_rate
+from simdist.scenario import Cluster, Workload, load_workload, presets, strict_yaml
+from simdist.scenario.loading import read_text, scenario_error
 from simdist.settings.precision import Precision
 
+_PLAIN = re.compile(r"[\w.%+-]+( [\w/]+)?", re.ASCII)
+_OPTION = "option --sequence"
+_WORKLOAD = "option --workload"
+_OF_DEEPSPEED = frozenset(
+    ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16")
+)
+_OF_ACCELERATE = frozenset(("distributed_type", "compute_environment", "num_processes", "deepspeed_config"))
+_OF_LLM_FOUNDRY = frozenset(("global_train_batch_size", "device_train_microbatch_size", "train_loader"))
 _ANY_SHARE = 0.5  # of the peak, where only FLOPs are asked for
+RARELY = 8  # steps between averages of parameters
 _MOST_WHOLE = 3e9  # parameters: with Adam, 16 B each are 48 GB, which leaves room for activations on a GPU of 80 GB
 
 
-def read(path: Path, *, sequence: int | None) -> DescribedJob:
-    """Read the file that describes a job: by its suffix, one of torchtitan or one of Hugging Face.
+def read(paths: Sequence[Path], *, sequence: int | None) -> DescribedJob:
+    """Read the files that describe a job together: one of them has the model, and others how it is trained.
 
     Raises:
-        ScenarioError: It is none of them, cannot be read, or has something that is not supported.
+        ScenarioError: A file cannot be read, or has something that is not supported, or two contradict each other.
     """
+    found = [(path, _read_file(path, sequence=sequence)) for path in paths]
+    jobs = [replace(each, remarks=tuple(f"{path}: {remark}" for remark in each.remarks)) for path, each in found]
+    stated = next((each for each in jobs if each.sequence is not None), None)
+    if stated is not None and sequence is None:
+        models = [_of_model(path, stated) for path, each in zip(paths, jobs, strict=True) if each.has_model]
+        jobs = [*models, *(each for each in jobs if not each.has_model)]
+    return functools.reduce(combined, sorted(jobs, key=lambda each: not each.has_model))
+
+
+def _of_model(path: Path, stated: DescribedJob) -> DescribedJob:
+    """Return a model with the sequence that another file states."""
+    job = _read_file(path, sequence=stated.sequence)
+    keys = (replace(each, source=each.source.replace(_OPTION, stated.sequence_source)) for each in job.workload)
+    return replace(job, workload=tuple(keys))
+
+
+def _read_file(path: Path, *, sequence: int | None) -> DescribedJob:
+    """Read a file by its suffix and its keys."""
     if not path.is_file():
         found = "is no regular file" if path.exists() else "there is no such file"
         raise ScenarioError(f"--from {path}: {found}")
@@ -32,11 +68,49 @@ def read(path: Path, *, sequence: int | None) -> DescribedJob:
         case ".toml":
             return read_job(path, sequence=sequence)
         case ".json":
-            return read_config(path, sequence=sequence)
+            keys = json_of(path)
+            of_deepspeed = not _OF_DEEPSPEED.isdisjoint(keys) and "model_type" not in keys
+            return read_deepspeed(path) if of_deepspeed else read_config(path, sequence=sequence)
+        case ".yaml" | ".yml":
+            return _read_yaml(path, sequence=sequence)
         case _:
-            raise ScenarioError(
-                f"--from {path}: is neither a torchtitan job (.toml) nor the config.json of a Hugging Face model"
-            )
+            raise _unknown(path)
+
+
+def _read_yaml(path: Path, *, sequence: int | None) -> DescribedJob:
+    document = strict_yaml.parse(read_text(path))
+    if document.problems:
+        raise scenario_error(str(path), document.problems)
+    values = document.root if isinstance(document.root, dict) else {}
+    if isinstance(values.get("parameters"), dict):  # of a run on MosaicML's platform
+        values = values["parameters"]
+    keys = Keys(str(path), values)
+    if not _OF_LLM_FOUNDRY.isdisjoint(values):
+        return described_llm_foundry(keys, sequence=sequence)
+    if not _OF_ACCELERATE.isdisjoint(values):
+        return described_accelerate(keys)
+    raise _unknown(path)
+
+
+def _unknown(path: Path) -> ScenarioError:
+    return ScenarioError(
+        f"--from {path}: is none of: a torchtitan job (.toml), the config.json of a Hugging Face model, a DeepSpeed "
+        f"configuration (.json), an Accelerate configuration or an llm-foundry job (.yaml)"
+    )
+
+
+def model_of_workload(name: str) -> DescribedJob:
+    """Return the model of a workload preset or file, for a job without a model."""
+    path = inputs.find_file("workloads", name, option="--workload")
+    is_file = Path(name).is_file()
+    key = WorkloadKey("file", str(path.resolve()), _WORKLOAD) if is_file else WorkloadKey("preset", name, _WORKLOAD)
+    workload = load_workload(path)
+    return DescribedJob(workload=(key,), batch_size=workload.batch_size, batch_size_source=f"{GUESS}: as in {name}")
+
+
+def states_time(job: DescribedJob) -> bool:
+    """Tell whether the workload of `--workload` states the seconds of its passes."""
+    return any(each.source == _WORKLOAD for each in job.workload) and workload_of(job, "--workload").has_seconds
 
 
 def workload_of(job: DescribedJob, name: str) -> Workload:
@@ -59,7 +133,9 @@ def utilization_of(job: DescribedJob, name: str, cluster: Cluster, precision: Pr
     Raises:
         ScenarioError: The device states no peak of this precision.
     """
-    found = estimate(workload_of(job, name), cluster.device, precision, is_compiled=job.is_compiled)
+    share_of = functools.partial(utilization_of_rate, cluster=cluster, precision=precision)
+    workload = workload_of(job, name)
+    found = estimate(workload, cluster.device, precision, is_compiled=bool(job.is_compiled), share_of=share_of)
     if found is None:
         stated = ", ".join(cluster.device.peak_flops.stated) or "none"
         device = cluster.device.name or "this device"
@@ -91,14 +167,14 @@ def range_lines(precision: Precision, found: Estimate) -> list[str]:
     about = {"source": found.range_source, "measure": "time of a step on one GPU, or of its compute in a profile"}
     return [
         "uncertain:",
-        f"  workload.utilization.{precision}: {_flow(ends | {k: json.dumps(v) for k, v in about.items()})}",
+        f"  workload.utilization.{precision}: {_flow(ends | about)}",
     ]
 
 
 def schedules_of(job: DescribedJob, name: str, n_nodes: int, per_node: int) -> tuple[str, ...]:
-    """Return the schedules to compare as a scenario has them; none if nothing speaks for a certain one.
+    """Return the schedules to compare as a scenario has them: the job's own, then others that suit it.
 
-    A job with a mesh has one. A model without one, if large, is sharded over all ranks, and over those of a node.
+    A model without a mesh, if large, is sharded over all ranks. A small one has no schedule of its own.
 
     Args:
         job: The job.
@@ -110,22 +186,52 @@ def schedules_of(job: DescribedJob, name: str, n_nodes: int, per_node: int) -> t
         ScenarioError: The ranks do not form the mesh.
     """
     world_size = n_nodes * per_node
-    if job.mesh is not None:
-        return (_sharded(job.mesh.shard_among(world_size), world_size, dict(job.mesh.settings)),)
-    if sum(workload_of(job, name).tensor_counts) < _MOST_WHOLE or world_size == 1:
-        return ()
-    settings: dict[str, object] = {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
-    shards = dict.fromkeys([world_size, per_node] if per_node > 1 else [world_size])
-    return tuple(_sharded(shard, world_size, settings) for shard in shards)
-
-
-def _sharded(shard: int, world_size: int, settings: dict[str, object]) -> str:
-    """Return a schedule in which so many ranks share a copy of the model."""
+    is_large = sum(workload_of(job, name).tensor_counts) >= _MOST_WHOLE
+    mesh = job.mesh
+    if mesh is None:
+        if not is_large or world_size == 1:
+            return ()
+        mesh = Mesh(1, None, settings=(("param_dtype", "bfloat16"), ("reduce_dtype", "float32")))
+    shard = mesh.shard_among(world_size, per_node)
     if shard == 1:
-        return "sync"
-    chosen = FSDP() if shard == world_size else HSDP(shard=shard)
-    kind: dict[str, object] = {"kind": chosen.kind} | ({"shard": shard} if shard < world_size else {})
-    return _flow(kind | settings)
+        own = {"kind": "sync"} | dict(mesh.whole)
+        return tuple(
+            _flow(each) if len(each) > 1 else "sync" for each in (own, *_rivals_of_copies(own, n_nodes, per_node))
+        )
+    own = _sharded(shard, world_size) | dict(mesh.settings)
+    rivals = _rivals_of_shards(own, world_size, per_node, is_large=is_large)
+    return tuple(dict.fromkeys(_flow(each) for each in (own, *rivals)))
+
+
+def _sharded(shard: int, world_size: int) -> dict[str, object]:
+    """Return the kind of schedule in which so many ranks share a copy of the model."""
+    return {"kind": "fsdp"} if shard == world_size else {"kind": "hsdp", "shard": shard}
+
+
+def _rivals_of_shards(
+    own: dict[str, object], world_size: int, per_node: int, *, is_large: bool
+) -> Iterator[dict[str, object]]:
+    """Yield other shardings: units that are kept, copies in fewer or all ranks, and copies that average rarely."""
+    settings = {key: value for key, value in own.items() if key not in ("kind", "shard")}
+    yield own | {"reshard_after_forward": False}
+    in_node = own.get("shard", per_node)
+    yield _sharded(world_size, world_size) | settings
+    if isinstance(in_node, int) and 1 < in_node < world_size:
+        yield _sharded(in_node, world_size) | settings
+        yield _sharded(in_node, world_size) | {"between": f"local-{RARELY}"} | settings
+    if not is_large:
+        yield {"kind": "sync"}
+
+
+def _rivals_of_copies(own: dict[str, object], n_nodes: int, per_node: int) -> Iterator[dict[str, object]]:
+    """Yield synchronous SGD, if the job's own shares updates, and copies that average parameters rarely."""
+    if own.get("shared_update"):
+        yield {"kind": "sync"}
+    if n_nodes * per_node == 1:
+        return
+    yield {"kind": "local_sgd", "period": RARELY}
+    if n_nodes > 1 and per_node > 1:
+        yield {"kind": "hierarchical_sgd", "levels": {RARELY // 4: per_node, RARELY: "world"}}
 
 
 def printable(text: str) -> str:
@@ -137,4 +243,7 @@ def _flow(value: object) -> str:
     """Return a value as YAML has it on one line."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)

@@ -14,7 +14,8 @@ import click
 
 from simdist.cli import common, described_jobs, inputs, surroundings
 from simdist.cli.tables import table_text
-from simdist.configurations.described import DescribedJob, WorkloadKey
+from simdist.configurations.described import GUESS as _GUESS
+from simdist.configurations.described import DescribedJob, Machines, WorkloadKey, combined
 from simdist.configurations.rates import rounded
 from simdist.errors import ScenarioError, SimdistError
 from simdist.runs.building import build
@@ -26,13 +27,12 @@ from simdist.studies.columns import Column
 
 _ValueT = TypeVar("_ValueT")
 
-_GUESS = "guess"
 _CLUSTER = "v100x8-25gbit"  # without any sign of another one
 _WORKLOAD = "gpt2"
 _RATE = "1%"
 _DELAY = "200 ms"
 _STEPS = 400
-_PERIOD = 8
+_PERIOD = described_jobs.RARELY
 _PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "tf32", "fp32")  # the fastest first
 _COLUMNS = (Column("setting"), Column("value"), Column("from", "source"))
 
@@ -99,7 +99,7 @@ class _Interview:
         source = source if given is None else f"option {option}"
         if given is None and self.asks:
             value = _ask(f"{name} ({source})", default, check)
-            source = source if value == default and not source.startswith(_GUESS) else "answer"
+            source = source if value == default else "answer"
         self.settings.append(Setting(name, str(value), source))
         return value
 
@@ -127,7 +127,9 @@ def _asked_again(check: Callable[[str], _ValueT]) -> Callable[[object], _ValueT]
 
 @click.command("init")
 @click.option("-o", "--output", type=common.path, metavar="FILE", default="scenario.yaml", help="The file to write.")
-@click.option("--from", "described", type=common.path, metavar="FILE", help="A torchtitan .toml or a config.json.")
+@click.option(
+    "--from", "described", type=common.path, multiple=True, metavar="FILE", help="A job, see below; repeat it."
+)
 @click.option("--cluster", type=common.file_name, metavar="FILE|PRESET", help="Machines and links.")
 @click.option("--nodes", type=common.positive, metavar="N", help="Machines.")
 @click.option("--gpus-per-node", type=common.positive, metavar="N", help="Ranks of each machine.")
@@ -147,8 +149,9 @@ def command(session: common.Session, *, output: Path, force: bool, yes: bool, **
     """Write a scenario to begin with.
 
     Options state it. On a terminal, the command asks for the others. It looks for a job's environment (torchrun,
-    Slurm, Open MPI) and for the GPUs of this machine, and marks each guess. --from takes model, batch and mesh from a
-    job of torchtitan, or the model from the config.json of Hugging Face.
+    Slurm, Open MPI) and for the GPUs of this machine, and marks each guess. --from reads a job of torchtitan (.toml) or
+    llm-foundry (.yaml), the config.json of a Hugging Face model, and a configuration of Accelerate (.yaml) or DeepSpeed
+    (.json). The last two have no model: add --from config.json or --workload.
     """
     _check_output(output, force=force)
     interview = _Interview(asks=not yes and sys.stdin.isatty() and sys.stderr.isatty())
@@ -231,7 +234,7 @@ def _draft(session: common.Session, interview: _Interview, output: Path, given: 
         workload_text = _described_text(interview, job, cluster, given)
     remarks = () if job is None else job.remarks
     for each in remarks:
-        session.say(f"warning: {given['described']}: {each}")
+        session.say(f"warning: {each}")
     rate = interview.setting(
         "straggler rate", "--straggler-rate", given["straggler_rate"], _RATE, _GUESS, check=_straggler_rate
     )
@@ -262,32 +265,46 @@ def _draft(session: common.Session, interview: _Interview, output: Path, given: 
     )
 
 
+def _names(given: dict[str, Any]) -> str:
+    """Return the files of `--from`."""
+    return " and ".join(map(str, given["described"]))
+
+
 def _described_job(given: dict[str, Any]) -> DescribedJob | None:
-    """Return the job that `--from` names, if it was given."""
-    if given["described"] is None:
+    """Return the job that `--from` names, if it was given; its model may be that of `--workload`."""
+    if not given["described"]:
         if given["sequence"] is not None:
             raise ScenarioError("--sequence: is for --from only: write transformer: {sequence: N} in a workload")
         return None
-    if given["workload"] is not None:
+    job = described_jobs.read(given["described"], sequence=given["sequence"])
+    if given["workload"] is None and not job.has_model:
+        raise ScenarioError(f"--from {_names(given)}: has no model: add --from config.json, or --workload")
+    if given["workload"] is None:
+        return job
+    if job.has_model:
         raise ScenarioError("--from beside --workload: write one of them")
-    return described_jobs.read(given["described"], sequence=given["sequence"])
+    return combined(described_jobs.model_of_workload(given["workload"]), job)
 
 
 def _described_text(interview: _Interview, job: DescribedJob, cluster: Cluster, given: dict[str, Any]) -> str:
     """Return the workload of a job as text, and the range of its utilization."""
-    name = str(given["described"])
-    interview.settings.append(Setting("workload", name, "option --from"))
+    name = _names(given)
+    interview.settings.append(Setting("workload", given["workload"] or name, "option --from"))
     precision = interview.setting(
-        "precision", "--precision", given["precision"], job.precision, job.precision_source, check=_precision
+        "precision",
+        "--precision",
+        given["precision"],
+        job.precision or "bf16",
+        job.precision_source or f"{_GUESS}: mixed precision",
+        check=_precision,
     )
-    default = job.batch_size or 1
-    size = interview.setting(
-        "batch size", "--batch-size", given["batch_size"], default, job.batch_size_source or _GUESS, check=_count
-    )
-    n_passes = job.micro_batches(size, _world_size(interview))
+    world_size = _world_size(interview)
+    default, source = job.batch_of(world_size)
+    size = interview.setting("batch size", "--batch-size", given["batch_size"], default, source, check=_count)
+    n_passes, passes_source = job.micro_batches(size, world_size)
     more = [
         WorkloadKey("batch_size", size, f"samples per GPU and pass; {_remark(interview, 'batch size')}"),
-        *([WorkloadKey("micro_batches", n_passes, "training.global_batch_size")] if n_passes > 1 else []),
+        *([WorkloadKey("micro_batches", n_passes, passes_source)] if n_passes > 1 else []),
     ]
     if given["forward"] is not None:
         common.parsed("--forward", given["forward"], parse_seconds)
@@ -295,11 +312,14 @@ def _described_text(interview: _Interview, job: DescribedJob, cluster: Cluster, 
         return "\n".join(
             described_jobs.workload_lines(job, [*more, WorkloadKey("forward", given["forward"], "--forward")])
         )
+    if described_jobs.states_time(job):
+        return "\n".join(described_jobs.workload_lines(job, more))
     found = described_jobs.utilization_of(job, name, cluster, precision)
     interview.settings.append(Setting("utilization", rounded(found.share), found.source))
     more.append(WorkloadKey("precision", precision, _remark(interview, "precision")))
     share = WorkloadKey("utilization", {precision: rounded(found.share)}, _remark(interview, "utilization"))
-    lines = described_jobs.workload_lines(job, [*more, share])
+    ranks = WorkloadKey("utilization_ranks", found.n_ranks, "GPUs of that rate; their communication is taken out")
+    lines = described_jobs.workload_lines(job, [*more, share, *([ranks] if found.n_ranks > 1 else [])])
     return "\n".join([*lines, *described_jobs.range_lines(precision, found)])
 
 
@@ -307,7 +327,7 @@ def _described_schedules(interview: _Interview, job: DescribedJob, given: dict[s
     """Return the schedules to compare as a file has them: those given, or else those of the job."""
     values = {each.name: each.value for each in interview.settings}
     sizes = (int(values["nodes"]), int(values["GPUs per node"]))
-    own = described_jobs.schedules_of(job, str(given["described"]), *sizes)
+    own = described_jobs.schedules_of(job, _names(given), *sizes)
     if given["labels"] or not own:
         return [_quoted(label) for label in _labels(interview, given)]
     return list(own)
@@ -336,14 +356,17 @@ def _find_cluster(
         source = f"{_GUESS}: {why}"
     name = interview.setting("cluster", "--cluster", given["cluster"], default, source, check=_cluster_name)
     cluster = inputs.read_cluster(name)
-    nodes, nodes_from = (
-        job.nodes or _nodes_of_mesh(described, cluster, given) or (cluster.nodes, f"{_GUESS}: as in {name}")
-    )
+    machines = _machines_of(described, cluster, given)
+    nodes, nodes_from = job.nodes or (cluster.nodes, f"{_GUESS}: as in {name}")
+    if machines.nodes is not None and (job.nodes is None or not machines.source.startswith(_GUESS)):
+        nodes, nodes_from = machines.nodes, machines.source
     n_nodes = interview.setting("nodes", "--nodes", given["nodes"], nodes, nodes_from, check=_count)
     seen = job.per_node or surroundings.visible_gpus(os.environ)
     if seen is None and gpus.names:
         seen = len(gpus.names), "nvidia-smi"
     per_node, per_node_from = seen or (cluster.gpus_per_node, f"{_GUESS}: as in {name}")
+    if machines.per_node is not None:
+        per_node, per_node_from = machines.per_node, machines.source
     n_gpus = interview.setting(
         "GPUs per node", "--gpus-per-node", given["gpus_per_node"], per_node, per_node_from, check=_count
     )
@@ -356,13 +379,21 @@ def _find_cluster(
     return "\n".join(lines), cluster
 
 
-def _nodes_of_mesh(described: DescribedJob | None, cluster: Cluster, given: dict[str, Any]) -> tuple[int, str] | None:
-    """Return the nodes that a described job fills, and where that is from; None if it takes any number."""
-    mesh = None if described is None else described.mesh
-    if mesh is None or mesh.world_size is None:
-        return None
+def _machines_of(described: DescribedJob | None, cluster: Cluster, given: dict[str, Any]) -> Machines:
+    """Return the machines that a described job states or fills, as far as it does."""
+    if described is None:
+        return Machines(None, None, "")
+    if described.machines is not None:
+        return described.machines
     per_node = given["gpus_per_node"] or cluster.gpus_per_node
-    return max(1, mesh.world_size // per_node), f"{mesh.world_size} ranks in {given['described'].name}"
+    n_ranks = described.n_ranks
+    if n_ranks is not None:
+        fewer = n_ranks if n_ranks < per_node else None
+        files = " and ".join(each.name for each in given["described"])
+        return Machines(max(1, n_ranks // per_node), fewer, f"{n_ranks} ranks in {files}")
+    fitting = described.fitting_nodes(cluster.nodes, per_node)
+    fewer = None if fitting == cluster.nodes else fitting
+    return Machines(fewer, None, f"{_GUESS}: among whose ranks {described.samples_source} divides")
 
 
 def _workload_text(interview: _Interview, output: Path, cluster: Cluster, given: dict[str, Any]) -> str:

@@ -5,17 +5,17 @@ have the defaults of the class in the library `transformers`.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from simdist.configurations.described import DescribedJob, WorkloadKey, positive_whole
+from simdist.configurations.described import DescribedJob, WorkloadKey
+from simdist.configurations.keys import Keys
 from simdist.errors import ScenarioError
 from simdist.scenario.loading import read_text
 from simdist.settings.base import nearest, shown
 
 _Sizes: TypeAlias = dict[str, object]
-_Config: TypeAlias = Mapping[str, object]
 
 _LONGEST = 8192  # tokens of a sequence that is guessed; models state up to a million for inference
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
@@ -32,23 +32,42 @@ def read_config(path: Path, *, sequence: int | None = None) -> DescribedJob:
     Raises:
         ScenarioError: It cannot be read, or the model is none that can be described.
     """
+    return described_model(Keys(str(path), json_of(path)), sequence=sequence)
+
+
+def json_of(path: Path) -> dict[str, object]:
+    """Return the keys of a JSON file.
+
+    Raises:
+        ScenarioError: It cannot be read, or holds something else.
+    """
     try:
-        config = json.loads(read_text(path))
-    except ValueError as error:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise ScenarioError(f"{path}: is no JSON ({error}): write the config.json of a model") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ScenarioError(f"{path}: has no model_type: write the config.json of a Hugging Face model")
-    kind = config["model_type"]
-    has_experts = [key for key in _EXPERTS if config.get(key)]
-    if has_experts or "moe" in kind:
-        key = has_experts[0] if has_experts else "model_type"
-        raise ScenarioError(
-            f"{path}: {key}: {shown(config[key])}: mixtures of experts are not supported, dense models are"
-        )
+    if not isinstance(found, dict):
+        raise ScenarioError(f"{path}: {shown(found)} has no keys: write the config.json of a model")
+    return found
+
+
+def described_model(config: Keys, *, sequence: int | None) -> DescribedJob:
+    """Return the model that keys describe, with the arguments and errors of `read_config`."""
+    if not isinstance(config.get("model_type"), str):
+        raise ScenarioError(f"{config.file}: has no model_type: write the config.json of a Hugging Face model")
+    kind = config.word("model_type", "")
+    _refuse_experts(config)
+    _refuse_experts(config.section("text_config"))
     if kind not in _SIZES:
-        raise ScenarioError(f"{path}: model_type: {shown(kind)} is not supported: {nearest(kind, list(_SIZES))}")
-    sizes = _SIZES[kind](config, str(path))
-    return _described(sizes, path.name, sequence, _remarks(config))
+        raise config.refusal("model_type", f"is not supported: {nearest(kind, list(_SIZES))}")
+    sizes = _SIZES[kind](config)
+    return _described(sizes, Path(config.file).name, sequence, _remarks(config, sizes))
+
+
+def _refuse_experts(config: Keys) -> None:
+    found = [key for key in _EXPERTS if config.get(key)]
+    found += ["model_type"] if "moe" in config.word("model_type", "") else []
+    if found:
+        raise config.refusal(found[0], "mixtures of experts are not supported, dense models are")
 
 
 def _described(sizes: _Sizes, name: str, sequence: int | None, remarks: tuple[str, ...]) -> DescribedJob:
@@ -65,127 +84,292 @@ def _described(sizes: _Sizes, name: str, sequence: int | None, remarks: tuple[st
             WorkloadKey("optimizer", "adamw", "guess"),
             WorkloadKey("sample_size", f"{_TOKEN_NBYTES * n_tokens} B", f"{n_tokens} tokens x (input, target) x 8 B"),
         ),
-        precision_source="guess: mixed precision",
         remarks=remarks,
     )
 
 
-def _remarks(config: _Config) -> tuple[str, ...]:
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        return (f"sliding_window {config['sliding_window']}: attention is counted without a window",)
-    return ()
+def _remarks(config: Keys, sizes: _Sizes) -> tuple[str, ...]:
+    found = []
+    text = config.section("text_config")
+    window = config.get("sliding_window") or text.get("sliding_window")
+    if window and config.flag("use_sliding_window", default=text.flag("use_sliding_window", default=True)):
+        found.append(f"sliding_window {window}: attention is counted without a window")
+    if count := sizes.get("encoder_count"):
+        found.append(f"vision_config: the {count:,} parameters of images are sent, but images take no time to compute")
+    return tuple(found)
 
 
-def _llama(config: _Config, where: str) -> _Sizes:
-    heads = positive_whole(config, "num_attention_heads", where)
-    hidden = positive_whole(config, "hidden_size", where)
+def _decoder(config: Keys, *, tied: bool, **more: object) -> _Sizes:
+    """Return the sizes of a decoder by the usual keys: rotary positions, and as many biases as `more` says."""
     sizes: _Sizes = {
-        "layers": positive_whole(config, "num_hidden_layers", where),
-        "hidden": hidden,
-        "heads": heads,
-        "intermediate": positive_whole(config, "intermediate_size", where),
-        "vocabulary": positive_whole(config, "vocab_size", where),
-        "gated": True,
-        "norm": "rms",
-        "biases": _llama_biases(config, where),
+        "layers": config.whole("num_hidden_layers", most=1000),
+        "hidden": config.whole("hidden_size"),
+        "heads": config.whole("num_attention_heads"),
+        "intermediate": config.whole("intermediate_size"),
+        "vocabulary": config.whole("vocab_size"),
+        "biases": "none",
         "fused_qkv": False,
         "positions": 0,
-        "tied": _flag(config, "tie_word_embeddings", where, default=False),
-        "longest": positive_whole(config, "max_position_embeddings", where),
+        "tied": config.flag("tie_word_embeddings", default=tied),
+        "longest": config.whole("max_position_embeddings", 131072, most=100_000_000),
     }
-    if config.get("num_key_value_heads") is not None:
-        sizes["kv_heads"] = positive_whole(config, "num_key_value_heads", where)
-    if config.get("head_dim") is not None:
-        sizes["head_dim"] = positive_whole(config, "head_dim", where)
-    return sizes
+    for key, name in (("num_key_value_heads", "kv_heads"), ("head_dim", "head_dim")):
+        if config.has(key):
+            sizes[name] = config.whole(key)
+    return sizes | more
 
 
-def _llama_biases(config: _Config, where: str) -> str:
-    of_attention = _flag(config, "attention_bias", where, default=False)
-    of_mlp = _flag(config, "mlp_bias", where, default=False)
-    if of_attention != of_mlp:
-        raise ScenarioError(
-            f"{where}: attention_bias {of_attention} and mlp_bias {of_mlp}: biases of one only are not supported"
-        )
-    return "all" if of_attention else "none"
+def _llama(config: Keys, *, tied: bool = False, **more: object) -> _Sizes:
+    return _decoder(config, tied=tied, gated=True, norm="rms", biases=_llama_biases(config)) | more
 
 
-def _qwen2(config: _Config, where: str) -> _Sizes:
-    return _llama(config, where) | {"biases": "qkv"}
+def _llama_biases(config: Keys) -> str:
+    of_attention = config.flag("attention_bias", default=False)
+    if config.flag("mlp_bias", default=False):
+        if not of_attention:
+            raise config.refusal("mlp_bias", "is supported beside attention_bias only")
+        return "all"
+    return "attention" if of_attention else "none"
 
 
-def _qwen3(config: _Config, where: str) -> _Sizes:
-    return {"head_dim": 128} | _llama(config, where) | {"query_key_norm": True}
+def _qwen2(config: Keys) -> _Sizes:
+    return _llama(config, biases="qkv")
 
 
-def _gpt2(config: _Config, where: str) -> _Sizes:
-    n_positions = positive_whole(config, "n_positions", where)
+def _qwen3(config: Keys) -> _Sizes:
+    return {"head_dim": 128} | _llama(config, query_key_norm=True)
+
+
+def _qwen2_5_vl(config: Keys) -> _Sizes:
+    return _qwen2(_text_of(config)) | {"encoder_count": _qwen2_5_vision(config.section("vision_config"))}
+
+
+def _text_of(config: Keys) -> Keys:
+    """Return the keys of the decoder of a model of images and text; older files have them beside `vision_config`."""
+    text = config.section("text_config")
+    if not text.values:
+        return config
+    shared = {key: config.values[key] for key in ("tie_word_embeddings",) if key in config.values}
+    return Keys(config.file, shared | dict(text.values), text.above, config.read)
+
+
+def _qwen2_5_vision(config: Keys) -> int:
+    """Return the parameters of the images' transformer and of the merger of its patches."""
+    hidden = config.whole("hidden_size", 1280)
+    width = config.whole("intermediate_size", 3420)
+    out = config.whole("out_hidden_size", 3584)
+    merged = hidden * config.whole("spatial_merge_size", 2, most=100) ** 2
+    pixels = config.whole("in_channels", config.whole("in_chans", 3)) * config.whole("temporal_patch_size", 2)
+    patch = pixels * config.whole("patch_size", 14, most=1000) ** 2 * hidden
+    block = 2 * hidden + 4 * hidden * (hidden + 1) + 2 * (hidden + 1) * width + (width + 1) * hidden
+    return patch + config.whole("depth", 32, most=1000) * block + hidden + (merged + 1) * (merged + out)
+
+
+def _gemma(config: Keys) -> _Sizes:
+    return {"head_dim": 256} | _llama(config, tied=True)
+
+
+def _gemma2(config: Keys) -> _Sizes:
+    return _gemma(config) | {"layer_norms": 4}
+
+
+def _gemma3_text(config: Keys) -> _Sizes:
+    defaults = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
+    defaults |= {"num_attention_heads": 8, "num_key_value_heads": 4}
+    given = {key: value for key, value in config.values.items() if value is not None}
+    keys = Keys(config.file, defaults | given, config.above, config.read)
+    return _gemma2(keys) | {"query_key_norm": True}
+
+
+def _gemma3(config: Keys) -> _Sizes:
+    text = _gemma3_text(_text_of(config))
+    hidden = text["hidden"]
+    assert isinstance(hidden, int)
+    return text | {"encoder_count": _siglip(config.section("vision_config"), hidden)}
+
+
+def _siglip(config: Keys, out: int) -> int:
+    """Return the parameters of the images' transformer and of the projection to the width of the decoder."""
+    hidden = config.whole("hidden_size", 768)
+    width = config.whole("intermediate_size", 3072)
+    size = config.whole("patch_size", 16, most=1000)
+    patch = (config.whole("num_channels", 3) * size**2 + 1) * hidden
+    positions = (config.whole("image_size", 224) // size) ** 2 * hidden
+    block = 4 * hidden + 4 * hidden * (hidden + 1) + (hidden + 1) * width + (width + 1) * hidden
+    layers = config.whole("num_hidden_layers", 12, most=1000)
+    if config.flag("vision_use_head", default=False):
+        raise config.refusal("vision_use_head", "is not supported")
+    return patch + positions + layers * block + 2 * hidden + hidden * out + hidden
+
+
+def _phi(config: Keys) -> _Sizes:
+    if config.flag("qk_layernorm", default=False):
+        raise config.refusal("qk_layernorm", "is not supported")
+    return _decoder(config, tied=False, biases="all", layer_norms=1, head_bias=True)
+
+
+def _phi3(config: Keys) -> _Sizes:
+    return _llama(config, fused_qkv=True)
+
+
+def _olmo2(config: Keys) -> _Sizes:
+    return _llama(config, query_key_norm="whole")
+
+
+def _smollm3(config: Keys) -> _Sizes:
+    return _llama(config, tied=True)
+
+
+def _cohere(config: Keys) -> _Sizes:
+    if config.flag("use_qk_norm", default=False):
+        raise config.refusal("use_qk_norm", "is not supported")
+    return _decoder(config, tied=True, gated=True, layer_norms=1, biases=_llama_biases(config))
+
+
+def _stablelm(config: Keys) -> _Sizes:
+    if config.flag("qk_layernorm", default=False):
+        raise config.refusal("qk_layernorm", "is not supported")
+    return _decoder(
+        config,
+        tied=False,
+        gated=True,
+        biases="qkv" if config.flag("use_qkv_bias", default=False) else "none",
+        norm_biases=True,
+        layer_norms=1 if config.flag("use_parallel_residual", default=False) else 2,
+    )
+
+
+def _starcoder2(config: Keys) -> _Sizes:
+    biases = "all" if config.flag("use_bias", default=True) else "none"
+    return _decoder(config, tied=True, biases=biases, norm_biases=True)
+
+
+def _gpt_neox(config: Keys) -> _Sizes:
+    if not config.flag("attention_bias", default=True):
+        raise config.refusal("attention_bias", "is not supported: GPT-NeoX has biases")
+    return _decoder(config, tied=False, biases="all", fused_qkv=True)
+
+
+def _falcon(config: Keys) -> _Sizes:
+    hidden = config.whole("hidden_size")
+    heads = config.whole("num_attention_heads", config.whole("n_head", 71))
+    is_new = config.flag("new_decoder_architecture", default=False)
+    few = 1 if config.flag("multi_query", default=True) else heads
+    has_one = config.flag("parallel_attn", default=True) and not is_new
+    return {
+        "layers": config.whole("num_hidden_layers", config.whole("n_layer", 32, most=1000), most=1000),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": config.whole("num_kv_heads", heads) if is_new else few,
+        "intermediate": config.whole("ffn_hidden_size", 4 * hidden),
+        "vocabulary": config.whole("vocab_size"),
+        "biases": "all" if config.flag("bias", default=False) else "none",
+        "norm_biases": True,
+        "layer_norms": 1 if has_one or config.whole("num_ln_in_parallel_attn", 2) == 1 else 2,
+        "positions": 0,
+        "tied": config.flag("tie_word_embeddings", default=True),
+        "longest": config.whole("max_position_embeddings", 2048),
+    }
+
+
+def _gpt2(config: Keys) -> _Sizes:
+    n_positions = config.whole("n_positions")
     sizes: _Sizes = {
-        "layers": positive_whole(config, "n_layer", where),
-        "hidden": positive_whole(config, "n_embd", where),
-        "heads": positive_whole(config, "n_head", where),
-        "vocabulary": positive_whole(config, "vocab_size", where),
+        "layers": config.whole("n_layer", most=1000),
+        "hidden": config.whole("n_embd"),
+        "heads": config.whole("n_head"),
+        "vocabulary": config.whole("vocab_size"),
         "positions": n_positions,
-        "tied": _flag(config, "tie_word_embeddings", where, default=True),
+        "tied": config.flag("tie_word_embeddings", default=True),
         "longest": n_positions,
     }
-    return sizes | ({"intermediate": positive_whole(config, "n_inner", where)} if config.get("n_inner") else {})
+    return sizes | ({"intermediate": config.whole("n_inner")} if config.get("n_inner") else {})
 
 
-def _opt(config: _Config, where: str) -> _Sizes:
-    hidden = positive_whole(config, "hidden_size", where)
-    projected = config.get("word_embed_proj_dim", hidden)
-    if projected != hidden or not _flag(config, "do_layer_norm_before", where, default=True):
+def _gpt_bigcode(config: Keys) -> _Sizes:
+    return _gpt2(config) | ({"kv_heads": 1} if config.flag("multi_query", default=True) else {})
+
+
+def _opt(config: Keys) -> _Sizes:
+    hidden = config.whole("hidden_size")
+    projected = config.whole("word_embed_proj_dim", hidden)
+    if projected != hidden or not config.flag("do_layer_norm_before", default=True):
         raise ScenarioError(
-            f"{where}: word_embed_proj_dim {shown(projected)} beside hidden_size {hidden}, or do_layer_norm_before "
+            f"{config.file}: word_embed_proj_dim {projected} beside hidden_size {hidden}, or do_layer_norm_before "
             f"false, as in OPT-350M, is not supported: other sizes of OPT are"
         )
-    n_positions = positive_whole(config, "max_position_embeddings", where)
+    n_positions = config.whole("max_position_embeddings")
     return {
-        "layers": positive_whole(config, "num_hidden_layers", where),
+        "layers": config.whole("num_hidden_layers", most=1000),
         "hidden": hidden,
-        "heads": positive_whole(config, "num_attention_heads", where),
-        "intermediate": positive_whole(config, "ffn_dim", where),
-        "vocabulary": positive_whole(config, "vocab_size", where),
+        "heads": config.whole("num_attention_heads"),
+        "intermediate": config.whole("ffn_dim"),
+        "vocabulary": config.whole("vocab_size"),
         "fused_qkv": False,
         "positions": n_positions + 2,  # OPT keeps two rows for padding
-        "tied": _flag(config, "tie_word_embeddings", where, default=True),
+        "tied": config.flag("tie_word_embeddings", default=True),
         "longest": n_positions,
     }
 
 
-def _mpt(config: _Config, where: str) -> _Sizes:
-    hidden = positive_whole(config, "d_model", where)
-    ratio = config.get("expansion_ratio", 4)
-    if isinstance(ratio, bool) or not isinstance(ratio, int):
-        raise ScenarioError(f"{where}: expansion_ratio: {shown(ratio)} is no whole number")
+def _bert(config: Keys) -> _Sizes:
+    n_positions = config.whole("max_position_embeddings", 512)
+    n_types = config.whole("type_vocab_size", 2)
+    return _decoder(
+        config,
+        tied=True,
+        biases="all",
+        masked=True,
+        head_bias=True,
+        positions=n_positions + n_types,
+        longest=n_positions,
+    )
+
+
+def _roberta(config: Keys) -> _Sizes:
+    sizes = _bert(config)
+    return sizes | {"longest": config.whole("max_position_embeddings", 514) - 2}  # two rows are for padding
+
+
+def _mpt(config: Keys) -> _Sizes:
+    hidden = config.whole("d_model")
     return {
-        "layers": positive_whole(config, "n_layers", where),
+        "layers": config.whole("n_layers", most=1000),
         "hidden": hidden,
-        "heads": positive_whole(config, "n_heads", where),
-        "intermediate": ratio * hidden,
-        "vocabulary": positive_whole(config, "vocab_size", where),
-        "biases": "none" if _flag(config, "no_bias", where, default=True) else "all",
+        "heads": config.whole("n_heads"),
+        "intermediate": config.whole("expansion_ratio", 4, most=1000) * hidden,
+        "vocabulary": config.whole("vocab_size"),
+        "biases": "none" if config.flag("no_bias", default=True) else "all",
         "positions": 0,  # ALiBi
-        "longest": positive_whole(config, "max_seq_len", where),
+        "longest": config.whole("max_seq_len"),
     }
 
 
-def _flag(config: _Config, key: str, where: str, *, default: bool) -> bool:
-    value = config.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise ScenarioError(f"{where}: {key}: {shown(value)} is neither true nor false")
-    return value
-
-
-_SIZES: dict[str, Callable[[_Config, str], _Sizes]] = {
+_SIZES: dict[str, Callable[[Keys], _Sizes]] = {
+    "bert": _bert,
+    "cohere": _cohere,
+    "falcon": _falcon,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "gemma3_text": _gemma3_text,
     "gpt2": _gpt2,
+    "gpt_bigcode": _gpt_bigcode,
+    "gpt_neox": _gpt_neox,
+    "granite": _llama,
     "llama": _llama,
     "mistral": _llama,
     "mpt": _mpt,
+    "olmo2": _olmo2,
+    "olmo3": _olmo2,
     "opt": _opt,
+    "phi": _phi,
+    "phi3": _phi3,
     "qwen2": _qwen2,
+    "qwen2_5_vl": _qwen2_5_vl,
     "qwen3": _qwen3,
+    "roberta": _roberta,
+    "smollm3": _smollm3,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
 }

@@ -4,9 +4,11 @@ The utilization of a measured rate is what the workload's FLOPs, with those that
 
     utilization = tokens/s * FLOPs per token / peak
 
-Measured rates contain communication that is not hidden, so it is a lower bound. A roofline counts FLOPs and the peak
-only, and is too fast. NeuSight measured by how much: predictions of training times are 12 to 41 % too short on A100 and
-26 to 47 % on H100, so the models reach 59 to 88 % and 53 to 74 % of it. These were fp32; bf16 reaches less.
+A rate of several GPUs contains communication that is not hidden, so this is a lower bound of what each GPU computes at.
+`simdist.runs.measured_rates` takes that communication out. It is simulated, so the range of the utilization is that of
+none to twice as much. A roofline counts FLOPs and the peak only, and is too fast.
+NeuSight measured by how much: predictions of training times are 12 to 41 % too short on A100 and 26 to 47 % on H100, so
+the models reach 59 to 88 % and 53 to 74 % of it. These were fp32; bf16 reaches less.
 
 Source:
     simdist/scenario/presets/rates.csv (rates); Lee et al., Forecasting GPU Performance for Deep Learning Training and
@@ -16,6 +18,7 @@ Source:
 import csv
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 
@@ -44,7 +47,7 @@ class Rate:
         recompute: Share of the blocks' forward pass that the backward pass computes again.
         batch_size: Sequences per GPU and pass.
         sequence: Tokens of a sequence.
-        n_ranks: GPUs.
+        n_ranks: GPUs that reached it together.
         tokens_per_s: Of each GPU.
         source: Where the rate is from.
     """
@@ -60,8 +63,13 @@ class Rate:
     tokens_per_s: float
     source: str
 
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step of one pass."""
+        return self.batch_size * self.sequence / self.tokens_per_s
+
     def utilization(self, peak_flops: float) -> float:
-        """Return the share of a peak that the rate reaches."""
+        """Return the share of a peak that the rate reaches, communication that is not hidden included."""
         return self.tokens_per_s * self.workload().training_flops / self.sequence / peak_flops
 
     def workload(self) -> Workload:
@@ -92,6 +100,7 @@ class Estimate:
         low: Lower end of its range; `share` if this job was measured.
         high: Upper end.
         range_source: Where the ends are from.
+        n_ranks: GPUs whose rate tells the share.
     """
 
     share: float
@@ -99,6 +108,7 @@ class Estimate:
     low: float
     high: float
     range_source: str
+    n_ranks: int = 1
 
 
 @functools.cache
@@ -124,18 +134,28 @@ def _rate(row: dict[str, str]) -> Rate:
     )
 
 
-def estimate(workload: Workload, device: Device, precision: Precision, *, is_compiled: bool) -> Estimate | None:
+def estimate(
+    workload: Workload,
+    device: Device,
+    precision: Precision,
+    *,
+    is_compiled: bool,
+    share_of: Callable[[Rate], float] | None = None,
+) -> Estimate | None:
     """Estimate the utilization of a transformer; None if the device states no peak of this precision.
 
     The share is that of the measured model on this GPU generation that is nearest in parameters, then in FLOPs. The
-    range spans all measured models, and the error of rooflines if these are few. A model that was measured with this
-    sequence and checkpointing has none. Without any rate, the share is that of a roofline with its error.
+    range spans all measured models, and the error of rooflines if these are few. For a model that was measured with
+    this sequence and checkpointing, it is that of the communication in the rate. Without any rate, the share is that
+    of a roofline with its error.
 
     Args:
         workload: The model and its sequence.
         device: The GPU.
         precision: Precision of the arithmetic.
         is_compiled: With torch.compile.
+        share_of: Returns the share of the peak that one GPU reaches while it computes, by a rate. If absent, the share
+            that the rate reaches.
     """
     peak = device.peak_flops.at(precision)
     if peak is None:
@@ -145,19 +165,23 @@ def estimate(workload: Workload, device: Device, precision: Precision, *, is_com
     if not alike:
         return _roofline(device)
     nearest = min(alike, key=lambda each: _distance(each, workload))
-    share = nearest.utilization(peak)
-    shares = [each.utilization(peak) for each in alike]
+    of_rate = share_of or (lambda rate: rate.utilization(peak))
+    shares = [of_rate(each) for each in alike]
+    share = shares[alike.index(nearest)]
     only = "compiled" if nearest.is_compiled else "not compiled"
     other = "" if nearest.is_compiled == is_compiled else f"; all that were measured are {only}"
     source = f"measured: {nearest.described()}{other}"
+    reached = nearest.utilization(peak)
+    ends = (reached, 2 * share - reached)
     if not other and _is_same(nearest, workload):
-        return Estimate(share, source, share, share, source)
+        hidden = f"communication of the {nearest.n_ranks} GPUs: from none to twice what is simulated"
+        return Estimate(share, source, *ends, hidden, nearest.n_ranks)
     span = f"{len(alike)} {plural(len(alike), 'rate')} on {nearest.device}"
     if len(alike) < _FEWEST_RATES:
         bounds = _roofline(device)
         shares += [bounds.low, bounds.high]
         span = f"{span}, and {bounds.range_source}"
-    return Estimate(share, source, min(shares), max(shares), span)
+    return Estimate(share, source, min(*shares, *ends), max(*shares, *ends), span, nearest.n_ranks)
 
 
 def _of_device(device: Device, precision: Precision) -> list[Rate]:
@@ -190,5 +214,5 @@ def _roofline(device: Device) -> Estimate:
 
 
 def rounded(share: float) -> str:
-    """Return a share for a file, such as 45.6%."""
-    return f"{100 * share:.1f}%"
+    """Return a share for a file, such as 45.6%. A rounding error of it is one of the step time."""
+    return f"{100 * share:.4g}%"

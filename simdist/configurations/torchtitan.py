@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from simdist.configurations.described import DescribedJob, Mesh, WorkloadKey
+from simdist.configurations.keys import MOST
 from simdist.errors import ScenarioError
 from simdist.scenario.loading import read_text
 from simdist.scenario.presets import expand
@@ -210,7 +211,7 @@ def read_job(path: Path, *, sequence: int | None = None) -> DescribedJob:
     job = _Configuration(path, dict(_flattened(tree)))
     _check_parallelism(job)
     model = _model(job)
-    n_tokens = job.get("sequence", 2048) if sequence is None else sequence
+    n_tokens = _positive(job, "sequence", 2048) if sequence is None else sequence
     sequence_source = job.where("sequence") if sequence is None else "option --sequence"
     sizes = _with_sequence(model, n_tokens)
     batch_size = _positive(job, "batch", 8)
@@ -232,6 +233,7 @@ def read_job(path: Path, *, sequence: int | None = None) -> DescribedJob:
         batch_size=batch_size,
         batch_size_source=job.where("batch"),
         samples_per_step=_degree(job, "global batch"),
+        samples_source=job.where("global batch"),
         mesh=_mesh(job),
         is_compiled=_is_compiled(job),
         remarks=(*share_remarks, *_remarks(job)),
@@ -294,8 +296,8 @@ def _model_entries(
 
 def _positive(job: _Configuration, meaning: str, default: int) -> int:
     value = job.get(meaning, default)
-    if value < 1:
-        raise ScenarioError(f"{job.path}: {job.where(meaning)}: {value} is not above 0")
+    if not 1 <= value <= MOST:
+        raise ScenarioError(f"{job.path}: {job.where(meaning)}: {shown(value)}: write a whole number from 1 to {MOST}")
     return value
 
 
@@ -337,8 +339,8 @@ def _sharding(job: _Configuration) -> tuple[tuple[str, object], ...]:
 def _degree(job: _Configuration, meaning: str) -> int | None:
     """Return a number of ranks; None for -1, all that are left."""
     value = job.get(meaning, -1)
-    if value < 1 and value != -1:
-        raise ScenarioError(f"{job.path}: {job.where(meaning)}: {value} is neither above 0 nor -1")
+    if value != -1 and not 1 <= value <= MOST:
+        raise ScenarioError(f"{job.path}: {job.where(meaning)}: {shown(value)}: write -1, or 1 to {MOST}")
     return None if value == -1 else value
 
 

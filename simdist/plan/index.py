@@ -16,6 +16,7 @@ from pathlib import Path
 from simdist.errors import ScenarioError
 from simdist.files import read_content
 from simdist.plan.plan import MAX_FILE_NBYTES
+from simdist.settings.units import read_whole
 
 INDEX = "index.csv"
 COLUMNS = ("name", "label", "nbytes", "crc32")
@@ -111,7 +112,7 @@ def _parse_line(line: Sequence[str], where: str) -> Entry:
 
 
 def _whole(text: str, column: str, where: str, least: int, most: int) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and least <= int(text) <= most):
-        raise ScenarioError(f"{where}: {column} {text!r}: write a whole number from {least} to {most}")
-    return int(text)
+    try:
+        return read_whole(text, least, most)
+    except ValueError as error:
+        raise ScenarioError(f"{where}: {column} {error}") from None

@@ -11,15 +11,19 @@ import csv
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from simdist.errors import TraceError, naming_file
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.profiles.kineto.events import Args
 from simdist.profiles.kineto.messages import CollectiveKind, message_of
 from simdist.settings.base import plural
+from simdist.settings.units import read_number, read_whole
+
+_NumberT = TypeVar("_NumberT", int, float)
 
 _NEEDED = (
     "rank",
@@ -31,6 +35,9 @@ _NEEDED = (
     "dur_mean",
     "operation_count",
 )
+_MOST_RANKS = 10**6
+_MOST_COUNT = 10**15
+_MOST_US = 1e12
 _MOSTLY = 0.9  # of the waiting of all; a rank that is last in that much of it is late
 
 
@@ -152,19 +159,32 @@ _Key = tuple[CollectiveKind, str, int, int]
 
 def _row(path: Path, number: int, row: dict[str, str]) -> tuple[_Key, tuple[int, float, int]]:
     """Return what a row is of, and the rank, its mean seconds, and its calls."""
-    try:
-        args = Args(
-            collective=row["Collective name"],
-            in_nelems=int(row["In msg nelems"]),
-            out_nelems=int(row["Out msg nelems"]),
-            group_size=int(row["Group size"]),
-            dtype=row["dtype"],
-        )
-        of_rank = int(row["rank"]), 1e-6 * float(row["dur_mean"]), int(row["operation_count"])
-    except (TypeError, ValueError) as error:
-        raise TraceError(f"{path}:{number}: {error}: write numbers, as TraceLens does") from None
+    where = f"{path}:{number}"
+    if None in row or None in row.values():
+        raise TraceError(f"{where}: has {'more' if None in row else 'fewer'} columns than the first line")
+    args = Args(
+        collective=row["Collective name"],
+        in_nelems=_whole(where, row, "In msg nelems"),
+        out_nelems=_whole(where, row, "Out msg nelems"),
+        group_size=_whole(where, row, "Group size", least=1, most=_MOST_RANKS),
+        dtype=row["dtype"],
+    )
+    rank = _whole(where, row, "rank", most=_MOST_RANKS)
+    mean_us = _cell(where, row, "dur_mean", lambda text: read_number(text, 0, _MOST_US))
+    of_rank = rank, 1e-6 * mean_us, _whole(where, row, "operation_count", least=1)
     message = message_of("", args)
     return (message.kind, message.dtype, message.count or 0, message.n_ranks or 1), of_rank
+
+
+def _whole(where: str, row: dict[str, str], column: str, *, least: int = 0, most: int = _MOST_COUNT) -> int:
+    return _cell(where, row, column, lambda text: read_whole(text, least, most))
+
+
+def _cell(where: str, row: dict[str, str], column: str, read: Callable[[str], _NumberT]) -> _NumberT:
+    try:
+        return read(row[column])
+    except ValueError as error:
+        raise TraceError(f"{where}: column {column}: {error}, as TraceLens does") from None
 
 
 def _summary(key: _Key, of_ranks: Sequence[tuple[int, float, int]]) -> CollectiveSummary:

@@ -3,6 +3,12 @@
 `all_reduce_perf` and its siblings print a line for each size. The columns are named by a comment, and the ranks with
 their hosts by others. Sizes are those of the whole buffer. Times out of place count.
 
+The numbers of a line depend on each other, so a shifted column or a cut line contradicts itself:
+
+    size  = count * bytes of the type, times the ranks where the count is that of one of them
+    algbw = size / time
+    busbw = algbw * a factor of the collective and the number of ranks
+
 Source:
     NVIDIA/nccl-tests, src/common.cu and doc/PERFORMANCE.md.
 """
@@ -11,6 +17,8 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -21,7 +29,10 @@ from simdist.plan.group import Group
 from simdist.plan.ops import Collective
 from simdist.scenario import Cluster, Link, TablePoint, Tensor, Workload
 from simdist.scenario.uncertain import Range
-from simdist.settings.units import format_nbytes, format_seconds
+from simdist.settings.units import format_nbytes, format_seconds, read_number, read_whole
+from simdist.traces.collectives import bus_factor
+
+_NumberT = TypeVar("_NumberT", int, float)
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv")
 
@@ -34,6 +45,18 @@ _PREFIX = re.compile(r"^\[[^\]]*\](<std\w+>:?)?\s*")  # of mpirun --tag-output
 _RANK = re.compile(r"Rank\s+(\d+)\s.*?Pid\s+(\d+) on\s+(\S+)\s+device")
 _PROGRAM = re.compile(rf"\b({'|'.join(OPS)})_perf")
 _MOST_LATENCY_S = 1e-3
+_MOST_NBYTES = 10**15
+_LEAST_US = 1e-3
+_MOST_US = 1e9
+_MOST_GBps = 1e6
+_BW_UNIT = 1e3  # a byte per microsecond is 0.001 GB/s
+_TYPE_NBYTES = (
+    dict.fromkeys(["int8", "char", "uint8", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"], 1)
+    | dict.fromkeys(["half", "bfloat16"], 2)
+    | dict.fromkeys(["int32", "int", "uint32", "float"], 4)
+    | dict.fromkeys(["int64", "uint64", "double"], 8)
+)
+_NOT_MEASURED = "N/A"
 _N_HALVINGS = 50
 _NEAR = 4  # sizes that the range of a number is told by, as a factor on the size that tells the number
 _LEAST_OFF = 0.01  # least distance of the ends of a range from the value, as a share
@@ -49,6 +72,7 @@ class NcclTable:
     Args:
         op: The collective, or `sendrecv`.
         rows: `(nbytes, seconds)` by size.
+        bus_factor: The least and the most that busbw / algbw is, as printed digits leave it open.
         nodes: Hosts; None if the text does not list the ranks.
         gpus_per_node: Ranks of each; None likewise.
         one_process: Whether one process drives all GPUs of a host.
@@ -56,6 +80,7 @@ class NcclTable:
 
     op: str
     rows: tuple[tuple[int, float], ...]
+    bus_factor: tuple[float, float] = (0.0, math.inf)
     nodes: int | None = None
     gpus_per_node: int | None = None
     one_process: bool = False
@@ -73,7 +98,8 @@ def read_table(text: str, *, name: str, op: str | None = None) -> NcclTable:
         ScenarioError: There is no table in it, or it does not say which collective it is of.
     """
     lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]
-    rows = sorted({nbytes: seconds for nbytes, seconds in _rows(lines, name) if nbytes and seconds}.items())
+    measured = list(_rows(lines, name))
+    rows = sorted({each.nbytes: each.seconds for each in measured if each.nbytes}.items())
     if not rows:
         raise ScenarioError(
             f"{name}: no table of nccl-tests: expected a comment `# size count type ... time algbw busbw` and a line "
@@ -89,24 +115,113 @@ def read_table(text: str, *, name: str, op: str | None = None) -> NcclTable:
     return NcclTable(
         op or (found[1] if found else ""),
         tuple(rows),
+        _common_factor(measured),
         nodes=len(hosts) or None,
         gpus_per_node=len(ranks) // len(hosts) if ranks else None,
         one_process=len(ranks) > len(hosts) and len({pid for _, pid in ranks.values()}) == len(hosts),
     )
 
 
-def _rows(lines: list[str], name: str) -> Iterator[tuple[int, float]]:
-    """Yield size and seconds of each line below a comment that names the columns."""
-    time_at = None
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a table: its size and time, the least and the most of busbw / algbw, and where it stands."""
+
+    nbytes: int
+    seconds: float
+    bus_factor: tuple[float, float]
+    where: str
+
+
+def _rows(lines: list[str], name: str) -> Iterator[_Line]:
+    """Yield the lines of numbers below a comment that names the columns."""
+    columns: list[str] = []
     for number, line in enumerate(lines, start=1):
         words = line.lstrip("#").split()
-        if line.startswith("#") and words[:2] == ["size", "count"] and "time" in words:
-            time_at = words.index("time")
-        elif time_at is not None and words and words[0].isdigit() and not line.startswith("#"):
-            try:
-                yield int(words[0]), 1e-6 * float(words[time_at])
-            except (IndexError, ValueError):
-                raise ScenarioError(f"{name}:{number}: no time in column {time_at + 1}: {line[:80]!r}") from None
+        if line.startswith("#"):
+            is_header = words[:2] == ["size", "count"] and "time" in words
+            columns = words if is_header else columns
+        elif columns and words and _is_number(words[0]):
+            yield _row(words, columns, f"{name}:{number}")
+
+
+def _is_number(word: str) -> bool:
+    """Tell whether a line that begins with a word is one of the table, and not what NCCL logs in between."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _row(words: list[str], columns: list[str], where: str) -> _Line:
+    if len(words) != len(columns):
+        at = min(len(words), len(columns))
+        more = f"{words[at]!r} has no name" if len(words) > at else f"no {columns[at]}"
+        raise ScenarioError(
+            f"{where}: column {at + 1}: {more}: {len(words)} columns, {len(columns)} names: is the line cut or shifted?"
+        )
+    nbytes = _cell(words, columns, 0, where, lambda text: read_whole(text, 0, _MOST_NBYTES))
+    count = _cell(words, columns, 1, where, lambda text: read_whole(text, 0, _MOST_NBYTES))
+    _check_count(nbytes, count, dict(zip(columns, words, strict=True)).get("type", ""), where)
+    out_of_place, *in_place = (at for at, column in enumerate(columns) if column == "time")
+    found = _measured(words, columns, out_of_place, nbytes, where)
+    for at in in_place:
+        if words[at] != _NOT_MEASURED:
+            _measured(words, columns, at, nbytes, where)
+    return found
+
+
+def _cell(words: list[str], columns: list[str], at: int, where: str, read: Callable[[str], _NumberT]) -> _NumberT:
+    try:
+        return read(words[at])
+    except ValueError as error:
+        raise ScenarioError(f"{where}: column {at + 1} ({columns[at]}): {error}") from None
+
+
+def _check_count(nbytes: int, count: int, kind: str, where: str) -> None:
+    """Refuse a size that is no multiple of its elements."""
+    of_count = count * _TYPE_NBYTES.get(kind, 1)
+    if nbytes % of_count if of_count else nbytes:
+        raise ScenarioError(f"{where}: column 2 (count): {count} of {kind or 'any type'} beside a size of {nbytes} B")
+
+
+def _measured(words: list[str], columns: list[str], at: int, nbytes: int, where: str) -> _Line:
+    """Return the time in a column; refuse one that contradicts the bandwidths behind it."""
+    least = _LEAST_US if nbytes else 0.0
+    time_us = _cell(words, columns, at, where, lambda text: read_number(text, least, _MOST_US))
+    if columns[at + 1 : at + 3] != ["algbw", "busbw"]:
+        raise ScenarioError(f"{where}: column {at + 2}: algbw and busbw stand behind a time, as nccl-tests prints it")
+    algbw, busbw = (_cell(words, columns, at + i, where, lambda text: read_number(text, 0, _MOST_GBps)) for i in (1, 2))
+    low = algbw - _last_digit(words[at + 1])
+    high = algbw + _last_digit(words[at + 1])
+    least_us = max(time_us - _last_digit(words[at]), _LEAST_US)
+    slowest = nbytes / (time_us + _last_digit(words[at])) / _BW_UNIT
+    if high < slowest or low > nbytes / least_us / _BW_UNIT:
+        raise ScenarioError(
+            f"{where}: column {at + 2} (algbw): {words[at + 1]} GB/s, but {nbytes} B in {words[at]} us are "
+            f"{nbytes / time_us / _BW_UNIT:.2f} GB/s: a shifted column, or CPU times (-C)"
+        )
+    off = _last_digit(words[at + 2])
+    factors = (max(0.0, busbw - off) / high, (busbw + off) / low if low > 0 else math.inf)
+    return _Line(nbytes, 1e-6 * time_us, factors, f"{where}: column {at + 3} (busbw)")
+
+
+def _last_digit(text: str) -> float:
+    """Return one of the last digit of a printed number."""
+    return float(Decimal(1).scaleb(int(Decimal(text).as_tuple().exponent)))
+
+
+def _common_factor(rows: list[_Line]) -> tuple[float, float]:
+    """Return the least and the most of busbw / algbw that all lines allow."""
+    low = 0.0
+    high = math.inf
+    for each in rows:
+        low = max(low, each.bus_factor[0])
+        high = min(high, each.bus_factor[1])
+        if low > high:
+            least, most = each.bus_factor
+            raise ScenarioError(f"{each.where}: is {least:.3f} to {most:.3f} times algbw, unlike in the lines above")
+    return low, high
 
 
 def placed(table: NcclTable, cluster: Cluster, *, nodes: int | None, gpus_per_node: int | None) -> Cluster:
@@ -119,12 +234,20 @@ def placed(table: NcclTable, cluster: Cluster, *, nodes: int | None, gpus_per_no
         gpus_per_node: Likewise.
 
     Raises:
-        ScenarioError: One rank alone has no collective. Or the cluster cannot have so many.
+        ScenarioError: One rank alone has no collective. Or the cluster cannot have so many, or the bandwidths of the
+            table are of another number of ranks.
     """
     n_nodes = nodes or table.nodes or cluster.nodes
     n_gpus = gpus_per_node or table.gpus_per_node or cluster.gpus_per_node
     if n_nodes * n_gpus < 2:
         raise ScenarioError("nccl-tests: one rank communicates with nobody: measure two or more")
+    factor = bus_factor(table.op, n_nodes * n_gpus)
+    low, high = table.bus_factor
+    if not low <= factor <= high:
+        raise ScenarioError(
+            f"nccl-tests: busbw is {low:.3f} to {high:.3f} times algbw, but {factor:.3f} in an {table.op} of "
+            f"{n_nodes} x {n_gpus} ranks: write --op, --nodes and --gpus-per-node as measured"
+        )
     try:
         return cluster.model_copy(update={"nodes": n_nodes, "gpus_per_node": n_gpus})
     except ValidationError as error:

@@ -25,7 +25,7 @@ _RIVALS = {
     "table": ("latency", "bandwidth", "efficiency"),
     "forward": ("step_times", "measured_batch_size"),
     "step_times": ("forward", "backward", "measured_batch_size"),
-    "utilization": ("utilization_batch_size",),
+    "utilization": ("utilization_batch_size", "utilization_ranks"),
 }
 
 

@@ -1,6 +1,7 @@
 """Files of numbers that stand beside a scenario: recorded delays, and recorded shares of links."""
 
 import hashlib
+import math
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from simdist.files import open_regular, read_content
 from simdist.scenario.logs import is_log, table_of_log
 from simdist.settings.base import folder_of, refuse, shown
 
+_MOST = 1e9  # seconds, tokens or times the bandwidth: more is another column, or another unit
 _NAME = "write the name of a .npz or .csv file"
 
 
@@ -117,10 +119,12 @@ def read_table(
     try:
         _check_file(path, form)
         table = _read_npz(path, form) if path.suffix == ".npz" else _read_csv(path, form)
-        wrong = np.argwhere(~((table >= 0) & np.isfinite(table)))
+        wrong = np.argwhere(~((table >= 0) & (table <= _MOST)))
         if len(wrong):
             row, column = wrong[0]
-            raise ValueError(f"{path}: {table[row, column]:g} at {form.place.format(row, column)}: {form.values}")
+            value = table[row, column]
+            bound = f", at most {_MOST:g}" if _MOST < value < math.inf else ""
+            raise ValueError(f"{path}: {value:g} at {form.place.format(row, column)}: {form.values}{bound}")
         for problem in problems(table):
             raise ValueError(f"{path}: {problem}: {form.npz if path.suffix == '.npz' else form.csv}")
     except OSError as error:

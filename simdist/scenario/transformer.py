@@ -52,12 +52,22 @@ class Transformer(Settings):
         intermediate: Width of the MLP; `4 * hidden` if absent.
         gated: The MLP has a third matrix, whose output multiplies that of the first (SwiGLU).
         norm: `layer`: with a weight and a bias. `rms`: with a weight.
-        biases: Of matrices and layer norms: of all, of queries, keys and values only, or of none.
-        query_key_norm: Each layer normalizes queries and keys, head by head.
+        layer_norms: Norms of a layer. 1: attention and MLP read the same one (Falcon, Phi). 4: their outputs are
+            normalized, too (Gemma 2).
+        biases: Of matrices and layer norms: of all, of the matrices of attention only, of queries, keys and values
+            only, or of none.
+        norm_biases: Layer norms have a bias; if absent, they do if all matrices do.
+        query_key_norm: Each layer normalizes queries and keys: `true` head by head with the same weights, `whole` all
+            heads together (OLMo 2).
         fused_qkv: Queries, keys and values come from one matrix.
         positions: Rows of the learnt embedding of positions; as many as `sequence` if absent. 0 if positions are not
             learnt (rotary embeddings, ALiBi).
         tied: The head is the embedding.
+        head_bias: The head has a bias.
+        masked: An encoder that predicts masked tokens (BERT): a norm follows the embedding instead of the blocks, and a
+            matrix with a norm precedes the head.
+        encoder_count: Parameters of an encoder in front, such as one of images. They are stored and sent, but their
+            computation is not counted.
 
     >>> small = Transformer(layers=12, hidden=768, heads=12, vocabulary=50257, sequence=1024)
     >>> sum(each["count"] for each in small.tensors())
@@ -74,11 +84,16 @@ class Transformer(Settings):
     intermediate: _Size | None = None
     gated: bool = False
     norm: Literal["layer", "rms"] = "layer"
-    biases: Literal["all", "qkv", "none"] = "all"
-    query_key_norm: bool = False
+    layer_norms: Literal[1, 2, 4] = 2
+    biases: Literal["all", "attention", "qkv", "none"] = "all"
+    norm_biases: bool | None = None
+    query_key_norm: bool | Literal["whole"] = False
     fused_qkv: bool = True
     positions: Annotated[Whole, Field(ge=0, le=10_000_000)] | None = None
     tied: bool = True
+    head_bias: bool = False
+    masked: bool = False
+    encoder_count: Annotated[Whole, Field(ge=0, le=10**13)] = 0
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
@@ -105,21 +120,40 @@ class Transformer(Settings):
 
     def tensors(self) -> list[Record]:
         """Return its tensors in forward order. Names of a layer's tensors begin with `blocks.` and its number."""
+        found = list(self._before())
+        for number in range(self.layers):
+            found += self._layer(f"blocks.{number}")
+        return [*found, *self._after()]
+
+    def _before(self) -> Iterator[Record]:
+        """Yield what stands before the blocks."""
         n_positions = self.sequence if self.positions is None else self.positions
+        if self.encoder_count:
+            yield {"name": "encoder", "count": self.encoder_count}
+        yield _matrix("embedding", self.vocabulary, self.hidden)
+        if n_positions:
+            yield _matrix("positions", n_positions, self.hidden)
+        if self.masked:
+            yield from self._norm("embedding.norm", self.hidden, activations=self.sequence * self.hidden)
+
+    def _after(self) -> Iterator[Record]:
+        """Yield what stands after the blocks. The first tensor of a tied head states the FLOPs of the logits."""
         logits_flops = 2.0 * self.sequence * self.hidden * self.vocabulary
         of_loss = _N_OF_LOSS * self.sequence * self.vocabulary
         width = self.sequence * self.hidden
-        found = [_matrix("embedding", self.vocabulary, self.hidden)]
-        if n_positions:
-            found.append(_matrix("positions", n_positions, self.hidden))
-        for number in range(self.layers):
-            found += self._layer(f"blocks.{number}")
-        if self.tied:
-            found += self._norm("norm", self.hidden, flops=logits_flops, activations=2 * width, of_loss=of_loss)
-            return found
-        found += self._norm("norm", self.hidden, activations=width)
-        head = _matrix("head", self.vocabulary, self.hidden, flops=logits_flops, activations=width)
-        return [*found, head | {"float32_activations": of_loss}]
+        tied: Record = {"flops": logits_flops, "activations": 2 * width, "float32_activations": of_loss}
+        if self.masked:
+            yield from self._linear("head.in", self.hidden, self.hidden, activations=width)
+        norm, *bias = self._norm("head.norm" if self.masked else "norm", self.hidden, activations=width)
+        yield norm | (tied if self.tied else {})
+        yield from bias
+        if not self.tied:
+            head = _matrix(
+                "head.weight" if self.head_bias else "head", self.vocabulary, self.hidden, flops=logits_flops
+            )
+            yield head | {"activations": width, "float32_activations": of_loss}
+        if self.head_bias:
+            yield {"name": "head.bias", "count": self.vocabulary}
 
     def _layer(self, name: str) -> Iterator[Record]:
         attention_flops = 4.0 * self.sequence**2 * self.query_width  # scores, and the sums of values that they weight
@@ -128,20 +162,34 @@ class Transformer(Settings):
         yield from self._norm(f"{name}.norm1", self.hidden, activations=stream)
         yield from self._projections(f"{name}.attention")
         out = self._linear(
-            f"{name}.attention.out", self.hidden, self.query_width, more_flops=attention_flops, activations=attended
+            f"{name}.attention.out",
+            self.hidden,
+            self.query_width,
+            bias_of="attention",
+            more_flops=attention_flops,
+            activations=attended,
         )
         yield next(out) | {"float32_activations": self.sequence * self.heads}
         yield from out
-        yield from self._norm(f"{name}.norm2", self.hidden, activations=stream)
+        if self.layer_norms == 4:
+            yield from self._norm(f"{name}.attention.norm", self.hidden, activations=stream)
+        if self.layer_norms > 1:
+            yield from self._norm(f"{name}.norm2", self.hidden, activations=stream)
+        yield from self._mlp(f"{name}.mlp", stream if self.layer_norms > 1 else 0)
+        if self.layer_norms == 4:
+            yield from self._norm(f"{name}.mlp.norm", self.hidden, activations=stream)
+
+    def _mlp(self, name: str, n_inputs: int) -> Iterator[Record]:
+        """Yield the matrices of an MLP that leaves so many inputs for its backward pass."""
         width = self.intermediate or 4 * self.hidden
         inner = self.sequence * width
         if self.gated:
-            yield from self._linear(f"{name}.mlp.gate", width, self.hidden, activations=stream)
-            yield from self._linear(f"{name}.mlp.in", width, self.hidden)
-            yield from self._linear(f"{name}.mlp.out", self.hidden, width, activations=4 * inner)
+            yield from self._linear(f"{name}.gate", width, self.hidden, activations=n_inputs)
+            yield from self._linear(f"{name}.in", width, self.hidden)
+            yield from self._linear(f"{name}.out", self.hidden, width, activations=4 * inner)
         else:
-            yield from self._linear(f"{name}.mlp.in", width, self.hidden, activations=stream)
-            yield from self._linear(f"{name}.mlp.out", self.hidden, width, activations=2 * inner)
+            yield from self._linear(f"{name}.in", width, self.hidden, activations=n_inputs)
+            yield from self._linear(f"{name}.out", self.hidden, width, activations=2 * inner)
 
     def _projections(self, name: str) -> Iterator[Record]:
         widths = {"query": self.query_width, "key": self.key_width, "value": self.key_width}
@@ -149,11 +197,11 @@ class Transformer(Settings):
             widths = {"in": sum(widths.values())}
         left = self.sequence * self.hidden  # the input of all of them, once
         for part, width in widths.items():
-            yield from self._linear(f"{name}.{part}", width, self.hidden, is_qkv=True, activations=left)
+            yield from self._linear(f"{name}.{part}", width, self.hidden, bias_of="qkv", activations=left)
             left = 0
         if self.query_key_norm:
-            width = self.query_width // self.heads
             for part, n_numbers in (("query", self.query_width), ("key", self.key_width)):
+                width = n_numbers if self.query_key_norm == "whole" else self.query_width // self.heads
                 yield from self._norm(f"{name}.{part}_norm", width, activations=self.sequence * n_numbers)
 
     def _linear(
@@ -162,26 +210,20 @@ class Transformer(Settings):
         n_out: int,
         n_in: int,
         *,
-        is_qkv: bool = False,
+        bias_of: Literal["attention", "qkv"] | None = None,
         more_flops: float = 0.0,
         activations: int = 0,
     ) -> Iterator[Record]:
         flops = 2.0 * self.sequence * n_out * n_in + more_flops
         yield _matrix(f"{name}.weight", n_out, n_in, flops=flops, activations=activations)
-        if self.biases == "all" or (self.biases == "qkv" and is_qkv):
+        has_bias = {"all": True, "attention": bias_of is not None, "qkv": bias_of == "qkv", "none": False}
+        if has_bias[self.biases]:
             yield {"name": f"{name}.bias", "count": n_out}
 
-    def _norm(
-        self, name: str, width: int, *, flops: float = 0.0, activations: int = 0, of_loss: int = 0
-    ) -> Iterator[Record]:
-        yield {
-            "name": f"{name}.weight",
-            "count": width,
-            "flops": flops,
-            "activations": activations,
-            "float32_activations": of_loss,
-        }
-        if self.norm == "layer" and self.biases == "all":
+    def _norm(self, name: str, width: int, *, activations: int = 0) -> Iterator[Record]:
+        yield {"name": f"{name}.weight", "count": width, "flops": 0.0, "activations": activations}
+        has_bias = self.biases == "all" if self.norm_biases is None else self.norm_biases
+        if self.norm == "layer" and has_bias:
             yield {"name": f"{name}.bias", "count": width}
 
 

@@ -91,8 +91,6 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
             yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"
     if workload.optimizer == "sgd" and workload.trust_ratios_s is not None:
         yield "workload.trust_ratios has no effect: with workload.optimizer sgd there are none"
-    if cluster.nics_per_node != 1 and not _uses_nics(scenario):
-        yield f"cluster.nics_per_node has no effect: {_one_domain(cluster)} sends nothing over its NICs"
     if cluster.oversubscription != 1 and not _uses_nics(scenario):
         yield f"cluster.oversubscription has no effect: {_one_domain(cluster)} sends nothing through a switch"
     if cluster.rails and (cluster.gpus_per_node == 1 or not _uses_nics(scenario)):

@@ -17,7 +17,7 @@ from simdist.scenario.transformer import Transformer
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
 from simdist.settings.precision import MeasuredBatch, Precision, Utilization
-from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds
+from simdist.settings.units import Fraction, Nbytes, Seconds, Whole, format_seconds, read_number
 
 #: Passes of a step: a plan has operations for each of them.
 MAX_MICRO_BATCHES = 4096
@@ -39,8 +39,8 @@ class Tensor(Settings):
     """
 
     name: str
-    count: Annotated[Whole, Field(ge=1)]
-    flops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    count: Annotated[Whole, Field(ge=1, le=10**15)]
+    flops: Annotated[float, Field(ge=0, le=1e24, allow_inf_nan=False)] = 0.0
     forward_s: Annotated[Seconds | None, Field(exclude_if=lambda seconds: seconds is None)] = None
     backward_s: Seconds | None = None
     rows: Annotated[Whole | None, Field(ge=1, exclude_if=lambda rows: rows is None)] = None
@@ -108,6 +108,8 @@ class Workload(Settings):
         measured_batch_size: Batch size that `forward_s` and `backward_s` were measured at. They are then proportional
             to `batch_size`. If absent, they are the seconds of any batch.
         utilization_batch_size: Batch size that `utilization` was measured at: one for any precision, or by precision.
+        utilization_ranks: GPUs that `utilization` was measured on together. A rate of several contains what a full
+            machine loses, and communication that is not hidden.
         step_times: Measured steps of one GPU by batch size, forward, backward and update, at device speed 1: instead of
             `forward_s` and `backward_s`. One third of the passes is forward.
         launch_s: Seconds in which the host launches the kernels of a forward and a backward pass. Passes take no less,
@@ -156,6 +158,7 @@ class Workload(Settings):
     decode_s: Seconds = 0.0
     utilization: Utilization = Utilization()
     utilization_batch_size: Annotated[MeasuredBatch, Field(exclude_if=lambda sizes: not sizes.stated)] = MeasuredBatch()
+    utilization_ranks: Annotated[Whole, Field(ge=1, le=1_000_000, exclude_if=lambda n_ranks: n_ranks == 1)] = 1
 
     @property
     def tensor_counts(self) -> tuple[int, ...]:
@@ -245,6 +248,11 @@ class Workload(Settings):
         if self.stated_forward_s is not None:
             return self.batch_size / (self.measured_batch_size or self.batch_size)
         return self.batch_size / (self.utilization_batch_size.at(self.precision) or self.batch_size)
+
+    @property
+    def measured_ranks(self) -> int:
+        """GPUs that the seconds of passes were measured on together; 1 if they are stated in seconds."""
+        return 1 if self.has_seconds else self.utilization_ranks
 
     @property
     def is_of_any_batch(self) -> bool:
@@ -415,13 +423,16 @@ def _read_tensors(path: Path) -> tuple[Tensor, ...]:
     header, *rows = list(csv.reader(line for _, line in numbered)) or [[]]
     if header not in (_COLUMNS, [*_COLUMNS, _ROWS]):
         raise ValueError(f"{path} begins with {shown(','.join(header))}: write {','.join(_COLUMNS)}")
-    records = [dict(zip(header, [row[0], *map(_number, row[1:])], strict=False)) for row in rows]
+    for (number, _), row in zip(numbered[1:], rows, strict=True):
+        if len(row) != len(header):
+            raise ValueError(f"{path}:{number}: has {len(row)} columns, the first line {len(header)}: is it cut?")
+    records = [dict(zip(header, [row[0], *map(_number, row[1:])], strict=True)) for row in rows]
     try:
         return _reader().validate_python(records)
     except ValidationError as error:
         details = error.errors()[0]
-        row, *keys = details["loc"]
-        where = f"{path}:{numbered[int(row) + 1][0]}"
+        index, *keys = details["loc"]
+        where = f"{path}:{numbered[int(index) + 1][0]}"
         raise ValueError(f"{where}: {'.'.join(map(str, keys))}: {details['msg']}") from None
 
 
@@ -432,6 +443,6 @@ def _reader() -> TypeAdapter[tuple[Tensor, ...]]:
 
 def _number(text: str) -> float | str:
     try:
-        return float(text)
+        return read_number(text, -math.inf, math.inf)
     except ValueError:
         return text

@@ -29,6 +29,8 @@ from simdist.settings.base import FromFile, shown
 _End = TypeVar("_End", int, float)
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII | re.DOTALL)
 
 
@@ -139,6 +141,35 @@ def parse_whole(value: object) -> int:
             return int(value)
         case _:
             raise ValueError(f"{shown(value)} is not a whole number: write e.g. 8")
+
+
+def read_number(text: str, least: float, most: float) -> float:
+    """Return a number of a table of another program, from `least` to `most`; ValueError tells value and bounds.
+
+    Python reads `nan`, `-5` and `1e300` as numbers. In a column of times or sizes they are damage, or another column.
+
+    >>> read_number("12.50", 0, 100)
+    12.5
+    >>> read_number("nan", 0, 100)
+    Traceback (most recent call last):
+    ValueError: 'nan': write a number from 0 to 100
+    """
+    number = float(text) if _NUMBER.fullmatch(text.strip()) else None
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{shown(text)}: write a number from {least:g} to {most:g}")
+    return number
+
+
+def read_whole(text: str, least: int, most: int) -> int:
+    """Return a whole number of a table of another program, with the arguments and errors of `read_number`.
+
+    >>> read_whole("8", 1, 1000)
+    8
+    """
+    number = int(text) if _WHOLE.fullmatch(text.strip()) else None
+    if number is None or not least <= number <= most:
+        raise ValueError(f"{shown(text)}: write a whole number from {least} to {most}")
+    return number
 
 
 def parse_whole_or(*words: str) -> Callable[[object], object]:

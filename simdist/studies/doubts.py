@@ -144,9 +144,10 @@ def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doub
     if scenario.workload.batch_over_measured != 1:
         found.append(batch_doubt(table, scenario.workload))
     lost = _lost(scenario)
-    if cluster.gpus_per_node > 1 and lost is not None and not scenario.imported:
+    n_measured = scenario.workload.measured_ranks
+    if n_measured < cluster.gpus_per_node and lost is not None and not scenario.imported:
         found.append(replace(training_doubt(table, "machine", *of_training), known=lost))
-    if cluster.n_domains > 1 and not scenario.imported:
+    if cluster.n_domains > 1 and n_measured < cluster.world_size and not scenario.imported:
         found.append(training_doubt(table, "machines", *of_training))
     links: tuple[tuple[Literal["fabric", "network"], int], ...] = (
         ("fabric", cluster.world_size // cluster.n_domains),

@@ -34,7 +34,7 @@ LAYERS: dict[str, str] = {
     "simdist.configurations": "errors scenario settings",
     "simdist.cost": "caching errors plan scenario settings",
     "simdist.engines": "cost errors plan traces",
-    "simdist.runs": "arrays cost engines errors files plan proof scenario schedules settings traces",
+    "simdist.runs": "arrays configurations cost engines errors files plan proof scenario schedules settings traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
     "simdist.sweep": "engines errors files jobs machine plan runs scenario schedules settings studies traces",

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -158,6 +157,13 @@ _WORK = {"cpu_op", "kernel", "gpu_memcpy", "cuda_runtime", "user_annotation", "g
 _NO_WORK = SKIPPED | {"cpu_instant_event", "gpu_memset", "cuda_driver", "cuda_sync", ""}
 _OTHER_DEVICE = re.compile(r"(?<![a-z])(?:mtia|xpu|hpu|npu|mlu|gcu|privateuse1)(?![a-z])")
 _JSON = json.JSONDecoder(strict=False)
+_LONGEST_US = 1e12  # 11 days
+_LATEST_US = 1e17  # 3,000 years; starts count from 1970 or from the boot
+
+
+def _is_timed(event: Event) -> bool:
+    """Tell whether an event has a start, and a duration that a profiler can have seen."""
+    return abs(event.ts_us) < _LATEST_US and 0 <= event.dur_us <= _LONGEST_US
 
 
 class TraceFile:
@@ -253,7 +259,7 @@ class TraceFile:
             events = [replace(event, cat=_OLDER_CATS.get(event.cat, event.cat)) for event in events]
             self._cats |= {event.cat for event in events}
         chosen = [event for event in events if event.cat not in SKIPPED and event.ph not in _ARROWS]
-        timed = [event for event in chosen if (-inf < event.ts_us < inf and 0 <= event.dur_us < inf) or event.ph == "M"]
+        timed = [event for event in chosen if _is_timed(event) or event.ph == "M"]
         self._n_untimed += len(chosen) - len(timed)
         return timed
 
@@ -281,7 +287,7 @@ class TraceFile:
         if self._n_broken:
             self._notes.append(f"{self._n_broken:,} events are damaged and were left out")
         if self._n_untimed:
-            self._notes.append(f"{self._n_untimed:,} events have no start, or a negative duration, and were left out")
+            self._notes.append(f"{self._n_untimed:,} events have no start, or no possible duration, and were left out")
         self._is_read = True
 
     def _read_behind(self, text: bytes) -> None:

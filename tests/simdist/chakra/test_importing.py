@@ -290,7 +290,7 @@ REFUSED = {
     "none": ([each for each in pytorch(0) if each.type == NodeType.COMP], "has no all-reduce among 45 nodes"),
     "infinite": (
         [node(1, "x", NodeType.COMP, ("simdist_duration_s", "double", float("inf")))],
-        "node 1 'x': simdist_duration_s is inf; it is seconds, 0 or more",
+        "node 1 'x': simdist_duration_s is inf; it is seconds, from 0 to 1e+06",
     ),
 }
 

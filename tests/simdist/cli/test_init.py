@@ -285,7 +285,7 @@ def test_a_terminal_is_asked_and_a_wrong_answer_asked_again(bare, capsys, monkey
     found = settings(answer)
     assert found["cluster"] == ("ideal", "answer")
     assert found["nodes"] == ("2", "answer")
-    assert found["GPUs per node"] == ("4", "answer")
+    assert found["GPUs per node"] == ("4", "guess: as in ideal")  # Enter takes a guess, and it stays one
     assert found["straggler rate"] == ("5%", "answer")
     assert "there is no such file, nor a preset of that name" in answer.err
     assert "'no' is no number above 0: write e.g. 4" in answer.err
@@ -335,14 +335,21 @@ def test_a_job_of_torchtitan_becomes_a_scenario(bare, capsys):
     found = settings(answer)
     assert found["nodes"][0] == "2"  # 2 replicas of 8 ranks, and 8 GPUs a node
     assert found["batch size"] == ("2", "training.local_batch_size")
-    assert found["utilization"] == ("42.5%", "measured: llama3-8b on 8 H100, compiled, 6,667 tokens/s (torchtitan)")
+    assert found["utilization"] == ("43.51%", "measured: llama3-8b on 8 H100, compiled, 6,667 tokens/s (torchtitan)")
     written = scenario.load(bare / "scenario.yaml")
     workload = written.workload
     assert sum(workload.tensor_counts) == 8_030_261_248
     assert (workload.batch_size, workload.micro_batches, workload.precision) == (2, 4, "bf16")
     assert workload.recompute == pytest.approx(0.2794)
-    assert written.uncertain == {}
-    [schedule] = written.schedules
+    [(path, ends)] = written.uncertain.items()
+    assert (path, ends.from_, ends.to) == ("workload.utilization.bf16", "42.49%", "44.53%")
+    assert workload.utilization_ranks == 8
+    schedule, *rivals = written.schedules
+    assert [each.name for each in rivals] == [
+        "hsdp-8-bfloat16-keep",
+        "fsdp-bfloat16",
+        "hsdp-8-local-8-bfloat16",
+    ]
     assert schedule.model_dump(exclude_defaults=True) == {
         "shard": 8,
         "keep_last_unit": True,
@@ -359,11 +366,11 @@ def test_a_config_of_hugging_face_becomes_a_scenario_with_a_range(bare, capsys):
     (bare / "config.json").write_text(json.dumps(GPT2_XL))
     given = ("--cluster", "dgx-a100", "--nodes", 2, "--steps", 16, "--json")
     found = settings(call(capsys, "init", "--from", "config.json", *given))
-    assert found["utilization"] == ("59.7%", "measured: mpt-1b on 8 A100, 20,513 tokens/s (llm-foundry)")
+    assert found["utilization"] == ("60.19%", "measured: mpt-1b on 8 A100, 20,513 tokens/s (llm-foundry)")
     written = scenario.load(bare / "scenario.yaml")
     assert sum(written.workload.tensor_counts) == 1_557_611_200
     [(path, ends)] = written.uncertain.items()
-    assert (path, ends.from_, ends.to) == ("workload.utilization.bf16", "44.3%", "73.5%")
+    assert (path, ends.from_, ends.to) == ("workload.utilization.bf16", "44.46%", "76.2%")
     assert [each.name for each in written.schedules] == ["sync", "local-8", "hsgd-2-8,8-world"]
     compared = call(capsys, "compare", "scenario.yaml", "--seeds", 2)
     assert compared.code == 0
@@ -389,7 +396,7 @@ def test_options_replace_what_a_described_job_states(bare, capsys):
     ("args", "problem"),
     [
         (("--from", "none.toml"), "--from none.toml: there is no such file"),
-        (("--from", "job.yaml"), "--from job.yaml: is neither a torchtitan job (.toml) nor the config.json"),
+        (("--from", "job.yaml"), "--from job.yaml: is none of: a torchtitan job (.toml), the config.json of"),
         (("--from", "config.json", "--workload", "gpt2"), "--from beside --workload: write one of them"),
         (("--sequence", 512), "--sequence: is for --from only"),
         (("--from", "config.json", "--cluster", "v100x8-25gbit"), "the peak of V100 SXM2 in bf16 is not known"),
@@ -428,3 +435,78 @@ def test_schedules_to_compare_are_named_by_the_labels_of_tables(bare, capsys, la
 def test_wrong_schedule_is_told_by_its_option_and_not_by_a_line_of_a_file(bare, capsys, label, problem):
     answer = call(capsys, "init", "--cluster", "v100x8-25gbit", "--workload", "resnet50", "--schedule", label)
     assert (answer.code, problem in answer.err, "scenario.yaml:" in answer.err) == (2, True, False)
+
+
+def test_what_a_job_becomes_is_compared_without_a_warning(bare, capsys):
+    for name, nodes in (("dgx-h100", 1), ("aws-p4d", 1), ("gb200-nvl72", 2)):
+        given = ("--cluster", name, "--nodes", nodes, "--steps", 8, "--workload", "gpt2", "--force")
+        call(capsys, "init", *given, "--straggler-rate", 0)
+        compared = call(capsys, "compare", "scenario.yaml", "--seeds", 2)
+        assert (compared.code, compared.err) == (0, ""), name
+
+
+def test_a_measured_rate_lies_in_the_interval_of_its_own_job(bare, capsys):
+    text = TORCHTITAN.replace("global_batch_size = 128\n", "").replace("replicate_degree = 2", "replicate_degree = 1")
+    (bare / "job.toml").write_text(text)
+    given = ("--cluster", "dgx-h100", "--straggler-rate", 0, "--steps", 16)
+    assert call(capsys, "init", "--from", "job.toml", *given).code == 0
+    answer = call(capsys, "compare", "scenario.yaml", "--seeds", 2, "--json")
+    assert "warning" not in answer.err
+    row = json.loads(answer.out)["rows"][0]
+    measured_s = 2 * 8192 / 6667
+    assert row["step_s_lo"] < measured_s < row["step_s_hi"]
+    assert row["step_s"] == pytest.approx(measured_s, rel=0.01)
+
+
+def test_answers_of_enter_stay_guesses(bare, capsys, monkeypatch):
+    found = settings(ask(capsys, monkeypatch, *[""] * 8, options=("--json",)))
+    assert len(found) == 8
+    assert [name for name, (_, source) in found.items() if not source.startswith("guess")] == []
+    assert "# answer" not in (bare / "scenario.yaml").read_text(encoding="utf-8")
+
+
+def test_an_error_cites_no_line_of_a_file_that_was_not_written(bare, capsys):
+    answer = call(capsys, "init", "--schedule", "sync", "--schedule", "sync")
+    assert (answer.code, "scenario.yaml:" in answer.err) == (2, False)
+    assert "--schedule sync: duplicate label 'sync'" in answer.err
+    assert not (bare / "scenario.yaml").exists()
+
+
+ACCELERATE = """
+distributed_type: FSDP
+fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD, fsdp_activation_checkpointing: true}
+mixed_precision: bf16
+num_machines: 2
+num_processes: 8
+gradient_accumulation_steps: 4
+"""
+
+
+@pytest.mark.parametrize("model", [("--from", "config.json"), ("--workload", "gpt2-xl")])
+def test_a_configuration_without_a_model_takes_that_of_another_file_or_a_preset(bare, capsys, model):
+    (bare / "accelerate.yaml").write_text(ACCELERATE)
+    (bare / "config.json").write_text(json.dumps(GPT2_XL))
+    answer = call(capsys, "init", "--from", "accelerate.yaml", *model, "--cluster", "dgx-a100")
+    assert answer.code == 0, answer.err
+    written = scenario.load(bare / "scenario.yaml")
+    assert (written.cluster.nodes, written.cluster.gpus_per_node) == (2, 4)
+    assert sum(written.workload.tensor_counts) == 1_557_611_200
+    assert (written.workload.micro_batches, written.workload.recompute) == (4, 1)
+    assert [each.name for each in written.schedules][:2] == ["hsdp-4-bfloat16-root", "hsdp-4-bfloat16-keep-root"]
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (["accelerate.yaml"], "--from accelerate.yaml: has no model: add --from config.json, or --workload"),
+        (["config.json", "config.json"], "--from: two files have a model: leave one of them out"),
+        (["config.json", "accelerate.yaml", "other.yaml"], "--from: two files state passes: leave it out of one"),
+    ],
+)
+def test_files_that_do_not_make_one_job_are_refused(bare, capsys, files, told):
+    (bare / "accelerate.yaml").write_text(ACCELERATE)
+    (bare / "other.yaml").write_text(ACCELERATE.replace("steps: 4", "steps: 2"))
+    (bare / "config.json").write_text(json.dumps(GPT2_XL))
+    answer = call(capsys, "init", *(each for name in files for each in ("--from", name)), "--cluster", "dgx-a100")
+    assert answer.code == 2
+    assert told in answer.err

@@ -333,7 +333,18 @@ def test_a_summary_of_collectives_tells_units_and_the_late_rank(tmp_path: Path, 
     ("text", "problem"),
     [
         ("rank,dtype\n", "has no column 'Collective name'"),
-        (SUMMARY.replace("900.0", "much"), "nccl_summary_long.csv:2: could not convert string to float: 'much'"),
+        (
+            SUMMARY.replace("900.0", "much"),
+            "nccl_summary_long.csv:2: column dur_mean: 'much': write a number from 0 to",
+        ),
+        (SUMMARY.replace("900.0", "nan"), "nccl_summary_long.csv:2: column dur_mean: 'nan': write"),
+        (SUMMARY.replace("900.0", "-900.0"), "nccl_summary_long.csv:2: column dur_mean: '-900.0': write"),
+        (
+            SUMMARY.replace("10.0,2", "10.0,0"),
+            "nccl_summary_long.csv:[0-9]+: column operation_count: '0': write a whole",
+        ),
+        (SUMMARY.replace(",900.0", ""), "nccl_summary_long.csv:2: has fewer columns than the first line"),
+        (SUMMARY.replace("900.0", "3,900.0"), "nccl_summary_long.csv:2: has more columns than the first line"),
         (SUMMARY.splitlines()[0] + "\n", "has no all_gathers and reduce_scatters"),
     ],
 )

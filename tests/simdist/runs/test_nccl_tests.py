@@ -6,6 +6,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.nccl_tests import fitted, placed, read_table, simulated_s, with_launches
 from simdist.scenario import dump_cluster, load, load_cluster, presets
 from simdist.studies.doubts import doubts_of
+from simdist.traces.collectives import bus_factor
 
 HEAD = """# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20
 # Collective test starting: {op}_perf
@@ -27,8 +28,17 @@ def output(rows, *, op="all_reduce", nodes=2, gpus=8, one_process=False):
         f"{rank % gpus} [0x1b] NVIDIA H100 80GB HBM3"
         for rank in range(nodes * gpus)
     ]
-    lines = [f"{n:12} {n // 4:12} float sum -1 {1e6 * s:8.5f} 1.0 2.0 0 {1.1e6 * s:8.2f} 1.0 2.0 0" for n, s in rows]
+    factor = bus_factor(op, nodes * gpus)
+    lines = [line(nbytes, seconds, factor) for nbytes, seconds in rows]
     return HEAD.format(op=op, ranks="\n".join(ranks)) + "\n".join(lines) + "\n" + TAIL
+
+
+def line(nbytes, seconds, factor):
+    """Return the line of a size; in place, it takes a tenth longer."""
+    parts = [
+        f"{1e6 * s:.5f} {1e-9 * nbytes / s:.2f} {1e-9 * factor * nbytes / s:.2f} 0" for s in (seconds, 1.1 * seconds)
+    ]
+    return f"{nbytes:12} {nbytes // 4:12} float sum -1 {' '.join(parts)}"
 
 
 def preset(name, **update):
@@ -44,7 +54,7 @@ def test_a_table_has_the_times_out_of_place_and_the_ranks():
 def test_older_columns_and_the_tags_of_mpirun_are_read():
     text = """# bytes
 #       size         count    type    time   algbw   busbw  error
-[1,0]<stdout>:       1024           256   float   12.50    0.10    0.10    N/A
+[1,0]<stdout>:       1024           256   float   12.50    0.08    0.08    N/A
 """
     table = read_table(text, name="t.txt", op="all_gather")
     assert (table.op, table.rows, table.nodes) == ("all_gather", ((1024, pytest.approx(12.5e-6)),), None)
@@ -58,12 +68,58 @@ def test_older_columns_and_the_tags_of_mpirun_are_read():
             "# size count type time algbw busbw\n 8 2 float 12.5 0 0\n",
             "t.txt: names no collective: write it, e.g. --op",
         ),
-        ("# size count type time algbw busbw\n 8 2 float\n", "t.txt:2: no time in column 4"),
+        ("# size count type time algbw busbw\n 8 2 float\n", "t.txt:2: column 4: no time: 3 columns, 6 names"),
     ],
 )
 def test_what_is_no_table_is_refused(text, told):
     with pytest.raises(ScenarioError, match=told):
         read_table(text, name="t.txt")
+
+
+ROW = "1048576 262144 float sum -1 100.5 10.43 19.56 0 100.9 10.39 19.49 N/A"
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        (ROW.replace("100.5", "nan"), "column 6 (time): 'nan': write a number from 0.001 to 1e+09"),
+        (ROW.replace("100.5", "inf"), "column 6 (time): 'inf': write"),
+        (ROW.replace("100.5", "-5"), "column 6 (time): '-5': write"),
+        (ROW.replace("100.5", "0.00"), "column 6 (time): '0.00': write"),
+        (ROW.replace("10.39", "nan"), "column 11 (algbw): 'nan': write a number from 0 to 1e+06"),
+        (ROW.replace("1048576", "-1048576"), "column 1 (size): '-1048576': write a whole number from 0 to"),
+        (ROW.replace("262144", "262145"), "column 2 (count): 262145 of float beside a size of 1048576 B"),
+        (ROW.replace(" sum", ""), "column 13: no #wrong: 12 columns, 13 names"),
+        (f"{ROW} 0", "column 14: '0' has no name: 14 columns, 13 names"),
+        (ROW[:-30], "column 8: no busbw: 7 columns, 13 names"),
+        (ROW.replace("100.5", "10.05"), "column 7 (algbw): 10.43 GB/s, but 1048576 B in 10.05 us are 104.34 GB/s"),
+        (ROW.replace("100.9", "10.9"), "column 11 (algbw): 10.39 GB/s, but 1048576 B in 10.9 us are 96.20 GB/s"),
+        (ROW.replace("sum -1 100.5 10.43", "sum 100.5 10.43 -1"), "column 6 (time): '10.43'|column 7"),
+        (f"{ROW}\n{ROW.replace('19.56', '10.43')}", "column 8 (busbw): is 0.998 to 1.002 times algbw"),
+    ],
+)
+def test_numbers_that_cannot_be_or_contradict_each_other_are_refused_with_their_column(row, told):
+    with pytest.raises(ScenarioError) as caught:
+        read_table(HEAD.format(op="all_reduce", ranks="#") + row, name="t.txt")
+    assert str(caught.value).startswith("t.txt:")
+    assert any(each in str(caught.value) for each in told.split("|")), caught.value
+
+
+def test_the_ratio_of_bandwidths_tells_the_number_of_ranks():
+    table = read_table(HEAD.format(op="all_reduce", ranks="#") + ROW, name="t.txt")
+    assert placed(table, preset("dgx-a100"), nodes=2, gpus_per_node=8).world_size == 16
+    with pytest.raises(
+        ScenarioError, match=r"^nccl-tests: busbw is 1\.\d+ to 1\.\d+ times algbw, but 1.750 in an all_red"
+    ):
+        placed(table, preset("dgx-a100"), nodes=1, gpus_per_node=8)
+
+
+@pytest.mark.parametrize("rest", ["N/A N/A N/A N/A", "100.9 10.39 19.49 0"])
+def test_times_in_place_may_be_missing(rest):
+    row = ROW[: ROW.index("100.9")] + rest
+    assert read_table(HEAD.format(op="all_reduce", ranks="#") + row, name="t.txt").rows == (
+        (2**20, pytest.approx(1.005e-4)),
+    )
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
@@ -93,7 +149,7 @@ def test_in_one_node_a_table_gives_the_fabric_and_the_overhead():
 
 
 def test_what_no_value_gives_is_noted_and_stays():
-    table = read_table(output([(8, 1e-9), (2**30, 1e-6)]), name="t.txt")
+    table = read_table(output([(8, 1e-9), (2**30, 4e-6)]), name="t.txt")
     start = placed(table, preset("dgx-a100"), nodes=None, gpus_per_node=None)
     found, notes = fitted(table, start)
     assert found.network == start.network
@@ -172,7 +228,7 @@ def test_a_link_that_is_told_has_no_doubt_and_all_others_stay(tmp_path):
     assert load_cluster(path) == found
     messages, _ = fitted(measured(start, "sendrecv", 8, 2**30), start)
     assert doubts(messages) == [*both, "fabric"]
-    only_latency, _ = fitted(read_table(output([(8, 200e-6), (2**30, 1e-6)]), name="t.txt"), start)
+    only_latency, _ = fitted(read_table(output([(8, 200e-6), (2**30, 4e-6)]), name="t.txt"), start)
     assert only_latency.network.latency_s != start.network.latency_s
     assert doubts(only_latency) == [*both, "fabric", "network"]
     node = start.model_copy(update={"nodes": 1})

@@ -218,6 +218,12 @@ def test_recording_of_unknown_format_is_refused(tmp_path):
         ("x.csv", b"1,2,\n", f"x.csv: could not convert string '' to float64 at row 0, column 3: {CSV}"),
         ("x.csv", b"50 ms, 0", f"x.csv: could not convert string '50 ms' to float64 at row 0, column 1: {CSV}"),
         ("x.csv", b"1,2\n3,-4", "x.csv: -4 at step 1, rank 1: delays are seconds, finite and 0 or more"),
+        ("x.csv", b"1,2\n3,inf", "x.csv: inf at step 1, rank 1: delays are seconds, finite and 0 or more"),
+        (
+            "x.csv",
+            b"1,2\n3,1e300",
+            "x.csv: 1e+300 at step 1, rank 1: delays are seconds, finite and 0 or more, at most 1e+",
+        ),
         ("x.csv", b"1,nan", "x.csv: nan at step 0, rank 1: delays are seconds"),
         (
             "x.csv",

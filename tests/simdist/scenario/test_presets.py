@@ -1,14 +1,16 @@
 """The presets that ship with the package: they load, they say where each number is from, and their totals are right."""
 
 import csv
+import functools
 import math
 import re
 
 import pytest
 
 from simdist import scenario
-from simdist.configurations.rates import estimate, rounded
+from simdist.configurations.rates import Rate, estimate, rounded
 from simdist.errors import ScenarioError
+from simdist.runs.measured_rates import utilization_of_rate
 from simdist.scenario import presets
 
 PUBLISHED_PARAMETERS = {
@@ -181,13 +183,20 @@ def test_every_hardware_number_of_a_cluster_has_its_source_on_its_line(name: str
     assert [line for line in lines if "  # " not in line] == []
 
 
+@functools.cache
+def on_dgx_h100(rate: Rate) -> float:
+    return utilization_of_rate(rate, load(cluster="dgx-h100").cluster, "bf16")
+
+
 @pytest.mark.parametrize("name", BY_SIZES)
 def test_utilization_of_a_transformer_is_that_of_the_nearest_measured_one(name: str) -> None:
     workload = load(workload=name).workload
-    device = load(cluster="dgx-h100").cluster.device
-    found = estimate(workload, device, "bf16", is_compiled=False)
+    cluster = load(cluster="dgx-h100").cluster
+    found = estimate(workload, cluster.device, "bf16", is_compiled=False, share_of=on_dgx_h100)
     assert found is not None
     assert workload.utilization.stated == ("bf16",)
+    has_own_rate = "no rate of its own" not in presets.path("workloads", name).read_text()
+    assert workload.utilization_ranks == (found.n_ranks if has_own_rate else 1)  # another model's leaves its doubt
     assert rounded(found.share) == rounded(workload.utilization.bf16 or 0.0)
     assert f"{found.source.removeprefix('measured: ')}\n" in presets.path("workloads", name).read_text()
 

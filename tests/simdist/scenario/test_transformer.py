@@ -136,6 +136,50 @@ def test_heads_may_be_wider_than_their_part_of_the_stream():
     assert counts["blocks.0.attention.query_norm.weight"] == counts["blocks.0.attention.key_norm.weight"] == 6
 
 
+def counts_of(more):
+    sizes = "{layers: 1, hidden: 8, heads: 4, vocabulary: 10, sequence: 6, " + more + "}"
+    return {each.name: each.count for each in workload(sizes).tensors}
+
+
+def test_norms_of_all_heads_together_are_as_wide_as_the_queries_and_as_the_keys():
+    counts = counts_of("kv_heads: 2, norm: rms, biases: none, query_key_norm: whole")
+    assert counts["blocks.0.attention.query_norm.weight"] == 8
+    assert counts["blocks.0.attention.key_norm.weight"] == 4
+
+
+@pytest.mark.parametrize(
+    ("n", "names"), [(1, ["norm1"]), (2, ["norm1", "norm2"]), (4, ["norm1", "attention.norm", "norm2", "mlp.norm"])]
+)
+def test_a_layer_has_one_norm_two_or_four(n, names):
+    counts = counts_of(f"norm: rms, biases: none, layer_norms: {n}")
+    assert [each for each in counts if "blocks.0" in each and "norm" in each] == [
+        f"blocks.0.{each}.weight" for each in names
+    ]
+
+
+def test_biases_of_attention_and_of_norms_only():
+    names = [each for each in counts_of("biases: attention, norm_biases: true") if each.endswith("bias")]
+    of_layer = ["norm1.bias", "attention.in.bias", "attention.out.bias", "norm2.bias"]
+    assert names == [*(f"blocks.0.{each}" for each in of_layer), "norm.bias"]
+
+
+def test_an_encoder_of_masked_tokens_has_its_norm_in_front_and_a_matrix_before_the_head():
+    counts = counts_of("masked: true, head_bias: true")
+    names = list(counts)
+    assert names[:4] == ["embedding", "positions", "embedding.norm.weight", "embedding.norm.bias"]
+    assert names[-5:] == ["head.in.weight", "head.in.bias", "head.norm.weight", "head.norm.bias", "head.bias"]
+    assert (
+        workload("{layers: 1, hidden: 8, heads: 4, vocabulary: 10, sequence: 6, masked: true}").flops
+        - workload("{layers: 1, hidden: 8, heads: 4, vocabulary: 10, sequence: 6}").flops
+        == 2 * 6 * 8 * 8
+    )
+
+
+def test_parameters_of_an_encoder_in_front_have_no_flops():
+    assert counts_of("encoder_count: 123")["encoder"] == 123
+    assert counts_of("encoder_count: 123").keys() - counts_of("tied: true").keys() == {"encoder"}
+
+
 def test_each_layer_is_a_unit_and_so_is_what_stands_before_and_after():
     found = workload("{layers: 3, hidden: 8, heads: 4, vocabulary: 10, sequence: 6, " + LLAMA + "}").sharded_units
     assert [unit.tensors for unit in found] == [(0, 1), (1, 10), (10, 19), (19, 28), (28, 30)]
