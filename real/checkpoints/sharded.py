@@ -14,7 +14,7 @@ import json
 import shutil
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,11 +57,21 @@ class Metadata:
 
     Args:
         tensors: Size and type of each tensor, by name.
-        places: The files, and where in them each part of a tensor is.
+        parts: Name of the tensor and place in a file, for each part of a tensor.
     """
 
     tensors: Mapping[str, Any]
-    places: Sequence[Any]
+    parts: Sequence[tuple[str, Any]]
+
+    def places_of(self, prefix: str) -> list[Any]:
+        """Return the places of the tensors whose names begin so."""
+        return [place for name, place in self.parts if name.startswith(prefix)]
+
+    def places_for(self, rank: int, world_size: int) -> list[Any]:
+        """Return the places in the files that a rank checks, so that all ranks together check all of them."""
+        names = sorted({place.relative_path for _, place in self.parts})
+        share = {*names[rank::world_size]}
+        return [place for _, place in self.parts if place.relative_path in share]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +288,7 @@ class ShardedCheckpoints:
                 check_job(path, _read_index(path).job, self._job)
             metadata = _metadata_of(path)
             sections |= _sections_of(metadata, self._rank)
-            _check_files(path, metadata, self._rank, self._job.world_size)
+            _check_places(path, metadata.places_for(self._rank, self._job.world_size))
         except Exception as error:  # also what a changed file makes torch raise
             problems[self._rank] = error
         self._raise_on_all(path, problems)
@@ -295,7 +305,7 @@ class ShardedCheckpoints:
             path: The checkpoint.
             problems: What this rank knows, by rank.
         """
-        told = {rank: [_is_damage(error), _cause(path, rank, error)] for rank, error in problems.items()}
+        told = {rank: [_is_damage(error), _cause(path, error, f" on rank {rank}")] for rank, error in problems.items()}
         found: dict[str, tuple[bool, str]] = {}
         for text in byte_transfer.gather_texts(json.dumps(told), group=self._group):
             found |= json.loads(text)
@@ -326,17 +336,13 @@ def load_copy(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | 
     from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
-        with naming_file(path, "read"):
-            index = _read_index(path)
-            metadata = _metadata_of(path)
-            _check_files(path, metadata, 0, 1)
-    except DamagedError as error:
-        raise RunError(f"{path}: damaged: {error}") from None
-    world_size = index.job.world_size
-    if rank not in range(world_size):
-        raise RunError(f"{path}: it has no rank {rank}, of {world_size} from 0")
-    copies = {name.split(".")[0] for name in metadata.tensors if name.startswith("copy")}
-    copy = rank // (world_size // len(copies))
+        index = _read_index(path)
+        world_size = index.job.world_size
+        if rank not in range(world_size):
+            raise RunError(f"{path}: it has no rank {rank}, of {world_size} from 0")
+        copy = _check_copy(path, rank, world_size)
+    except (DamagedError, OSError) as error:
+        raise RunError(_cause(path, error)) from None
     learned = LearnedOfCopy(module, optimizer, copy, _nothing) if optimizer else None
     state = learned.made() if learned else {f"copy{copy}": {"model": get_model_state_dict(module)}}
     try:
@@ -377,7 +383,9 @@ def _metadata_of(path: Path) -> Metadata:
 
     try:
         metadata = FileSystemReader(path).read_metadata()
-        return Metadata(dict(metadata.state_dict_metadata), list(metadata.storage_data.values()))
+        return Metadata(
+            dict(metadata.state_dict_metadata), [(index.fqn, place) for index, place in metadata.storage_data.items()]
+        )
     except OSError:
         raise
     except Exception as error:  # a pickle that was cut off or changed raises any type
@@ -399,20 +407,33 @@ def _sections_of(metadata: Metadata, rank: int) -> dict[str, Tensor]:
     return sections
 
 
-def _check_files(path: Path, metadata: Metadata, rank: int, world_size: int) -> None:
-    """Check this rank's share of the files. Each part of a tensor is a ZIP archive, whose checksum torch ignores.
+def _check_places(path: Path, places: Iterable[Any]) -> None:
+    """Check parts of tensors. Each is a ZIP archive, whose checksum torch ignores.
 
     Raises:
         DamagedError: A file was cut off, or has changed.
         OSError: It cannot be read.
     """
-    names = sorted({place.relative_path for place in metadata.places})
-    for name in names[rank::world_size]:
-        with open_regular(path / name) as file:
-            for place in metadata.places:
-                if place.relative_path == name:
-                    file.seek(place.offset)
-                    _check_part(name, file.read(place.length))
+    for place in places:
+        with open_regular(path / place.relative_path) as file:
+            file.seek(place.offset)
+            _check_part(place.relative_path, file.read(place.length))
+
+
+def _check_copy(path: Path, rank: int, world_size: int) -> int:
+    """Check the copy of the model that a rank had, and return its number.
+
+    Raises:
+        DamagedError: It has changed.
+        OSError: It cannot be read.
+    """
+    metadata = _metadata_of(path)
+    n_copies = len({name.split(".")[0] for name in metadata.tensors if name.startswith("copy")})
+    if not n_copies:
+        raise DamagedError(".metadata has no model")
+    copy = rank // (world_size // n_copies)
+    _check_places(path, metadata.places_of(f"copy{copy}."))
+    return copy
 
 
 def _check_part(name: str, content: bytes) -> None:
@@ -430,15 +451,15 @@ def _is_damage(error: BaseException) -> bool:
     return not isinstance(error, (OSError, RunError)) or isinstance(error, FileNotFoundError)
 
 
-def _cause(path: Path, rank: int, error: BaseException) -> str:
+def _cause(path: Path, error: BaseException, on: str = "") -> str:
     """Return what is wrong with a checkpoint, as a rank finds it."""
     match error:
         case RunError():
             return str(error)
         case FileNotFoundError():
-            return f"{path}: damaged: {Path(str(error.filename)).name} is missing on rank {rank}"
+            return f"{path}: damaged: {Path(str(error.filename)).name} is missing{on}"
         case OSError():
-            return f"{path}: rank {rank} cannot read it: {error.strerror or error}"
+            return f"{path}: cannot be read{on}: {error.strerror or error}"
         case _:
             return f"{path}: damaged: {_first_line(error)}"
 

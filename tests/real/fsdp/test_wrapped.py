@@ -300,6 +300,18 @@ def test_damage_to_all_checkpoints_is_an_error_that_names_them(four: Pool, tmp_p
         load_checkpoint(tmp_path / "step-0000000008", TRAINING.make()[0])
 
 
+def test_a_damaged_copy_is_not_loaded(four: Pool, tmp_path: Path) -> None:
+    four.run(sharded_loops.train, ShardedLoop(LocalSGD(period=3), TRAINING, N_STEPS, checkpoint=tmp_path))
+    path = tmp_path / "step-0000000008"
+    flip(path / "__2_0.distcp")
+    assert load_checkpoint(path, TRAINING.make()[0], rank=0) == 8  # of the other copy
+    with pytest.raises(RunError, match=r"damaged: __2_0\.distcp has changed"):
+        load_checkpoint(path, TRAINING.make()[0], rank=2)
+    (path / "__2_0.distcp").unlink()
+    with pytest.raises(RunError, match=r"damaged: __2_0\.distcp is missing"):
+        load_checkpoint(path, TRAINING.make()[0], rank=2)
+
+
 def test_checkpoints_of_sharded_and_of_whole_models_share_no_folder(four: Pool, tmp_path: Path) -> None:
     (tmp_path / "of whole").mkdir()
     (tmp_path / "of whole" / "step-0000000002.ckpt").touch()

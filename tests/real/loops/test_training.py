@@ -459,7 +459,8 @@ MISUSES = {
     loops.clipped_too_early: "step 0: worker.clip_grad_norm_() before the forward pass; it belongs before",
     loops.two_updates: "RunError: step 1: optimizer.step() before the forward pass",
     loops.closure_again_and_again: "RunError: step 0: LBFGS.step(closure) calls its closure several times",
-    loops.closure_after_a_pass: "RunError: step 0: optimizer.step(closure) after a backward pass, so a step would have",
+    loops.closure_after_a_pass: "so a step would have two; compute the gradients in the closure alone. To accumulate "
+    "gradients, do all passes but a step's last in `with worker.no_sync():`",
     loops.unknown_wrapper: "its .inner is an optimizer of torch: write real.wrap(model, optimizer.inner, schedule)",
     loops.optimizer_that_shards: "ZeroRedundancyOptimizer synchronises ranks itself: wrap a plain optimizer, and",
     loops.sparse_layer: "UnsupportedError: Sequential: layer '1.0' (EmbeddingBag) has sparse gradients, and those of a",
