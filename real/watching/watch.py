@@ -43,7 +43,7 @@ _FEWEST_STEPS = 10  # of a window; fewer tell little from noise
 _WARM_UP_STEPS = 2  # of a profiler, before the marked step
 _END_S = 5.0  # at the end of a job, for the times of other ranks
 _FAILED_END_S = 1.0  # the same after an error of the script
-_NO_WAITS = "no rank has waited for another so far, so it does not show whether one is late"
+_NO_WAITS = "no rank has waited for another so far, so a late one is not visible"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

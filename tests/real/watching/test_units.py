@@ -13,11 +13,11 @@ import torch.distributed as dist  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from real.watching.meetings import attach  # noqa: E402
+from real.watching.meetings import attach, unseen  # noqa: E402
 
 WIDTH = 8
 EXCHANGES = ("all_gather_single", "reduce_scatter_single", "all_reduce")
@@ -227,6 +227,19 @@ def test_the_last_leave_of_a_step_is_behind_its_last_exchange() -> None:
     assert log.events[-2:] == ["leave", "update"]
 
 
+def ddp(*layers: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(WIDTH, WIDTH), *layers))
+
+
+def test_a_watch_knows_which_late_ranks_its_hooks_miss() -> None:
+    sharded = fully_shard(nn.Sequential(nn.Linear(WIDTH, WIDTH)), mesh=init_device_mesh("cpu", (4,)))
+    with_buffers = ddp(nn.BatchNorm1d(WIDTH))
+    assert unseen(sharded) == unseen(ddp()) == unseen(with_buffers) == ""
+    assert unseen(FullyShardedDataParallel(nn.Linear(WIDTH, WIDTH), device_id=torch.device("cpu"))).startswith("slow")
+    assert unseen(nn.Sequential(nn.SyncBatchNorm(WIDTH))).startswith("slow computing is not visible here")
+    assert unseen(torch.compile(with_buffers, backend="eager")).startswith("a rank that loads late")
+
+
 def test_removed_hooks_note_nothing() -> None:
     log = Log()
     model = fully_shard(nn.Sequential(nn.Linear(WIDTH, WIDTH)), mesh=init_device_mesh("cpu", (4,)))
@@ -237,8 +250,12 @@ def test_removed_hooks_note_nothing() -> None:
 
 
 def test_a_unit_that_is_compiled_in_place_as_one_graph_can_be_watched() -> None:
+    class Unit(nn.Linear):
+        def forward(self, value: Tensor) -> Tensor:
+            return 2 * super().forward(value)
+
     log = Log()
-    unit = nn.Linear(WIDTH, WIDTH)
+    unit = Unit(WIDTH, WIDTH)
     unit.compile(backend="eager", fullgraph=True)
     model = fully_shard(unit, mesh=init_device_mesh("cpu", (4,)))
     attach(model, log)
