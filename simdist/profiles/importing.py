@@ -31,12 +31,14 @@ from simdist.profiles.estimates.sharded_model import ShardedModel, base_of_units
 from simdist.profiles.estimates.stragglers import CommonDelay, DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.estimates.uneven import TracedWork, find_uneven_work
+from simdist.profiles.job.fixed_exchanges import FixedExchange, find_fixed, fixed_note, fixed_s
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, UnknownLayoutError, find_layout
 from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
 from simdist.profiles.job.sharding import Sharding, find_sharding
 from simdist.profiles.job.step_budget import StepBudget, step_budget
+from simdist.profiles.job.transfers import transfers_of
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.step_parts import StepPart
@@ -163,6 +165,7 @@ class _Timed:
         clocks: Clocks of the ranks.
         untraced: Delays of untraced ranks, from collectives.
         times: Durations of the collectives.
+        fixed: Exchanges that are part of no schedule.
         notes: Assumptions and omissions.
     """
 
@@ -175,6 +178,7 @@ class _Timed:
     clocks: RankClocks
     untraced: collectives.UntracedWaits
     times: tuple[collectives.CollectiveTimes, ...]
+    fixed: tuple[FixedExchange, ...]
     notes: tuple[str, ...]
 
     @property
@@ -351,10 +355,11 @@ def _time(
     if sharding is not None:
         base = base_of_units(base, sharding)
     host = host_model(job, base, seconds)
+    fixed = find_fixed([each.steps for each in job.profiles], transfers_of(job.profiles), is_sharded=job.shards)
     if job.shards and not is_scenario:
         model: Model | ShardedModel = _NO_MODEL
     else:
-        model = _model(job, base, host, sharding, options)
+        model = _model(job, base, _before_s(base, host, fixed), sharding, options)
     matched = match(job)
     clocks = synchronize(matched)
     check_same_run(job, matched, clocks)
@@ -365,11 +370,11 @@ def _time(
     elif shares_cores(job, seconds):
         times = collectives.on_shared_cores(times, matched, clocks)
     notes = (*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes)
-    return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, notes)
+    return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, fixed, notes)
 
 
 def _model(
-    job: TracedJob, base: BaseTimes, host: HostModel, sharding: Sharding | None, options: ImportOptions
+    job: TracedJob, base: BaseTimes, before_s: float, sharding: Sharding | None, options: ImportOptions
 ) -> Model | ShardedModel:
     """Return the tensors of the job and their schedule."""
     if sharding is None:
@@ -378,13 +383,13 @@ def _model(
         raise ScenarioError(
             "--tensors: is for gradient buckets; the units of this sharded model are in its traces: leave it out"
         )
-    before_s = _before_s(base, host) / base.micro_batches
-    return sharded_model(sharding, base, before_s=before_s, is_blocking=job.profiles[0].device == "cpu")
+    each_s = before_s / base.micro_batches
+    return sharded_model(sharding, base, before_s=each_s, is_blocking=job.profiles[0].device == "cpu")
 
 
-def _before_s(base: BaseTimes, host: HostModel) -> float:
+def _before_s(base: BaseTimes, host: HostModel, fixed: Sequence[FixedExchange]) -> float:
     """Return the seconds of a step that the scenario counts with forward passes, besides their computing."""
-    return base.host_s + (0.0 if host.loads else base.input_s)
+    return base.host_s + (0.0 if host.loads else base.input_s) + fixed_s(fixed)
 
 
 def _find_late(timed: _Timed) -> _Late:
@@ -465,7 +470,7 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
     else:
         schedules = sharded_schedules(schedule, len(job.numbers), has_links=has_links, **shape)
     disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in late.delays)
-    plain = _scenario(name, job, cluster, timed.model, timed.base, timed.host, disturbances, schedules)
+    plain = _scenario(name, timed, cluster, disturbances, schedules)
     slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain, timed.base)))
     slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
@@ -490,6 +495,8 @@ def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
     """Return all assumptions and omissions, one sentence each."""
     links = proven.links
     notes = [*timed.notes, *(links.notes if links else ())]
+    if timed.fixed:
+        notes.append(fixed_note(timed.fixed))
     notes += _more_notes(timed.job, timed.base, timed.host, timed.clocks, links, late.clipped_share)
     notes += [
         f"warning: {each.who} waits {format_seconds(each.seconds)} longer for its batches than others in most steps: "
@@ -609,17 +616,18 @@ def _caveats(timed: _Timed, links: Links | None, proof: Proof, kind: JobKind) ->
 
 def _scenario(
     name: str,
-    job: TracedJob,
+    timed: _Timed,
     cluster: Cluster,
-    model: Model | ShardedModel,
-    base: BaseTimes,
-    host: HostModel,
     disturbances: tuple[Persistent, ...],
     schedules: tuple[Schedule, ...],
 ) -> Scenario:
     """Return the scenario of the job."""
+    job = timed.job
+    model = timed.model
+    base = timed.base
+    host = timed.host
     batch_size = next((each.batch_size for each in job.profiles if each.batch_size), 1)
-    forward_s: float | None = round((base.forward_s + _before_s(base, host)) / base.micro_batches, 9)
+    forward_s: float | None = round((base.forward_s + _before_s(base, host, timed.fixed)) / base.micro_batches, 9)
     optimize_s = base.optimize_s
     if isinstance(model, ShardedModel):
         forward_s = None  # the tensors state theirs
