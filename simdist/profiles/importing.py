@@ -32,6 +32,7 @@ from simdist.profiles.estimates.stragglers import CommonDelay, DelayTable, Noise
 from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.estimates.uneven import TracedWork, find_uneven_work
 from simdist.profiles.job.fixed_exchanges import FixedExchange, find_fixed, fixed_note, fixed_s
+from simdist.profiles.job.in_turn import in_turn_s
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, UnknownLayoutError, find_layout
@@ -60,6 +61,7 @@ from simdist.settings.units import format_seconds
 from simdist.studies.proposals import sharded_schedules, traced_schedules
 
 _TOLD_AHEAD = 0.01  # of a step
+_TOLD_IN_TURN = 0.01  # of a step
 _FEW = 10  # steps; a low quantile of fewer is unreliable
 _NO_MODEL = Model((), "float32", 1, 1, is_real=False, notes=())  # of a job that does not become a scenario
 _SAMPLE_NBYTES = 1  # loading takes only the latency of the storage
@@ -166,6 +168,8 @@ class _Timed:
         untraced: Delays of untraced ranks, from collectives.
         times: Durations of the collectives.
         fixed: Exchanges that are part of no schedule.
+        in_turn_s: Seconds of a step that ranks wait because they are late in turn, by noise. 0 if hosts do not wait in
+            each exchange.
         notes: Assumptions and omissions.
     """
 
@@ -179,6 +183,7 @@ class _Timed:
     untraced: collectives.UntracedWaits
     times: tuple[collectives.CollectiveTimes, ...]
     fixed: tuple[FixedExchange, ...]
+    in_turn_s: float
     notes: tuple[str, ...]
 
     @property
@@ -224,11 +229,13 @@ class _Proven:
         scenario: The job, with slow devices, without its delays.
         links: From the traces; None if the user gave a cluster.
         proof: The step as predicted and as measured.
+        in_turn_s: Seconds of a step that ranks wait in turn, which count with the exchanges.
     """
 
     scenario: Scenario
     links: Links | None
     proof: Proof
+    in_turn_s: float = 0.0
 
 
 def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOptions | None = None) -> ImportedJob:
@@ -246,11 +253,11 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     options = options or ImportOptions()
     timed = _time(profiles, options, is_scenario=True)
     late = _find_late(timed)
-    proven = _prove(name, timed, late, options)
+    proven = _with_noise(name, timed, late, options)
     slowed = _slowed(timed, late, proven.proof)
     told = {
         "doubts": _caveats(timed, proven.links, proven.proof, slowed.kind),
-        "imported": _facts(slowed, proven.proof, _unsure(timed.job, proven.links)),
+        "imported": _facts(slowed, proven, _unsure(timed.job, proven.links)),
     }
     return ImportedJob(
         **{each.name: getattr(slowed, each.name) for each in fields(slowed)},
@@ -356,21 +363,30 @@ def _time(
         base = base_of_units(base, sharding)
     host = host_model(job, base, seconds)
     fixed = find_fixed([each.steps for each in job.profiles], transfers_of(job.profiles), is_sharded=job.shards)
-    if job.shards and not is_scenario:
-        model: Model | ShardedModel = _NO_MODEL
-    else:
-        model = _model(job, base, _before_s(base, host, fixed), sharding, options)
     matched = match(job)
     clocks = synchronize(matched)
     check_same_run(job, matched, clocks)
     untraced = collectives.find_untraced_waits(matched, clocks)
     times = collectives.collective_times(matched, clocks, layout, untraced)
+    waits_in_turn_s = 0.0
     if job.shards and job.profiles[0].device == "cpu":
         times = collectives.of_last_members(times, matched, clocks)
+        fixed = tuple(_as_last(each, times) for each in fixed)
+        waits_in_turn_s = in_turn_s(matched, clocks, len(job.numbers))
     elif shares_cores(job, seconds):
         times = collectives.on_shared_cores(times, matched, clocks)
+    if job.shards and not is_scenario:
+        model: Model | ShardedModel = _NO_MODEL
+    else:
+        model = _model(job, base, _before_s(base, host, fixed), sharding, options)
     notes = (*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes)
-    return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, fixed, notes)
+    return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, fixed, waits_in_turn_s, notes)
+
+
+def _as_last(exchange: FixedExchange, times: Sequence[collectives.CollectiveTimes]) -> FixedExchange:
+    """Return a fixed exchange that takes what its last member takes, as other exchanges that block their hosts do."""
+    found = [each.seconds for each in times if (each.kind, each.nbytes) == (exchange.kind, exchange.nbytes)]
+    return replace(exchange, seconds=found[0] * exchange.per_step) if len(found) == 1 else exchange
 
 
 def _model(
@@ -479,6 +495,20 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
     return _Proven(slowed, links, proof)
 
 
+def _with_noise(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Proven:
+    """Build the scenario. Where ranks are late in turn and no delay shows it, exchanges take longer by this waiting."""
+    proven = _prove(name, timed, late, options)
+    missing_s = min(timed.in_turn_s, proven.proof.measured_s - proven.proof.predicted_s)
+    if proven.links is None or missing_s < _TOLD_IN_TURN * proven.proof.measured_s:
+        return proven
+    n_steps = len(timed.job.numbers)
+    fixed = {(each.kind, each.nbytes) for each in timed.fixed}
+    all_s = math.fsum(each.seconds * each.calls for each in timed.times if (each.kind, each.nbytes) not in fixed)
+    longer = 1 + missing_s * n_steps / all_s
+    times = tuple(replace(each, seconds=longer * each.seconds) for each in timed.times)
+    return replace(_prove(name, replace(timed, times=times), late, options), in_turn_s=missing_s)
+
+
 def _budget(timed: _Timed, late: _Late, straggling_s: float) -> StepBudget:
     """Return the parts of a step, with separate costs of stragglers and of loading."""
     lasting_s = max((each.seconds for each in late.stragglers if each.kind == "persistent"), default=0.0)
@@ -495,6 +525,12 @@ def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
     """Return all assumptions and omissions, one sentence each."""
     links = proven.links
     notes = [*timed.notes, *(links.notes if links else ())]
+    if proven.in_turn_s:
+        notes.append(
+            f"ranks are late in turn, by noise such as that of shared cores, and wait for one another in each "
+            f"exchange: {format_seconds(proven.in_turn_s)} of a step count with the exchanges; intervals widen by as "
+            f"much, because schedules with fewer exchanges wait less"
+        )
     if timed.fixed:
         notes.append(fixed_note(timed.fixed))
     notes += _more_notes(timed.job, timed.base, timed.host, timed.clocks, links, late.clipped_share)
@@ -523,8 +559,9 @@ def _unsure(job: TracedJob, links: Links | None) -> str:
     return f"{job.untraced}, and waiting for late ones among them looks like slow links: trace all ranks"
 
 
-def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
+def _facts(slowed: SlowedJob, proven: _Proven, unsure: str) -> Imported:
     """Return the facts about the imported job for the scenario."""
+    proof = proven.proof
     budget = slowed.budget
     parts = {part.name.lower(): round(float(budget.of_all_s[part]), 9) for part in StepPart if budget.of_all_s[part]}
     recording_s = float(np.mean([each.recording_s for each in slowed.job.profiles]))
@@ -538,6 +575,7 @@ def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
             "verdict": budget.verdict,
             "parts": parts,
             "beside_s": round(budget.beside_s, 9),
+            "in_turn_s": round(proven.in_turn_s, 9),
             "profiler_s": round(recording_s, 9),
             "lost": slowed.lost,
             "late_on": _late_on(slowed.stragglers),
@@ -578,8 +616,18 @@ def _cluster(timed: _Timed, options: ImportOptions) -> tuple[Cluster, Links | No
     bare = Cluster(**shape, fabric=Link.ideal(), network=Link.ideal(), library=library, device=device)
     kinds = SHARDED if isinstance(timed.model, ShardedModel) else AVERAGED
     usual = fabric_of_gpus(job.profiles)
-    links = derive_links(timed.times, bare, kinds=kinds, given=options.fabric, usual=usual)
+    links = derive_links(_of_links(timed), bare, kinds=kinds, given=options.fabric, usual=usual)
     return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
+
+
+def _of_links(timed: _Timed) -> tuple[collectives.CollectiveTimes, ...]:
+    """Return the times of collectives that tell links: not those of a few bytes which take longer than larger ones.
+
+    What such a collective takes beyond that is the host's, or waiting for a busy core.
+    """
+    fixed = {(each.kind, each.nbytes) for each in timed.fixed}
+    least_s = min((each.seconds for each in timed.times if (each.kind, each.nbytes) not in fixed), default=math.inf)
+    return tuple(each for each in timed.times if (each.kind, each.nbytes) not in fixed or each.seconds <= least_s)
 
 
 def _computing_s(scenario: Scenario, base: BaseTimes) -> float:
