@@ -282,7 +282,7 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
     pairs = zip(targets_s, ratios(link), points, strict=True)
     all_s = math.fsum(target_s / miss * point.calls for target_s, miss, point in pairs)
     factor = math.fsum(point.seconds * point.calls for point in points) / all_s
-    return (_slower(link, factor) if abs(factor - 1) > _NEAR else link), notes
+    return (_slower(link, factor) if len(points) > 1 and abs(factor - 1) > _NEAR else link), notes
 
 
 def _slower(link: Link, factor: float) -> Link:
@@ -291,7 +291,7 @@ def _slower(link: Link, factor: float) -> Link:
         points = [(point.nbytes, float(f"{factor * point.time_s:.6g}")) for point in link.table]
         return Link.model_validate({"table": points})
     latency_s = float(f"{factor * link.latency_s:.4g}")
-    return Link(latency_s=latency_s, bandwidth_Bps=float(f"{link.bandwidth_Bps / factor:.6g}"))
+    return Link(latency_s=latency_s, bandwidth_Bps=max(1.0, float(f"{link.bandwidth_Bps / factor:.6g}")))
 
 
 def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:
