@@ -9,7 +9,7 @@ gathered take the same time each; other copies and the host cost nothing. The ru
 `fsdp_rules.py`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
@@ -38,11 +38,18 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_ga
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
-def drive(settings: Settings) -> list[Row]:
-    """Train on the virtual clock; return what was done, in the order in which the host issued it."""
+def drive(settings: Settings, watch: Callable[[nn.Module, Callable[[], int]], object] | None = None) -> list[Row]:
+    """Train on the virtual clock; return what was done, in the order in which the host issued it.
+
+    Args:
+        settings: Of the job.
+        watch: Takes the model, and what tells the clock of the current stream.
+    """
     device = _Device(settings)
     with _patched(device), _world(settings.replicas * settings.shard):
         model = _sharded(settings, device)
+        if watch is not None:
+            watch(model, lambda: device.current_stream().end)
         for step in range(settings.n_steps):
             for number, micro_batch in enumerate(settings.micro_batches):
                 device.step = step

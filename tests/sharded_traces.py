@@ -16,6 +16,7 @@ from kineto_drawing import AUTOGRAD, MAIN, NCCL_STREAM, Drawing
 KERNELS = {
     "_allgather_base": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "_reduce_scatter_base": "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    "allreduce": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
 }
 GATHER_MS, REDUCE_MS = 1.0, 2.0
 FORWARD_MS, BACKWARD_MS, UPDATE_MS = 5.0, 10.0, 3.0
@@ -44,6 +45,8 @@ def write_sharded(
     n_steps: int = 12,
     ahead: int = 0,
     micro_batches: int = 1,
+    norm_ms: float = 0.0,
+    norm_count: int = 41,
 ) -> Path:
     """Write a trace for each rank.
 
@@ -54,6 +57,8 @@ def write_sharded(
         n_steps: Of the traces.
         ahead: Units that the backward pass gathers before the one that it computes.
         micro_batches: Forward and backward passes of a step.
+        norm_ms: How long the norm's all_reduce takes, behind the backward pass; without it there is none.
+        norm_count: Its elements.
 
     Returns:
         The folder.
@@ -63,6 +68,11 @@ def write_sharded(
         begins_ms = _begin(ranks)
         for _ in range(micro_batches):
             _passes(ranks, [late_ms.get((rank, step), 0.0) for rank in range(n_ranks)], ahead)
+        for rank in ranks:
+            rank.thread = MAIN
+            rank.host_ms += LAUNCH_MS
+        if norm_ms:
+            _exchange(ranks, "allreduce", norm_ms, norm_count)
         _update(ranks, step, begins_ms)
     for number, rank in enumerate(ranks):
         text = json.dumps(rank.drawing.header | {"traceEvents": rank.drawing.events})
@@ -109,8 +119,6 @@ def _passes(ranks: list[_Rank], late_ms: list[float], ahead: int) -> None:
 
 def _update(ranks: list[_Rank], step: int, begins_ms: list[float]) -> None:
     for rank, begin_ms in zip(ranks, begins_ms, strict=True):
-        rank.thread = MAIN
-        rank.host_ms += LAUNCH_MS
         rank.drawing.note("Optimizer.step#AdamW.step", rank.host_ms, rank.host_ms + 3 * LAUNCH_MS)
         rank.host_ms += LAUNCH_MS
         rank.compute("multi_tensor_apply_kernel", UPDATE_MS)
@@ -123,10 +131,11 @@ def _update(ranks: list[_Rank], step: int, begins_ms: list[float]) -> None:
         rank.drawing.note(f"ProfilerStep#{step}", begin_ms, rank.device_ms)
 
 
-def _exchange(ranks: list[_Rank], kind: str, transfer_ms: float) -> None:
-    n_elements = 1_000_000
+def _exchange(ranks: list[_Rank], kind: str, transfer_ms: float, n_elements: int = 1_000_000) -> None:
     shard = n_elements // len(ranks)
     sizes = (shard, n_elements) if kind == "_allgather_base" else (n_elements, shard)
+    if kind == "allreduce":
+        sizes = n_elements, n_elements
     told = {
         "Collective_name": kind,
         "In_msg_nelems": sizes[0],

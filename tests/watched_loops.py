@@ -37,7 +37,7 @@ class Sleeps:
     Args:
         always_s: In every step, by rank.
         once_s: By rank and step.
-        at: Where in the step: before the forward pass, between loss and backward pass, or after the update.
+        at: Where in the step: before the forward pass, in it, between loss and backward pass, or after the update.
     """
 
     always_s: Mapping[int, float] = field(default_factory=dict)
@@ -103,8 +103,9 @@ def model_of(kind: str) -> nn.Module:
         case "fsdp":
             return FullyShardedDataParallel(module, device_id=torch.device("cpu"))
         case "fully_shard":
-            fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-            return module
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            fully_shard(module[0], mesh=mesh)
+            return fully_shard(module, mesh=mesh)
         case _:
             return DistributedDataParallel(module)
 
@@ -112,11 +113,21 @@ def model_of(kind: str) -> nn.Module:
 def one_step(module: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int, sleeps: Sleeps) -> None:
     sleeps("begin", rank, step)
     optimizer.zero_grad()
-    loss = module(torch.ones(4, N_INPUTS)).sum()
+    with pausing(module, sleeps, step, rank):
+        loss = module(torch.ones(4, N_INPUTS)).sum()
     sleeps("loss", rank, step)
     loss.backward()
     optimizer.step()
     sleeps("end", rank, step)
+
+
+@contextmanager
+def pausing(module: nn.Module, sleeps: Sleeps, step: int, rank: int) -> Iterator[None]:
+    """Sleep within the forward pass, behind the first layer."""
+    layer = next(each for each in module.modules() if isinstance(each, nn.ReLU))
+    handle = layer.register_forward_hook(lambda *_: sleeps("forward", rank, step))
+    yield
+    handle.remove()
 
 
 def train(kind: str, n_steps: int, every: int, sleeps: Sleeps) -> list[LatenessWindow]:

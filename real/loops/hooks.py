@@ -19,9 +19,8 @@ Passes without `set_requires_gradient_sync` do not belong to the plan, like thos
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import final
 
@@ -36,6 +35,7 @@ from real.loops.shards import Shards, local_part, uses_of_parameters, whole
 from real.loops.step_shape import n_passes
 from real.programs.binding import trained_parameters
 from real.session import Session
+from real.watching.module_hooks import not_compiled, tensors_in
 from simdist.errors import RunError
 from simdist.plan import Instance, ops
 
@@ -117,9 +117,9 @@ class Hooks:
         model.arrivals.listen(self._gradient_arrives)
         self._handles = [
             model.module.register_forward_pre_hook(
-                _not_compiled(self._forward_begins), prepend=self._shards is not None
+                not_compiled(self._forward_begins), prepend=self._shards is not None
             ),
-            model.module.register_forward_hook(_not_compiled(self._forward_ends)),
+            model.module.register_forward_hook(not_compiled(self._forward_ends)),
             model.optimizer.register_step_pre_hook(self._update_begins),
             model.optimizer.register_step_post_hook(self._update_ends),
         ]
@@ -295,7 +295,7 @@ class Hooks:
         if module is not self._module or self._at is not _At.FORWARD:
             return
         self._await_gradients()
-        for tensor in _tensors_in(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._output_gradient_arrives)
 
@@ -576,31 +576,6 @@ class Hooks:
         if self._shards:
             self._shards.reshard()  # after an evaluation, modules may still have gathered parameters
         return not set(self._trained).issuperset(trained_parameters(self._module))
-
-
-def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Keep a hook out of compiled graphs. Without compilation this costs nothing."""
-    apart = torch.compiler.disable(hook)
-
-    def call(*args: object) -> None:
-        (apart if torch.compiler.is_compiling() else hook)(*args)
-
-    return call
-
-
-def _tensors_in(output: object) -> Iterator[Tensor]:
-    match output:
-        case Tensor():
-            yield output
-        case Mapping():
-            for value in output.values():
-                yield from _tensors_in(value)
-        case list() | tuple():
-            for value in output:
-                yield from _tensors_in(value)
-        case _ if is_dataclass(output):
-            for each in fields(output):
-                yield from _tensors_in(getattr(output, each.name))
 
 
 def _versions(optimizer: torch.optim.Optimizer) -> list[int]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar, final
 
@@ -36,11 +36,13 @@ class WindowMoments(Generic[MomentT]):
         number: Number of the window.
         steps: The moments of its steps.
         is_last: No further window follows.
+        unseen: Which late ranks the moments may not show; empty if they show all.
     """
 
     number: int
     steps: Sequence[StepMoments[MomentT]]
     is_last: bool = False
+    unseen: str = ""
 
 
 @final
@@ -128,7 +130,7 @@ class WatchThread(Generic[MomentT]):
         self._await_moments(window, is_late)
         post = WindowPost(tuple(measured(each, self._clock) for each in window.steps), window.is_last)
         if self._rank == 0:
-            self._find_late(window.number, post, is_late)
+            self._find_late(window, post, is_late)
         elif self._exchange is not None:
             self._exchange.post(window.number, post)
             news = self._exchange.news()
@@ -143,10 +145,10 @@ class WatchThread(Generic[MomentT]):
                 raise RunError(f"the GPU has not reached the end of step {window.steps[-1].step} in time")
             time.sleep(_LOOK_S)
 
-    def _find_late(self, number: int, post: WindowPost, is_late: Callable[[], bool]) -> None:
+    def _find_late(self, window: WindowMoments[MomentT], post: WindowPost, is_late: Callable[[], bool]) -> None:
         posts = {0: post}
         if self._exchange is not None:
-            posts |= self._exchange.gather(number, is_late)
+            posts |= self._exchange.gather(window.number, is_late)
             silent = self._exchange.silent({*posts, *(range(1) if post.is_last else ())})
             if silent and not self._is_closing:
                 raise RunError(
@@ -155,11 +157,12 @@ class WatchThread(Generic[MomentT]):
                 )
         for times in common_times(posts):
             found = self._finder.find(times)
+            found = replace(found, unseen=found.unseen or window.unseen)
             if self._csv is not None:
                 append_csv(self._csv, found)
             self.mark = self._marker.after(found, self._earliest())
             self.results.append(found)
-        self._tell_others(WatchNews(number, self.mark, is_off=post.is_last))
+        self._tell_others(WatchNews(window.number, self.mark, is_off=post.is_last))
 
     def _tell_others(self, news: WatchNews) -> None:
         if self._rank == 0 and self._exchange is not None:

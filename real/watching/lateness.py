@@ -96,6 +96,7 @@ class LatenessWindow:
         step_ms: Median duration of a step.
         lost_share: Share of the window's time in which a typical rank waits for the last one.
         ranks: One value for each rank.
+        unseen: Which late ranks may not be visible here; empty if all are.
     """
 
     first_step: int
@@ -103,6 +104,7 @@ class LatenessWindow:
     step_ms: float
     lost_share: float
     ranks: tuple[Lateness, ...]
+    unseen: str = ""
 
     @property
     def late(self) -> tuple[Lateness, ...]:
@@ -112,7 +114,8 @@ class LatenessWindow:
     def scalars(self) -> dict[str, float]:
         """Return the numbers for TensorBoard, Weights & Biases and the like.
 
-        Of more than 32 ranks, the 32 latest have scalars. `simdist/late_ranks` counts the ranks that are named.
+        Of more than 32 ranks, the 32 latest have scalars. `simdist/late_ranks` counts the ranks that are named. If late
+        ranks may not be visible, no rank has a 0 that says it is not late.
         """
         latest = sorted(self.ranks, key=lambda each: (not each.is_late, -each.ms))[:_MOST_SCALARS]
         found = {
@@ -123,12 +126,17 @@ class LatenessWindow:
         for each in sorted(latest, key=lambda each: each.rank):
             found[f"simdist/lateness_ms/rank{each.rank}"] = each.ms
             found[f"simdist/lost_share/rank{each.rank}"] = each.lost_share
-            found[f"simdist/late/rank{each.rank}"] = float(each.is_late)
+            if each.is_late or not self.unseen:
+                found[f"simdist/late/rank{each.rank}"] = float(each.is_late)
         return found
 
     def __str__(self) -> str:
-        named = "; ".join(_told(each, self.step_ms) for each in self.late) or "no rank is late"
-        return f"steps {self.first_step}-{self.last_step}, {self.step_ms:.3g} ms each: {named}"
+        told = [_told(each, self.step_ms) for each in self.late]
+        if self.unseen:
+            told.append(self.unseen)
+        return f"steps {self.first_step}-{self.last_step}, {self.step_ms:.3g} ms each: " + (
+            "; ".join(told) or "no rank is late"
+        )
 
 
 def _told(each: Lateness, step_ms: float) -> str:
@@ -192,7 +200,18 @@ def find_late(times: WorkTimes, earlier_s: Floats | None = None) -> tuple[Latene
         ranks.append(each)
     typical_s = np.median(times.work_s, axis=1)
     lost_share = float((times.work_s.max(axis=1) - typical_s).sum()) / all_s
-    return LatenessWindow(times.steps[0], times.steps[-1], 1e3 * step_s, lost_share, tuple(ranks)), more_s
+    steps = times.steps[0], times.steps[-1]
+    return LatenessWindow(*steps, 1e3 * step_s, lost_share, tuple(ranks), _too_little(times)), more_s
+
+
+def _too_little(times: WorkTimes) -> str:
+    """Return why a window cannot show a late rank; empty if it can."""
+    n_steps, n_ranks = times.work_s.shape
+    if n_ranks < 2:
+        return f"rank {times.ranks[0]} has no other rank to be late for"
+    if n_steps < _FEWEST_STEPS:
+        return f"{n_steps} {plural(n_steps, 'step')} cannot show a late rank, {_FEWEST_STEPS} can"
+    return ""
 
 
 def warm_up() -> None:

@@ -5,39 +5,24 @@
   second callback, which notes the leave. Exchanges that overlap with the backward pass are no waiting. Passes in
   `no_sync` wait for nothing, so they only add work. If the model has buffers, it also waits for those of rank 0 when a
   forward pass begins.
-* Sharded models (FSDP) wait for parameters when a forward pass begins, and again for each layer. Only the first wait is
-  noted, so a rank that loads or pauses late is visible, and one that computes slowly is not. Under `fully_shard`, that
-  is the first wait of a unit with parameters of its own, which the outermost module need not have.
+* Models under `fully_shard` wait for each unit in both passes. All of these waits are noted (`real.watching.units`).
+* `FullyShardedDataParallel` waits likewise, and only the wait at the beginning of a forward pass is noted: a rank that
+  loads or pauses late is visible, and one that computes slowly is not.
 
-Other models wait where the script says so, in `watch.waiting()`.
+Other models wait where the script says so, in `watch.waiting()`. `unseen` tells which late ranks the hooks miss.
 """
 
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from real.watching.module_hooks import Handle, Meets
+from real.watching.units import attach_to_units
 from simdist.errors import UnsupportedError
 
 _N_PROBES = 8  # parameters with a hook; in a pass that uses none of them, no arrival is noted
-
-
-class Handle(Protocol):
-    """Removes a hook."""
-
-    def remove(self) -> None:
-        """Remove the hook."""
-
-
-class Meets(Protocol):
-    """Notes arrivals and leaves."""
-
-    def arrive(self) -> None:
-        """Note that this rank begins to wait for others."""
-
-    def leave(self) -> None:
-        """Note that the exchange is done."""
 
 
 def attach(module: nn.Module, meets: Meets) -> list[Handle]:
@@ -54,7 +39,6 @@ def attach(module: nn.Module, meets: Meets) -> list[Handle]:
         UnsupportedError: `real.wrap` made the model.
     """
     module = _uncompiled(module)
-    names = {base.__name__ for base in type(module).__mro__}  # so that the classes need not be imported
     if type(module).__module__ == "real.loops.worker":
         raise UnsupportedError(
             "real.watch of a model that real.wrap made: write "
@@ -65,12 +49,32 @@ def attach(module: nn.Module, meets: Meets) -> list[Handle]:
         if module.will_sync_module_buffers():
             handles += _attach_to_forward(module, module.module, meets)
         return handles
-    if "FullyShardedDataParallel" in names:
+    if _is_fsdp1(module):
         inner = module.get_submodule("_fsdp_wrapped_module")
         return _attach_to_forward(module, inner, meets)
-    if "FSDPModule" in names:
-        return _attach_to_units(module, meets)
-    return []
+    return attach_to_units(module, meets)
+
+
+def unseen(module: nn.Module) -> str:
+    """Return which late ranks the hooks of a model do not show, and what does; empty if they show all.
+
+    Args:
+        module: The model that the loop calls.
+    """
+    found = _uncompiled(module)
+    waits_for_buffers = isinstance(found, DistributedDataParallel) and found.will_sync_module_buffers()
+    if found is not module and waits_for_buffers:
+        return (
+            "a rank that loads late may not be visible here, because it is compiled how the model waits for buffers: "
+            "watch DDP(torch.compile(model))"
+        )
+    if any(isinstance(each, nn.SyncBatchNorm) or _is_fsdp1(each) for each in found.modules()):
+        return "slow computing is not visible here, because ranks wait for it within their passes: profile"
+    return ""
+
+
+def _is_fsdp1(module: nn.Module) -> bool:
+    return any(base.__name__ == "FullyShardedDataParallel" for base in type(module).__mro__)  # it need not be imported
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
@@ -123,40 +127,3 @@ def _attach_to_forward(outer: nn.Module, inner: nn.Module, meets: Meets) -> list
         outer.register_forward_pre_hook(arrive, prepend=True),
         inner.register_forward_pre_hook(leave, prepend=inner is not outer),
     ]
-
-
-def _attach_to_units(root: nn.Module, meets: Meets) -> list[Handle]:
-    """Note the arrival before all hooks of a model, and the leave when its first unit has its parameters."""
-    is_waiting = False
-
-    def arrive(_module: nn.Module, _inputs: object) -> None:
-        nonlocal is_waiting
-        if not torch.compiler.is_compiling():
-            is_waiting = True
-            meets.arrive()
-
-    def leave(_module: nn.Module, _inputs: object) -> None:
-        nonlocal is_waiting
-        if is_waiting and not torch.compiler.is_compiling():
-            is_waiting = False
-            meets.leave()
-
-    units = [each for each in root.modules() if _is_unit(each)]
-    gathering = [each for each in units if _has_own_parameters(each)]
-    first = gathering[:1] if gathering[:1] == [root] else gathering
-    return [
-        root.register_forward_pre_hook(arrive, prepend=True),
-        *(each.register_forward_pre_hook(leave) for each in first),
-    ]
-
-
-def _is_unit(module: nn.Module) -> bool:
-    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
-
-
-def _has_own_parameters(unit: nn.Module) -> bool:
-    """Tell whether a unit has parameters that no unit within it has."""
-    inner = {
-        each for module in unit.modules() if module is not unit and _is_unit(module) for each in module.parameters()
-    }
-    return not inner.issuperset(unit.parameters())

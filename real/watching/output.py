@@ -123,7 +123,7 @@ def append_csv(path: Path, window: LatenessWindow) -> None:
                 each.worst_step,
                 f"{each.worst_ms:.6g}",
                 f"{each.lost_share:.6g}",
-                each.kind or "",
+                each.kind or ("unseen" if window.unseen else ""),
                 " ".join(map(str, each.late_steps)),
             ]
         )

@@ -32,7 +32,8 @@ from torch.profiler import ProfilerAction
 from real.watching.background import WatchThread, WindowMoments
 from real.watching.exchange import StoreExchange
 from real.watching.lateness import LatenessWindow, warm_up
-from real.watching.meetings import Handle, attach
+from real.watching.meetings import attach, unseen
+from real.watching.module_hooks import Handle
 from real.watching.output import Report, check_csv, check_report, tell
 from real.watching.tracing import TraceMark
 from real.watching.work import CudaStepClock, HostStepClock, StepClock, StepMoments, WorkRecorder
@@ -42,6 +43,7 @@ _FEWEST_STEPS = 10  # of a window; fewer tell little from noise
 _WARM_UP_STEPS = 2  # of a profiler, before the marked step
 _END_S = 5.0  # at the end of a job, for the times of other ranks
 _FAILED_END_S = 1.0  # the same after an error of the script
+_NO_WAITS = "no rank has waited for another so far, so a late one is not visible"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class Watching:
         every: Steps of a window. After each window, ranks exchange their times.
         csv: File to which rank 0 appends a row for each rank and window.
         report: Rank 0 reports each window to it: a function of a `LatenessWindow`, a `SummaryWriter` of TensorBoard, or
-            the module `wandb` or one of its runs.
+            the module `wandb` or one of its runs. Without it and `csv`, rank 0 prints each window.
         timeout_s: Limit for each wait for other ranks, in the background.
 
     Raises:
@@ -93,7 +95,7 @@ def watch(
         every: Steps of a window. After each window, ranks exchange their times.
         csv: File to which rank 0 appends a row for each rank and window.
         report: Rank 0 reports each window to it: a function of a `LatenessWindow`, a `SummaryWriter` of TensorBoard, or
-            the module `wandb` or one of its runs.
+            the module `wandb` or one of its runs. Without it and `csv`, rank 0 prints each window.
         timeout_s: Limit for each wait for other ranks, in the background.
 
     Returns:
@@ -156,6 +158,10 @@ class StepWatch:
         self._n_windows = 0
         self._closed = False
         self._told = False
+        self._report_to = options.report
+        if options.report is None and options.csv is None:
+            self._report_to = _print
+        self._unseen = unseen(module) if module is not None and world_size > 1 else ""
         exchange = None
         if world_size > 1:
             exchange = StoreExchange(dist.distributed_c10d._get_default_store(), rank, world_size)
@@ -171,6 +177,8 @@ class StepWatch:
             earliest=self._earliest_to_trace,
         )
         atexit.register(self._close_at_exit)
+        if self._unseen and rank == 0:
+            _warn(self._unseen)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Mark an exchange with other ranks that the script performs itself.
@@ -259,39 +267,32 @@ class StepWatch:
         steps = self._steps
         self._steps = []
         if self._n_windows == 0 and self._recorder.n_waits == 0 and self._world_size > 1 and steps:
-            self._warn(
-                "no rank has waited for another so far, so none is late: pass the DistributedDataParallel model to "
-                "real.watch, or exchange gradients within `with watch.waiting():`"
+            _warn(
+                f"{_NO_WAITS}: pass the DistributedDataParallel or fully_shard model to real.watch, or exchange "
+                "gradients within `with watch.waiting():`"
             )
-        self._thread.put(WindowMoments(self._n_windows, steps, is_last))
+        blind = _NO_WAITS if self._recorder.n_waits == 0 and self._world_size > 1 else self._unseen
+        self._thread.put(WindowMoments(self._n_windows, steps, is_last, blind))
         self._n_windows += 1
 
     def _report(self) -> None:
         """Report what is new, in the thread of the loop."""
         while self._thread.results:
             self.window = self._thread.results.popleft()
-            report = self._options.report
-            if report is not None and not self._told:
+            report = self._report_to
+            if report is not None:
                 try:
                     tell(report, self.window)
                 except Exception as error:  # of the user's function: the job goes on without it
-                    self._warn(f"report={report!r} has failed and is not called again: {error!r}")
+                    self._report_to = None
+                    _warn(f"report={report!r} has failed and is not called again: {error!r}")
 
     def _end_early(self) -> None:
         """Say why the watch has ended before the loop, if it has."""
         self._remove_hooks()
-        if self._thread.problem:
-            self._warn(f"watches no longer: {self._thread.problem}")
-
-    def _warn(self, text: str) -> None:
-        """Warn once. A filter that turns warnings into errors must not end the job."""
-        if self._told:
-            return
-        self._told = True
-        try:
-            warnings.warn(f"real.watch: {text}", RuntimeWarning, stacklevel=4)
-        except RuntimeWarning:
-            print(f"real.watch: {text}", file=sys.stderr)  # noqa: T201
+        if self._thread.problem and not self._told:
+            self._told = True
+            _warn(f"watches no longer: {self._thread.problem}")
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -317,6 +318,18 @@ def _place() -> tuple[int, int]:
             f"torch.distributed.init_process_group before it"
         )
     return 0, 1
+
+
+def _print(window: LatenessWindow) -> None:
+    print(window, flush=True)  # noqa: T201
+
+
+def _warn(text: str) -> None:
+    """Warn. A filter that turns warnings into errors must not end the job."""
+    try:
+        warnings.warn(f"real.watch: {text}", RuntimeWarning, stacklevel=5)
+    except RuntimeWarning:
+        print(f"real.watch: {text}", file=sys.stderr)  # noqa: T201
 
 
 def _clock(device: torch.device | None) -> StepClock[Any]:

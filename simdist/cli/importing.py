@@ -485,11 +485,14 @@ def _kind_record(kind: JobKind) -> dict[str, object]:
         names (list): How the model is spread over ranks besides data parallelism (str).
         left_out (object): Kind of collective that is left out -> calls `per_step` (float) and their `share` (float) of
             a step.
+        fixed (list): Exchanges that are part of no schedule, such as a gradient norm: their `kind` (str), `nbytes`
+            (int), number `per_step` (float) and exposed `seconds` (float) of a step, without waiting.
         unseen_share (float): Share of a step in which devices are idle for reasons that the traces do not show.
         share (float): Share of a step that is left out in all.
     """
     left_out = {each: {"per_step": calls, "share": share} for each, (calls, share) in kind.left_out.items()}
-    return common.picked(kind, "is_modelled", "names", "unseen_share", "share") | {"left_out": left_out}
+    fixed = [common.picked(each, "kind", "nbytes", "per_step", "seconds") for each in kind.fixed]
+    return common.picked(kind, "is_modelled", "names", "unseen_share", "share") | {"left_out": left_out, "fixed": fixed}
 
 
 def _where(budget: StepBudget, kind: JobKind) -> str:

@@ -31,12 +31,15 @@ from simdist.profiles.estimates.sharded_model import ShardedModel, base_of_units
 from simdist.profiles.estimates.stragglers import CommonDelay, DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.estimates.uneven import TracedWork, find_uneven_work
+from simdist.profiles.job.fixed_exchanges import FixedExchange, find_fixed, fixed_note, fixed_s
+from simdist.profiles.job.in_turn import in_turn_s
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, UnknownLayoutError, find_layout
 from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
 from simdist.profiles.job.sharding import Sharding, find_sharding
 from simdist.profiles.job.step_budget import StepBudget, step_budget
+from simdist.profiles.job.transfers import transfers_of
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.step_parts import StepPart
@@ -58,6 +61,7 @@ from simdist.settings.units import format_seconds
 from simdist.studies.proposals import sharded_schedules, traced_schedules
 
 _TOLD_AHEAD = 0.01  # of a step
+_TOLD_IN_TURN = 0.01  # of a step
 _FEW = 10  # steps; a low quantile of fewer is unreliable
 _NO_MODEL = Model((), "float32", 1, 1, is_real=False, notes=())  # of a job that does not become a scenario
 _SAMPLE_NBYTES = 1  # loading takes only the latency of the storage
@@ -163,6 +167,9 @@ class _Timed:
         clocks: Clocks of the ranks.
         untraced: Delays of untraced ranks, from collectives.
         times: Durations of the collectives.
+        fixed: Exchanges that are part of no schedule.
+        in_turn_s: Seconds of a step that ranks wait because they are late in turn, by noise. 0 if hosts do not wait in
+            each exchange.
         notes: Assumptions and omissions.
     """
 
@@ -175,6 +182,8 @@ class _Timed:
     clocks: RankClocks
     untraced: collectives.UntracedWaits
     times: tuple[collectives.CollectiveTimes, ...]
+    fixed: tuple[FixedExchange, ...]
+    in_turn_s: float
     notes: tuple[str, ...]
 
     @property
@@ -220,11 +229,13 @@ class _Proven:
         scenario: The job, with slow devices, without its delays.
         links: From the traces; None if the user gave a cluster.
         proof: The step as predicted and as measured.
+        in_turn_s: Seconds of a step that ranks wait in turn, which count with the exchanges.
     """
 
     scenario: Scenario
     links: Links | None
     proof: Proof
+    in_turn_s: float = 0.0
 
 
 def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOptions | None = None) -> ImportedJob:
@@ -242,11 +253,11 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     options = options or ImportOptions()
     timed = _time(profiles, options, is_scenario=True)
     late = _find_late(timed)
-    proven = _prove(name, timed, late, options)
+    proven = _with_noise(name, timed, late, options)
     slowed = _slowed(timed, late, proven.proof)
     told = {
         "doubts": _caveats(timed, proven.links, proven.proof, slowed.kind),
-        "imported": _facts(slowed, proven.proof, _unsure(timed.job, proven.links)),
+        "imported": _facts(slowed, proven, _unsure(timed.job, proven.links)),
     }
     return ImportedJob(
         **{each.name: getattr(slowed, each.name) for each in fields(slowed)},
@@ -351,25 +362,35 @@ def _time(
     if sharding is not None:
         base = base_of_units(base, sharding)
     host = host_model(job, base, seconds)
-    if job.shards and not is_scenario:
-        model: Model | ShardedModel = _NO_MODEL
-    else:
-        model = _model(job, base, host, sharding, options)
+    fixed = find_fixed([each.steps for each in job.profiles], transfers_of(job.profiles), is_sharded=job.shards)
     matched = match(job)
     clocks = synchronize(matched)
     check_same_run(job, matched, clocks)
     untraced = collectives.find_untraced_waits(matched, clocks)
     times = collectives.collective_times(matched, clocks, layout, untraced)
+    waits_in_turn_s = 0.0
     if job.shards and job.profiles[0].device == "cpu":
         times = collectives.of_last_members(times, matched, clocks)
+        fixed = tuple(_as_last(each, times) for each in fixed)
+        waits_in_turn_s = in_turn_s(matched, clocks, len(job.numbers))
     elif shares_cores(job, seconds):
         times = collectives.on_shared_cores(times, matched, clocks)
+    if job.shards and not is_scenario:
+        model: Model | ShardedModel = _NO_MODEL
+    else:
+        model = _model(job, base, _before_s(base, host, fixed), sharding, options)
     notes = (*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes)
-    return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, notes)
+    return _Timed(job, layout, seconds, base, host, model, clocks, untraced, times, fixed, waits_in_turn_s, notes)
+
+
+def _as_last(exchange: FixedExchange, times: Sequence[collectives.CollectiveTimes]) -> FixedExchange:
+    """Return a fixed exchange that takes what its last member takes, as other exchanges that block their hosts do."""
+    found = [each.seconds for each in times if (each.kind, each.nbytes) == (exchange.kind, exchange.nbytes)]
+    return replace(exchange, seconds=found[0] * exchange.per_step) if len(found) == 1 else exchange
 
 
 def _model(
-    job: TracedJob, base: BaseTimes, host: HostModel, sharding: Sharding | None, options: ImportOptions
+    job: TracedJob, base: BaseTimes, before_s: float, sharding: Sharding | None, options: ImportOptions
 ) -> Model | ShardedModel:
     """Return the tensors of the job and their schedule."""
     if sharding is None:
@@ -378,13 +399,13 @@ def _model(
         raise ScenarioError(
             "--tensors: is for gradient buckets; the units of this sharded model are in its traces: leave it out"
         )
-    before_s = _before_s(base, host) / base.micro_batches
-    return sharded_model(sharding, base, before_s=before_s, is_blocking=job.profiles[0].device == "cpu")
+    each_s = before_s / base.micro_batches
+    return sharded_model(sharding, base, before_s=each_s, is_blocking=job.profiles[0].device == "cpu")
 
 
-def _before_s(base: BaseTimes, host: HostModel) -> float:
+def _before_s(base: BaseTimes, host: HostModel, fixed: Sequence[FixedExchange]) -> float:
     """Return the seconds of a step that the scenario counts with forward passes, besides their computing."""
-    return base.host_s + (0.0 if host.loads else base.input_s)
+    return base.host_s + (0.0 if host.loads else base.input_s) + fixed_s(fixed)
 
 
 def _find_late(timed: _Timed) -> _Late:
@@ -465,13 +486,27 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
     else:
         schedules = sharded_schedules(schedule, len(job.numbers), has_links=has_links, **shape)
     disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in late.delays)
-    plain = _scenario(name, job, cluster, timed.model, timed.base, timed.host, disturbances, schedules)
+    plain = _scenario(name, timed, cluster, disturbances, schedules)
     slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain, timed.base)))
     slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
     ahead_s = timed.host.ahead_s
     proof = prove_step(slowed, late.delays, timed.seconds, job, calm=plain, without=late.without, ahead_s=ahead_s)
     return _Proven(slowed, links, proof)
+
+
+def _with_noise(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Proven:
+    """Build the scenario. Where ranks are late in turn and no delay shows it, exchanges take longer by this waiting."""
+    proven = _prove(name, timed, late, options)
+    missing_s = min(timed.in_turn_s, proven.proof.measured_s - proven.proof.predicted_s)
+    if proven.links is None or missing_s < _TOLD_IN_TURN * proven.proof.measured_s:
+        return proven
+    n_steps = len(timed.job.numbers)
+    fixed = {(each.kind, each.nbytes) for each in timed.fixed}
+    all_s = math.fsum(each.seconds * each.calls for each in timed.times if (each.kind, each.nbytes) not in fixed)
+    longer = 1 + missing_s * n_steps / all_s
+    times = tuple(replace(each, seconds=longer * each.seconds) for each in timed.times)
+    return replace(_prove(name, replace(timed, times=times), late, options), in_turn_s=missing_s)
 
 
 def _budget(timed: _Timed, late: _Late, straggling_s: float) -> StepBudget:
@@ -490,6 +525,14 @@ def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
     """Return all assumptions and omissions, one sentence each."""
     links = proven.links
     notes = [*timed.notes, *(links.notes if links else ())]
+    if proven.in_turn_s:
+        notes.append(
+            f"ranks are late in turn, by noise such as that of shared cores, and wait for one another in each "
+            f"exchange: {format_seconds(proven.in_turn_s)} of a step count with the exchanges; intervals widen by as "
+            f"much, because schedules with fewer exchanges wait less"
+        )
+    if timed.fixed:
+        notes.append(fixed_note(timed.fixed))
     notes += _more_notes(timed.job, timed.base, timed.host, timed.clocks, links, late.clipped_share)
     notes += [
         f"warning: {each.who} waits {format_seconds(each.seconds)} longer for its batches than others in most steps: "
@@ -516,8 +559,9 @@ def _unsure(job: TracedJob, links: Links | None) -> str:
     return f"{job.untraced}, and waiting for late ones among them looks like slow links: trace all ranks"
 
 
-def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
+def _facts(slowed: SlowedJob, proven: _Proven, unsure: str) -> Imported:
     """Return the facts about the imported job for the scenario."""
+    proof = proven.proof
     budget = slowed.budget
     parts = {part.name.lower(): round(float(budget.of_all_s[part]), 9) for part in StepPart if budget.of_all_s[part]}
     recording_s = float(np.mean([each.recording_s for each in slowed.job.profiles]))
@@ -531,6 +575,7 @@ def _facts(slowed: SlowedJob, proof: Proof, unsure: str) -> Imported:
             "verdict": budget.verdict,
             "parts": parts,
             "beside_s": round(budget.beside_s, 9),
+            "in_turn_s": round(proven.in_turn_s, 9),
             "profiler_s": round(recording_s, 9),
             "lost": slowed.lost,
             "late_on": _late_on(slowed.stragglers),
@@ -571,8 +616,18 @@ def _cluster(timed: _Timed, options: ImportOptions) -> tuple[Cluster, Links | No
     bare = Cluster(**shape, fabric=Link.ideal(), network=Link.ideal(), library=library, device=device)
     kinds = SHARDED if isinstance(timed.model, ShardedModel) else AVERAGED
     usual = fabric_of_gpus(job.profiles)
-    links = derive_links(timed.times, bare, kinds=kinds, given=options.fabric, usual=usual)
+    links = derive_links(_of_links(timed), bare, kinds=kinds, given=options.fabric, usual=usual)
     return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
+
+
+def _of_links(timed: _Timed) -> tuple[collectives.CollectiveTimes, ...]:
+    """Return the times of collectives that tell links: not those of a few bytes which take longer than larger ones.
+
+    What such a collective takes beyond that is the host's, or waiting for a busy core.
+    """
+    fixed = {(each.kind, each.nbytes) for each in timed.fixed}
+    least_s = min((each.seconds for each in timed.times if (each.kind, each.nbytes) not in fixed), default=math.inf)
+    return tuple(each for each in timed.times if (each.kind, each.nbytes) not in fixed or each.seconds <= least_s)
 
 
 def _computing_s(scenario: Scenario, base: BaseTimes) -> float:
@@ -609,17 +664,18 @@ def _caveats(timed: _Timed, links: Links | None, proof: Proof, kind: JobKind) ->
 
 def _scenario(
     name: str,
-    job: TracedJob,
+    timed: _Timed,
     cluster: Cluster,
-    model: Model | ShardedModel,
-    base: BaseTimes,
-    host: HostModel,
     disturbances: tuple[Persistent, ...],
     schedules: tuple[Schedule, ...],
 ) -> Scenario:
     """Return the scenario of the job."""
+    job = timed.job
+    model = timed.model
+    base = timed.base
+    host = timed.host
     batch_size = next((each.batch_size for each in job.profiles if each.batch_size), 1)
-    forward_s: float | None = round((base.forward_s + _before_s(base, host)) / base.micro_batches, 9)
+    forward_s: float | None = round((base.forward_s + _before_s(base, host, timed.fixed)) / base.micro_batches, 9)
     optimize_s = base.optimize_s
     if isinstance(model, ShardedModel):
         forward_s = None  # the tensors state theirs

@@ -99,6 +99,7 @@ class Imported(Settings):
         step_s: A traced step, mean over steps and ranks.
         error: Share of it by which the step that the scenario reproduces is longer; negative: shorter.
         beside_s: Time of a step in which operators run on CPUs beside collectives.
+        in_turn_s: Time of a step that ranks wait because they are late in turn within it. It counts with the exchanges.
         profiler_s: Time of a step that the profiler took of the host, at most.
         left_out: What the job does that the scenario does not model, if that is too much of a step to compare
             schedules; empty otherwise.
@@ -113,6 +114,7 @@ class Imported(Settings):
     step_s: Seconds
     error: Annotated[float, Field(allow_inf_nan=False)]
     beside_s: Seconds = 0.0
+    in_turn_s: Seconds = 0.0
     profiler_s: Seconds = 0.0
     left_out: str = ""
     unsure: str = ""
@@ -137,10 +139,11 @@ class Imported(Settings):
         """Share of a step by which the simulated one may be wrong.
 
         It is the error, what the profiler took, and that of cores which the traced job may have shared: beside a
-        collective, an operator of a CPU then takes up to twice as long, and schedules that exchange more seldom are
-        faster than simulated.
+        collective, an operator of a CPU then takes up to twice as long, ranks are late in turn, and schedules that
+        exchange more seldom are faster than simulated.
         """
-        return self._unexplained + (self.profiler_s / self.step_s if self.step_s else 0.0)
+        more_s = self.profiler_s + self.in_turn_s
+        return self._unexplained + (more_s / self.step_s if self.step_s else 0.0)
 
     @property
     def _unexplained(self) -> float:

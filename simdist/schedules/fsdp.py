@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, final
 from simdist.schedules.labels import LabelForm, written
 from simdist.schedules.sharded import SHARDED_TRAITS, ShardedSchedule
 from simdist.schedules.sync import Sync
+from simdist.settings.base import unchecked_copy
 
 
 @final
@@ -40,4 +41,4 @@ class FSDP(ShardedSchedule):
 
     def between_copies(self) -> Sync:
         """Return synchronous SGD: there is only one copy."""
-        return Sync(label=self.name, algorithm=self.algorithm)
+        return unchecked_copy(Sync(), label=self.name, algorithm=self.algorithm)

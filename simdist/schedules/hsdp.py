@@ -134,7 +134,7 @@ class HSDP(ShardedSchedule):
     def between_copies(self) -> Sync | AveragingSchedule:
         """Return the schedule of averages, or synchronous SGD."""
         if self.between is None:
-            return Sync(label=self.name, algorithm=self.algorithm)
+            return unchecked_copy(Sync(), label=self.name, algorithm=self.algorithm)
         algorithm = self.algorithm if self.between.algorithm == AUTO else self.between.algorithm
         return unchecked_copy(self.between, label=self.name, algorithm=algorithm)
 

@@ -26,6 +26,7 @@ from simdist.schedules.labels import Piece, piece, texts
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import SHARDING, Allowance, Axis, ChangedSettings, Levels, Permit
 from simdist.schedules.units import ModelUnit
+from simdist.settings.base import unchecked_copy
 from simdist.settings.units import Whole, parse_whole
 
 #: Where slices are copied together before they are gathered, beside the gathers on the wire.
@@ -199,7 +200,7 @@ class ShardedSchedule(Schedule, abc.ABC):
         """
         n_sharers = self.sharers(job.world_size)
         if n_sharers == 1:
-            return Sync(label=self.name, algorithm=self.algorithm).write(job)
+            return unchecked_copy(Sync(), label=self.name, algorithm=self.algorithm).write(job)
         for field_name, problem in self.workload_problems(job.optimizer):
             raise PlanError(f"plan {self.name}: {field_name}: {problem}")
         shards = self._shards(job)

@@ -279,7 +279,19 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
         what = " and ".join(sorted({f"{point.kind}s" for point in points}))
         warning = f"warning: {name}: no link gives all times of {what} back; at the worst {worst:.0%} are missed"
         notes = [*notes, warning]
-    return link, notes
+    pairs = zip(targets_s, ratios(link), points, strict=True)
+    all_s = math.fsum(target_s / miss * point.calls for target_s, miss, point in pairs)
+    factor = math.fsum(point.seconds * point.calls for point in points) / all_s
+    return (_slower(link, factor) if len(points) > 1 and abs(factor - 1) > _NEAR else link), notes
+
+
+def _slower(link: Link, factor: float) -> Link:
+    """Return a link on which everything takes a factor longer: all collectives together as long as measured."""
+    if link.table:
+        points = [(point.nbytes, float(f"{factor * point.time_s:.6g}")) for point in link.table]
+        return Link.model_validate({"table": points})
+    latency_s = float(f"{factor * link.latency_s:.4g}")
+    return Link(latency_s=latency_s, bandwidth_Bps=max(1.0, float(f"{link.bandwidth_Bps / factor:.6g}")))
 
 
 def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:

@@ -1,8 +1,8 @@
 """The kind of the traced job: the communication that a scenario of data-parallel training does not cover.
 
 The scenario averages the gradients of all ranks with all_reduces or, if the model is sharded, gathers units and
-reduce-scatters their gradients. It leaves out all other communication, which shows how the model is distributed over
-the ranks.
+reduce-scatters their gradients. Exchanges of a few bytes, such as a gradient norm, are a fixed cost. It leaves out all
+other communication, which shows how the model is distributed over the ranks.
 """
 
 import math
@@ -12,14 +12,14 @@ from itertools import chain
 
 import numpy as np
 
+from simdist.profiles.job.fixed_exchanges import OF_UNITS, FixedExchange, are_fixed, find_fixed, is_covered
 from simdist.profiles.job.transfers import SentCall, transfers_of
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.kineto.messages import CollectiveKind
-from simdist.profiles.steps.model import RankProfile, TracedCollective
+from simdist.profiles.steps.model import RankProfile, RankStep
 from simdist.settings.units import format_share
 
 MOST_LEFT_OUT = 0.02  # of a step; beyond it, schedules of the scenario say nothing about the job
-_OF_UNITS: tuple[CollectiveKind, ...] = ("all_gather", "reduce_scatter")  # that a sharded model's scenario covers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,13 @@ class JobKind:
         left_out: Kind of collective that the scenario does not cover -> its calls per step, and the share of a step
             that they take.
         unseen_share: Share of a step in which the device is idle for unknown reasons.
+        fixed: Exchanges that are part of no schedule. They are not left out.
     """
 
     names: tuple[str, ...]
     left_out: dict[CollectiveKind, tuple[float, float]]
     unseen_share: float
+    fixed: tuple[FixedExchange, ...]
 
     @property
     def share(self) -> float:
@@ -71,32 +73,42 @@ def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float, is_sharded: 
         waiting_s: Seconds of a step in which devices are idle for unknown reasons.
         is_sharded: The scenario shards the model: it covers the gathers and reduce-scatters of units.
     """
-    covered = _OF_UNITS if is_sharded else ()
     step_s = float(np.mean([step.end_s - step.start_s for each in profiles for step in each.steps]))
-    kinds = {call.kind for each in profiles for step in each.steps for call in step.calls if _left_out(call, covered)}
     transfers = transfers_of(profiles)
+    steps = [each.steps for each in profiles]
+    fixed = find_fixed(steps, transfers, is_sharded=is_sharded)
+    left_out = [
+        [_left_out(*of_step, is_sharded=is_sharded) for of_step in zip(*of_rank, strict=True)]
+        for of_rank in zip(steps, transfers, strict=True)
+    ]
+    in_part = {"all_reduce", *(each.kind for each in fixed), *(OF_UNITS if is_sharded else ())}
     found: dict[CollectiveKind, tuple[float, float]] = {}
-    for kind in sorted(kinds):
-        calls, seconds = zip(*(_of_kind(steps, kind, covered) for steps in transfers), strict=True)
-        issued = max(each.issued.get(kind, 0.0) for each in profiles)
-        found[kind] = max(*calls, issued if kind != "all_reduce" else 0.0), min(seconds) / step_s if step_s else 0.0
+    for kind in sorted({each.call.kind for each in chain(*chain(*left_out))}):
+        calls, seconds = zip(*(_of_kind(of_rank, kind) for of_rank in left_out), strict=True)
+        issued = 0.0 if kind in in_part else max(each.issued.get(kind, 0.0) for each in profiles)
+        found[kind] = max(*calls, issued), min(seconds) / step_s if step_s else 0.0
     hints = frozenset(hint for each in profiles for hint in each.hints)
     often = {kind for kind, (calls, _) in found.items() if calls >= 1}
     averages = any(step.gradient_calls for each in profiles for step in each.steps)
     if is_sharded:
         hints -= {"sharded model"}
-    return JobKind(tuple(_names(often, hints, averages=averages)), found, waiting_s / step_s if step_s else 0.0)
+    names = tuple(_names(often, hints, averages=averages))
+    return JobKind(names, found, waiting_s / step_s if step_s else 0.0, fixed)
 
 
-def _left_out(call: TracedCollective, covered: Sequence[CollectiveKind]) -> bool:
-    return call.kind not in covered and not (call.of_gradients and call.kind == "all_reduce")
+def _left_out(step: RankStep, sent: Sequence[SentCall], *, is_sharded: bool) -> list[SentCall]:
+    """Return the calls of a step that the scenario has neither as a part of a schedule nor as a fixed cost."""
+    fixed = are_fixed(step, is_sharded=is_sharded)
+    return [
+        each
+        for each, is_fixed in zip(sent, fixed, strict=True)
+        if not is_fixed and not is_covered(each.call, is_sharded=is_sharded)
+    ]
 
 
-def _of_kind(
-    steps: Sequence[Sequence[SentCall]], kind: CollectiveKind, covered: Sequence[CollectiveKind]
-) -> tuple[float, float]:
+def _of_kind(steps: Sequence[Sequence[SentCall]], kind: CollectiveKind) -> tuple[float, float]:
     """Return the calls of a kind per rank and step, and their seconds without waiting."""
-    calls = [[each for each in step if each.call.kind == kind and _left_out(each.call, covered)] for step in steps]
+    calls = [[each for each in step if each.call.kind == kind] for step in steps]
     return len(list(chain(*calls))) / len(steps), math.fsum(map(_union_s, calls)) / len(steps)
 
 

@@ -18,7 +18,7 @@ class Message:
 
     Args:
         kind: Kind of communication.
-        count: Elements of its largest buffer on this rank; None if the trace does not show them.
+        count: Elements of its largest buffer on this rank, 0 of a barrier; None if the trace does not show them.
         dtype: Such as `float32`; empty if the trace does not show it.
         ranks: Members in ascending order; None if unknown.
         n_ranks: Number of members; None if the trace does not show it.
@@ -35,6 +35,8 @@ class Message:
     @property
     def nbytes(self) -> int | None:
         """Bytes of its largest buffer on this rank; None if the trace does not show them."""
+        if self.count == 0:
+            return 0
         return None if self.count is None or self.dtype not in _TYPES else self.count * _TYPES[self.dtype][0]
 
     def filled_from(self, other: "Message") -> "Message":
@@ -74,7 +76,8 @@ def message_of(name: str, args: Args) -> Message:
     dtype = dtype_of(args.dtype) or next(filter(None, of_inputs), "") or _dtype_of_kernel(name)
     kind = _kind_of(args.collective or name)
     n_ranks = args.group_size or len(args.ranks or ()) or _ratio(kind, args)
-    return Message(kind, _count(kind, args), dtype, args.ranks, n_ranks, args.group_name)
+    count = 0 if _is_barrier(args.collective or name) else _count(kind, args)
+    return Message(kind, count, dtype, args.ranks, n_ranks, args.group_name)
 
 
 def dtype_of(name: str) -> str:
@@ -124,11 +127,15 @@ _KINDS: Final[tuple[CollectiveKind, ...]] = (
 _POINT_TO_POINT = re.compile(r"(?<![a-z])i?(?:send|recv)(?![a-z])")
 
 
+def _is_barrier(name: str) -> bool:
+    return "barrier" in name.lower()
+
+
 def _kind_of(name: str) -> CollectiveKind:
     """Find the collective in a name such as `c10d::_allgather_base_`, ignoring underscores."""
-    plain = name.lower().replace("_", "")
-    if "barrier" in plain:
+    if _is_barrier(name):
         return "other"
+    plain = name.lower().replace("_", "")
     found = next((kind for kind in _KINDS if kind.replace("_", "") in plain), None)
     return found or ("point_to_point" if _POINT_TO_POINT.search(name.lower()) else "other")
 

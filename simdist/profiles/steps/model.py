@@ -47,6 +47,7 @@ class TracedCollective:
         unit: The unit of a sharded model that it gathers or reduces; None if the trace does not name it.
         shapes: Shapes of the gradients that a reduce-scatter sends; empty if the trace does not show them.
         mark: When it was issued, in seconds of computing.
+        after_passes: It was issued behind the last backward pass of its step.
     """
 
     kind: CollectiveKind
@@ -63,6 +64,7 @@ class TracedCollective:
     unit: str | None = None
     shapes: Shapes = ()
     mark: HostMark | None = None
+    after_passes: bool = False
 
     def members(self, world_size: int) -> tuple[int, ...] | None:
         """Return the members; None if unknown. Without members and their number in the trace, all ranks take part."""

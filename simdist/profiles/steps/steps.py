@@ -139,7 +139,7 @@ def rank_steps(
         spent_s = {
             f"{phase.name.lower()}_s": float(np.diff(run.phases.before(phase, borders_s))[0]) for phase in StepPhase
         }
-        own = _exposed(run.parts, calls[first:last])
+        own = _placed(host.passes, span, _exposed(run.parts, calls[first:last]))
         cuts_s = _cuts_s(run, own, borders_s)
         in_buckets_s = tuple(np.diff(run.phases.before(StepPhase.BACKWARD, cuts_s)).tolist())
         *parts_s, beside_s = (float(np.diff(run.parts.before(part, borders_s))[0]) for part in (*StepPart, BESIDE))
@@ -173,6 +173,13 @@ def _exposed(parts: Phases, calls: Sequence[TracedCollective]) -> tuple[TracedCo
         seconds = float(np.diff(parts.before(EXPOSED[call.kind], borders_s))[0])
         exposed.append(replace(call, exposed_s=seconds))
     return tuple(exposed)
+
+
+def _placed(passes: Passes, span: StepSpan, calls: Sequence[TracedCollective]) -> tuple[TracedCollective, ...]:
+    """Return the calls of a step, and which of them come behind its last backward pass."""
+    first, behind = np.searchsorted(passes.start_s, [span.host.start_s, span.host.end_s]).tolist()
+    end_s = float(passes.end_s[behind - 1]) if behind > first else np.inf
+    return tuple(replace(call, after_passes=call.issued_s > end_s) for call in calls)
 
 
 def _reducing_s(host: HostRun) -> Floats:

@@ -174,6 +174,32 @@ def test_the_late_one_of_many_ranks_is_named() -> None:
     assert names["simdist/late/rank431"] == names["simdist/late/rank12"] == 1.0
 
 
+# --- what a window cannot show ---
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "n_ranks", "says"),
+    [
+        (12, 1, "rank 0 has no other rank to be late for"),
+        (1, 4, "1 step cannot show a late rank, 3 can"),
+        (2, 4, "2 steps cannot show a late rank, 3 can"),
+        (3, 4, "no rank is late"),
+    ],
+)
+def test_a_window_says_that_no_rank_is_late_only_if_it_could_show_one(n_steps: int, n_ranks: int, says: str) -> None:
+    window = found(noisy_work_s(n_steps, n_ranks, sigma=0.001))
+    assert str(window).endswith(f" ms each: {says}")
+
+
+def test_a_late_rank_and_what_is_not_visible_stand_side_by_side() -> None:
+    work_s = noisy_work_s(n_ranks=4)
+    work_s[:, 1] += 0.05
+    window = dataclasses.replace(found(work_s), unseen="slow computing is not visible here")
+    assert "rank 1 is late by" in str(window)
+    assert str(window).endswith("; slow computing is not visible here")
+    assert [name for name in window.scalars() if name.startswith("simdist/late/")] == ["simdist/late/rank1"]
+
+
 # --- scalars ---
 
 

@@ -1,10 +1,12 @@
 """Lateness reaches CSV files, TensorBoard, Weights & Biases and functions, in one process without a process group."""
 
+import csv
 import subprocess
 import sys
 import types
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,19 @@ def test_a_filter_that_turns_warnings_into_errors_does_not_end_the_job(capsys) -
     assert "real.watch: report=" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("options", "n_lines"), [({}, 3), ({"report": lambda _: None}, 0), ({"csv": "late.csv"}, 0)])
+def test_rank_0_prints_windows_unless_they_go_elsewhere(options: dict, n_lines: int, tmp_path: Path, capsys) -> None:
+    if "csv" in options:
+        options = {"csv": tmp_path / "late.csv"}
+    with real.watch(every=10, **options) as watch:
+        run_steps(watch, 25)
+    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "steps 2-9",
+        "steps 10-19",
+        "steps 20-24",
+    ][:n_lines]
+
+
 # --- CSV ---
 
 
@@ -124,6 +139,13 @@ def test_a_file_gets_a_header_and_a_row_for_each_rank(tmp_path: Path) -> None:
     check_csv(file)
     append_csv(file, WINDOW)
     assert file.read_text() == ",".join(COLUMNS) + "\n" + ROWS
+
+
+def test_a_row_does_not_say_that_a_rank_is_not_late_where_that_is_not_visible(tmp_path: Path) -> None:
+    file = tmp_path / "lateness.csv"
+    check_csv(file)
+    append_csv(file, replace(WINDOW, unseen="slow computing is not visible here"))
+    assert [row["kind"] for row in csv.DictReader(file.read_text().splitlines())] == ["unseen", "transient"]
 
 
 @pytest.mark.parametrize("torn", ["", "20,29,1", "first_st"])

@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +57,19 @@ def test_a_sleep_counts_to_the_step_whose_exchange_it_holds_up(four: Pool, at: s
     assert window.ranks[3].worst_step == step
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "fully_shard"])
-def test_late_ranks_of_sharded_models_are_named_by_their_first_exchange(four: Pool, kind: str) -> None:
-    windows, *_ = four.run(watched_loops.train, kind, 24, 12, LATE)
+def test_a_rank_that_computes_slowly_under_fully_shard_is_named(four: Pool) -> None:
+    windows, *_ = four.run(watched_loops.train, "fully_shard", 24, 12, replace(LATE, at="forward"))
+    assert [each.ranks[2].kind for each in windows] == ["persistent", "persistent"]
+    assert windows[0].ranks[2].ms == pytest.approx(150, rel=0.4)
+    assert windows[1].ranks[1].worst_step == 17
+    assert [each.unseen for each in windows] == ["", ""]
+
+
+def test_of_fsdp1_only_ranks_that_load_late_are_named_and_the_windows_say_so(four: Pool) -> None:
+    windows, *_ = four.run(watched_loops.train, "fsdp", 24, 12, LATE)
     assert [each.ranks[2].kind for each in windows] == ["persistent", "persistent"]
     assert windows[1].ranks[1].worst_step == 17
+    assert all("slow computing is not visible here" in str(each) for each in windows)
 
 
 # --- planned times, exactly ---
@@ -174,8 +183,9 @@ def test_a_rank_that_does_not_step_is_named_once_and_the_job_goes_on(four: Pool)
 def test_a_loop_that_does_not_say_where_it_waits_is_told_to(four: Pool) -> None:
     for [warning] in four.run(watched_loops.without_exchanges):
         assert warning == (
-            "real.watch: no rank has waited for another so far, so none is late: pass the DistributedDataParallel "
-            "model to real.watch, or exchange gradients within `with watch.waiting():`"
+            "real.watch: no rank has waited for another so far, so a late one is not visible: pass the "
+            "DistributedDataParallel or fully_shard model to real.watch, or exchange gradients within "
+            "`with watch.waiting():`"
         )
 
 

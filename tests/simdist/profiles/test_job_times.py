@@ -158,6 +158,27 @@ def test_links_of_a_sharded_job_give_gathers_and_reduce_scatters_back(library) -
         assert predicted_s(again, group, each.nbytes, each.kind) == pytest.approx(each.seconds, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "measured_s",
+    [
+        {("all_gather", 66_000): 5.5e-3, ("all_gather", 66_400): 8.5e-3, ("reduce_scatter", 132_800): 7.5e-3},
+        {("all_gather", 10_000): 9e-3, ("all_gather", 1_000_000): 4e-3, ("reduce_scatter", 1_000_000): 20e-3},
+        {("all_reduce", 100_000): 3e-3, ("all_reduce", 200_000): 2e-3, ("all_reduce", 400_000): 1e-3},
+    ],
+)
+def test_a_link_that_cannot_give_each_time_back_gives_all_of_them_together_back(measured_s) -> None:
+    """On busy cores smaller collectives take longer than larger ones, as on no link."""
+    cluster = Cluster(nodes=4, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal(), library="gloo")
+    calls = dict(zip(measured_s, (16, 2, 5), strict=True))
+    times = [
+        CollectiveTimes(kind, nbytes, (0, 1, 2, 3), True, calls[kind, nbytes], seconds, 0.0, True)
+        for (kind, nbytes), seconds in measured_s.items()
+    ]
+    found = cluster.model_copy(update={"network": derive_links(times, cluster, kinds=SHARDED).network})
+    again_s = sum(calls[kind, n] * predicted_s(found, Group(4), n, kind) for kind, n in measured_s)
+    assert again_s == pytest.approx(sum(calls[key] * seconds for key, seconds in measured_s.items()), rel=0.01)
+
+
 def test_without_the_last_rank_times_of_collectives_are_low_quantiles() -> None:
     """The rank that is late in half of the steps left no trace: the others seem to take longer in these."""
     late = tuple(Delay("host", 2, step, 0.05) for step in range(0, 20, 2))

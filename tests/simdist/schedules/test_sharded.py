@@ -27,6 +27,7 @@ from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import OUTER_OPTIMIZER, Allowance
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
+from simdist.settings.base import unchecked_copy
 from simdist.tune.constraints import sent_nbytes
 
 NAMES = {
@@ -214,6 +215,13 @@ OF_EIGHT = {
 def test_one_rank_a_copy_is_sync_and_one_copy_is_fsdp() -> None:
     assert HSDP(shard=1).plan(JOB).digest() == Sync().plan(JOB).digest()
     assert HSDP(shard=8).plan(JOB).digest() == FSDP().plan(JOB).digest()
+
+
+@pytest.mark.parametrize("schedule", [FSDP(), HSDP(shard=2), HSDP(shard=1)])
+def test_a_candidate_with_many_settings_has_a_plan_however_long_its_label_is(schedule: ShardedSchedule) -> None:
+    named = unchecked_copy(schedule, label=f"{schedule.name}-{'many-settings-' * 8}")
+    assert named.result(0, JOB) == schedule.result(0, JOB)
+    assert named.plan(JOB).bodies == schedule.plan(JOB).bodies
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
