@@ -517,3 +517,43 @@ def test_fast_engine_refuses_batches_that_differ() -> None:
     plan = loads_plan(EIGHT, 1, n_steps=1)
     with pytest.raises(UnsupportedError, match="every batch takes its own time"):
         fast.simulate(plan, price(plan, nodes(), workload()), {})
+
+
+def dataloader_step_s(n_workers: int, batch_s: float, compute_s: float, n_steps: int) -> float:
+    """Return the mean step under torch's DataLoader, whose workers make whole batches, with a prefetch factor of 2.
+
+    Measured with torch 2.13: 160 and 163 ms on average for 4 workers, 640 ms a batch and 100 ms of computing.
+    """
+    made_s: list[float] = []
+    taken_s: list[float] = []
+    now_s = 0.0
+    for number in range(n_steps):
+        asked_s = taken_s[number - 2 * n_workers] if number >= 2 * n_workers else 0.0
+        free_s = made_s[number - n_workers] if number >= n_workers else 0.0
+        made_s.append(max(asked_s, free_s) + batch_s)
+        now_s = max(now_s, made_s[-1])
+        taken_s.append(now_s)
+        now_s += compute_s
+    return (taken_s[-n_workers] - taken_s[0]) / (n_steps - n_workers)  # whole rounds of workers
+
+
+@pytest.mark.parametrize(("n_workers", "batch_size"), [(4, 32), (2, 16), (8, 32)])
+@pytest.mark.parametrize("computing_s", [0.05, 0.1, 0.3])
+def test_readers_that_decode_take_the_mean_step_of_a_dataloader(
+    n_workers: int, batch_size: int, computing_s: float
+) -> None:
+    read_s, decode_s, n_steps = 0.01, 0.01, 50 * n_workers
+    storage = Storage(latency_s=read_s, open_s=decode_s, bandwidth_Bps=2.0**40)
+    scenario = Scenario(
+        cluster=Cluster(nodes=1, gpus_per_node=1, fabric=IDEAL, network=IDEAL, storage=storage),
+        workload=workload(batch_size=batch_size, forward_s=computing_s),
+        input=InputSettings(source="storage", readers=n_workers, prefetch=2 * n_workers),
+        data=DataSettings(samples=n_steps * batch_size, file_nbytes=16),
+        schedules=(kinds()["sync"](),),
+        steps=n_steps,
+    )
+    built = build(scenario, scenario.schedules[0])
+    found_s = des.simulate(built.plan, built.costs, {}).makespan_s / n_steps
+    expected = dataloader_step_s(n_workers, batch_size * (read_s + decode_s), computing_s, n_steps)
+    assert expected == pytest.approx(max(computing_s, batch_size * (read_s + decode_s) / n_workers), rel=1e-9)
+    assert found_s == pytest.approx(expected, rel=0.03)
