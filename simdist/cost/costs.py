@@ -136,25 +136,29 @@ class Resources:
         """Return the resource of writing to a node's disk."""
         return self._first_disk + self.n_nodes + node
 
+    def disk_operations(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of the work, in operations, of a node's disk."""
+        return self._first_disk + 2 * self.n_nodes + node
+
     def memory(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of copying samples out of a node's memory."""
-        return self._first_disk + 2 * self.n_nodes + node
+        return self._first_disk + 3 * self.n_nodes + node
 
     def cores(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of a node's CPU cores, in seconds of work."""
-        return self._first_disk + 3 * self.n_nodes + node
+        return self._first_disk + 4 * self.n_nodes + node
 
     def readers(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of a rank's reading threads, in seconds of all threads together."""
-        return self._first_disk + 4 * self.n_nodes + rank
+        return self._first_disk + 5 * self.n_nodes + rank
 
     def decoders(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the resource of a rank's decoding threads, in seconds of all threads together."""
-        return self._first_disk + 4 * self.n_nodes + self.world_size + rank
+        return self._first_disk + 5 * self.n_nodes + self.world_size + rank
 
     @property
     def _first_rail(self) -> int:
-        return self._first_disk + 4 * self.n_nodes + 2 * self.world_size
+        return self._first_disk + 5 * self.n_nodes + 2 * self.world_size
 
     @property
     def _first_leaf(self) -> int:
@@ -243,6 +247,7 @@ class Resources:
             ("storage_operations", of_storage),
             ("disk_read", of_nodes),
             ("disk_write", of_nodes),
+            ("disk_operations", of_nodes),
             ("memory", of_nodes),
             ("cores", of_nodes),
             ("readers", of_ranks),

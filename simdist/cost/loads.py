@@ -20,7 +20,8 @@ Samples of peers come in requests of up to ceil(n / r), each to one node. A requ
 
 and decoding `n` samples with `w` threads takes ceil(n / w) * `decode_s`. Files from storage use the node's server, its
 operations, the client of the node, its NIC and the switch, which gradients use too. Samples of peers use both nodes'
-NICs, and are copied out of one memory and into the other. The ranks of a node share its disk, memory and cores. All
+NICs, and are copied out of one memory and into the other. The ranks of a node share its disk, memory and cores. A file
+that is read from the disk or kept there takes one of its operations, which is part of the latency of a file. All
 decoding counts on the cores, except the last samples': as many as the rank's share of the cores decodes at once. The
 engines decide the sharing.
 
@@ -85,6 +86,7 @@ class LoadCosts:
         self._storage, self._disk, self._memory = _levels_of(plan, cluster)
         nic_Bps = topology.network.capacity_Bps
         self._storage_Bps = min(nic_Bps, self._storage.bandwidth_Bps, self._storage.client_bandwidth_Bps)
+        self._disk_first_s = max(self._disk.latency_s - 1 / self._disk.operations_per_s, 0.0)  # besides its operation
         self._peer_request_s = 2 * topology.network.latency_s + self._memory.latency_s
         self._peer_s = self._dataset.sample_nbytes / nic_Bps
         self._node = np.arange(topology.world_size) // topology.ranks_per_node
@@ -143,10 +145,11 @@ class LoadCosts:
             first_s = storage.open_s + storage.latency_s
             file_s = (self._files.seconds[samples] + self._files.nbytes[samples] / self._disk.write_Bps).mean()
             rounds = math.ceil(len(samples) / (op.group.size * self._storage_readers))
-            resources = [*self._from_storage(nodes), topology.disk_write(nodes), topology.readers(ranks)]
+            on_disk = [topology.disk_write(nodes), topology.disk_operations(nodes)]
+            resources = [*self._from_storage(nodes), *on_disk, topology.readers(ranks)]
             amounts = np.concatenate(
                 [
-                    [nbytes, self._files.operations[samples].sum(), nbytes, nbytes, nbytes, nbytes],
+                    [nbytes, self._files.operations[samples].sum(), *[nbytes] * 4, len(samples)],
                     np.full(len(ranks), max(rounds * file_s - first_s, 0.0)),
                 ]
             )
@@ -188,7 +191,7 @@ class LoadCosts:
         reading_s = file_s * _rounds(n_decoded, n_readers) + self._peers_s(peers)
         first_s = np.select(
             [is_storage.any(axis=1), is_disk.any(axis=1), is_peer.any(axis=1)],
-            [self._storage.open_s + self._storage.latency_s, disk.latency_s, self._peer_request_s],
+            [self._storage.open_s + self._storage.latency_s, self._disk_first_s, self._peer_request_s],
         )
         decoding_s = _rounds(n_decoded, dataset.decoders) * self._decode_s
         begins_s = np.where(n_decoded > 0, np.maximum(file_s - first_s, 0.0), 0.0)  # of decoding: with the first file
@@ -205,6 +208,7 @@ class LoadCosts:
             storage_nbytes + peer_nbytes,
             disk_nbytes,
             kept_nbytes,
+            (is_disk.astype(np.int64) + reads.keeps_disk).sum(axis=1),
             own_nbytes + peer_nbytes,
             (n_decoded - n_last) * self._decode_s + n_at_once * begins_s,
             np.maximum(reading_s - first_s, 0.0),
@@ -237,6 +241,7 @@ class LoadCosts:
             *self._from_storage(nodes),
             topology.disk_read(nodes),
             topology.disk_write(nodes),
+            topology.disk_operations(nodes),
             topology.memory(nodes),
             topology.cores(nodes),
             topology.readers(ranks),

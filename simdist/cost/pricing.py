@@ -185,6 +185,7 @@ class _Pricing:
         if disk := self._cluster.disk:
             capacity_Bps[topology.disk_read(nodes)] = disk.read_Bps
             capacity_Bps[topology.disk_write(nodes)] = disk.write_Bps
+            capacity_Bps[topology.disk_operations(nodes)] = disk.operations_per_s
         if memory := self._cluster.memory:
             capacity_Bps[topology.memory(nodes)] = memory.bandwidth_Bps
         if self._cluster.cores_per_node:
@@ -508,4 +509,4 @@ def _owner(group: Group, resources: Resources) -> NDArray[np.int64]:
     for leaf in range(resources.n_leaves):
         groups = of_machine[leaf_of_machine == leaf]
         of_leaf[leaf] = groups[0] if (groups == groups[0]).all() else _SEVERAL
-    return np.concatenate([*links, of_storage, *[of_node] * 4, of_rank, of_rank, *rails, of_leaf, of_leaf])
+    return np.concatenate([*links, of_storage, *[of_node] * 5, of_rank, of_rank, *rails, of_leaf, of_leaf])

@@ -58,8 +58,8 @@ from simdist.plan.check import fail_at
 from simdist.plan.first_come import n_in
 from simdist.plan.group import Group, Result
 from simdist.proof.symbols import (
+    AtomPlaces,
     Move,
-    Places,
     State,
     Tag,
     Value,
@@ -192,7 +192,7 @@ class _Proof:
         self._compared: dict[tuple[int, int], tuple[Weights, Weights]] = {}
         """Weights found and expected at the end of this step, by identity, that were compared."""
         self._n_passes = self._n_declared = 0  # forward passes of this step so far, and declared
-        self._places_of: dict[str, Places] = {}  # see `_places`
+        self._places_of: dict[str, AtomPlaces] = {}  # see `_places`
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
         sharers = {op.shared_by for op in updates} | {buffer.sharded_over for buffer in plan.buffers}
         for group in sharers:
@@ -275,7 +275,7 @@ class _Proof:
         """Return a value in which every atom of a buffer has the same weights."""
         return Value(self._places(name), weights)
 
-    def _places(self, name: str) -> Places:
+    def _places(self, name: str) -> AtomPlaces:
         """Return the places that a buffer declares: all of its tensors, or the rank's own slice.
 
         They are the same object for each buffer of the same tensors, so that equal ones need no comparison.
@@ -288,7 +288,7 @@ class _Proof:
         key = f"{first}:{last} {group}"
         if key not in self._places_of:
             nowhere = np.zeros(self._plan.world_size, dtype=np.int64)
-            whole = Places(np.arange(first, last)[np.newaxis], nowhere)
+            whole = AtomPlaces(np.arange(first, last)[np.newaxis], nowhere)
             self._places_of[key] = whole if group == ops.ALONE else self._sliced(group, whole)
         self._places_of[name] = self._places_of[key]
         return self._places_of[name]
@@ -487,7 +487,7 @@ class _Proof:
                     raise _BrokenError(f"{name} differs within a {op.group}; share the work after the gradients are")
         share = np.broadcast_to(np.arange(size)[:, None], (n_blocks, size, stride)).ravel()
         self._rated.append(_updated(op, state))
-        return Value(Places(np.arange(size)[:, None], share), {Tag(f"{_RATIOS}{len(self._rated) - 1}"): self._own})
+        return Value(AtomPlaces(np.arange(size)[:, None], share), {Tag(f"{_RATIOS}{len(self._rated) - 1}"): self._own})
 
     def _demand_ratios(self, op: ops.Optimize, ratios: str, state: State) -> None:
         held = [tag for tag in state[ratios].weights if tag.kind.startswith(_RATIOS)]
@@ -631,7 +631,7 @@ class _Proof:
         }
         return Value(self._sliced(group, value.places), weights)
 
-    def _sliced(self, group: Group, places: Places) -> Places:
+    def _sliced(self, group: Group, places: AtomPlaces) -> AtomPlaces:
         """Return on member j the j-th slice of the places."""
         if places.n_atoms % group.size:
             raise _BrokenError(f"shares {places.n_atoms} slices over a {group}; a buffer is cut once over a group")
@@ -672,7 +672,7 @@ class _Proof:
             weights[tag] = self._moved[like][1]
         return Value(self._move_places(op, value.places, move), weights)
 
-    def _move_places(self, op: ops.Collective, places: Places, move: Move) -> Places:
+    def _move_places(self, op: ops.Collective, places: AtomPlaces, move: Move) -> AtomPlaces:
         shape = op.group.shape(self._plan.world_size)
         if not isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and move is not total:
             return places.moved(shape, move)

@@ -72,7 +72,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class AtomPlaces:
     """Where in the model the atoms of a buffer lie, on each rank. Ranks that hold the same share one row.
 
     So slices of a whole world take as much memory as the whole, and the whole on all ranks as much as on one.
@@ -86,7 +86,7 @@ class Places:
     of_rank: NDArray[np.int64]
 
     @classmethod
-    def of(cls, rows: NDArray[np.int64], of_rank: NDArray[np.int64]) -> "Places":
+    def of(cls, rows: NDArray[np.int64], of_rank: NDArray[np.int64]) -> "AtomPlaces":
         """Return the same places with equal rows only once, and all rows in order."""
         known: dict[bytes, int] = {}
         used, first, at = np.unique(of_rank, return_index=True, return_inverse=True)
@@ -106,42 +106,42 @@ class Places:
         """Return the places of each rank, `[rank, atom]`."""
         return self.rows[self.of_rank]
 
-    def equals(self, other: "Places") -> bool:
+    def equals(self, other: "AtomPlaces") -> bool:
         """Tell whether every rank has the same places."""
         same_ranks = self is other or np.array_equal(self.of_rank, other.of_rank)
         return same_ranks and (self.rows is other.rows or np.array_equal(self.rows, other.rows))
 
-    def cut(self, first: int, last: int) -> "Places":
+    def cut(self, first: int, last: int) -> "AtomPlaces":
         """Return the places of some of the atoms."""
-        return Places.of(self.rows[:, first:last], self.of_rank)
+        return AtomPlaces.of(self.rows[:, first:last], self.of_rank)
 
     def in_groups(self, shape: tuple[int, int, int]) -> NDArray[np.int64]:
         """Return the row of each member, `[n_groups, size]`, given the shape of the groups."""
         return np.moveaxis(self.of_rank.reshape(shape), 1, 2).reshape(-1, shape[1])
 
-    def sliced(self, shape: tuple[int, int, int]) -> "Places":
+    def sliced(self, shape: tuple[int, int, int]) -> "AtomPlaces":
         """Return on member j the j-th slice of the atoms."""
         _, size, _ = shape
         number = np.broadcast_to(np.arange(size)[:, np.newaxis], shape).ravel()
-        return Places.of(self.rows.reshape(len(self.rows) * size, -1), self.of_rank * size + number)
+        return AtomPlaces.of(self.rows.reshape(len(self.rows) * size, -1), self.of_rank * size + number)
 
-    def moved(self, shape: tuple[int, int, int], move: "Move") -> "Places":
+    def moved(self, shape: tuple[int, int, int], move: "Move") -> "AtomPlaces":
         """Return the places after members of groups have exchanged them. Groups that hold the same do so once."""
         kinds, of_group = np.unique(self.in_groups(shape), axis=0, return_inverse=True)
         after = move(self.rows[kinds][:, :, np.newaxis, :, np.newaxis])
         n_blocks, size, stride = shape
         of_blocks = of_group.reshape(n_blocks, 1, stride)
         if after.strides[1] == 0:  # every member has the same
-            return Places.of(after[:, 0, 0, :, 0], np.broadcast_to(of_blocks, shape).ravel())
+            return AtomPlaces.of(after[:, 0, 0, :, 0], np.broadcast_to(of_blocks, shape).ravel())
         number = of_blocks * size + np.arange(size)[:, np.newaxis]
-        return Places.of(after.reshape(len(kinds) * size, -1), number.ravel())
+        return AtomPlaces.of(after.reshape(len(kinds) * size, -1), number.ravel())
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """Contents of a buffer on every rank: the places of its atoms in the model, and weights of sources."""
 
-    places: Places
+    places: AtomPlaces
     weights: dict[Tag, Weights]
 
     def has(self, kind: str) -> bool:
@@ -154,11 +154,11 @@ State: TypeAlias = dict[str, Value]
 Move: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
-def joined(parts: Sequence[Places]) -> Places:
+def joined(parts: Sequence[AtomPlaces]) -> AtomPlaces:
     """Return the atoms of all parts, one after the other."""
     rows, of_rank = np.unique(np.stack([part.of_rank for part in parts]), axis=1, return_inverse=True)
     pairs = zip(parts, rows, strict=True)
-    return Places.of(np.concatenate([part.rows[of_part] for part, of_part in pairs], axis=1), of_rank)
+    return AtomPlaces.of(np.concatenate([part.rows[of_part] for part, of_part in pairs], axis=1), of_rank)
 
 
 def same(found: dict[Tag, Weights], expected: dict[Tag, Weights]) -> bool:

@@ -137,6 +137,8 @@ class Disk(Settings):
         read_Bps: Bytes per second read, shared by the ranks of the node.
         write_Bps: Bytes per second written.
         latency_s: Seconds per file.
+        operations_per_s: Files per second that are read or written, shared by the ranks of the node; unlimited if
+            absent. A disk with one spindle does 1 / `latency_s`.
         capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         source: Where the numbers are from.
     """
@@ -144,6 +146,7 @@ class Disk(Settings):
     read_Bps: BytesPerSecond
     write_Bps: BytesPerSecond
     latency_s: Seconds = 0.0
+    operations_per_s: Annotated[PerSecond, Field(exclude_if=math.isinf)] = math.inf
     capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
     source: str = ""
 

@@ -65,6 +65,9 @@ class Host(Settings):
         return self
 
 
+_OF_DATALOADER = ("num_workers", "workers", "prefetch_factor")
+
+
 class InputSettings(Settings):
     """How a batch reaches the GPU.
 
@@ -82,6 +85,16 @@ class InputSettings(Settings):
     prefetch: Annotated[Whole, Field(ge=1)] = 2
     readers: Annotated[Whole, Field(ge=1)] = 8
     decode_workers: Annotated[Whole, Field(ge=1)] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_loader_workers(cls, value: Any) -> Any:
+        """Refuse the settings of torch's DataLoader by name: the nearest keys here mean other things."""
+        written = [key for key in _OF_DATALOADER if isinstance(value, Mapping) and key in value]
+        means = "workers of torch's DataLoader read and decode whole batches, which is not modelled"
+        instead = "write readers and prefetch as under 'A DataLoader with workers' in docs/how-to/find-data-stalls.md"
+        refuse("Input", [((key,), f"unknown key {key!r}: {means}; {instead}") for key in written])
+        return value
 
 
 #: A scenario, a mapping with its keys, the name of its file, or of one that ships; `load` takes them all.

@@ -243,7 +243,7 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
         "network": max(
             busiest_s(resources.nic_in(machines), resources.nic_out(machines)), float(busy_s[resources.switch])
         ),
-        "disk": busiest_s(resources.disk_read(nodes), resources.disk_write(nodes)),
+        "disk": busiest_s(resources.disk_read(nodes), resources.disk_write(nodes), resources.disk_operations(nodes)),
         "memory": busiest_s(resources.memory(nodes)),
         "decoding": float(decoding_s.max(where=decodes, initial=0.0)),
         "reading": float((reading_s + busy_s[resources.readers(ranks)]).max()),

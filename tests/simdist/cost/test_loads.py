@@ -213,7 +213,7 @@ def test_transfer_of_a_rank_alone_is_the_formula_of_the_module(plan: Plan) -> No
         gpus=dataset.ranks_per_node,
         network=Link(latency_s=0.03, bandwidth_Bps=50.0),
         storage=Storage(latency_s=0.5, open_s=0.25, bandwidth_Bps=64, request_nbytes=4, operations_per_s=9.0),
-        disk=Disk(latency_s=0.1, read_Bps=33.0, write_Bps=17.0),
+        disk=Disk(latency_s=0.1, read_Bps=33.0, write_Bps=17.0, operations_per_s=23.0),
         cores_per_node=2,
     )
     decode_s = 0.7
@@ -229,7 +229,7 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
     """Add up what a rank does for its samples, one by one."""
     storage, disk, memory, network = cluster.storage, cluster.disk, cluster.memory, cluster.network
     rate_Bps = min(storage.bandwidth_Bps, storage.client_bandwidth_Bps, network.bandwidth_Bps)
-    on = {"server": 0.0, "operations": 0.0, "in": 0.0, "read": 0.0, "written": 0.0, "memory": 0.0}
+    on = {"server": 0.0, "operations": 0.0, "in": 0.0, "read": 0.0, "written": 0.0, "memory": 0.0, "disk operations": 0}
     out: dict[int, int] = {}
     files_s, n_files = 0.0, 0
     for place, level in enumerate(reads.level[rank].tolist()):
@@ -243,9 +243,11 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
             files_s += storage.open_s + n_requests * storage.latency_s + nbytes / rate_Bps
             if reads.keeps_disk[rank, place]:
                 on["written"] += nbytes
+                on["disk operations"] += 1
                 files_s += nbytes / disk.write_Bps
         elif level == DISK:
             on["read"] += nbytes
+            on["disk operations"] += 1
             files_s += disk.latency_s + nbytes / disk.read_Bps
         elif level == PEER:
             owner = int(reads.owner[rank, place])
@@ -256,7 +258,8 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
             on["memory"] += dataset.sample_nbytes
         n_files += level in (STORAGE, DISK)
     request_s = 2 * network.latency_s + memory.latency_s
-    latencies = {STORAGE: storage.open_s + storage.latency_s, DISK: disk.latency_s, PEER: request_s, MEMORY: 0.0}
+    disk_s = max(disk.latency_s - 1 / disk.operations_per_s, 0.0)
+    latencies = {STORAGE: storage.open_s + storage.latency_s, DISK: disk_s, PEER: request_s, MEMORY: 0.0}
     first_s = latencies[int(reads.level[rank].max())]
     reading_s = files_s / max(n_files, 1) * math.ceil(n_files / dataset.readers)
     if out:
@@ -275,6 +278,7 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
         on["in"] / network.bandwidth_Bps,
         on["read"] / disk.read_Bps,
         on["written"] / disk.write_Bps,
+        on["disk operations"] / disk.operations_per_s,
         on["memory"] / memory.bandwidth_Bps,
         *(n * dataset.sample_nbytes / network.bandwidth_Bps for n in out.values()),
         *(n * dataset.sample_nbytes / memory.bandwidth_Bps for n in out.values()),
@@ -300,6 +304,21 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
 )
 def test_readers_get_equal_shares(cluster: Cluster, rate_Bps: float) -> None:
     np.testing.assert_allclose(load_s(cluster), LATENCY_S + 8 * 16 / rate_Bps, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("gpus", "readers"), [(1, 1), (1, 8), (4, 8)])
+def test_a_disk_with_one_spindle_serves_one_file_after_the_other(gpus: int, readers: int) -> None:
+    spindle = Disk(latency_s=0.25, operations_per_s=4.0, read_Bps=2.0**30, write_Bps=2.0**30)
+    dataset = dataclasses.replace(EIGHT, shuffle="none", warm=True, readers=readers)
+    seconds = load_s(nodes(2, gpus=gpus, disk=spindle), dataset, policy="files")
+    n_files = gpus * 8
+    assert seconds[0].max() == pytest.approx(n_files * 0.25, rel=1e-6)
+
+
+def test_files_that_are_kept_take_operations_of_the_disk_too() -> None:
+    slow = dataclasses.replace(EIGHT, shuffle="none")
+    disk = Disk(operations_per_s=0.5, read_Bps=1024.0, write_Bps=1024.0)
+    assert load_s(nodes(disk=disk), slow, policy="files") == LATENCY_S + 8 / 0.5
 
 
 def test_ranks_of_a_node_share_its_disk_and_its_memory() -> None:
@@ -498,3 +517,43 @@ def test_fast_engine_refuses_batches_that_differ() -> None:
     plan = loads_plan(EIGHT, 1, n_steps=1)
     with pytest.raises(UnsupportedError, match="every batch takes its own time"):
         fast.simulate(plan, price(plan, nodes(), workload()), {})
+
+
+def dataloader_step_s(n_workers: int, batch_s: float, compute_s: float, n_steps: int) -> float:
+    """Return the mean step under torch's DataLoader, whose workers make whole batches, with a prefetch factor of 2.
+
+    Measured with torch 2.13: 160 and 163 ms on average for 4 workers, 640 ms a batch and 100 ms of computing.
+    """
+    made_s: list[float] = []
+    taken_s: list[float] = []
+    now_s = 0.0
+    for number in range(n_steps):
+        asked_s = taken_s[number - 2 * n_workers] if number >= 2 * n_workers else 0.0
+        free_s = made_s[number - n_workers] if number >= n_workers else 0.0
+        made_s.append(max(asked_s, free_s) + batch_s)
+        now_s = max(now_s, made_s[-1])
+        taken_s.append(now_s)
+        now_s += compute_s
+    return (taken_s[-n_workers] - taken_s[0]) / (n_steps - n_workers)  # whole rounds of workers
+
+
+@pytest.mark.parametrize(("n_workers", "batch_size"), [(4, 32), (2, 16), (8, 32)])
+@pytest.mark.parametrize("computing_s", [0.05, 0.1, 0.3])
+def test_readers_that_decode_take_the_mean_step_of_a_dataloader(
+    n_workers: int, batch_size: int, computing_s: float
+) -> None:
+    read_s, decode_s, n_steps = 0.01, 0.01, 50 * n_workers
+    storage = Storage(latency_s=read_s, open_s=decode_s, bandwidth_Bps=2.0**40)
+    scenario = Scenario(
+        cluster=Cluster(nodes=1, gpus_per_node=1, fabric=IDEAL, network=IDEAL, storage=storage),
+        workload=workload(batch_size=batch_size, forward_s=computing_s),
+        input=InputSettings(source="storage", readers=n_workers, prefetch=2 * n_workers),
+        data=DataSettings(samples=n_steps * batch_size, file_nbytes=16),
+        schedules=(kinds()["sync"](),),
+        steps=n_steps,
+    )
+    built = build(scenario, scenario.schedules[0])
+    found_s = des.simulate(built.plan, built.costs, {}).makespan_s / n_steps
+    expected = dataloader_step_s(n_workers, batch_size * (read_s + decode_s), computing_s, n_steps)
+    assert expected == pytest.approx(max(computing_s, batch_size * (read_s + decode_s) / n_workers), rel=1e-9)
+    assert found_s == pytest.approx(expected, rel=0.03)

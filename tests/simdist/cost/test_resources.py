@@ -9,7 +9,7 @@ RESOURCES = Resources(n_nodes=3, ranks_per_node=2, n_servers=1, n_storage_server
 OF_RANKS = {"fabric_out": 6, "fabric_in": 6, "readers": 6, "decoders": 6}
 OF_MACHINES = {"nic_out": 4, "nic_in": 4}
 OF_NODES = dict.fromkeys(
-    ("bridge_up", "bridge_down", "storage_client", "disk_read", "disk_write", "memory", "cores"), 3
+    ("bridge_up", "bridge_down", "storage_client", "disk_read", "disk_write", "disk_operations", "memory", "cores"), 3
 )
 
 

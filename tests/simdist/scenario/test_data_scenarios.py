@@ -203,6 +203,13 @@ def test_index_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> Non
         ("write: 1 GB/s", "write: 0 GB/s", "x.yaml:7: cluster.disk.write: "),
         ("bandwidth: 8 GB/s", "bandwidth: 0", "x.yaml:8: cluster.memory.bandwidth: "),
         ("source: storage", "source: storage, readers: 0", "x.yaml:12: input.readers: 0: write at least 1"),
+        (
+            "source: storage",
+            "source: storage, num_workers: 4",
+            "x.yaml:12: input.num_workers: unknown key 'num_workers': workers of torch's DataLoader read and decode "
+            "whole batches, which is not modelled; write readers and prefetch as under 'A DataLoader with workers' in "
+            "docs/how-to/find-data-stalls.md",
+        ),
         ("data: datacache", "decode_workers: 0", "x.yaml:15: schedules[1].decode_workers: 0: write at least 1"),
     ],
 )  # fmt: skip
