@@ -105,7 +105,8 @@ def model_of(kind: str) -> nn.Module:
         case "fully_shard":
             mesh = init_device_mesh("cpu", (dist.get_world_size(),))
             fully_shard(module[0], mesh=mesh)
-            return fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh)
+            return module
         case _:
             return DistributedDataParallel(module)
 

@@ -57,7 +57,8 @@ def test_a_state_is_saved_after_an_average_with_its_step(workers: list[FakeWorke
     model = nn.Linear(2, 1)
     worker = accelerate.follow(accelerator, model, None, LocalSGD(period=4))
     worker.step = 3
-    worker.at_average = lambda: nn.init.ones_(model.weight)
+    weight = model.weight
+    workers[0].at_average = lambda: nn.init.ones_(weight)
     accelerator.save_state("folder")
     assert worker.calls == ["average 3"]
     assert accelerator.saved["folder"][0][0]["weight"].tolist() == [[1.0, 1.0]]

@@ -1,6 +1,7 @@
 """What happens at the events of a trainer; tests/real/loops/test_scripts.py runs real ones where they are installed."""
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ class FakeTrainer:
         self.is_deepspeed_enabled = False
         self._every = save_steps, eval_steps
         self._callbacks: list[transformers.TrainerEvents] = []
+        self._wrap_model: Callable[..., FakeWorker]
 
     def add_callback(self, callback: transformers.TrainerEvents) -> None:
         self._callbacks.append(callback)

@@ -382,6 +382,11 @@ def two() -> Iterator[list[Connection]]:
         guard.leave()
 
 
+def let_go(late: Connection) -> None:
+    assert isinstance(late.store, HeldUp)
+    late.store.let_go.set()
+
+
 def n_beats(connection: Connection, rank: int) -> int:
     return connection.guard._table[rank].count
 
@@ -396,7 +401,7 @@ def test_the_host_of_the_store_outlasts_a_rank_that_is_held_up_in_the_last_excha
         while n_beats(host, 1) < begin + 5 and not leaving.done():  # its guard reads the table all the while
             time.sleep(0.05)
         has_left = leaving.done()
-        late.store.let_go.set()
+        let_go(late)
         assert last.result() == ["a", "b"]
         leaving.result(START_S)
     assert not has_left
@@ -406,7 +411,7 @@ def test_the_host_of_the_store_waits_for_no_rank_that_goes_on_alone_after_the_la
     two: list[Connection], capfd
 ) -> None:
     host, other = two
-    other.store.let_go.set()
+    let_go(other)
     with ThreadPoolExecutor() as pool:
         [*pool.map(lambda each: each.barrier("the end"), two)]
         pool.submit(host.guard.leave).result(START_S)

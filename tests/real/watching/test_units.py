@@ -14,6 +14,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -176,7 +177,8 @@ def train(case: Case, log: Log, *, watched: bool = True) -> list[Tensor]:
             log.events.append("loss")
             outputs["predictions"][0].float().sum().backward()
         log.events.append("update")
-    return [each.grad.to_local() for each in model.parameters() if each.grad is not None]
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    return [each.to_local() for each in gradients if isinstance(each, DTensor)]
 
 
 @contextmanager

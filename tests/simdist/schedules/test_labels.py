@@ -126,6 +126,7 @@ def test_label_is_a_schedule_of_a_scenario(label: str, schedule: object) -> None
     head, _, _ = dump(load(JOB | {"schedules": ["sync"]})).partition("schedules:")
     assert loads(f"{head}schedules: ['{label}']").schedules == (found,)
     if label.startswith("fsdp-bfloat16"):
+        assert isinstance(found, FSDP)
         assert (found.name, found.reshard_after_forward, found.wrap, found.communicators) == (label, 8, "blocks", 2)
         return
     (written,) = load(JOB | {"schedules": [schedule]}).schedules
