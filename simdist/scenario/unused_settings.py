@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from simdist.scenario.cluster import Cluster
+from simdist.scenario.cluster import Cluster, Disk
 from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.disturbances import Pauses, first_step, never_delays
 from simdist.scenario.links import LinkDisturbance, never_slows
@@ -11,8 +11,9 @@ from simdist.scenario.probable_units import doubtful_units
 from simdist.scenario.scenario import Host, Scenario
 from simdist.schedules import GradientSchedule, Schedule
 from simdist.schedules.job import Job, Policy, uses_disk, uses_memory
-from simdist.settings.units import format_nbytes
+from simdist.settings.units import format_nbytes, format_seconds
 
+_SEEK_S = 1e-3  # heads that move take longer, flash is faster: 4.16 ms and 70 us (Seagate Exos X18, Samsung PM9A3)
 _MOST_NICS = 4  # of a GPU: AWS p5 has 32 for 8
 _UNSTATED = (
     "cluster.network.efficiency is not stated, and so 1; 0.38 (TCP, nccl#398) to 0.96 (RDMA, nccl-tests#119) were "
@@ -216,6 +217,7 @@ def _unused_beside_data(scenario: Scenario, data: DataSettings) -> Iterator[str]
     if "memory" in cluster.model_fields_set and cluster.memory and not use_memory:
         yield f"cluster.memory has no effect: {keep} samples"
     if cluster.disk and use_disk:
+        yield from _unlimited_seeks(cluster.disk)
         yield from _too_small("disk", cluster.disk.capacity_nbytes, "file", data.least_nbytes)
     if cluster.memory and use_memory:
         yield from _too_small("memory", cluster.memory.capacity_nbytes, "sample", scenario.workload.sample_nbytes)
@@ -229,6 +231,15 @@ def _unused_beside_data(scenario: Scenario, data: DataSettings) -> Iterator[str]
         yield "data.seed has no effect: nothing of the data set is random"
     if "cores_per_node" in cluster.model_fields_set and not scenario.workload.decode_s and not cluster.host:
         yield "cluster.cores_per_node has no effect: workload.decode is 0"
+
+
+def _unlimited_seeks(disk: Disk) -> Iterator[str]:
+    if disk.latency_s >= _SEEK_S and math.isinf(disk.operations_per_s):
+        latency = format_seconds(disk.latency_s)
+        yield (
+            f"cluster.disk.latency of {latency} is that of a hard disk, which does {1 / disk.latency_s:.4g} files per "
+            f"second, and operations are unlimited: write operations: {1 / disk.latency_s:.4g}"
+        )
 
 
 def _who_keeps(policies: set[Policy]) -> str:

@@ -276,6 +276,11 @@ def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
             "cluster.memory has no effect: its capacity of 0 B holds no sample",
         ]),
         ([("write: 1 GB/s", "write: 1 GB/s, capacity: 110 kB"), ("8 GB/s", "8 GB/s, capacity: 149 kB")], ["cluster.memory has no effect: its capacity of 149 kB holds no sample"]),
+        ([("write: 1 GB/s", "write: 1 GB/s, latency: 10 ms")], [
+            "cluster.disk.latency of 10 ms is that of a hard disk, which does 100 files per second, and operations are unlimited: write operations: 100",
+        ]),
+        ([("write: 1 GB/s", "write: 1 GB/s, latency: 10 ms, operations: 100")], []),
+        ([("write: 1 GB/s", "write: 1 GB/s, latency: 90 us")], []),
         ([("110 kB", "110 kB, eviction: lru")], ["data.eviction has no effect: nothing that is kept has a capacity"]),
         ([("110 kB", "110 kB, eviction: lru"), ("8 GB/s", "8 GB/s, capacity: 1 GB")], []),
         ([("110 kB", "110 kB, eviction: lru"), ("write: 1 GB/s", "write: 1 GB/s, capacity: 1 GB"), ("data: datacache", "data: staged"), ("  memory: {bandwidth: 8 GB/s}\n", "")], [
