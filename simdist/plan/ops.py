@@ -404,9 +404,15 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Delay the host, or a lane, by the delay drawn for this step on that channel."""
+    """Delay the host, or a lane, by what was drawn for this step on that channel.
+
+    Args:
+        channel: The channel.
+        micro_batch: Take what was drawn for this micro-batch. None: take the delays of the whole step.
+    """
 
     channel: Channel
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ class Draws(Protocol):
         ranks: int64 `[n_ranks]`, those that the disturbance selects.
         ranks_per_node: Consecutive ranks that share a node.
         compute_s: Forward and backward seconds of a step of each of these ranks, `[n_ranks]`.
+        micro_batches: Those of a step that are delayed on their own.
     """
 
     @property
@@ -89,6 +90,8 @@ class Draws(Protocol):
     def ranks_per_node(self) -> int: ...  # noqa: D102
     @property
     def compute_s(self) -> NDArray[np.float64]: ...  # noqa: D102
+    @property
+    def micro_batches(self) -> int: ...  # noqa: D102
 
     def uniforms(self, lane: int = 0, *, start: int | None = None) -> NDArray[np.float64]:
         """Return a number above 0 and below 1 for each step, rank and seed, `[n_steps, n_ranks, n_seeds]`.
@@ -117,7 +120,8 @@ class CustomDisturbance(_Disturbance, abc.ABC):
         They follow from the places of the numbers, so that a longer run, or one drawn in other chunks, has the same.
 
         Returns:
-            Seconds, finite and 0 or more, that broadcast to `[n_steps, n_ranks, n_seeds]`.
+            Seconds, finite and 0 or more, that broadcast to `[n_steps, n_ranks, n_seeds]`: each falls into one
+            micro-batch of its step. With four axes, those of micro-batches: `[n_steps, micro_batches, n_ranks, n_seeds]`.
         """
 
     @property
@@ -397,7 +401,8 @@ class Recorded(_Disturbance):
     """Seconds of every step and rank from a file, array `[n_steps, world_size]`.
 
     `.csv`: a line per step, a column per rank, `#` for comments. `.npz`: one array, or several of which the one named
-    like the channel counts.
+    like the channel counts. An array `[n_steps, n_micro_batches, world_size]` holds those of every micro-batch. One of
+    steps delays their first micro-batch on compute, and their last one otherwise.
 
     Without `resample_steps` the recording is played as it is, the same for every seed. With it, every seed puts its run
     together from blocks of so many consecutive recorded steps, begun anywhere in the recording and drawn with
@@ -425,9 +430,14 @@ class Recorded(_Disturbance):
         """Whether seeds make a difference."""
         return self.resample_steps is not None
 
-    def shape_faults(self, n_steps: int) -> list[Fault]:
-        """Return a fault if the recording does not cover the run."""
-        n_recorded = len(read_recorded(self))
+    def shape_faults(self, n_steps: int, micro_batches: int | None) -> list[Fault]:
+        """Return a fault if the recording does not cover the run, or has other micro-batches than the workload."""
+        table = read_recorded(self)
+        n_recorded = len(table)
+        if table.ndim == 3 and self.on != "io" and micro_batches not in (None, table.shape[1]):
+            hint = "record as many, or write one row for each step, the sum over its micro-batches"
+            fault = f"{self.file.name} holds {table.shape[1]} micro-batches of each step, the workload has {micro_batches}"
+            return [(("file",), f"{fault}: {hint}")]
         holds = f"{self.file.name} holds {n_recorded} steps"
         if self.resample_steps is None and n_recorded < n_steps:
             hint = f"record as many, or write resample_steps, e.g. {max(1, n_recorded // 5)}"
@@ -497,21 +507,21 @@ def never_delays(disturbance: Disturbance) -> bool:
 
 
 def read_recorded(recorded: Recorded) -> NDArray[np.float64]:
-    """Read the seconds of a recording, shape `[n_steps, world_size]`.
+    """Read the seconds of a recording, `[n_steps, world_size]` or `[n_steps, n_micro_batches, world_size]`.
 
     Raises:
         ValidationError: The file cannot be read, or holds something else than delays.
     """
-    return read_table(recorded.file, replace(_FORM, array=recorded.on))
+    return read_table(recorded.file, replace(_FORM, array=recorded.on), dimensions=(2, 3))
 
 
 def _ranks_remark(file: Path, table: NDArray[np.float64], world_size: int) -> str | None:
     """Say that a recording has another number of ranks, if so."""
-    if table.shape[1] == world_size:
+    if table.shape[-1] == world_size:
         return None
     from simdist.scenario.other_ranks import remark
 
-    return remark(file.name, table.shape[1], world_size)
+    return remark(file.name, table.shape[-1], world_size)
 
 
 def read_lengths(file: Path) -> NDArray[np.float64]:

@@ -107,9 +107,9 @@ class Working:
             self._played = played_by_seed(self._table, seeds, numbers.world_size, rows_per_step=micro_batches)
 
     def delays(self, start: int, stop: int) -> Floats:
-        """Return what the micro-batches of these steps take longer, seconds `[n_steps, n_ranks, n_seeds]`."""
-        longer = sum(self._factor(start, stop, number) - 1.0 for number in range(self._micro_batches))
-        return np.asarray(longer) * self._pass_s
+        """Return what each micro-batch takes longer, seconds `[n_steps, n_micro_batches, n_ranks, n_seeds]`."""
+        factors = np.stack([self._factor(start, stop, number) for number in range(self._micro_batches)], axis=1)
+        return (factors - 1.0) * self._pass_s
 
     def _factor(self, start: int, stop: int, number: int) -> Floats:
         """Return how many times as long as the shortest one this micro-batch of each step takes."""
