@@ -229,9 +229,7 @@ class Export:
         yield self._head(rank)
         templates = NodeTemplates(self.plan, self.workload, self.groups)
         nodes = {op: templates.make(op, rank) for op in self.costs.of}
-        priced_s = {
-            op: 0.0 if isinstance(cost, Varying) else alone_s(cost, rank) for op, cost in self.costs.of.items()
-        }
+        priced_s = {op: 0.0 if isinstance(cost, Varying) else alone_s(cost, rank) for op, cost in self.costs.of.items()}
         order = _Order()
         loads_s = iter(self._loads_s)
         late_s = {op: seconds_of(op, self.delays)[0, :, rank] for op in delays_of(self.plan)}

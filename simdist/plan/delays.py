@@ -78,7 +78,7 @@ def no_delays(plan: Plan) -> dict[Channel, Floats]:
 
 
 def of_micro_batches(channel: Channel, seconds: Floats, n: int) -> Floats:
-    """Return delays of whole steps as those of their n micro-batches: all of the first one or, but for compute, the last.
+    """Return delays of whole steps as delays of micro-batches: on compute of the first one, otherwise of the last.
 
     Args:
         channel: The channel.

@@ -121,7 +121,7 @@ class CustomDisturbance(_Disturbance, abc.ABC):
 
         Returns:
             Seconds, finite and 0 or more, that broadcast to `[n_steps, n_ranks, n_seeds]`: each falls into one
-            micro-batch of its step. With four axes, those of micro-batches: `[n_steps, micro_batches, n_ranks, n_seeds]`.
+            micro-batch of its step. Or with four axes, `[n_steps, micro_batches, n_ranks, n_seeds]`.
         """
 
     @property
@@ -435,9 +435,8 @@ class Recorded(_Disturbance):
         table = read_recorded(self)
         n_recorded = len(table)
         if table.ndim == 3 and self.on != "io" and micro_batches not in (None, table.shape[1]):
-            hint = "record as many, or write one row for each step, the sum over its micro-batches"
-            fault = f"{self.file.name} holds {table.shape[1]} micro-batches of each step, the workload has {micro_batches}"
-            return [(("file",), f"{fault}: {hint}")]
+            n_needed = f"the workload has {micro_batches}: record as many, or their sum, a row for each step"
+            return [(("file",), f"{self.file.name} holds {table.shape[1]} micro-batches of each step, {n_needed}")]
         holds = f"{self.file.name} holds {n_recorded} steps"
         if self.resample_steps is None and n_recorded < n_steps:
             hint = f"record as many, or write resample_steps, e.g. {max(1, n_recorded // 5)}"
