@@ -628,7 +628,8 @@ class _DelayFeed:
             n_values = next(iter(taken.values()))[:, 0].size
             self._chunk_steps = max(1, self._CHUNK_VALUES // n_values)
         chunk = next(each for each in reversed(self._chunks) if step in each.steps)
-        return chunk.of(op)[step - chunk.steps.start]
+        delays_s: Times = chunk.of(op)[step - chunk.steps.start]
+        return delays_s
 
 
 @dataclass(frozen=True, slots=True)

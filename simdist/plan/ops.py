@@ -593,6 +593,29 @@ def forward_passes(body: tuple[Op, ...]) -> dict[int, tuple[Forward, ...]]:
     return found
 
 
+def micro_batches(body: tuple[Op, ...]) -> tuple[int, ...]:
+    """Return the micro-batch that each operation of a body belongs to. It ends with the last of its backward pass.
+
+    >>> step = (Forward((), ("loss",)), Backward(("loss",), "grad"))
+    >>> micro_batches((*step, Delay("compute", 1), *step, Optimize((), ())))
+    (0, 0, 1, 1, 1, 1)
+    """
+    found: list[int] = []
+    n_before = 0
+    ended_at = 0
+    has_computed = False
+    for op in body:
+        if isinstance(op, Forward) and has_computed:
+            n_before += 1
+            found[ended_at:] = [n_before] * (len(found) - ended_at)
+            has_computed = False
+        found.append(n_before)
+        if isinstance(op, Backward):
+            ended_at = len(found)
+            has_computed = True
+    return tuple(found)
+
+
 def drops(body: tuple[Op, ...]) -> int | None:
     """Return the position of a body's all-reduce with `drop`, if there is one."""
     return next((at for at, op in enumerate(body) if isinstance(op, AllReduce) and op.drop), None)

@@ -409,7 +409,8 @@ def shared_delays(scenario: Scenario) -> Draw:
     kept: dict[tuple[int, ...], Delays] = {}
 
     def draw(seeds: Sequence[int]) -> DelaySource:
-        n_values = scenario.steps * scenario.cluster.world_size * len(seeds) * len(scenario.disturbances)
+        n_rows = scenario.steps * scenario.workload.micro_batches
+        n_values = n_rows * scenario.cluster.world_size * len(seeds) * len(scenario.disturbances)
         key = tuple(seeds)
         if key not in kept:
             if n_values * (len(kept) + 1) > _MOST_KEPT_VALUES:

@@ -1,6 +1,5 @@
 """Ranks that are late in different micro-batches: where they meet decides what it costs."""
 
-
 import numpy as np
 import pytest
 from fsdp_ranks import late_jobs, random_lateness, rows_of_ranks
