@@ -48,6 +48,8 @@ _LENGTHS = TableForm(
     values="lengths are finite and above 0",
     place="row {}, column {}",
 )
+#: How lengths are dealt to the micro-batches of a step.
+Balance: TypeAlias = Literal["sorted", "round_robin", "greedy"]
 _MOST_BETWEEN = 10**6  # steps from one pause to the next
 
 
@@ -254,8 +256,8 @@ class UnevenWork(_Disturbance):
     """Micro-batches differ in work, because their sequences differ in length.
 
     The workload's forward and backward seconds are those of a micro-batch of the shortest length. A micro-batch whose
-    length is r times the shortest takes (1 - q) r + q r^2 times as long, with q = `quadratic`. The delay of a step is
-    what its micro-batches take longer, all together.
+    length is r times the shortest takes (1 - q) r + q r^2 times as long, with q = `quadratic`. It is delayed by what it
+    takes longer.
 
     Args:
         lengths: Shortest and longest length; each length in between is as likely as any other.
@@ -263,6 +265,8 @@ class UnevenWork(_Disturbance):
         order: `drawn`: each micro-batch of each rank draws one length of the file. `recorded`: row by row, a
             micro-batch each, of all ranks; a step takes as many rows as it has micro-batches.
         quadratic: Share of the shortest micro-batch's time that grows with the square of the length, as attention.
+        balance: How the lengths of a step are dealt to its micro-batches, see `simdist.scenario.pauses_and_work.dealt`.
+            None leaves them where they were drawn.
     """
 
     kind: Literal["uneven_work"] = "uneven_work"
@@ -271,6 +275,7 @@ class UnevenWork(_Disturbance):
     file: RecordingFile | None = None
     order: Literal["drawn", "recorded"] = "drawn"
     quadratic: Fraction = 0.0
+    balance: Balance | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
