@@ -66,6 +66,17 @@ def test_a_step_takes_the_largest_sum_or_the_sum_of_the_largest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("balance", "expected"), [("sorted", [2.55, 2.65]), ("round_robin", [2.14, 2.14]), ("greedy", [2.05, 2.14])]
+)
+def test_lengths_that_are_dealt_again_cost_less(balance: str, expected: list[float]) -> None:
+    """As the page on known troubles says."""
+    scenario = job(f"{{kind: uneven_work, lengths: [1, 4], balance: {balance}}}", steps=40)
+    found = step_s(scenario, seeds=10)
+    assert [round(found[name], 2) for name in ("sync", "fsdp")] == expected
+    assert found == pytest.approx(by_hand(delay_sampler(scenario, range(10)).take(40)["compute"]), rel=1e-12)
+
+
+@pytest.mark.parametrize(
     "late",
     [
         "{kind: uneven_work, lengths: [512, 4096], quadratic: 0.3}",
