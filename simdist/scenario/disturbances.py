@@ -481,6 +481,18 @@ def first_step(disturbance: Disturbance) -> int:
             return 0
 
 
+def falls_anywhere(disturbance: Disturbance) -> bool:
+    """Tell whether what comes once in a step falls into any of its micro-batches, and not into the first one.
+
+    Pauses at fixed steps are those of ranks that pause together, between two steps.
+    """
+    match disturbance:
+        case Pauses(every=(low, high), first=(begin, end)):
+            return low < high or begin < end
+        case _:
+            return disturbance.is_random
+
+
 def never_delays(disturbance: Disturbance) -> bool:
     """Tell whether a disturbance delays nothing, as its settings are."""
     match disturbance:

@@ -11,9 +11,9 @@ A *tile* is 16 steps of all ranks, rank by rank: large enough that drawing is fa
 The *lane* tells several numbers of one place apart.
 
 If a step has several micro-batches, each has its own delay. What comes once in a step falls into one of them, each as
-likely as any other; a number at (place in the tile, number of the tile, 0, 1) says which. What lasts a whole step is
-spread evenly. Noise has a number of its own for each micro-batch, its lane. A load is that of a whole step, so `io`
-delays are drawn as for one micro-batch.
+likely as any other: a number at (place in the tile, number of the tile, 0, 1) says which. What comes at a fixed time
+falls into the first. What lasts a whole step is spread evenly. Noise has a number for each micro-batch, its lane. A
+load is that of a whole step, so `io` delays are drawn as for one micro-batch.
 
 Where recordings are resampled, the block that a run has at a place follows from seed and place alone, not from the
 disturbance: what was recorded together stays together. It has a key of its own, and 16 blocks a tile.
@@ -256,8 +256,10 @@ class _Source:
         """Let what is drawn for a step, `[n_steps, n_ranks, n_seeds]`, fall into one micro-batch."""
         if self._n_parts == 1:
             return seconds[:, np.newaxis]
-        place = np.floor(self._uniforms.closed(start, stop, what=_PLACE) * self._n_parts)
         parts = np.arange(self._n_parts).reshape(-1, 1, 1)
+        place = np.zeros((1, 1, 1))
+        if kinds.falls_anywhere(self._disturbance):
+            place = np.floor(self._uniforms.closed(start, stop, what=_PLACE) * self._n_parts)
         return np.where(place[:, np.newaxis] == parts, seconds[:, np.newaxis], 0.0)
 
     def _evenly(self, seconds: Floats) -> Floats:

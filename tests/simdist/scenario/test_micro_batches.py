@@ -74,6 +74,14 @@ def test_each_micro_batch_is_as_likely_as_any_other() -> None:
     assert late_s.mean(axis=(0, 1)) == pytest.approx(np.full((K, N_RANKS), 1 / K), abs=0.02)
 
 
+@pytest.mark.parametrize("disturbance", [Pauses(every=(3, 3), first=(2, 2), delay_s=(1.0, 2.0)), Drawn(values=(1.0,))])
+def test_what_comes_at_a_fixed_time_falls_into_the_first_micro_batch(disturbance: Disturbance) -> None:
+    """Ranks that pause in the same steps do so together, such as before an epoch."""
+    late_s = drawn(disturbance)
+    assert late_s[:, :, 0].any()
+    assert not late_s[:, :, 1:].any()
+
+
 @pytest.mark.parametrize("disturbance", THROUGHOUT, ids=lambda each: each.kind)
 def test_what_lasts_a_step_is_spread_evenly(disturbance: Disturbance) -> None:
     late_s = drawn(disturbance)
