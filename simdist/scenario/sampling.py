@@ -401,9 +401,7 @@ def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> Floats:
     return np.clip((steps - begin) / (end - begin), 0.0, 1.0)
 
 
-def _continuous(
-    disturbance: kinds.Continuous, uniforms: _Uniforms, start: int, stop: int, lane: int = 0
-) -> Floats:
+def _continuous(disturbance: kinds.Continuous, uniforms: _Uniforms, start: int, stop: int, lane: int = 0) -> Floats:
     from simdist.scenario.portable import exp, log, normal_quantile
 
     drawn = uniforms.inner(start, stop, lane=lane)
