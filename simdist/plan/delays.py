@@ -72,9 +72,10 @@ def n_micro_batches(plan: Plan) -> int:
     return max(1, passes, *named)
 
 
-def no_delays(plan: Plan) -> dict[Channel, Floats]:
-    """Return delays of 0 s for one run of a plan."""
-    return {op.channel: np.zeros(delay_shapes(plan)[-1]) for op in delays_of(plan)}
+def no_delays(plan: Plan, *, n_seeds: int = 1) -> Delays:
+    """Return delays of no time for a plan, which cannot be changed."""
+    _, *of_one = delay_shapes(plan)[-1]
+    return {op.channel: np.broadcast_to(0.0, (n_seeds, *of_one)) for op in delays_of(plan)}
 
 
 def of_micro_batches(channel: Channel, seconds: Floats, n: int) -> Floats:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from simdist.cost import tensor_backward_s
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast, first_exact
 from simdist.errors import ScenarioError, UnsupportedError, naming
+from simdist.plan.delays import no_delays
 from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.scenario.strict_yaml import Path
@@ -509,7 +510,6 @@ def calm_step_s(built: Built) -> float:
         UnsupportedError: Ranks of each kind cannot be simulated once.
     """
     from simdist.engines import alike
-    from simdist.runs.memory import no_delays
 
     delays = DrawnDelays(no_delays(built.plan))
     return float(alike.step_s(built.plan, built.costs, delays, n_seeds=1, courses=built.courses)[0])
@@ -637,7 +637,6 @@ def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress
     If it is calm, no rank is delayed.
     """
     from simdist.engines import alike
-    from simdist.runs.memory import no_delays
 
     def draw(seeds: Sequence[int]) -> DelaySource:
         return DrawnDelays(no_delays(built.plan, n_seeds=len(seeds))) if is_calm else delay_sampler(scenario, seeds)
