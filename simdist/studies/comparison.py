@@ -699,7 +699,7 @@ class _Chosen:
         """Return the delays of the next `n_steps` steps, in memory with the seeds side by side."""
         taken = self._source.take(n_steps)
         return {
-            channel: np.moveaxis(np.moveaxis(each, 0, 2)[..., self._numbers], 2, 0) for channel, each in taken.items()
+            channel: np.moveaxis(np.moveaxis(each, 0, -1)[..., self._numbers], -1, 0) for channel, each in taken.items()
         }
 
 
