@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from fsdp_settings import (
+    ALIKE,
     ALL_REDUCE,
     BACKWARD,
     BACKWARD_GATHER,
@@ -25,6 +26,7 @@ from fsdp_settings import (
     REDUCE_SCATTER,
     ROOT,
     MicroBatch,
+    OneRank,
     Passes,
     Root,
     Row,
@@ -38,14 +40,17 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_ga
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
-def drive(settings: Settings, watch: Callable[[nn.Module, Callable[[], int]], object] | None = None) -> list[Row]:
+def drive(
+    settings: Settings, its: OneRank = ALIKE, *, watch: Callable[[nn.Module, Callable[[], int]], object] | None = None
+) -> list[Row]:
     """Train on the virtual clock; return what was done, in the order in which the host issued it.
 
     Args:
         settings: Of the job.
+        its: What one of several ranks meets.
         watch: Takes the model, and what tells the clock of the current stream.
     """
-    device = _Device(settings)
+    device = _Device(settings, its)
     with _patched(device), _world(settings.replicas * settings.shard):
         model = _sharded(settings, device)
         if watch is not None:
@@ -96,8 +101,10 @@ class _CurrentStreamEvent(_Event):
 class _Device:
     """What `fully_shard` takes `torch.cuda` for, and what writes down the operations."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, its: OneRank) -> None:
         self.rows: list[Row] = []
+        self._its = its
+        self._n_transfers = 0
         self.step = 0
         self.micro_batch = 0
         self._shard = settings.shard
@@ -124,6 +131,10 @@ class _Device:
         self._current = stream
         yield
         self._current = before
+
+    def begin_forward(self) -> None:
+        """Be late, in the model's own forward pass: its first gather may be under way."""
+        self._current.end += self._its.late_by(self.step, self.micro_batch)
 
     def compute(self, kind: str, unit: int, duration: int) -> None:
         start = self._current.end
@@ -157,7 +168,9 @@ class _Device:
     def _transfer(self, kind: str, unit: int, duration: int, group: dist.ProcessGroup) -> None:
         """Queue behind what this communicator was given before."""
         communicator = group.group_name
-        start = max(self._current.end, self._free_at.get(communicator, 0))
+        begins_at = self._its.begins_at(self._n_transfers)
+        start = max(self._current.end, self._free_at.get(communicator, 0), begins_at)
+        self._n_transfers += 1
         self._free_at[communicator] = start + duration
         self._finish(kind, unit, start, start + duration)
 
@@ -242,6 +255,7 @@ class _Model(nn.Module):
         self.units = nn.ModuleList(_UnitModule(device, number, unit, settings.shard) for number, unit in numbered)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        self._device.begin_forward()
         if self._before is not None:
             inputs = _Work.apply(inputs, self.weight, self._device, ROOT, self._before)
         for unit in self.units:

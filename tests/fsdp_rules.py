@@ -65,6 +65,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fsdp_settings import (
+    ALIKE,
     ALL_REDUCE,
     BACKWARD,
     BACKWARD_GATHER,
@@ -74,6 +75,7 @@ from fsdp_settings import (
     REDUCE_SCATTER,
     ROOT,
     MicroBatch,
+    OneRank,
     Root,
     Row,
     Settings,
@@ -81,9 +83,9 @@ from fsdp_settings import (
 )
 
 
-def rows_by_rules(settings: Settings) -> list[Row]:
+def rows_by_rules(settings: Settings, its: OneRank = ALIKE) -> list[Row]:
     """Return what is done, in the order in which the host issues it."""
-    rank = _Rank(settings)
+    rank = _Rank(settings, its)
     for step in range(settings.n_steps):
         for number, micro_batch in enumerate(settings.micro_batches):
             rank.step = step
@@ -125,8 +127,10 @@ class _State:
 
 
 class _Rank:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, its: OneRank) -> None:
         self.settings = settings
+        self._its = its
+        self._n_transfers = 0
         self.rows: list[Row] = []
         self.step = 0
         self.micro_batch = 0
@@ -145,6 +149,7 @@ class _Rank:
 
     def forward(self) -> None:
         self._gather_end = max(self._gather_end, self._compute_end)
+        self._compute_end += self._its.late_by(self.step, self.micro_batch)
         if self.root:
             self._gather(self.root, GATHER)
             self._take_forward(self.root)
@@ -304,7 +309,8 @@ class _Rank:
             state.gathered_at = None
 
     def _transfer(self, kind: str, state: _State, ready: int, duration: int, communicator: object) -> int:
-        start = max(ready, self._communicator_ends.get(communicator, 0))
+        start = max(ready, self._communicator_ends.get(communicator, 0), self._its.begins_at(self._n_transfers))
+        self._n_transfers += 1
         end = start + duration
         self._communicator_ends[communicator] = end
         self._write(kind, state, start, end)

@@ -120,6 +120,28 @@ class Settings:
     serial: bool = False
 
 
+@dataclass(frozen=True)
+class OneRank:
+    """What one of several ranks meets.
+
+    Attributes:
+        late: ms that its computing begins later, of each step and micro-batch.
+        begins: When each of its collectives begins at the earliest, in the order in which the host issues them.
+    """
+
+    late: tuple[tuple[int, ...], ...] = ()
+    begins: tuple[int, ...] = ()
+
+    def late_by(self, step: int, micro_batch: int) -> int:
+        return self.late[step][micro_batch] if self.late else 0
+
+    def begins_at(self, number: int) -> int:
+        return self.begins[number] if self.begins else 0
+
+
+ALIKE = OneRank()
+
+
 class Row(NamedTuple):
     """One operation on the device or on the wire; `micro_batch` is that in which the host issued it."""
 

@@ -594,7 +594,11 @@ def with_extras(extras: Extras, by_ddp: bool) -> tuple[np.ndarray, list[float]]:
 
 
 def accumulated(
-    schedule: Schedule | Plan, training: Training, n_steps: int, trace: Path | None = None, by_itself: bool = False
+    schedule: Schedule | Plan | Path,
+    training: Training,
+    n_steps: int,
+    trace: Path | None = None,
+    by_itself: bool = False,
 ) -> np.ndarray:
     """Train with several passes a step, all but the last without exchange, as DDP has it in two ways, or not.
 

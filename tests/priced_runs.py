@@ -14,6 +14,8 @@ from simdist.plan import (
     Save,
 )
 from simdist.plan.check import check
+from simdist.plan.delays import delay_shapes
+from simdist.plan.delays import delays_of as delaying
 from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
@@ -70,9 +72,12 @@ def workloads(draw):
 @st.composite
 def delays_of(draw, plan, *, n_seeds=1):
     """Draw the delays a plan needs: mostly none, some of a few sizes that make ties likely, some of any size."""
-    shape = n_seeds, plan.n_steps, plan.world_size
-    channels = sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)})
-    return {channel: draw(arrays(shape)) for channel in channels}
+    drawn = {}
+    for op in delaying(plan):
+        is_split = op.micro_batch is not None
+        shape = draw(st.sampled_from(delay_shapes(plan)[is_split:]))
+        drawn[op.channel] = draw(arrays((n_seeds, *shape[1:])))
+    return drawn
 
 
 @st.composite

@@ -1,15 +1,16 @@
 """Sharded plans with given seconds for every operation, and their times."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from fsdp_settings import ROOT, Root, Settings
+from fsdp_settings import ROOT, OneRank, Root, Settings
 
 from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared
-from simdist.engines import simulate
+from simdist.engines import Engine, simulate
 from simdist.plan import Plan, ops
 from simdist.plan.check import check
+from simdist.plan.delays import Delays, delay_shapes
 from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import Job
@@ -18,6 +19,8 @@ from simdist.schedules.hsdp import HSDP
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.units import ModelUnit
 from simdist.traces.trace import Trace
+
+ENGINES: tuple[Engine, ...] = ("fast", "des")
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,8 @@ def step_s(schedule: ShardedSchedule, seconds: Seconds, n_units: int, **job: int
     return fast
 
 
-def _times(trace: Trace, index: int) -> tuple[float, float]:
-    return float(trace.start_s[index, 0]), float(trace.end_s[index, 0])
+def _times(trace: Trace, index: int, rank: int = 0) -> tuple[float, float]:
+    return float(trace.start_s[index, rank]), float(trace.end_s[index, rank])
 
 
 def _seconds(op: ops.Op, seconds: Seconds) -> float:
@@ -145,8 +148,10 @@ def schedule_of(settings: Settings) -> ShardedSchedule | None:
     )
 
 
-def rows_of(settings: Settings, schedule: ShardedSchedule) -> list[tuple[object, ...]]:
-    """Return when each operation of a job runs by the simulator, in order."""
+def rows_of(
+    settings: Settings, schedule: ShardedSchedule, late: Sequence[OneRank] = (), rank: int = 0
+) -> list[tuple[object, ...]]:
+    """Return when each operation of a rank runs by the simulator, in order. Ranks are alike, or late as stated."""
     root = settings.root
     numbers = [*range(len(settings.units))]
     if root:
@@ -159,14 +164,18 @@ def rows_of(settings: Settings, schedule: ShardedSchedule) -> list[tuple[object,
         micro_batches=len(settings.micro_batches),
         run_ahead_steps=None,
         units=tuple(ModelUnit(at, at + 1, is_block=number != ROOT) for at, number in enumerate(numbers)),
+        delay_channels=frozenset({"compute"} if late else ()),
     )
     plan = schedule.plan(job)
     check(plan)
     prove(plan, lambda step: schedule.result(step, job))
     seconds = {op: _given(op, settings, numbers, schedule) for body in plan.bodies for op in body}
-    trace = simulate(plan, priced(plan, seconds), {}, engine="fast")
+    of_ranks = np.array([each.late for each in late], dtype=np.float64)  # and of steps and micro-batches
+    delays: Delays = {"compute": np.moveaxis(of_ranks, 0, 2).reshape(delay_shapes(plan)[-1])} if late else {}
+    trace, again = (simulate(plan, priced(plan, seconds), delays, engine=engine) for engine in ENGINES)
+    assert np.array_equal(trace.end_s, again.end_s)
     return sorted(
-        (_KIND[type(each.op)], numbers[_number(each.op)], *_times(trace, each.index))
+        (_KIND[type(each.op)], numbers[_number(each.op)], *_times(trace, each.index, rank))
         for each in walk(plan)
         if isinstance(each.op, ops.Forward | ops.Backward | ops.Collective)
     )

@@ -321,8 +321,8 @@ _ENGINES = (
         "engines",
         "delays of a chunk begin one step late",
         _RECURRENCE,
-        "chunk[channel][step - steps.start]",
-        "chunk[channel][max(step - steps.start - 1, 0)]",
+        "chunk.of(op)[step - chunk.steps.start]",
+        "chunk.of(op)[max(step - chunk.steps.start - 1, 0)]",
         (*_TEST_ENGINES, "-k", "chunks or breakdown_of_the_trace"),
     ),
     Mutant(
@@ -1743,8 +1743,8 @@ _REAL = (
         "real: executor",
         "a delay is that of the step before",
         _EXECUTOR,
-        "self._delays_s[op.channel][step]",
-        "self._delays_s[op.channel][step - 1]",
+        "self._late_s[op][step]",
+        "self._late_s[op][step - 1]",
         (_TEST_EXECUTOR, "-k", "own_seconds"),
     ),
     Mutant(

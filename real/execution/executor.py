@@ -19,16 +19,14 @@ performs it, and `done` ends it.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
 from real.execution.gpu import GpuClock, Spin
@@ -40,6 +38,7 @@ from real.recording.recorder import Recorder
 from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import Instance, Plan, ops
+from simdist.plan.delays import Delays, delays_of, seconds_of
 from simdist.plan.lanes import COMM, COMPUTE, HOST, IO
 from simdist.plan.plan import StepIndex
 from simdist.plan.walk import walk
@@ -102,7 +101,7 @@ class Executor:
     Args:
         plan: A valid plan.
         rank: Number of this rank.
-        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
+        delays: Those of one seed, see `simdist.plan.delays`.
         world: Performs collectives.
         program: Performs all other operations.
         memory: The buffers.
@@ -120,7 +119,7 @@ class Executor:
         plan: Plan,
         *,
         rank: int,
-        delays: Mapping[ops.Channel, NDArray[np.float64]],
+        delays: Delays,
         world: World,
         program: Program,
         memory: Memory,
@@ -132,7 +131,7 @@ class Executor:
         gives_back: bool = False,
     ) -> None:
         self._plan = plan
-        self._delays_s = {channel: array[0, :, rank].tolist() for channel, array in delays.items()}
+        self._late_s = {op: seconds_of(op, delays)[0, :, rank].tolist() for op in delays_of(plan)}
         self._world = world
         self._program = program
         self._memory = memory
@@ -159,8 +158,8 @@ class Executor:
         self._lanes = self._make_lanes(lanes)
         self._lifetimes = Lifetimes(plan, memory) if gives_back and not self._on_gpu else None
         self._communicating = {each.stream for each in plan.lanes if each.kind == "comm"}
-        late_s = (self._delays_s.get(channel, ()) for channel in ("compute", "backward", "overlap"))
-        self._spin = Spin(lanes.device) if self._on_gpu and any(map(any, late_s)) else None
+        of_device = (any(late_s) for op, late_s in self._late_s.items() if ops.lane_of(op).kind == "compute")
+        self._spin = Spin(lanes.device) if self._on_gpu and any(of_device) else None
 
     @property
     def has_ticks(self) -> bool:
@@ -404,7 +403,7 @@ class Executor:
                 self._program.perform(op, step)
 
     def _delay(self, op: ops.Delay, step: int) -> None:
-        seconds = self._delays_s[op.channel][step]
+        seconds = self._late_s[op][step]
         if ops.lane_of(op).kind == "compute" and self._spin:
             self._spin(seconds)
         else:

@@ -39,7 +39,7 @@ from simdist.cost.costs import alone_s
 from simdist.errors import PlanError, naming_file
 from simdist.files import replacing
 from simdist.plan import COLLECTIVES, Buffer, Collective, Instance, Op, Plan, op_text, ops, reads, writes
-from simdist.plan.delays import Delays
+from simdist.plan.delays import Delays, delays_of, seconds_of
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
 from simdist.plan.walk import walk
@@ -188,7 +188,7 @@ class Export:
         plan: The plan of the ranks.
         costs: Its price list.
         workload: The model, for the FLOPs of forward and backward passes.
-        delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
+        delays: Those of one seed, see `simdist.plan.delays`.
         n_steps: Number of steps to write, from the first.
     """
 
@@ -229,16 +229,15 @@ class Export:
         yield self._head(rank)
         templates = NodeTemplates(self.plan, self.workload, self.groups)
         nodes = {op: templates.make(op, rank) for op in self.costs.of}
-        seconds_of = {
-            op: 0.0 if isinstance(cost, Varying) else alone_s(cost, rank) for op, cost in self.costs.of.items()
-        }
+        priced_s = {op: 0.0 if isinstance(cost, Varying) else alone_s(cost, rank) for op, cost in self.costs.of.items()}
         order = _Order()
         loads_s = iter(self._loads_s)
+        late_s = {op: seconds_of(op, self.delays)[0, :, rank] for op in delays_of(self.plan)}
         for instance in takewhile(lambda each: each.step < self.n_steps, walk(self.plan)):
             op = instance.op
-            seconds = seconds_of[instance.op]
+            seconds = priced_s[op]
             if isinstance(op, ops.Delay):
-                seconds = float(self.delays[op.channel][0, instance.step, rank])
+                seconds = float(late_s[op][instance.step])
             elif isinstance(op, ops.Load) and (load_s := next(loads_s)) is not None:
                 seconds = float(load_s[rank])
             has_node = _has_node(op, seconds, rank)

@@ -76,7 +76,7 @@ def simulate(
     Args:
         plan: A legal plan (see `simdist.plan.check`).
         costs: Its price list (see `simdist.cost`).
-        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
+        delays: Those of one seed, see `simdist.plan.delays`.
         engine: See `choose_engine`.
         traffic: What links do besides carrying the plan's transfers. `costs` lists the links that it disturbs.
         actors: Processes of the user, see `simdist.engines.actors`. They end with the last rank.

@@ -33,7 +33,7 @@ from simdist.engines.network.max_min import TOGETHER
 from simdist.engines.symmetry import Meetings, Partition, Symmetry, mixed
 from simdist.errors import UnsupportedError, standstill
 from simdist.plan import Delay, Enter, Op, Plan, Tick, op_text
-from simdist.plan.delays import Delays, DelaySource
+from simdist.plan.delays import DelaySource, delays_of, seconds_of
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import Stretch, Template, drops_late, stretches
 from simdist.traces.breakdown import Attribution, Breakdown
@@ -62,7 +62,7 @@ def simulate(plan: Plan, costs: Costs, delays: DelaySource, *, progress: Progres
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Source of `[1, n_steps, world_size]` delays.
+        delays: Source of the delays of the seed.
         progress: Called with the number of steps done.
 
     Raises:
@@ -86,7 +86,7 @@ def times_of_first_rank(
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Source of `[1, n_steps, world_size]` delays.
+        delays: Source of the delays of the seed.
         courses: Those of the price list that are known already.
 
     Raises:
@@ -108,7 +108,7 @@ def measure(
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Source of `[n_seeds, n_steps, world_size]` delays.
+        delays: Source of the delays of all seeds.
         n_seeds: Seeds.
         progress: Called with the number of steps done.
 
@@ -145,7 +145,7 @@ def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, cours
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Source of `[n_seeds, n_steps, world_size]` delays.
+        delays: Source of the delays of all seeds.
         n_seeds: Seeds.
         courses: Those of the price list that are known already.
 
@@ -260,13 +260,13 @@ class _SeedStep:
         pattern: What it has in common with others.
         index: Its first instance.
         step: Its number.
-        delays_s: By channel, `[world_size]`.
+        delays_s: What each operation takes, `[world_size]`.
     """
 
     pattern: _Pattern
     index: int
     step: int
-    delays_s: dict[str, Times]
+    delays_s: dict[Delay, Times]
 
 
 class _StepWork:
@@ -335,16 +335,17 @@ def _walked_once(plan: Plan) -> list[tuple[Stretch, list[_Pattern]]]:
 
 def _steps(plan: Plan, delays: DelaySource, n_seeds: int) -> Iterator[list[_SeedStep]]:
     """Yield each step, of all seeds."""
-    channels = sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)})
+    late = delays_of(plan)
     index = 0
     n_templates = sum(len(plan.bodies[body]) for run in plan.order for body in run.bodies)
     for stretch, of_steps in _walked_once(plan) if n_templates <= _MOST_WALKED else _walked(plan):
         for number in range(stretch.times):
-            drawn: Delays = delays.take(stretch.n_steps) if channels else {}
+            taken = delays.take(stretch.n_steps) if late else {}
+            drawn = {op: seconds_of(op, taken) for op in late}
             for at, pattern in enumerate(of_steps):
                 step = stretch.first_step + number * stretch.n_steps + at
                 yield [
-                    _SeedStep(pattern, index, step, {channel: drawn[channel][seed, at] for channel in channels})
+                    _SeedStep(pattern, index, step, {op: seconds_s[seed, at] for op, seconds_s in drawn.items()})
                     for seed in range(n_seeds)
                 ]
                 index += len(pattern.templates)
@@ -692,7 +693,7 @@ def _tasks(
             op = template.op
             work = known.get(id(op))
             if isinstance(op, Delay):
-                work = _KindWork(op, seconds=each.delays_s[op.channel][partition.firsts].tolist())
+                work = _KindWork(op, seconds=each.delays_s[op][partition.firsts].tolist())
             elif work is None:
                 work = known[id(op)] = _work(op, partition, costs)
             after = tuple([at - back for back in template.after])

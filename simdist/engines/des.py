@@ -36,7 +36,7 @@ from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
 from simdist.errors import PlanError, UnsupportedError, standstill
 from simdist.plan import Delay, Enter, Instance, Lane, Load, Op, Plan, Tick
-from simdist.plan.delays import Delays, check_delays
+from simdist.plan.delays import Delays, check_delays, delays_of, seconds_of
 from simdist.plan.first_come import FirstCome, sits_out
 from simdist.plan.ops import drops, entering, is_passed_over, tick_s
 from simdist.plan.walk import walk
@@ -69,7 +69,7 @@ def simulate(
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
+        delays: Those of one seed, see `simdist.plan.delays`.
         traffic: What links do besides carrying the plan's transfers. `costs` lists the links that it disturbs.
         actors: Processes of the user. They are stopped when the last rank is done.
         observers: Called with every change of state, in order of time.
@@ -457,12 +457,13 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
     numbers = count()  # number the loads
     entered = [(entering(body), drops(body)) for body in plan.bodies]
     bodies = [entered[number] for number in plan.body_of_steps()]
+    late_s = {op: seconds_of(op, delays)[0] for op in delays_of(plan)}
     return [
         _task(
             instance,
             *known[instance.op],
             next(numbers) if isinstance(instance.op, Load) else None,
-            delays,
+            late_s,
             *bodies[instance.step],
         )
         for instance in walk(plan)
@@ -474,12 +475,12 @@ def _task(
     seconds: list[float],
     meeting: _Meeting | None,
     batch: int | None,
-    delays: Delays,
+    late_s: dict[Delay, NDArray[np.float64]],
     enter: Enter | None,
     exchange: int | None,
 ) -> _Task:
     if isinstance(instance.op, Delay):
-        seconds = delays[instance.op.channel][0, instance.step].tolist()
+        seconds = late_s[instance.op][instance.step].tolist()
     passes_over = enter is not None and is_passed_over(instance.op, enter)
     if passes_over and enter is not None and enter.absent:
         seconds = [0.0 if rank in enter.absent else each for rank, each in enumerate(seconds)]

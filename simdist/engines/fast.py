@@ -36,7 +36,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
+        delays: Those of one seed, see `simdist.plan.delays`.
         progress: Called with the number of steps done.
 
     Raises:
@@ -77,7 +77,7 @@ def measure(
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Source of `[n_seeds, n_steps, world_size]` delays.
+        delays: Source of the delays of all seeds.
         n_seeds: Seeds.
         progress: Called with the number of steps done.
         held: Names the links that hold up operations.
@@ -113,7 +113,7 @@ def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
     Args:
         plan: A legal plan.
         costs: A price list for each seed, which may be the same object.
-        delays: Source of `[n_seeds, n_steps, world_size]` delays.
+        delays: Source of the delays of all seeds.
 
     Raises:
         UnsupportedError: See `measure`.

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.costs import Segments
-from simdist.plan.delays import DelaySource
+from simdist.plan.delays import Delays, DelaySource, seconds_of
 from simdist.plan.first_come import FirstCome, sits_out
 from simdist.plan.group import Group
-from simdist.plan.ops import Channel, Delay, Enter, Op, Tick, is_passed_over, tick_s
+from simdist.plan.ops import Delay, Enter, Op, Tick, is_passed_over, tick_s
 from simdist.plan.plan import Plan
 from simdist.plan.walk import Stretch, Template
 from simdist.traces.breakdown import Observer, unpacked
@@ -451,7 +451,7 @@ class Recurrence:
             elif meeting is not None:
                 start, end = self._meet(meeting, seconds, ready, out, at, step + template.step)
             elif feed is not None and isinstance(template.op, Delay):
-                delay_s = feed.delay(template.op.channel, step + template.step, self._kept[0].step)
+                delay_s = feed.delay(template.op, step + template.step, self._kept[0].step)
                 end = add(ready, delay_s if seconds is None else delay_s * seconds, out)
             elif seconds is not None:
                 end = add(ready, seconds, out)
@@ -614,20 +614,34 @@ class _DelayFeed:
         self._source = source
         self._n_steps = n_steps
         self._chunk_steps = 1
-        self._chunks: list[tuple[range, dict[Channel, Times]]] = []  # steps, delays `[n_steps, world_size, n_seeds]`
+        self._chunks: list[_DelayChunk] = []
         self._end = 0
 
-    def delay(self, channel: Channel, step: int, first_needed: int) -> Times:
-        """Return the delays of a step, `[world_size, n_seeds]`. Steps before `first_needed` are forgotten."""
+    def delay(self, op: Delay, step: int, first_needed: int) -> Times:
+        """Return what an operation takes in a step, `[world_size, n_seeds]`. Forget steps before `first_needed`."""
         while step >= self._end:
             n_steps = min(self._chunk_steps, self._n_steps - self._end)
             taken = self._source.take(n_steps)
-            chunk = {channel: np.moveaxis(delays_s, 0, 2) for channel, delays_s in taken.items()}
-            kept = [each for each in self._chunks if each[0].stop > first_needed]
-            self._chunks = [*kept, (range(self._end, self._end + n_steps), chunk)]
+            kept = [each for each in self._chunks if each.steps.stop > first_needed]
+            self._chunks = [*kept, _DelayChunk(range(self._end, self._end + n_steps), taken)]
             self._end += n_steps
-            n_values = next(iter(chunk.values()))[0].size
+            n_values = next(iter(taken.values()))[:, 0].size
             self._chunk_steps = max(1, self._CHUNK_VALUES // n_values)
-        steps, chunk = next(each for each in reversed(self._chunks) if step in each[0])
-        delays_s: Times = chunk[channel][step - steps.start]
+        chunk = next(each for each in reversed(self._chunks) if step in each.steps)
+        delays_s: Times = chunk.of(op)[step - chunk.steps.start]
         return delays_s
+
+
+@dataclass(frozen=True, slots=True)
+class _DelayChunk:
+    """The delays of some steps, and what operations take of them, `[n_steps, world_size, n_seeds]`."""
+
+    steps: range
+    taken: Delays
+    _of: dict[Delay, Times] = field(default_factory=dict)
+
+    def of(self, op: Delay) -> Times:
+        found = self._of.get(op)
+        if found is None:
+            found = self._of[op] = np.moveaxis(seconds_of(op, self.taken), 0, 2)
+        return found

@@ -235,7 +235,10 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
                 yield "saves nothing; name the buffers that the file holds"
             if op.dst and buffers[op.dst].place != "host":
                 yield f"stands for a file as {op.dst!r} on the device; declare it in host memory"
-        case ops.Enter() | ops.Delay() | ops.Wait():
+        case ops.Delay():
+            if op.micro_batch is not None and op.micro_batch < 0:
+                yield f"delays micro-batch {op.micro_batch}; they are counted from 0"
+        case ops.Enter() | ops.Wait():
             pass
         case _:
             assert_never(op)

@@ -1,7 +1,8 @@
 """Sources of injected delays for the engines: chunk by chunk, so that memory does not grow with the steps.
 
-Delays have the shape `[n_seeds, n_steps, world_size]` everywhere. For a single run it is `[1, n_steps, world_size]`.
-Only files omit the seed, because each holds one.
+The delays of a channel have the shape `[n_seeds, n_steps, world_size]`. If a step has several micro-batches, each has
+its own: `[n_seeds, n_steps, n_micro_batches, world_size]`. A `Delay` takes those of its micro-batch or, if it names
+none, their sum. For a single run, `n_seeds` is 1. Only files omit the seed, because each holds one.
 """
 
 from collections.abc import Mapping
@@ -11,22 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError
-from simdist.plan import Channel, Delay, Plan
+from simdist.plan.ops import Channel, Delay, forward_passes
+from simdist.plan.plan import Plan
 
-#: Channel -> float64 `[n_seeds, n_steps, world_size]`, seconds.
-Delays: TypeAlias = Mapping[Channel, NDArray[np.float64]]
+Floats: TypeAlias = NDArray[np.float64]
+#: Channel -> float64 `[n_seeds, n_steps, world_size]` or `[n_seeds, n_steps, n_micro_batches, world_size]`, seconds.
+Delays: TypeAlias = Mapping[Channel, Floats]
 
 
 class DelaySource(Protocol):
     """Hands out the delays of the next steps."""
 
     def take(self, n_steps: int) -> Delays:
-        """Return the next `n_steps` delays, seconds: channel -> float64 `[n_seeds, n_steps, world_size]`."""
+        """Return the delays of the next `n_steps` steps."""
         ...
 
 
 class DrawnDelays:
-    """Delays drawn in advance: channel -> float64 `[n_seeds, n_steps, world_size]`."""
+    """Delays that were drawn in advance."""
 
     def __init__(self, delays: Delays) -> None:
         self._delays = delays
@@ -39,26 +42,92 @@ class DrawnDelays:
         return {channel: array[:, first : self._step] for channel, array in self._delays.items()}
 
 
+def delays_of(plan: Plan) -> tuple[Delay, ...]:
+    """Return the operations of a plan that delay ranks, each once, in order of channels and micro-batches."""
+    found = (op for op in plan.distinct_ops if isinstance(op, Delay))
+    return tuple(sorted(found, key=lambda op: (op.channel, op.micro_batch or 0)))
+
+
+def seconds_of(op: Delay, delays: Delays) -> Floats:
+    """Return the delays that an operation takes, seconds `[n_seeds, n_steps, world_size]`.
+
+    Raises:
+        PlanError: It takes those of a micro-batch, and the delays are those of whole steps.
+    """
+    found = delays[op.channel]
+    if op.micro_batch is None:
+        return found if found.ndim == 3 else np.asarray(found.sum(axis=2))
+    if found.ndim == 3:
+        raise PlanError(
+            f"{op.channel} delays have shape {found.shape}, a row for each step; the plan delays single micro-batches: "
+            f"give seeds x steps x micro-batches x ranks"
+        )
+    return found[:, :, op.micro_batch]
+
+
+def n_micro_batches(plan: Plan) -> int:
+    """Return the number of micro-batches of a step, 1 or more."""
+    passes = max((len(forward_passes(body)) for body in plan.bodies), default=1)
+    named = (op.micro_batch + 1 for op in delays_of(plan) if op.micro_batch is not None)
+    return max(1, passes, *named)
+
+
+def no_delays(plan: Plan, *, n_seeds: int = 1) -> Delays:
+    """Return delays of no time for a plan, which cannot be changed."""
+    _, *of_one = delay_shapes(plan)[-1]
+    return {op.channel: np.broadcast_to(0.0, (n_seeds, *of_one)) for op in delays_of(plan)}
+
+
+def of_micro_batches(channel: Channel, seconds: Floats, n: int) -> Floats:
+    """Return delays of whole steps as delays of micro-batches: on compute of the first one, otherwise of the last.
+
+    Args:
+        channel: The channel.
+        seconds: Delays of steps, `[..., n_steps, world_size]`. With n = 1, they are returned as they are.
+        n: Micro-batches of a step.
+    """
+    if n == 1:
+        return seconds
+    found = np.zeros((*seconds.shape[:-1], n, seconds.shape[-1]))
+    found[..., 0 if channel == "compute" else n - 1, :] = seconds
+    return found
+
+
 def check_delays(plan: Plan, delays: Delays) -> None:
     """Refuse delays that do not fit one run of a plan.
 
     Raises:
-        PlanError: A channel is missing, too short, for another world, of several seeds, negative or not a number.
+        PlanError: A channel is missing, too short, for another world, of several seeds or of another number of
+            micro-batches, negative or not a number.
     """
-    needed = {op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}
-    for channel in sorted(needed | delays.keys()):
+    split = {op.channel for op in delays_of(plan) if op.micro_batch is not None}
+    for channel in sorted({op.channel for op in delays_of(plan)} | delays.keys()):
         if channel not in delays:
             found = ", ".join(sorted(delays)) or "none"
             raise PlanError(f"plan {plan.name} delays the {channel}; no such delays are given, only: {found}")
         array = delays[channel]
-        if array.ndim != 3 or array.shape[::2] != (1, plan.world_size) or array.shape[1] < plan.n_steps:
+        shapes = delay_shapes(plan)[channel in split :]
+        if not any(_covers(array.shape, shape) for shape in shapes):
+            axes = "seeds x steps x micro-batches x ranks" if len(shapes[0]) == 4 else "seeds x steps x ranks"
             raise PlanError(
-                f"{channel} delays have shape {array.shape}; a run of plan {plan.name} takes "
-                f"(1, {plan.n_steps}, {plan.world_size}): seeds x steps x ranks"
+                f"{channel} delays have shape {array.shape}; a run of plan {plan.name} takes {shapes[0]}: {axes}"
             )
         bad = np.argwhere(~(np.isfinite(array) & (array >= 0)))
         if len(bad):
-            _, step, rank = (int(index) for index in bad[0])
+            _, step, *of_step, rank = (int(index) for index in bad[0])
+            where = f"step {step}, " + "".join(f"micro-batch {number}, " for number in of_step)
             raise PlanError(
-                f"{channel} delay {array[0, step, rank]} at step {step}, rank {rank}; delays are seconds, 0 or more"
+                f"{channel} delay {array[tuple(bad[0])]} at {where}rank {rank}; delays are seconds, 0 or more"
             )
+
+
+def delay_shapes(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes of the delays of a run: a row for each step or, if it has several, for each micro-batch."""
+    n = n_micro_batches(plan)
+    whole = (1, plan.n_steps, plan.world_size)
+    return (whole, (1, plan.n_steps, n, plan.world_size)) if n > 1 else (whole,)
+
+
+def _covers(found: tuple[int, ...], needed: tuple[int, ...]) -> bool:
+    """Tell whether delays have a shape, or that of more steps."""
+    return len(found) == len(needed) and found[1] >= needed[1] and found[:1] + found[2:] == needed[:1] + needed[2:]

@@ -404,9 +404,15 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Delay the host, or a lane, by the delay drawn for this step on that channel."""
+    """Delay the host, or a lane, by what was drawn for this step on that channel.
+
+    Args:
+        channel: The channel.
+        micro_batch: Take what was drawn for this micro-batch. None: take the delays of the whole step.
+    """
 
     channel: Channel
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,6 +591,29 @@ def forward_passes(body: tuple[Op, ...]) -> dict[int, tuple[Forward, ...]]:
             found[last] = tuple(parts)
             parts = []
     return found
+
+
+def micro_batches(body: tuple[Op, ...]) -> tuple[int, ...]:
+    """Return the micro-batch that each operation of a body belongs to. It ends with the last of its backward pass.
+
+    >>> step = (Forward((), ("loss",)), Backward(("loss",), "grad"))
+    >>> micro_batches((*step, Delay("compute", 1), *step, Optimize((), ())))
+    (0, 0, 1, 1, 1, 1)
+    """
+    found: list[int] = []
+    n_before = 0
+    ended_at = 0
+    has_computed = False
+    for op in body:
+        if isinstance(op, Forward) and has_computed:
+            n_before += 1
+            found[ended_at:] = [n_before] * (len(found) - ended_at)
+            has_computed = False
+        found.append(n_before)
+        if isinstance(op, Backward):
+            ended_at = len(found)
+            has_computed = True
+    return tuple(found)
 
 
 def drops(body: tuple[Op, ...]) -> int | None:

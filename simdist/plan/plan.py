@@ -63,6 +63,7 @@ _UNWRITTEN: dict[str, object] = {
     "shared_by": {"size": 1, "stride": 1},
     "sharded_over": {"size": 1, "stride": 1},
     "optimizer": "inner",
+    "micro_batch": None,
 }
 ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 INDEX_NBYTES = 4  # int32 indices of sparse buffers

@@ -91,7 +91,7 @@ def _arguments(op: ops.Op) -> str:
         case ops.LowRank():
             return _low_rank(op)
         case ops.Delay():
-            return op.channel
+            return op.channel + ("" if op.micro_batch is None else f", micro-batch {op.micro_batch}")
         case ops.Tick():
             return f"{', '.join(op.srcs)}, every {format_seconds(op.period_s)}"
         case ops.Wait():

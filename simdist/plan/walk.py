@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan.lanes import HOST, LANES, Lane
-from simdist.plan.ops import Op, Wait, drops, lane_of, reads, writes
+from simdist.plan.ops import Op, Wait, drops, lane_of, micro_batches, reads, writes
 from simdist.plan.plan import Plan, Run
 
 
@@ -328,11 +328,13 @@ class Occurrences:
         op: The operation.
         steps: The steps, int64 `[n]`, increasing; each once.
         rows: Its rows in a trace, int64 `[n]`.
+        micro_batch: The micro-batch of each step that it belongs to.
     """
 
     op: Op
     steps: NDArray[np.int64]
     rows: NDArray[np.int64]
+    micro_batch: int
 
 
 def occurrences(plan: Plan) -> Iterator[Occurrences]:
@@ -341,6 +343,6 @@ def occurrences(plan: Plan) -> Iterator[Occurrences]:
     bodies = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
     for number, body in enumerate(plan.bodies):
         steps = np.flatnonzero(bodies == number)
-        for position, op in enumerate(body):
+        for position, (op, micro_batch) in enumerate(zip(body, micro_batches(body), strict=True)):
             if len(steps):
-                yield Occurrences(op, steps, first[steps] + position)
+                yield Occurrences(op, steps, first[steps] + position, micro_batch)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from simdist.engines import alike, des, fast, first_exact
 from simdist.plan import Plan, ops
-from simdist.plan.delays import Delays, DrawnDelays
+from simdist.plan.delays import DrawnDelays, no_delays
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
@@ -143,12 +143,6 @@ def _of_tensors(ranges: Iterable[tuple[int, int]], nbytes: Sequence[float], batc
         batch_size: Samples.
     """
     return round(batch_size * math.fsum(each for tensors in ranges for each in nbytes[slice(*tensors)]))
-
-
-def no_delays(plan: Plan, *, n_seeds: int = 1) -> Delays:
-    """Return delays of no time for a plan: channel -> `[n_seeds, n_steps, world_size]`, which cannot be changed."""
-    channels = {op.channel for body in plan.bodies for op in body if isinstance(op, ops.Delay)}
-    return dict.fromkeys(channels, np.broadcast_to(0.0, (n_seeds, plan.n_steps, plan.world_size)))
 
 
 def _first_steps(plan: Plan, *, n_more: int) -> Plan:

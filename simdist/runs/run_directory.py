@@ -34,7 +34,7 @@ from simdist.errors import PlanError, RunError, ScenarioError, TraceError, namin
 from simdist.files import locked, read_content, replacing, sync
 from simdist.plan import Channel, Plan
 from simdist.plan.check import check
-from simdist.plan.delays import Delays, check_delays
+from simdist.plan.delays import Delays, check_delays, delay_shapes
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.scenario.links import LinkRecorded
@@ -73,7 +73,7 @@ class RunDirectory:
         path: The directory.
         scenario: Its scenario, with the one schedule of this plan.
         plan: The plan to execute.
-        delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
+        delays: Those of one seed, see `simdist.plan.delays`.
     """
 
     path: Path
@@ -106,7 +106,7 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
         path: The directory; created if missing.
         scenario: The scenario, with the one schedule of the plan.
         plan: The plan to execute.
-        delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
+        delays: Those of one seed, see `simdist.plan.delays`.
         force: Replace an existing run and delete its traces.
 
     Raises:
@@ -158,7 +158,9 @@ def read(path: Path) -> RunDirectory:
 
 
 def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
-    """Read delays: channel -> float64 `[1, plan.n_steps, plan.world_size]`, finite and not negative.
+    """Read the delays of a run, finite and not negative, see `simdist.plan.delays`.
+
+    If a step has several micro-batches, arrays may have an axis for them after that of the steps.
 
     Columns:
         host (float64 [steps, world_size]): Seconds by which the host is delayed.
@@ -168,15 +170,15 @@ def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
     Raises:
         PlanError: The file is damaged or contains something else.
     """
-    needed = Declared(np.dtype(np.float64), (plan.n_steps, plan.world_size))
+    needed = [Declared(np.dtype(np.float64), shape[1:]) for shape in delay_shapes(plan)]
     try:
         with open_arrays(path) as file:
             for name in file.names:
-                if name not in _CHANNELS or (found := file.declared(name)) != needed:
+                if name not in _CHANNELS or (found := file.declared(name)) not in needed:
                     what = f"{found.dtype} {found.shape}" if name in _CHANNELS else "no channel of delays"
-                    takes = f"{needed.dtype} {needed.shape}, steps and ranks, of {', '.join(_CHANNELS)}"
+                    takes = f"{needed[0].dtype} {needed[0].shape}, steps and ranks, of {', '.join(_CHANNELS)}"
                     raise PlanError(f"{name} is {what}; {path.parent / PLAN} takes {takes}")
-            arrays = {name: file.read(name, most_nbytes=needed.nbytes) for name in file.names}
+            arrays = {name: file.read(name, most_nbytes=needed[-1].nbytes) for name in file.names}
         delays = {channel: arrays[channel][np.newaxis] for channel in _CHANNELS if channel in arrays}
         check_delays(plan, delays)
     except PlanError as error:

@@ -48,6 +48,8 @@ _LENGTHS = TableForm(
     values="lengths are finite and above 0",
     place="row {}, column {}",
 )
+#: How lengths are dealt to the micro-batches of a step.
+Balance: TypeAlias = Literal["sorted", "round_robin", "greedy"]
 _MOST_BETWEEN = 10**6  # steps from one pause to the next
 
 
@@ -77,6 +79,7 @@ class Draws(Protocol):
         ranks: int64 `[n_ranks]`, those that the disturbance selects.
         ranks_per_node: Consecutive ranks that share a node.
         compute_s: Forward and backward seconds of a step of each of these ranks, `[n_ranks]`.
+        micro_batches: Those of a step that are delayed on their own.
     """
 
     @property
@@ -89,6 +92,8 @@ class Draws(Protocol):
     def ranks_per_node(self) -> int: ...  # noqa: D102
     @property
     def compute_s(self) -> NDArray[np.float64]: ...  # noqa: D102
+    @property
+    def micro_batches(self) -> int: ...  # noqa: D102
 
     def uniforms(self, lane: int = 0, *, start: int | None = None) -> NDArray[np.float64]:
         """Return a number above 0 and below 1 for each step, rank and seed, `[n_steps, n_ranks, n_seeds]`.
@@ -117,7 +122,8 @@ class CustomDisturbance(_Disturbance, abc.ABC):
         They follow from the places of the numbers, so that a longer run, or one drawn in other chunks, has the same.
 
         Returns:
-            Seconds, finite and 0 or more, that broadcast to `[n_steps, n_ranks, n_seeds]`.
+            Seconds, finite and 0 or more, that broadcast to `[n_steps, n_ranks, n_seeds]`: each falls into one
+            micro-batch of its step. Or with four axes, `[n_steps, micro_batches, n_ranks, n_seeds]`.
         """
 
     @property
@@ -250,8 +256,8 @@ class UnevenWork(_Disturbance):
     """Micro-batches differ in work, because their sequences differ in length.
 
     The workload's forward and backward seconds are those of a micro-batch of the shortest length. A micro-batch whose
-    length is r times the shortest takes (1 - q) r + q r^2 times as long, with q = `quadratic`. The delay of a step is
-    what its micro-batches take longer, all together.
+    length is r times the shortest takes (1 - q) r + q r^2 times as long, with q = `quadratic`. It is delayed by what it
+    takes longer.
 
     Args:
         lengths: Shortest and longest length; each length in between is as likely as any other.
@@ -259,6 +265,8 @@ class UnevenWork(_Disturbance):
         order: `drawn`: each micro-batch of each rank draws one length of the file. `recorded`: row by row, a
             micro-batch each, of all ranks; a step takes as many rows as it has micro-batches.
         quadratic: Share of the shortest micro-batch's time that grows with the square of the length, as attention.
+        balance: How the lengths of a step are dealt to its micro-batches, see `simdist.scenario.pauses_and_work.dealt`.
+            None leaves them where they were drawn.
     """
 
     kind: Literal["uneven_work"] = "uneven_work"
@@ -267,6 +275,7 @@ class UnevenWork(_Disturbance):
     file: RecordingFile | None = None
     order: Literal["drawn", "recorded"] = "drawn"
     quadratic: Fraction = 0.0
+    balance: Balance | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -397,7 +406,8 @@ class Recorded(_Disturbance):
     """Seconds of every step and rank from a file, array `[n_steps, world_size]`.
 
     `.csv`: a line per step, a column per rank, `#` for comments. `.npz`: one array, or several of which the one named
-    like the channel counts.
+    like the channel counts. An array `[n_steps, n_micro_batches, world_size]` holds those of every micro-batch. One of
+    steps delays their first micro-batch on compute, and their last one otherwise.
 
     Without `resample_steps` the recording is played as it is, the same for every seed. With it, every seed puts its run
     together from blocks of so many consecutive recorded steps, begun anywhere in the recording and drawn with
@@ -425,9 +435,13 @@ class Recorded(_Disturbance):
         """Whether seeds make a difference."""
         return self.resample_steps is not None
 
-    def shape_faults(self, n_steps: int) -> list[Fault]:
-        """Return a fault if the recording does not cover the run."""
-        n_recorded = len(read_recorded(self))
+    def shape_faults(self, n_steps: int, micro_batches: int | None) -> list[Fault]:
+        """Return a fault if the recording does not cover the run, or has other micro-batches than the workload."""
+        table = read_recorded(self)
+        n_recorded = len(table)
+        if table.ndim == 3 and self.on != "io" and micro_batches not in (None, table.shape[1]):
+            n_needed = f"the workload has {micro_batches}: record as many, or their sum, a row for each step"
+            return [(("file",), f"{self.file.name} holds {table.shape[1]} micro-batches of each step, {n_needed}")]
         holds = f"{self.file.name} holds {n_recorded} steps"
         if self.resample_steps is None and n_recorded < n_steps:
             hint = f"record as many, or write resample_steps, e.g. {max(1, n_recorded // 5)}"
@@ -467,6 +481,18 @@ def first_step(disturbance: Disturbance) -> int:
             return 0
 
 
+def falls_anywhere(disturbance: Disturbance) -> bool:
+    """Tell whether what comes once in a step falls into any of its micro-batches, and not into the first one.
+
+    Pauses at fixed steps are those of ranks that pause together, between two steps.
+    """
+    match disturbance:
+        case Pauses(every=(low, high), first=(begin, end)):
+            return low < high or begin < end
+        case _:
+            return disturbance.is_random
+
+
 def never_delays(disturbance: Disturbance) -> bool:
     """Tell whether a disturbance delays nothing, as its settings are."""
     match disturbance:
@@ -497,21 +523,21 @@ def never_delays(disturbance: Disturbance) -> bool:
 
 
 def read_recorded(recorded: Recorded) -> NDArray[np.float64]:
-    """Read the seconds of a recording, shape `[n_steps, world_size]`.
+    """Read the seconds of a recording, `[n_steps, world_size]` or `[n_steps, n_micro_batches, world_size]`.
 
     Raises:
         ValidationError: The file cannot be read, or holds something else than delays.
     """
-    return read_table(recorded.file, replace(_FORM, array=recorded.on))
+    return read_table(recorded.file, replace(_FORM, array=recorded.on), dimensions=(2, 3))
 
 
 def _ranks_remark(file: Path, table: NDArray[np.float64], world_size: int) -> str | None:
     """Say that a recording has another number of ranks, if so."""
-    if table.shape[1] == world_size:
+    if table.shape[-1] == world_size:
         return None
     from simdist.scenario.other_ranks import remark
 
-    return remark(file.name, table.shape[1], world_size)
+    return remark(file.name, table.shape[-1], world_size)
 
 
 def read_lengths(file: Path) -> NDArray[np.float64]:

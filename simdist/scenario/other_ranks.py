@@ -69,15 +69,15 @@ def played_by_seed(
     """Return what the ranks of a run play with each seed; None if the recording has as many.
 
     Args:
-        table: The recording, a column per rank.
+        table: The recording, its last axis that of the ranks.
         seeds: Of the runs.
         world_size: Ranks of the run.
         rows_per_step: Rows of the recording that make a step.
     """
-    if table.shape[1] == world_size:
+    if table.shape[-1] == world_size:
         return None
     n_steps = max(1, len(table) // rows_per_step)
-    return [played_ranks(seed, n_steps, table.shape[1], world_size) for seed in seeds]
+    return [played_ranks(seed, n_steps, table.shape[-1], world_size) for seed in seeds]
 
 
 def _words(seed: int, what: int, count: int) -> NDArray[np.uint64]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
-from simdist.scenario.disturbances import Pauses, UnevenWork, read_lengths
+from simdist.scenario.disturbances import Balance, Pauses, UnevenWork, read_lengths
 from simdist.scenario.other_ranks import PlayedRanks, played_by_seed
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -107,9 +107,11 @@ class Working:
             self._played = played_by_seed(self._table, seeds, numbers.world_size, rows_per_step=micro_batches)
 
     def delays(self, start: int, stop: int) -> Floats:
-        """Return what the micro-batches of these steps take longer, seconds `[n_steps, n_ranks, n_seeds]`."""
-        longer = sum(self._factor(start, stop, number) - 1.0 for number in range(self._micro_batches))
-        return np.asarray(longer) * self._pass_s
+        """Return what each micro-batch takes longer, seconds `[n_steps, n_micro_batches, n_ranks, n_seeds]`."""
+        factors = np.stack([self._factor(start, stop, number) for number in range(self._micro_batches)], axis=1)
+        if self._work.balance is not None:
+            factors = dealt(factors, self._work.balance)
+        return (factors - 1.0) * self._pass_s
 
     def _factor(self, start: int, stop: int, number: int) -> Floats:
         """Return how many times as long as the shortest one this micro-batch of each step takes."""
@@ -145,6 +147,32 @@ class Working:
             return self._table.ravel()[_whole((0, self._table.size - 1), drawn)]
         assert self._work.lengths is not None
         return _whole(self._work.lengths, drawn).astype(np.float64)
+
+
+def dealt(work: Floats, balance: Balance) -> Floats:
+    """Return the work of micro-batches after it was dealt again within each step, the most work first.
+
+    sorted        each rank orders its own
+    round_robin   all work of the step, to the ranks in turn: each micro-batch has work of similar size on all ranks
+    greedy        likewise, and in each micro-batch the rank with the least work so far takes the most
+
+    Args:
+        work: `[n_steps, n_micro_batches, n_ranks, n_seeds]`.
+        balance: Which of these.
+    """
+    if balance == "sorted":
+        return -np.sort(-work, axis=1)
+    n_steps, _, _, n_seeds = work.shape
+    in_turn = -np.sort(-work.reshape(n_steps, -1, n_seeds), axis=1).reshape(work.shape)
+    if balance == "round_robin":
+        return in_turn
+    found = np.empty_like(work)
+    so_far = np.zeros_like(work[:, 0])
+    for micro_batch in range(work.shape[1]):
+        takers = np.argsort(so_far, axis=1, kind="stable")
+        np.put_along_axis(found[:, micro_batch], takers, in_turn[:, micro_batch], axis=1)
+        so_far += found[:, micro_batch]
+    return found
 
 
 def _whole(ends: tuple[int, int], drawn: Floats) -> Wholes:

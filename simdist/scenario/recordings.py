@@ -60,7 +60,7 @@ def _written(value: Any) -> Path:
         if isinstance(value, _Frame):
             raise ValueError(f"{shown(list(value.columns))}: {error}") from None
         raise ValueError(f"{shown(value)} is not a recording: {_NAME}, or give a two-dimensional array") from None
-    if array.ndim != 2 or not array.size:
+    if array.ndim not in (2, 3) or not array.size:
         raise ValueError(f"an array of shape {list(array.shape)} is not a recording: give it two dimensions")
     content = np.ascontiguousarray(array)
     digest = hashlib.sha256(f"{content.shape}".encode() + content.tobytes()).hexdigest()[:16]
@@ -104,13 +104,18 @@ RecordingFile = Annotated[Path, BeforeValidator(_beside_the_scenario)]
 
 
 def read_table(
-    path: Path, form: TableForm, *, problems: Callable[[NDArray[np.float64]], Iterable[str]] = lambda _: ()
+    path: Path,
+    form: TableForm,
+    *,
+    dimensions: tuple[int, ...] = (2,),
+    problems: Callable[[NDArray[np.float64]], Iterable[str]] = lambda _: (),
 ) -> NDArray[np.float64]:
-    """Read the numbers of a recording, two-dimensional.
+    """Read the numbers of a recording.
 
     Args:
         path: The file.
         form: Its contents.
+        dimensions: Numbers of axes that it may have; a .csv file has two.
         problems: Yields what is wrong with the numbers.
 
     Raises:
@@ -118,11 +123,11 @@ def read_table(
     """
     try:
         _check_file(path, form)
-        table = _read_npz(path, form) if path.suffix == ".npz" else _read_csv(path, form)
+        table = _read_npz(path, form, dimensions) if path.suffix == ".npz" else _read_csv(path, form)
         wrong = np.argwhere(~((table >= 0) & (table <= _MOST)))
         if len(wrong):
-            row, column = wrong[0]
-            value = table[row, column]
+            row, *_, column = at = tuple(wrong[0])
+            value = table[at]
             bound = f", at most {_MOST:g}" if _MOST < value < math.inf else ""
             raise ValueError(f"{path}: {value:g} at {form.place.format(row, column)}: {form.values}{bound}")
         for problem in problems(table):
@@ -145,7 +150,7 @@ def _check_file(path: Path, form: TableForm) -> None:
         raise ValueError(f"{path}: is empty: {form.npz if path.suffix == '.npz' else form.csv}")
 
 
-def _read_npz(path: Path, form: TableForm) -> NDArray[np.float64]:
+def _read_npz(path: Path, form: TableForm, dimensions: tuple[int, ...]) -> NDArray[np.float64]:
     """Read an .npz file. ValueError tells what is wrong."""
     name = None
     numbers = np.empty((0, 0))
@@ -156,7 +161,7 @@ def _read_npz(path: Path, form: TableForm) -> NDArray[np.float64]:
             is_right = False
             if name in names:
                 found = file.declared(name)
-                is_right = _is_right(found)
+                is_right = _is_right(found, dimensions)
             if is_right:
                 numbers = file.read(name)
     except OSError:
@@ -187,6 +192,6 @@ def _read_csv(path: Path, form: TableForm) -> NDArray[np.float64]:
         raise ValueError(f"{path}: {str(error).partition('; use')[0].rstrip('.')}: {form.csv}") from None
 
 
-def _is_right(found: Declared) -> bool:
+def _is_right(found: Declared, dimensions: tuple[int, ...]) -> bool:
     is_number = np.issubdtype(found.dtype, np.number) and not np.issubdtype(found.dtype, np.complexfloating)
-    return len(found.shape) == 2 and is_number
+    return len(found.shape) in dimensions and is_number

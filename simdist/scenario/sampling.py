@@ -10,6 +10,11 @@ one more disturbance at the end of the list leave it as it was.
 A *tile* is 16 steps of all ranks, rank by rank: large enough that drawing is fast, small enough to keep little memory.
 The *lane* tells several numbers of one place apart.
 
+If a step has several micro-batches, each has its own delay. What comes once in a step falls into one of them, each as
+likely as any other: a number at (place in the tile, number of the tile, 0, 1) says which. What comes at a fixed time
+falls into the first. What lasts a whole step is spread evenly. Noise has a number for each micro-batch, its lane. A
+load is that of a whole step, so `io` delays are drawn as for one micro-batch.
+
 Where recordings are resampled, the block that a run has at a place follows from seed and place alone, not from the
 disturbance: what was recorded together stays together. It has a key of its own, and 16 blocks a tile.
 """
@@ -24,6 +29,7 @@ from numpy.random import Philox
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
+from simdist.plan.delays import of_micro_batches
 from simdist.plan.ops import Channel
 from simdist.scenario import disturbances as kinds
 from simdist.scenario.disturbances import Disturbance, read_recorded
@@ -42,6 +48,7 @@ _UNUSED_BITS = np.uint64(11)  # a double has 53
 _ONE = np.uint64(1)
 _COMPARED_STEPS = 64  # of what code of a user returns twice
 _RESAMPLING = 2**64 - 1  # takes the place of a disturbance's index in the key
+_DELAY, _PLACE = range(2)  # what a number decides: a delay, or the micro-batch that it falls into
 
 
 def sampler(
@@ -67,6 +74,9 @@ def sampler(
     >>> delays = sampler([late], seeds=[0], world_size=4, ranks_per_node=4, compute_s=np.ones(4)).take(2)
     >>> delays["host"].shape
     (1, 2, 4)
+    >>> passes = sampler([late], seeds=[0], world_size=4, ranks_per_node=4, compute_s=np.ones(4), micro_batches=8)
+    >>> passes.take(2)["host"].shape
+    (1, 2, 8, 4)
     """
     sources = []
     for index, disturbance in enumerate(disturbances):
@@ -76,16 +86,17 @@ def sampler(
         ranks = slice(None) if everyone else disturbance.selected(world_size, ranks_per_node)
         uniforms = _Uniforms([np.array([seed, index], dtype=np.uint64) for seed in seeds], world_size, ranks)
         sources.append(_Source(disturbance, uniforms, compute_s[ranks], seeds, ranks_per_node, micro_batches))
-    return DelaySampler(sources, world_size=world_size, n_seeds=len(seeds))
+    return DelaySampler(sources, world_size=world_size, n_seeds=len(seeds), micro_batches=micro_batches)
 
 
 @final
 class DelaySampler:
     """Delays in consecutive chunks of steps. Made by `sampler`."""
 
-    def __init__(self, sources: Sequence["_Source"], *, world_size: int, n_seeds: int) -> None:
+    def __init__(self, sources: Sequence["_Source"], *, world_size: int, n_seeds: int, micro_batches: int) -> None:
         """Start at step 0."""
         self._sources = sources
+        self._micro_batches = micro_batches
         self._world_size = world_size
         self._n_seeds = n_seeds
         self._next_step = 0
@@ -96,25 +107,30 @@ class DelaySampler:
         return frozenset(source.channel for source in self._sources)
 
     def take(self, n_steps: int) -> dict[Channel, Floats]:
-        """Return the delays of the next `n_steps` steps: seconds by channel, shape `[n_seeds, n_steps, world_size]`.
+        """Return the delays of the next `n_steps` steps: seconds by channel, see `simdist.plan.delays`.
 
         In memory the seeds stay side by side: engines work step by step, on all ranks and seeds at once.
 
         Raises:
             ScenarioError: A recording ends before.
         """
-        shape = (n_steps, self._world_size, self._n_seeds)
-        delays = {channel: np.zeros(shape) for channel in sorted(self.channels)}
+        shape = (self._world_size, self._n_seeds)
+        delays = {
+            channel: np.zeros((n_steps, _n_parts(channel, self._micro_batches), *shape))
+            for channel in sorted(self.channels)
+        }
         first = self._next_step
         self._next_step = self._next_step + n_steps
         for start, stop in self._batches(first, self._next_step):
             for source in self._sources:
-                delays[source.channel][start - first : stop - first, source.ranks] += source.delays(start, stop)
-        return {channel: np.moveaxis(seconds, 2, 0) for channel, seconds in delays.items()}
+                delays[source.channel][start - first : stop - first, :, source.ranks] += source.delays(start, stop)
+        of_seeds = {channel: np.moveaxis(seconds, 3, 0) for channel, seconds in delays.items()}
+        return {channel: each[:, :, 0] if each.shape[2] == 1 else each for channel, each in of_seeds.items()}
 
     def _batches(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split steps at borders of tiles, so that no tile is computed twice."""
-        n_tiles = max(1, _BATCH_SIZE // (_TILE_STEPS * self._world_size * max(1, self._n_seeds)))
+        n_values = self._world_size * max(1, self._n_seeds) * self._micro_batches
+        n_tiles = max(1, _BATCH_SIZE // (_TILE_STEPS * n_values))
         size = n_tiles * _TILE_STEPS
         while first < stop:
             end = min(stop, (first // size + 1) * size)
@@ -130,20 +146,20 @@ class _Uniforms:
     world_size: int
     ranks: slice | NDArray[np.int64]
 
-    def closed(self, start: int, stop: int, *, lane: int = 0) -> Floats:
+    def closed(self, start: int, stop: int, *, lane: int = 0, what: int = _DELAY) -> Floats:
         """Return multiples of 2^-53 in [0, 1), shape `[n_steps, n_ranks, n_seeds]`."""
-        return (self._words(start, stop, lane) >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
+        return (self._words(start, stop, lane, what) >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
 
     def inner(self, start: int, stop: int, *, lane: int = 0) -> Floats:
         """Return odd multiples of 2^-53: never 0 or 1, and symmetrical about 1/2."""
-        return ((self._words(start, stop, lane) >> _UNUSED_BITS) | _ONE).astype(np.float64) * 2.0**-53
+        return ((self._words(start, stop, lane, _DELAY) >> _UNUSED_BITS) | _ONE).astype(np.float64) * 2.0**-53
 
-    def _words(self, start: int, stop: int, lane: int) -> Words:
+    def _words(self, start: int, stop: int, lane: int, what: int) -> Words:
         first_tile = start // _TILE_STEPS
         last_tile = (stop - 1) // _TILE_STEPS
         n_tiles = last_tile - first_tile + 1
         words = np.empty((n_tiles, _TILE_STEPS, self.world_size, len(self.keys)), dtype=np.uint64)
-        counter = np.array([0, first_tile, lane, 0], dtype=np.uint64)
+        counter = np.array([0, first_tile, lane, what], dtype=np.uint64)
         n_words = _TILE_STEPS * self.world_size
         for i, key in enumerate(self.keys):
             generator = Philox(key=key, counter=counter)
@@ -165,6 +181,7 @@ class _Draws:
     ranks: NDArray[np.int64]
     ranks_per_node: int
     compute_s: Floats
+    micro_batches: int
     numbers: _Uniforms
 
     def uniforms(self, lane: int = 0, *, start: int | None = None) -> Floats:
@@ -195,36 +212,39 @@ class _Source:
         self._compute_s = compute_s
         self._seeds = seeds
         self._ranks_per_node = ranks_per_node
+        self._n_parts = _n_parts(disturbance.on, micro_batches)
         self._harmonic = math.fsum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._agrees = False
-        self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
+        self._recorded_s = _recorded_s(disturbance, self._n_parts) if isinstance(disturbance, kinds.Recorded) else None
         self._played = _played_ranks(self._recorded_s, seeds, uniforms.world_size)
         self._by_kind = _pausing_or_working(disturbance, uniforms, compute_s, micro_batches, seeds)
 
     def delays(self, start: int, stop: int) -> Floats:
-        """Return the seconds of steps `start` to `stop`, broadcastable to `[n_steps, n_ranks, n_seeds]`."""
+        """Return the seconds of some steps, broadcastable to `[n_steps, n_parts, n_ranks, n_seeds]`."""
         uniforms = self._uniforms
         match self._disturbance:
             case kinds.Transient(probability=probability, delay_s=delay_s):
-                return np.where(uniforms.closed(start, stop) < probability, delay_s, 0.0)
+                return self._once(np.where(uniforms.closed(start, stop) < probability, delay_s, 0.0), start, stop)
             case kinds.Persistent(factor=factor, delay_s=delay_s, sets_in=sets_in):
                 late_s = self._compute_s * ((factor or 1.0) - 1.0) + (delay_s or 0.0)
-                return late_s[:, np.newaxis] * _grown(sets_in, start, stop)
-            case kinds.Jitter() | kinds.Exponential() | kinds.HeavyTail() as continuous:
-                return _continuous(continuous, uniforms, start, stop)
+                return self._evenly(late_s[:, np.newaxis] * _grown(sets_in, start, stop))
+            case kinds.Jitter() | kinds.Exponential() as noise:
+                lanes = range(self._n_parts)
+                return np.stack([_continuous(noise, uniforms, start, stop, lane) for lane in lanes], 1) / self._n_parts
+            case kinds.HeavyTail() as rare:
+                return self._once(_continuous(rare, uniforms, start, stop), start, stop)
             case kinds.Bursts(delay_s=delay_s) as bursts:
-                return np.where(self._walk(bursts, start, stop), delay_s, 0.0)
+                return self._evenly(np.where(self._walk(bursts, start, stop), delay_s, 0.0))
             case kinds.Pauses() | kinds.UnevenWork():
-                assert self._by_kind is not None
-                return self._by_kind.delays(start, stop)
+                return self._pause_or_work(start, stop)
             case kinds.Drawn() as drawn:
-                return self._drawn(drawn, start, stop)
+                return self._once(self._drawn(drawn, start, stop), start, stop)
             case kinds.Interference(lost=lost, noise=noise):
                 assert lost is not None, "lost_share tells it"
                 lost_s = lost * self._compute_s[:, np.newaxis]
                 shares = kinds.Exponential(mean_s=noise / self._harmonic)
-                return lost_s * (1.0 - noise + _continuous(shares, uniforms, start, stop))
+                return self._evenly(lost_s * (1.0 - noise + _continuous(shares, uniforms, start, stop)))
             case kinds.Recorded() as recorded:
                 return self._play(recorded, start, stop)
             case kinds.CustomDisturbance() as custom:
@@ -232,17 +252,43 @@ class _Source:
             case unknown:
                 assert_never(unknown)
 
+    def _once(self, seconds: Floats, start: int, stop: int) -> Floats:
+        """Let what is drawn for a step, `[n_steps, n_ranks, n_seeds]`, fall into one micro-batch."""
+        if self._n_parts == 1:
+            return seconds[:, np.newaxis]
+        parts = np.arange(self._n_parts).reshape(-1, 1, 1)
+        place = np.zeros((1, 1, 1))
+        if kinds.falls_anywhere(self._disturbance):
+            place = np.floor(self._uniforms.closed(start, stop, what=_PLACE) * self._n_parts)
+        return np.where(place[:, np.newaxis] == parts, seconds[:, np.newaxis], 0.0)
+
+    def _evenly(self, seconds: Floats) -> Floats:
+        """Spread what lasts a whole step, `[n_steps, n_ranks, n_seeds]`, over its micro-batches."""
+        return seconds[:, np.newaxis] / self._n_parts
+
+    def _pause_or_work(self, start: int, stop: int) -> Floats:
+        from simdist.scenario.pauses_and_work import Pausing
+
+        assert self._by_kind is not None
+        if isinstance(self._by_kind, Pausing):
+            return self._once(self._by_kind.delays(start, stop), start, stop)
+        longer_s = self._by_kind.delays(start, stop)
+        return longer_s if longer_s.shape[1] == self._n_parts else longer_s.sum(axis=1, keepdims=True)
+
     def _custom(self, disturbance: kinds.CustomDisturbance, start: int, stop: int) -> Floats:
         world = np.arange(self._uniforms.world_size)
         ranks = world[self.ranks]
         what = f"{disturbance.kind}: delays_s"
 
         def of_steps(stop: int) -> object:
-            draws = _Draws(start, stop, ranks, self._ranks_per_node, self._compute_s, self._uniforms)
+            draws = _Draws(start, stop, ranks, self._ranks_per_node, self._compute_s, self._n_parts, self._uniforms)
             return disturbance.delays_s(draws)
 
         self._check_agrees(what, lambda: of_steps(min(stop, start + _COMPARED_STEPS)))
-        return self._checked(of_steps(stop), what, len(ranks), stop - start)
+        returned = np.asarray(of_steps(stop))
+        if returned.ndim == 4:
+            return self._checked(returned, what, (stop - start, self._n_parts, len(ranks)))
+        return self._once(self._checked(returned, what, (stop - start, len(ranks))), start, stop)
 
     def _drawn(self, disturbance: kinds.Drawn, start: int, stop: int) -> Floats:
         if disturbance.quantile is None:
@@ -251,7 +297,7 @@ class _Source:
         uniforms = self._uniforms.inner(start, stop)
         quantile = disturbance.quantile
         self._check_agrees("drawn: quantile", lambda: quantile(uniforms[:_COMPARED_STEPS]))
-        return self._checked(quantile(uniforms), "drawn: quantile", uniforms.shape[1], stop - start)
+        return self._checked(quantile(uniforms), "drawn: quantile", (stop - start, uniforms.shape[1]))
 
     def _check_agrees(self, what: str, delays: Callable[[], object]) -> None:
         """Refuse code of a user with random numbers of its own: its delays would not follow from the seed."""
@@ -264,16 +310,17 @@ class _Source:
             )
         self._agrees = True
 
-    def _checked(self, returned: object, what: str, n_ranks: int, n_steps: int) -> Floats:
-        """Return delays that code of a user has returned, `[n_steps, n_ranks, n_seeds]`."""
-        shape = (n_steps, n_ranks, len(self._seeds))
+    def _checked(self, returned: object, what: str, shape: tuple[int, ...]) -> Floats:
+        """Return delays that code of a user has returned, `[n_steps, n_ranks, n_seeds]` or with micro-batches."""
+        shape = (*shape, len(self._seeds))
         found = np.asarray(returned)
         try:
             found_s = np.broadcast_to(found, shape).astype(np.float64)
         except ValueError:
+            axes = "steps, ranks and seeds" if len(shape) == 3 else "steps, micro-batches, ranks and seeds"
             raise ScenarioError(
                 f"disturbance {what} returns {found.dtype} {list(found.shape)}: return seconds "
-                f"that broadcast to {list(shape)}, steps, ranks and seeds"
+                f"that broadcast to {list(shape)}, {axes}"
             ) from None
         if not (np.isfinite(found_s).all() and (found_s >= 0).all()):
             wrong = found_s[~(np.isfinite(found_s) & (found_s >= 0))][0]
@@ -302,15 +349,28 @@ class _Source:
         else:
             steps = [np.arange(start, stop)] * len(self._seeds)
         if self._played is None:
-            return np.moveaxis(self._recorded_s[:, self.ranks][np.array(steps)], 0, 2)
+            return np.moveaxis(self._recorded_s[:, :, self.ranks][np.array(steps)], 0, 3)
         of_seeds = zip(self._played, steps, strict=True)
-        played_s = [self._recorded_s[each.rows(rows, n_recorded), each.recorded] for each, rows in of_seeds]
-        return np.stack(played_s, axis=2)[:, self.ranks]
+        played_s = [self._recorded_s[each.rows(rows, n_recorded), :, each.recorded] for each, rows in of_seeds]
+        return np.moveaxis(np.stack(played_s, axis=3), 1, 2)[:, :, self.ranks]
+
+
+def _n_parts(channel: Channel, micro_batches: int) -> int:
+    """Return how many delays of a channel a step has."""
+    return 1 if channel == "io" else micro_batches
+
+
+def _recorded_s(recorded: kinds.Recorded, n_parts: int) -> Floats:
+    """Return a recording, `[n_steps, n_parts, n_ranks]`."""
+    found = read_recorded(recorded)
+    if found.ndim == 2:
+        return of_micro_batches(recorded.on, found, n_parts).reshape(len(found), n_parts, -1)
+    return found if found.shape[1] == n_parts else found.sum(axis=1, keepdims=True)
 
 
 def _played_ranks(table: Floats | None, seeds: Sequence[int], world_size: int) -> "list[PlayedRanks] | None":
     """Return the recorded ranks that a run of another number of ranks plays with each seed."""
-    if table is None or table.shape[1] == world_size:
+    if table is None:
         return None
     from simdist.scenario.other_ranks import played_by_seed
 
@@ -341,10 +401,10 @@ def _grown(sets_in: tuple[int, int] | None, start: int, stop: int) -> Floats:
     return np.clip((steps - begin) / (end - begin), 0.0, 1.0)
 
 
-def _continuous(disturbance: kinds.Continuous, uniforms: _Uniforms, start: int, stop: int) -> Floats:
+def _continuous(disturbance: kinds.Continuous, uniforms: _Uniforms, start: int, stop: int, lane: int = 0) -> Floats:
     from simdist.scenario.portable import exp, log, normal_quantile
 
-    drawn = uniforms.inner(start, stop)
+    drawn = uniforms.inner(start, stop, lane=lane)
     match disturbance:
         case kinds.Jitter(median_s=median_s, sigma=sigma):
             return median_s * exp(sigma * normal_quantile(drawn))

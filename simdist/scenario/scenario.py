@@ -133,9 +133,9 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | Li
         return disturbance
     if cluster:
         refuse("Disturbance", disturbance.range_faults(cluster.world_size, cluster.gpus_per_node))
-    if n_steps and isinstance(disturbance, Recorded):
-        refuse("Recorded", disturbance.shape_faults(n_steps))
     workload = info.data.get("workload")
+    if n_steps and isinstance(disturbance, Recorded):
+        refuse("Recorded", disturbance.shape_faults(n_steps, workload.micro_batches if workload else None))
     if n_steps and workload and isinstance(disturbance, UnevenWork):
         refuse("UnevenWork", disturbance.shape_faults(n_steps * workload.micro_batches))
     return disturbance

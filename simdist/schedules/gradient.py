@@ -384,7 +384,7 @@ class GradientSchedule(Schedule, abc.ABC):
         for number, (buffer, exchange) in enumerate(zip(sent, exchanges, strict=True)):
             grad = f"grad.{number}"
             is_copy = buffer.name != grad
-            ops += parts.late_backward(job, buckets, number, exchanges=True)
+            ops += parts.late_backward(job, buckets, number, job.micro_batches - 1, exchanges=True)
             ops.append(parts.bucket_backward(number, params, adds=job.micro_batches > 1))
             ops += [*([Copy(grad, buffer.name)] if is_copy else []), *exchange.ops]
             mean, taken = (exchange.shard.name, _wide(exchange.shard)) if exchange.shard else (buffer.name, grad)

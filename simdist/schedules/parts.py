@@ -162,14 +162,17 @@ def begin_step(job: Job, step: int, buckets: Sequence[Bucket], params: Names = (
     """Return a step's operations up to the last backward pass: input, forward, the host's wait for a loss, delays.
 
     Passes before the last only compute, as under `no_sync` of PyTorch's DistributedDataParallel. The host delay comes
-    between the last loss and its backward pass, where the published straggler emulation sleeps.
+    between a loss and its backward pass, where the published straggler emulation sleeps.
     """
     body: list[Op] = [*bring_input(job, step)]
     forward = ops.Forward((*params, *input_names(job)), ("activations", loss_name(job, step)))
     for earlier in range(job.micro_batches - 1):
-        passes = (bucket_backward(number, params, adds=earlier > 0) for number in range(len(buckets)))
-        body += [forward, *passes]
-    return (*body, forward, *before_last_backward(job, step))
+        body += [*late_forward(job, earlier), forward, *before_backward(job, step, earlier)]
+        for number in range(len(buckets)):
+            body += late_backward(job, buckets, number, earlier, exchanges=False)
+            body.append(bucket_backward(number, params, adds=earlier > 0))
+    last = job.micro_batches - 1
+    return (*body, *late_forward(job, last), forward, *before_backward(job, step, last))
 
 
 def loss_name(job: Job, step: int) -> str:
@@ -182,23 +185,33 @@ def input_names(job: Job) -> Names:
     return () if job.input_path.source == "device" else ("input",)
 
 
-def before_last_backward(job: Job, step: int) -> Body:
-    """Return what the host does between the last forward pass and its backward pass: its wait for a loss, its delay."""
+def before_backward(job: Job, step: int, micro_batch: int) -> Body:
+    """Return what the host does between a forward pass and its backward pass: its wait for a loss, its delay.
+
+    It waits in the last micro-batch. If it waits for the loss of its own step and may be late, it also does so in the
+    others, so that its device is idle when it sleeps.
+    """
     body: list[Op] = []
-    if job.host_waits_for == "loss" and job.run_ahead_steps is not None and step >= job.run_ahead_steps:
-        body.append(ops.Wait(loss_name(job, step - job.run_ahead_steps)))
-    if "host" in job.delay_channels:
-        body.append(ops.Delay("host"))
+    is_late = "host" in job.delay_channels
+    is_last = micro_batch == job.micro_batches - 1
+    ahead = job.run_ahead_steps
+    if job.host_waits_for == "loss" and ahead is not None and (is_last or (is_late and ahead == 0)) and step >= ahead:
+        body.append(ops.Wait(loss_name(job, step - ahead)))
+    if is_late:
+        body.append(_delay(job, "host", micro_batch))
     return tuple(body)
 
 
+def late_forward(job: Job, micro_batch: int) -> Body:
+    """Return the delay of the device before a forward pass."""
+    return (_delay(job, "compute", micro_batch),) if "compute" in job.delay_channels else ()
+
+
+def _delay(job: Job, channel: Channel, micro_batch: int | None) -> ops.Delay:
+    return ops.Delay(channel, micro_batch if job.micro_batches > 1 else None)
+
+
 def bring_input(job: Job, step: int) -> Body:
-    """Return how a step begins: its input comes to the device, and the device may be late."""
-    late: Body = (ops.Delay("compute"),) if "compute" in job.delay_channels else ()
-    return (*_input(job, step), *late)
-
-
-def _input(job: Job, step: int) -> Body:
     """Bring the batch of `step` to the device. With storage, also start the load of the batch `prefetch - 1` ahead."""
     match job.input_path.source:
         case "device":
@@ -241,23 +254,35 @@ def last_backward(
     """Return the last backward pass, with each bucket's all-reduce over the group `all_reduce`, if any."""
     body: list[Op] = []
     for number in range(len(buckets)):
-        body += late_backward(job, buckets, number, exchanges=all_reduce is not None)
+        body += late_backward(job, buckets, number, job.micro_batches - 1, exchanges=all_reduce is not None)
         body.append(bucket_backward(number, params, adds=job.micro_batches > 1))
         if all_reduce:
             body.append(ops.AllReduce(f"grad.{number}", all_reduce, algorithm=algorithm))
     return tuple(body)
 
 
-def late_backward(job: Job, buckets: Sequence[Bucket], number: int, *, exchanges: bool) -> Body:
-    """Return the delays of the backward pass, before the last bucket. With exchanges of other buckets there are two.
+def late_backward(
+    job: Job, buckets: Sequence[Bucket], number: int, micro_batch: int, *, exchanges: bool, in_each: bool = False
+) -> Body:
+    """Return the delays of a backward pass, before the last bucket. With exchanges of other buckets there are two.
 
     The last bucket is as late as it was, and no earlier bucket is late. This is exact if the step waits for the last
     bucket's backward pass, and if the links have been busy since the first bucket.
+
+    Args:
+        job: The job.
+        buckets: Ranges of tensors.
+        number: The bucket that comes next.
+        micro_batch: The micro-batch.
+        exchanges: Whether this backward pass exchanges other buckets.
+        in_each: Whether all do. If only one does, the delays of `overlap` of the whole step are there.
     """
     if number < len(buckets) - 1:
         return ()
-    channels: tuple[Channel, ...] = ("backward", "overlap") if exchanges and number else ("backward",)
-    return tuple(ops.Delay(channel) for channel in channels if channel in job.delay_channels)
+    late = {"backward": _delay(job, "backward", micro_batch)}
+    if exchanges and number:
+        late["overlap"] = _delay(job, "overlap", micro_batch if in_each else None)
+    return tuple(op for channel, op in late.items() if channel in job.delay_channels)
 
 
 def optimize(

@@ -409,11 +409,10 @@ class _Step:
         names = tuple(f"{parts.PARAM}.{number}" for number in self._numbers)
         self._ops += parts.bring_input(job, self.step)
         for micro_batch in range(job.micro_batches):
-            is_last = micro_batch == job.micro_batches - 1
+            self._ops += parts.late_forward(job, micro_batch)
             self._forward()
-            if is_last:
-                self._ops += parts.before_last_backward(job, self.step)
-            self._backward(micro_batch, is_last=is_last)
+            self._ops += parts.before_backward(job, self.step, micro_batch)
+            self._backward(micro_batch, is_last=micro_batch == job.micro_batches - 1)
         grads = tuple(self.shards.grad(number) for number in self._numbers)
         self._ops += [ops.Optimize(names, grads), *parts.wait_for_update(job, names)]
         return _blocking(self._ops) if self.schedule.blocking else tuple(self._ops)
@@ -533,8 +532,7 @@ class _Step:
                 self._gather_named(number, upcoming, self.schedule.backward_prefetch, self._gather_again)
             if not root_comes_first and place == 0:
                 self._turn_to_root()
-            if is_last:
-                self._ops += parts.late_backward(self.job, buckets, place, exchanges=True)
+            self._ops += parts.late_backward(self.job, buckets, place, micro_batch, exchanges=True, in_each=True)
             adds = micro_batch > 0 and self.schedule.accumulation == "local"
             self._ops.append(ops.Backward((f"unit.{number}", f"activations.{number}"), f"grad.{number}", adds))
             if reduces and number not in late:

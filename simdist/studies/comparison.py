@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from simdist.cost import tensor_backward_s
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast, first_exact
 from simdist.errors import ScenarioError, UnsupportedError, naming
+from simdist.plan.delays import no_delays
 from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.scenario.strict_yaml import Path
@@ -409,7 +410,8 @@ def shared_delays(scenario: Scenario) -> Draw:
     kept: dict[tuple[int, ...], Delays] = {}
 
     def draw(seeds: Sequence[int]) -> DelaySource:
-        n_values = scenario.steps * scenario.cluster.world_size * len(seeds) * len(scenario.disturbances)
+        n_rows = scenario.steps * scenario.workload.micro_batches
+        n_values = n_rows * scenario.cluster.world_size * len(seeds) * len(scenario.disturbances)
         key = tuple(seeds)
         if key not in kept:
             if n_values * (len(kept) + 1) > _MOST_KEPT_VALUES:
@@ -508,7 +510,6 @@ def calm_step_s(built: Built) -> float:
         UnsupportedError: Ranks of each kind cannot be simulated once.
     """
     from simdist.engines import alike
-    from simdist.runs.memory import no_delays
 
     delays = DrawnDelays(no_delays(built.plan))
     return float(alike.step_s(built.plan, built.costs, delays, n_seeds=1, courses=built.courses)[0])
@@ -636,7 +637,6 @@ def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress
     If it is calm, no rank is delayed.
     """
     from simdist.engines import alike
-    from simdist.runs.memory import no_delays
 
     def draw(seeds: Sequence[int]) -> DelaySource:
         return DrawnDelays(no_delays(built.plan, n_seeds=len(seeds))) if is_calm else delay_sampler(scenario, seeds)
@@ -699,7 +699,7 @@ class _Chosen:
         """Return the delays of the next `n_steps` steps, in memory with the seeds side by side."""
         taken = self._source.take(n_steps)
         return {
-            channel: np.moveaxis(np.moveaxis(each, 0, 2)[..., self._numbers], 2, 0) for channel, each in taken.items()
+            channel: np.moveaxis(np.moveaxis(each, 0, -1)[..., self._numbers], -1, 0) for channel, each in taken.items()
         }
 
 

@@ -195,7 +195,7 @@ def validate(real: Trace, simulated: Trace, delays: Delays, costs: Costs | None 
     Args:
         real: The measured trace; NaN where the run did not get to.
         simulated: The predicted trace.
-        delays: Delays injected into both: channel -> float64 `[1, n_steps, world_size]`, seconds.
+        delays: Delays injected into both, those of one seed, see `simdist.plan.delays`.
         costs: Prices of the plan, without which nothing is booked on links.
 
     Raises:
@@ -348,13 +348,15 @@ def _kind(op: str, stream: str, group: str, simulated_s: Seconds, measured_s: Se
 
 
 def _injections(real: Trace, delays: Delays) -> tuple[Injection, ...]:
-    """Compare measured and drawn delays by channel; a plan has at most one of a channel per step."""
+    """Compare measured and drawn delays by channel and step."""
     drawn_s = injected_s(real.plan, delays)
     measured_s = {channel: np.full_like(seconds, np.nan) for channel, seconds in drawn_s.items()}
     out = _sat_out(real)
     for each in occurrences(real.plan):
         if isinstance(each.op, Delay):
-            measured_s[each.op.channel][each.steps] = np.where(out[each.steps], np.nan, _spans(real, each.rows))
+            so_far_s = np.nan_to_num(measured_s[each.op.channel][each.steps])
+            spans_s = np.where(out[each.steps], np.nan, _spans(real, each.rows))
+            measured_s[each.op.channel][each.steps] = so_far_s + spans_s
     return tuple(_injection(channel, drawn_s[channel], measured_s[channel]) for channel in drawn_s)
 
 

@@ -11,14 +11,15 @@ from simdist.testing.jobs import CLUSTERS, N_STEPS, engines_agree, scenario_of, 
 
 _SEEDS = (0, 1, 2)
 _CHUNKS = (1, 7, 16, 1)  # steps
+_N_PASSES = 3
 
 
 def check_disturbance(disturbance: Disturbance) -> None:
     """Check a disturbance against the rules for every disturbance.
 
-    Its delays are finite seconds, 0 or more. They depend on seed, step and rank only: other chunks of steps, a longer
-    run or other seeds do not change them. Its name in a scenario leads back to its class. Both engines simulate the
-    same times with it.
+    Its delays are finite seconds, 0 or more. They depend on seed, step, micro-batch and rank only: other chunks, a
+    longer run or other seeds do not change them. Its name in a scenario leads back to its class. Both engines simulate
+    the same times with it.
 
     Args:
         disturbance: The disturbance, with its settings.
@@ -37,7 +38,9 @@ def check_disturbance(disturbance: Disturbance) -> None:
             scenario = scenario_of(nodes, gpus_per_node, {"disturbances": (disturbance,)})
             (again,) = scenarios.loads(scenarios.dump(scenario)).disturbances
             assert again == disturbance, f"what is read back from YAML is {again!r}"
-            _check_delays(scenario, disturbance)
+            for n in (1, _N_PASSES):
+                workload = scenario.workload.model_copy(update={"micro_batches": n})
+                _check_delays(scenario.model_copy(update={"workload": workload}), disturbance)
             engines_agree(scenario, build(scenario, scenario.schedules[0]))
 
 
@@ -56,7 +59,7 @@ def _check_delays(scenario: Scenario, disturbance: Disturbance) -> None:
 
 
 def _drawn(scenario: Scenario, seeds: tuple[int, ...], chunks: tuple[int, ...]) -> NDArray[np.float64]:
-    """Return the delays of all channels, `[n_seeds, n_steps, world_size]`."""
+    """Return the delays of its channel, see `simdist.plan.delays`."""
     sampler = delay_sampler(scenario, seeds)
     taken = [sampler.take(n_steps) for n_steps in chunks]
     (channel,) = sampler.channels

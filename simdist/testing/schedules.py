@@ -18,6 +18,7 @@ from simdist.testing.jobs import CLUSTERS, engines_agree, scenario_of, telling
 from simdist.tune.candidates import Candidate, Extras, own_choices, permits, schedule_of
 
 _SMALLEST_DENSITY = 0.01
+_N_PASSES = 3
 _PATHS: tuple[tuple[dict[str, object], int], ...] = (  # keys of a scenario, and micro-batches
     ({"input": {"source": "memory", "copy_method": "pageable"}, "host": {"run_ahead_steps": None}}, 3),
     ({"input": {"source": "storage", "prefetch": 1}, "host": {"run_ahead_steps": 3}}, 1),
@@ -95,13 +96,10 @@ def _check_steps(schedule: Schedule) -> None:
     for number, step in enumerate(_steps(plan)):
         with telling(f"step {number}"):
             _check_step(step)
-    passes = schedule.plan(replace(described, micro_batches=3))
+    passes = schedule.plan(replace(described, micro_batches=_N_PASSES))
     for number, step in enumerate(_steps(passes)):
-        places = [at for at, op in enumerate(step) if isinstance(op, Forward)]
-        early = {type(op).__name__ for op in step[places[0] : places[-1]]} - {"Forward", "Backward"}
-        assert not early or _is_sharded(plan), (
-            f"step {number}: {', '.join(sorted(early))} before the last of 3 micro-batches"
-        )
+        with telling(f"step {number} of {_N_PASSES} micro-batches"):
+            _check_passes(step, is_sharded=_is_sharded(plan))
     shorter = schedule.plan(replace(described, n_steps=7))
     assert list(_steps(shorter)) == list(_steps(plan))[:7], "a plan of 7 steps is not how a longer one begins"
     quiet = schedule.plan(replace(described, delay_channels=frozenset()))
@@ -120,6 +118,16 @@ def _check_step(step: tuple[Op, ...]) -> None:
     classes = [type(op) for op in step]
     is_between = classes.index(Forward) < step.index(Delay("host")) < classes.index(Backward)
     assert is_between, "the host's delay does not stand between the forward and the backward pass"
+
+
+def _check_passes(step: tuple[Op, ...], *, is_sharded: bool) -> None:
+    """Check that each micro-batch has its own delays and that, of a model that is not sharded, only the last sends."""
+    for channel in ("compute", "host"):
+        delays = [op.micro_batch for op in step if isinstance(op, Delay) and op.channel == channel]
+        assert delays == [*range(_N_PASSES)], f"{channel} is delayed in micro-batches {delays}"
+    places = [at for at, op in enumerate(step) if isinstance(op, Forward)]
+    early = {type(op).__name__ for op in step[places[0] : places[-1]]} - {"Forward", "Backward", "Delay", "Wait"}
+    assert not early or is_sharded, f"{', '.join(sorted(early))} before the last"
 
 
 def _is_sharded(plan: Plan) -> bool:

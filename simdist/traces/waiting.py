@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from simdist.errors import require
 from simdist.plan import COLLECTIVES, Channel, Delay, Enter, Op, Plan, Wait, lane_of, occurrences
-from simdist.plan.delays import Delays
+from simdist.plan.delays import Delays, seconds_of
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
 from simdist.plan.walk import stretches
@@ -83,14 +83,14 @@ def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
     """Return the drawn delays that a plan performs, by channel, `[n_steps, world_size]`; 0 if it performs none.
 
     Args:
-        plan: The plan; it has at most one delay operation per channel and step.
-        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
+        plan: The plan.
+        delays: Those of one seed, see `simdist.plan.delays`.
     """
     found: dict[Channel, Seconds] = {}
     for each in occurrences(plan):
         if isinstance(each.op, Delay):
-            drawn_s = delays[each.op.channel][0]
-            found.setdefault(each.op.channel, np.zeros_like(drawn_s))[each.steps] = drawn_s[each.steps]
+            drawn_s = seconds_of(each.op, delays)[0]
+            found.setdefault(each.op.channel, np.zeros_like(drawn_s))[each.steps] += drawn_s[each.steps]
     return found
 
 

@@ -15,7 +15,7 @@ from simdist.cost import Costs, Local, Shared, Varying
 from simdist.engines.replay import Timing
 from simdist.errors import naming_file
 from simdist.plan import Channel, Delay, Load, Op, Plan, lane_of, occurrences
-from simdist.plan.delays import Delays
+from simdist.plan.delays import Delays, n_micro_batches
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.scenario.links import LinkDisturbance
@@ -26,7 +26,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, Floats]:
-    """Return the excess of each step of a measured trace over its price.
+    """Return the excess of each step of a measured trace over its price, of each of its micro-batches.
 
     Args:
         trace: A trace of real machines.
@@ -34,9 +34,11 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
         costs: Prices of its operations in its scenario.
 
     Returns:
-        Channel -> float64 `[1, n_steps, world_size]`, seconds, not negative. Channels without delays are omitted.
+        Those of one run, see `simdist.plan.delays`. Channels without delays are omitted. What a micro-batch takes less
+        than its price makes up for delays of others of its step.
     """
     plan = trace.plan
+    n = n_micro_batches(plan)
     excess_s: dict[Channel, Floats] = {}
     for each in occurrences(plan):
         channel = _channel(each.op)
@@ -45,9 +47,21 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
         late_s = timed.durations_s[each.rows] - _price_s(each.op, costs, plan)
         if timed.gaps_s is not None and channel != "io":
             late_s = late_s + timed.gaps_s[each.rows]
-        excess_s.setdefault(channel, np.zeros((1, plan.n_steps, plan.world_size)))[0, each.steps] += late_s
-    clipped = {channel: np.maximum(seconds, 0.0) for channel, seconds in excess_s.items()}
-    return {channel: seconds for channel, seconds in clipped.items() if seconds.any()}
+        of_steps = excess_s.setdefault(channel, np.zeros((plan.n_steps, n, plan.world_size)))
+        of_steps[each.steps, each.micro_batch] += late_s
+    late = {channel: _delays(seconds) for channel, seconds in excess_s.items()}
+    return {channel: seconds for channel, seconds in late.items() if seconds.any()}
+
+
+def _delays(excess_s: Floats) -> Floats:
+    """Return the delays of a run: no step is late by more than its excess, `[n_steps, n_micro_batches, world_size]`."""
+    if excess_s.shape[1] == 1:
+        return np.maximum(excess_s[None, :, 0], 0.0)
+    late_s = np.maximum(excess_s, 0.0)
+    of_steps_s = late_s.sum(axis=1, keepdims=True)
+    kept_s = np.maximum(excess_s.sum(axis=1, keepdims=True), 0.0)
+    shares = np.divide(kept_s, of_steps_s, out=np.zeros_like(kept_s), where=of_steps_s > 0)
+    return np.asarray((late_s * shares)[None])
 
 
 def _channel(op: Op) -> Channel | None:
@@ -94,7 +108,7 @@ def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario
 
     Args:
         scenario: Its steps are replaced by those of the recording.
-        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
+        delays: Those of one run, see `simdist.plan.delays`.
         folder: Folder for the recording. It must exist as long as the scenario is used.
 
     Raises:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdist.engines import simulate
+from simdist.plan.delays import Delays, of_micro_batches
 from simdist.plan.ops import Channel
 from simdist.profiles.estimates.base import Parts
 from simdist.profiles.job.job import TracedJob
@@ -97,12 +98,13 @@ def prove_step(
             loading it, so this time is part of the error.
     """
     built = build(scenario, scenario.schedules[0])
-    trace = simulate(built.plan, built.costs, {channel: seconds[None] for channel, seconds in delays.items()})
+    trace = simulate(built.plan, built.costs, _of_run(delays, scenario))
     calm_built = build(calm, calm.schedules[0])
     less_s = []
     for fewer in without:
-        of_channels = {key: fewer.get(key, np.zeros_like(seconds))[None] for key, seconds in delays.items()}
-        less_s.append(simulate(calm_built.plan, calm_built.costs, of_channels).makespan_s / scenario.steps)
+        of_channels = {key: fewer.get(key, np.zeros_like(seconds)) for key, seconds in delays.items()}
+        calm_run = simulate(calm_built.plan, calm_built.costs, _of_run(of_channels, calm))
+        less_s.append(calm_run.makespan_s / scenario.steps)
     states = break_down(trace)
     predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
     computing_s, waiting_s, input_s = (float(each.mean()) for each in (of.compute_s + of.host_s, of.wait_s, of.input_s))
@@ -120,3 +122,9 @@ def prove_step(
         ahead_s=ahead_s / scenario.steps,
         is_silent=job.world_size > 1 and not any(step.gradient_calls for each in job.profiles for step in each.steps),
     )
+
+
+def _of_run(delays: dict[Channel, Floats], scenario: Scenario) -> Delays:
+    """Return delays of steps, as a recording of them delays a run."""
+    n = scenario.workload.micro_batches
+    return {channel: of_micro_batches(channel, seconds[None], n) for channel, seconds in delays.items()}

@@ -39,7 +39,8 @@ from simdist.plan.group import Group
 from simdist.plan.lanes import COMM, COMPUTE, Lane
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import walk
-from simdist.schedules import InputPath, Job, Sync
+from simdist.schedules import InputPath, Job, Schedule, Sync
+from simdist.schedules.fsdp import FSDP
 
 IN_CALLER = Lanes(CPU, collectives_block=True, compute_in_caller=True)
 both_modes = pytest.mark.parametrize("lanes", [IN_THREAD, IN_CALLER], ids=["compute thread", "compute in caller"])
@@ -221,6 +222,36 @@ def test_every_step_and_rank_is_delayed_by_its_own_seconds(monkeypatch: pytest.M
     )
     executor.run()
     assert slept_s == [2.0, 4.0, 6.0]
+
+
+@both_modes
+@pytest.mark.parametrize("schedule", [Sync(), FSDP()], ids=lambda each: each.name)
+def test_each_micro_batch_is_delayed_in_its_own_pass(
+    schedule: Schedule, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is late in the second of three micro-batches, before its forward pass and before its backward pass."""
+    job = Job(2, 1, 2, (4,), micro_batches=3, delay_channels=frozenset({"compute", "backward"}))
+    plan = schedule.plan(job)
+    late_s = np.zeros((1, 2, 3, 2))
+    late_s[0, 1, 1] = 3.0, 7.0
+    program = Pretended()
+    monkeypatch.setattr("real.execution.executor.sleep_s", lambda seconds, interrupted: program.seen.append(seconds))
+    executor = Executor(
+        plan,
+        rank=1,
+        delays={"compute": late_s, "backward": late_s / 2},
+        world=program,
+        program=program,
+        memory=Memory(plan, CPU, ()),
+        lanes=lanes,
+        recorder=None,
+        watch=QuietWatch(),
+    )
+    executor.run()
+    seen = ["F" if isinstance(each, Forward) else each for each in program.seen]
+    of_computing = [each for each in seen if each in ("F", "grad.0") or isinstance(each, float)]
+    on_time: list[object] = [0.0, "F", 0.0, "grad.0"]
+    assert of_computing == [*on_time * 4, 7.0, "F", 3.5, "grad.0", *on_time]
 
 
 def test_the_host_runs_ahead_of_its_computation() -> None:

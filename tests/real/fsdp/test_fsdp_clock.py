@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from fsdp_ranks import late_jobs, random_lateness, rows_of_ranks
 from fsdp_rules import rows_by_rules
 from fsdp_settings import (
     ALL_REDUCE,
@@ -18,6 +19,7 @@ from fsdp_settings import (
     REDUCE_SCATTER,
     ROOT,
     MicroBatch,
+    OneRank,
     Passes,
     Root,
     Row,
@@ -283,3 +285,22 @@ def test_gathers_over_several_micro_batches(rows_of: RowsOf) -> None:
         )
         found = Counter(row.unit for row in rows_of(settings) if row.kind in (GATHER, BACKWARD_GATHER))
         assert found == {0: n_gathers, 1: n_gathers, 2: n_gathers}
+
+
+def test_late_ranks_meet_in_every_unit_of_every_micro_batch() -> None:
+    """Two copies of two ranks. Rank 0 is late in the first micro-batch, rank 1 in the second, rank 3 in the third."""
+    settings = Settings(
+        units=equal_units(3, f=2, b=4, g=0, r=0), shard=2, replicas=2, micro_batches=(MicroBatch(),) * 3
+    )
+    late = [(50, 0, 0), (0, 50, 0), (0, 0, 0), (0, 0, 50)]
+    for rows in rows_of_ranks(drive, settings, [OneRank((each,)) for each in late]):
+        assert rows[-1].end == 3 * 50 + 3 * 3 * (2 + 4) + 1
+    rarely = replace(settings, micro_batches=(*[MicroBatch(all_reduces=False)] * 2, MicroBatch()))
+    for rows in rows_of_ranks(drive, rarely, [OneRank((each,)) for each in late]):
+        assert rows[-1].end == 2 * 50 + 3 * 3 * (2 + 4) + 1
+
+
+def test_rules_of_late_ranks_are_those_of_torch() -> None:
+    for seed, settings in late_jobs(60):
+        late = random_lateness(settings, seed)
+        assert rows_of_ranks(drive, settings, late) == rows_of_ranks(rows_by_rules, settings, late), seed

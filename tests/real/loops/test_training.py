@@ -437,6 +437,27 @@ def test_a_run_directory_brings_its_delays(four: Pool, tmp_path: Path) -> None:
     assert (np.delete(took_s, 1, axis=1) < 0.003).any()
 
 
+def test_a_delay_of_one_micro_batch_arrives_in_its_pass(four: Pool, tmp_path: Path) -> None:
+    late_s = np.zeros((6, 3, 4))
+    late_s[2, 1, 1] = 0.2
+    np.savez(tmp_path / "late.npz", compute=late_s)
+    text = SCENARIO.replace(
+        "{kind: persistent, delay: 3 ms, ranks: [1]}", "{kind: recorded, on: compute, file: late.npz}"
+    )
+    text = text.replace("  forward: 1 ms", "  forward: 1 ms\n  micro_batches: 3")
+    (tmp_path / "scenario.yaml").write_text(text, encoding="utf-8")
+    assert main(["plan", str(tmp_path / "scenario.yaml"), "-o", str(tmp_path / "run")]) == 0
+    training = Training(dtype=loops.SINGLE, micro_batches=3)
+    four.run(loops.accumulated, tmp_path / "run", training, 6, tmp_path / "trace.npz")
+    trace = Trace.load(tmp_path / "trace.npz")
+    took_s = np.empty_like(late_s)
+    for each in occurrences(trace.plan):
+        if isinstance(each.op, Delay):
+            took_s[each.steps, each.op.micro_batch] = trace.end_s[each.rows] - trace.start_s[each.rows]
+    assert took_s[2, 1, 1] >= 0.2
+    assert took_s[2, 1, 1] == took_s.max()
+
+
 SCENARIO = """
 cluster: {preset: ideal, nodes: 2, gpus_per_node: 2}
 workload:

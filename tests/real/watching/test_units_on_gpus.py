@@ -37,7 +37,7 @@ class Moments:
 
 def measured_and_computed(settings: Settings) -> tuple[int, int]:
     moments = Moments()
-    rows = drive(settings, moments.watch)
+    rows = drive(settings, watch=moments.watch)
     computed = sum(
         row.end - row.start
         for row in rows

@@ -153,6 +153,7 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
     (ops.Delay("host"), "delay(host)", "host", (), ()),
     (ops.Delay("compute"), "delay(compute)", "compute", (), ()),
     (ops.Delay("io"), "delay(io)", "io", (), ()),
+    (ops.Delay("host", 3), "delay(host, micro-batch 3)", "host", (), ()),
     (ops.Wait("g"), "wait(g)", "host", ("g",), ()),
     (ops.Save(("p", "m")), "save(p, m)", "save", ("p", "m"), ()),
     (

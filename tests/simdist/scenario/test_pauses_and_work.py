@@ -136,7 +136,7 @@ def test_recorded_lengths_are_played_micro_batch_by_micro_batch(tmp_path):
     file.write_text("# lengths\n1,2,1,1\n3,1,1,1\n1,1,4,1\n1,1,2,1\n")
     late = drawn(UnevenWork(file=file, order="recorded"), n_steps=2, micro_batches=2, compute_s=0.2)
     passes = 0.1  # of a step of two
-    expected = passes * np.array([[0 + 2, 1 + 0, 0, 0], [0, 0, 3 + 1, 0]])
+    expected = passes * np.array([[[0, 1, 0, 0], [2, 0, 0, 0]], [[0, 0, 3, 0], [0, 0, 1, 0]]])
     assert late == pytest.approx(expected, rel=1e-12)
     with pytest.raises(ScenarioError, match="ends before step 3: record 2 rows for each step, or write order: drawn"):
         drawn(UnevenWork(file=file, order="recorded"), n_steps=3, micro_batches=2)
@@ -160,7 +160,7 @@ def test_lengths_of_a_range_are_equally_likely_and_part_of_the_time_grows_with_t
 
 def test_more_micro_batches_differ_less():
     one = drawn(UnevenWork(lengths=(1, 9)), n_steps=10_000)
-    many = drawn(UnevenWork(lengths=(1, 9)), n_steps=10_000, micro_batches=16)
+    many = drawn(UnevenWork(lengths=(1, 9)), n_steps=10_000, micro_batches=16).sum(axis=1)
     assert many.mean() == pytest.approx(one.mean(), rel=0.02)
     assert many.std() == pytest.approx(one.std() / 4, rel=0.03)
 
@@ -182,7 +182,7 @@ def test_lengths_of_fewer_ranks_are_played_by_all_from_another_step(tmp_path):
     file = tmp_path / "lengths.npz"
     np.savez(file, 1.0 + 10 * np.arange(20)[:, None] + np.arange(2))
     late = drawn(UnevenWork(file=file, order="recorded"), n_steps=10, micro_batches=2, compute_s=2.0)
-    lengths = late + 2  # of both micro-batches: the shortest takes a second
+    lengths = late.sum(axis=1) + 2  # of both micro-batches: the shortest takes a second
     assert lengths[:, 0] == pytest.approx(2 + 10 * (4 * np.arange(10) + 1))
     assert lengths[:, 1] - lengths[:, 0] == pytest.approx(2)
     assert lengths[:, 3] - lengths[:, 2] == pytest.approx(2)

@@ -16,6 +16,7 @@ from simdist.engines.replay import timing
 from simdist.errors import PlanError, TraceError
 from simdist.plan import AllReduce, Enter, Group, Plan, Result, Servers
 from simdist.plan.check import check
+from simdist.plan.delays import delay_shapes
 from simdist.plan.ops import entering
 from simdist.plan.walk import drops_late
 from simdist.proof import prove
@@ -123,7 +124,8 @@ def test_engines_agree_on_who_is_late_to_the_last_bit(
     workload = scenario.workload.model_copy(update={"micro_batches": micro_batches, "optimize_s": 0.01})
     scenario = scenario.model_copy(update={"workload": workload})
     built = build(scenario, scenario.schedules[0])
-    drawn = {"compute": np.random.default_rng(seed).integers(0, 4, (1, scenario.steps, N)) / 2}  # many come together
+    shape = delay_shapes(built.plan)[-1]
+    drawn = {"compute": np.random.default_rng(seed).integers(0, 4, shape) / 2}  # many come together
     one, other = (engine.simulate(built.plan, built.costs, drawn) for engine in (des, fast))
     assert dict(one.late) == dict(other.late)
     for name in ARRAYS:

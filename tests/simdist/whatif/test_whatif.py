@@ -218,6 +218,22 @@ def test_what_was_injected_is_found_again_in_a_measured_trace(tmp_path) -> None:
     np.testing.assert_allclose(delays(replayed)["host"], expected["host"][:, 2:10], atol=1e-12)
 
 
+@pytest.mark.parametrize("schedule", ["sync", "fsdp"])
+def test_what_was_injected_into_micro_batches_is_found_again_there(schedule, tmp_path) -> None:
+    late = "{kind: transient, on: compute, probability: 20%, delay: 50 ms}"
+    scenario = job(late, steps=6)
+    workload = scenario.workload.model_copy(update={"micro_batches": 4})
+    scenario = scenario.changed(workload=workload, schedules=[schedule])
+    trace = simulated(scenario)
+    costs = price(trace.plan, scenario.cluster, scenario.workload)
+    found = measured_delays(trace, timing(trace), costs)
+    expected = delays(scenario)["compute"]
+    np.testing.assert_allclose(found["compute"], expected, atol=1e-12)
+    replayed = with_recording(scenario, only_steps(found, range(1, 5)), tmp_path)
+    np.testing.assert_allclose(delays(replayed)["compute"], expected[:, 1:5], atol=1e-12)
+    assert simulated(replayed).makespan_s < trace.makespan_s
+
+
 def test_gaps_between_operations_are_delays_too() -> None:
     trace = two_steps()
     scenario = job()
