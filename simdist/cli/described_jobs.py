@@ -3,7 +3,7 @@
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.measured_rates import utilization_of_rate
 from simdist.scenario import Cluster, Workload, load_workload, presets, strict_yaml
 from simdist.scenario.loading import read_text, scenario_error
+from simdist.schedules.rivals import rivals_of_copies, rivals_of_shards, sharded
 from simdist.settings.precision import Precision
 
 _PLAIN = re.compile(r"[\w.%+-]+( [\w/]+)?", re.ASCII)
@@ -33,7 +34,6 @@ _OF_DEEPSPEED = frozenset(
 _OF_ACCELERATE = frozenset(("distributed_type", "compute_environment", "num_processes", "deepspeed_config"))
 _OF_LLM_FOUNDRY = frozenset(("global_train_batch_size", "device_train_microbatch_size", "train_loader"))
 _ANY_SHARE = 0.5  # of the peak, where only FLOPs are asked for
-RARELY = 8  # steps between averages of parameters
 _MOST_WHOLE = 3e9  # parameters: with Adam, 16 B each are 48 GB, which leaves room for activations on a GPU of 80 GB
 
 
@@ -196,42 +196,11 @@ def schedules_of(job: DescribedJob, name: str, n_nodes: int, per_node: int) -> t
     if shard == 1:
         own = {"kind": "sync"} | dict(mesh.whole)
         return tuple(
-            _flow(each) if len(each) > 1 else "sync" for each in (own, *_rivals_of_copies(own, n_nodes, per_node))
+            _flow(each) if len(each) > 1 else "sync" for each in (own, *rivals_of_copies(own, n_nodes, per_node))
         )
-    own = _sharded(shard, world_size) | dict(mesh.settings)
-    rivals = _rivals_of_shards(own, world_size, per_node, is_large=is_large)
+    own = sharded(shard, world_size) | dict(mesh.settings)
+    rivals = rivals_of_shards(own, world_size, per_node, is_large=is_large)
     return tuple(dict.fromkeys(_flow(each) for each in (own, *rivals)))
-
-
-def _sharded(shard: int, world_size: int) -> dict[str, object]:
-    """Return the kind of schedule in which so many ranks share a copy of the model."""
-    return {"kind": "fsdp"} if shard == world_size else {"kind": "hsdp", "shard": shard}
-
-
-def _rivals_of_shards(
-    own: dict[str, object], world_size: int, per_node: int, *, is_large: bool
-) -> Iterator[dict[str, object]]:
-    """Yield other shardings: units that are kept, copies in fewer or all ranks, and copies that average rarely."""
-    settings = {key: value for key, value in own.items() if key not in ("kind", "shard")}
-    yield own | {"reshard_after_forward": False}
-    in_node = own.get("shard", per_node)
-    yield _sharded(world_size, world_size) | settings
-    if isinstance(in_node, int) and 1 < in_node < world_size:
-        yield _sharded(in_node, world_size) | settings
-        yield _sharded(in_node, world_size) | {"between": f"local-{RARELY}"} | settings
-    if not is_large:
-        yield {"kind": "sync"}
-
-
-def _rivals_of_copies(own: dict[str, object], n_nodes: int, per_node: int) -> Iterator[dict[str, object]]:
-    """Yield synchronous SGD, if the job's own shares updates, and copies that average parameters rarely."""
-    if own.get("shared_update"):
-        yield {"kind": "sync"}
-    if n_nodes * per_node == 1:
-        return
-    yield {"kind": "local_sgd", "period": RARELY}
-    if n_nodes > 1 and per_node > 1:
-        yield {"kind": "hierarchical_sgd", "levels": {RARELY // 4: per_node, RARELY: "world"}}
 
 
 def printable(text: str) -> str:

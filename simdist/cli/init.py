@@ -21,6 +21,7 @@ from simdist.errors import ScenarioError, SimdistError
 from simdist.runs.building import build
 from simdist.scenario import Cluster, load_cluster, load_workload, loads
 from simdist.scenario.scenario import Scenario
+from simdist.schedules.rivals import RARELY
 from simdist.settings.precision import Precision
 from simdist.settings.units import parse_fraction, parse_seconds
 from simdist.studies.columns import Column
@@ -32,7 +33,7 @@ _WORKLOAD = "gpt2"
 _RATE = "1%"
 _DELAY = "200 ms"
 _STEPS = 400
-_PERIOD = described_jobs.RARELY
+_PERIOD = RARELY
 _PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "tf32", "fp32")  # the fastest first
 _COLUMNS = (Column("setting"), Column("value"), Column("from", "source"))
 

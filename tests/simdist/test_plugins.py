@@ -239,7 +239,8 @@ def test_tune_varies_a_required_parameter_over_what_the_scenario_writes() -> Non
 def test_tune_says_why_a_schedule_is_not_tried() -> None:
     scenario = scenarios.loads(edited(("{kind: local_sgd, period: 4}", "{kind: 'hypercube_sgd:HypercubeSGD'}")))
     wanted = TuneOptions(Constraints(8), Extras(only=("hypercube_sgd:HypercubeSGD",)), n_seeds=2, n_search_seeds=1)
-    with pytest.raises(ScenarioError, match=r"none of 1 candidates is legal .*; the first: hypercube-1 never averages"):
+    refusal = r"none of 1 candidates is legal .*; the first: hypercube_sgd:HypercubeSGD: hypercube-1 never averages"
+    with pytest.raises(ScenarioError, match=refusal):
         tune(scenario, wanted)
 
 

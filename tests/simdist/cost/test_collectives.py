@@ -601,7 +601,7 @@ MACHINES = st.fixed_dictionaries(
     }
 )
 LEAVES = st.none() | st.sampled_from([1, 2, 3, 4]).map(
-    lambda nodes: {"oversubscription": 1, "leaf": {"nodes": nodes, "bandwidth": 2e9, "latency": 1e-4}}
+    lambda nodes: {"oversubscription": 1, "leaf": {"nodes": nodes, "bandwidth_Bps": 2e9, "latency_s": 1e-4}}
 )
 
 
