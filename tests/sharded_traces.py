@@ -7,7 +7,8 @@ transfer. The host launches all work of a step at its beginning, and reads the l
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,8 @@ GATHER_MS, REDUCE_MS = 1.0, 2.0
 FORWARD_MS, BACKWARD_MS, UPDATE_MS = 5.0, 10.0, 3.0
 LAUNCH_MS = 0.01
 N_UNITS = 4
+COPY_MS, HOOK_MS = 0.4, 0.7
+NAMED_UNITS = ("layers.0", "layers.1", "layers.2")
 
 
 @dataclass
@@ -152,3 +155,134 @@ def _exchange(ranks: list[_Rank], kind: str, transfer_ms: float, n_elements: int
         )
         rank.host_ms += LAUNCH_MS
         rank.device_ms = end_ms
+
+
+@dataclass
+class _BlockingRank:
+    """A rank on a CPU, whose only thread does all work and waits for each exchange."""
+
+    drawing: Drawing
+    rank: int
+    n_ranks: int
+    shard: int
+    param_type: str
+    at_ms: float = 0.0
+    own_ms: float = 0.0
+
+    def run(self, name: str, milliseconds: float) -> None:
+        self.drawing.op(name, self.at_ms, self.at_ms + milliseconds, Input_Dims=[[8, 8], [8, 8]])
+        self.at_ms += milliseconds
+
+    def copy(self, name: str) -> None:
+        self.run(name, COPY_MS)
+        self.own_ms += COPY_MS
+
+    def hook(self, what: str, unit: str) -> None:
+        """Draw a hook that runs no operator, longer than a pause of the host."""
+        with self.within(f"FSDP::{what} ({unit})"):
+            self.at_ms += HOOK_MS
+            self.own_ms += HOOK_MS
+
+    @contextmanager
+    def within(self, name: str, *, is_node: bool = False) -> Iterator[None]:
+        begin_ms = self.at_ms
+        yield
+        draw = self.drawing.node if is_node else self.drawing.note
+        draw(name, begin_ms, self.at_ms)
+
+    def send(self, kind: str, milliseconds: float, of_type: str) -> None:
+        group = range(self.shard) if kind != "allreduce" else range(0, self.n_ranks, self.shard)
+        own = self.rank % self.shard if kind == "allreduce" else self.rank // self.shard * self.shard
+        whole, part = 1_000_000, 1_000_000 // self.shard
+        sizes = [whole, part] if kind == "_allgather_base" else [part, whole]
+        told = {
+            "Input_Dims": [[part]] if kind == "allreduce" else [[size] for size in sizes],
+            "Input_type": [of_type] if kind == "allreduce" else [of_type, of_type],
+            "Process_Group_Ranks": str([own + each for each in group]),
+        }
+        self.drawing.op(f"c10d::{kind}_", self.at_ms, self.at_ms + 0.1, **told)
+        gloo = {"_allgather_base": "all_gather", "_reduce_scatter_base": "all_reduce"}.get(kind, "all_reduce")
+        self.drawing.gloo(self.at_ms + 0.05, self.at_ms + milliseconds, kind=gloo, n=part)
+        self.at_ms += milliseconds
+
+    def gather(self, unit: str) -> None:
+        if self.shard == 1:
+            return
+        with self.within(f"FSDP::all_gather ({unit})"):
+            self.copy("fsdp::all_gather_copy_in")
+            self.send("_allgather_base", GATHER_MS, self.param_type)
+        with self.within(f"FSDP::all_gather_copy_out ({unit})"):
+            self.copy("fsdp::split_with_sizes_copy")
+
+    def forward(self, unit: str) -> None:
+        with self.within(f"FSDP::pre_forward ({unit})"):
+            self.gather(unit)
+        self.run("aten::linear", FORWARD_MS)
+        self.hook("post_forward", unit)
+
+    def backward(self, unit: str, recompute_ms: float) -> None:
+        with self.within("ViewBackward0", is_node=True), self.within(f"FSDP::pre_backward ({unit})"):
+            self.gather(unit)
+        with self.within("MmBackward0", is_node=True):
+            if recompute_ms:
+                self.hook("pre_forward", unit)
+                self.run("aten::linear", recompute_ms)
+                self.hook("post_forward", unit)
+            self.run("aten::mm", BACKWARD_MS)
+        with self.within("RegisterPostBackwardFunctionBackward", is_node=True):
+            self.hook("post_backward_accumulate", unit)
+            with self.within(f"FSDP::post_backward_reduce ({unit})"):
+                self.copy("fsdp::chunk_cat")
+                if self.shard > 1:
+                    self.send("_reduce_scatter_base", REDUCE_MS, "float")
+                if self.shard < self.n_ranks:
+                    self.send("allreduce", REDUCE_MS, "float")
+                self.copy("aten::copy_")
+
+
+def write_blocking(
+    folder: Path,
+    *,
+    n_ranks: int = 4,
+    n_steps: int = 12,
+    shard: int = 4,
+    micro_batches: int = 1,
+    recompute_ms: float = 0.0,
+    param_type: str = "float",
+) -> float:
+    """Write a trace for each rank of a job on CPUs, whose ranks all do the same at the same times.
+
+    Args:
+        folder: Where to.
+        n_ranks: Of the job, all on one machine.
+        n_steps: Of the traces.
+        shard: Ranks that share a unit; 1 as under `replicate`, which only averages gradients.
+        micro_batches: Forward and backward passes of a step.
+        recompute_ms: What the backward pass of each unit computes again.
+        param_type: Type in which units are gathered.
+
+    Returns:
+        Milliseconds of a step in which `fully_shard` itself computes.
+    """
+    info = {"backend": "gloo", "world_size": n_ranks}
+    for number in range(n_ranks):
+        rank = _BlockingRank(
+            Drawing({"distributedInfo": info | {"rank": number}, "host_name": "node0"}),
+            number,
+            n_ranks,
+            shard,
+            param_type,
+        )
+        for step in range(n_steps):
+            with rank.within(f"ProfilerStep#{step}"):
+                for _ in range(micro_batches):
+                    with rank.within("FSDP::root_pre_forward"):
+                        rank.at_ms += 0.01
+                    for unit in NAMED_UNITS:
+                        rank.forward(unit)
+                    for unit in reversed(NAMED_UNITS):
+                        rank.backward(unit, recompute_ms)
+                with rank.within("Optimizer.step#AdamW.step"):
+                    rank.run("aten::_fused_adamw_", UPDATE_MS)
+        rank.drawing.write(folder, f"rank{number}.json")
+    return rank.own_ms / n_steps

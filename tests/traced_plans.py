@@ -158,16 +158,20 @@ class _Writer:
         begin_ms = self.host_ms
         unit = op.dst.partition(".")[2]
         name = "aten::copy_"
+        where = "post_backward_reduce"
         if isinstance(op, ops.Copy) and op.lane == COPY_IN:
             name = "fsdp::all_gather_copy_in"
+            where = "all_gather"
         elif isinstance(op, ops.Copy) and op.dst.startswith("unit."):
             name = "fsdp::split_with_sizes_copy" if self.told.copies else "triton_copy"
+            where = "all_gather_copy_out"
         elif isinstance(op, ops.Copy) and op.dst.startswith("ready."):
             name = "fsdp::chunk_cat" if self.told.copies else "triton_cat"
+        elif isinstance(op, ops.Copy) and op.dst.startswith("kept."):
+            where = "post_forward"
         self._kernel(name.replace("::", "_"), index, _STREAMS[op.lane.name])
         self._in_pass(name, begin_ms)
-        if name == "fsdp::split_with_sizes_copy":
-            self._annotate("all_gather_copy_out", unit, begin_ms)
+        self._annotate(where, unit, begin_ms)
 
     def _collective(self, index: int, op: ops.AllGather | ops.ReduceScatter | ops.AllReduce) -> None:
         begin_ms = self.host_ms

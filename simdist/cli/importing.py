@@ -329,9 +329,10 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         backward_s (float): Backward passes: the sum of `buckets_s` times the passes of a step.
         buckets_s (list): Seconds (float) of one pass up to each gradient bucket, from the previous one.
         optimize_s (float): Update.
+        sharding_s (float): What `fully_shard` itself computes; the median.
     """
     proof = imported.proof
-    of_base = ("input_s", "forward_s", "host_s", "backward_s", "buckets_s", "optimize_s")
+    of_base = ("input_s", "forward_s", "host_s", "backward_s", "buckets_s", "optimize_s", "sharding_s")
     return {
         "scenario": imported.scenario.name,
         **common.picked(imported.job, "world_size", "ranks", missing_ranks="missing", steps="numbers"),
@@ -694,6 +695,7 @@ def _undisturbed(imported: ImportedJob) -> str:
         "host": base.host_s,
         "backward": base.backward_s,
         "optimizer": base.optimize_s,
+        "sharding": base.sharding_s,
     }
     parts_of_model = "units" if isinstance(imported.model, ShardedModel) else "gradient buckets"
     what = "tensors" if imported.model.is_real else parts_of_model

@@ -8,8 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from simdist.cost import Local
 from simdist.errors import ScenarioError
-from simdist.plan.ops import Channel
+from simdist.plan.lanes import COMPUTE
+from simdist.plan.ops import Channel, Combine, Copy, lane_of
 from simdist.profiles.estimates import collectives, stragglers
 from simdist.profiles.estimates.base import (
     BaseTimes,
@@ -43,6 +45,7 @@ from simdist.profiles.job.transfers import transfers_of
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.step_parts import StepPart
+from simdist.runs.building import build
 from simdist.scenario import (
     Cluster,
     Host,
@@ -486,13 +489,34 @@ def _prove(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Pr
     else:
         schedules = sharded_schedules(schedule, len(job.numbers), has_links=has_links, **shape)
     disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in late.delays)
-    plain = _scenario(name, timed, cluster, disturbances, schedules)
+    plain = _with_copies(_scenario(name, timed, cluster, disturbances, schedules), timed)
     slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(late.slow, _computing_s(plain, timed.base)))
     slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
     ahead_s = timed.host.ahead_s
     proof = prove_step(slowed, late.delays, timed.seconds, job, calm=plain, without=late.without, ahead_s=ahead_s)
     return _Proven(slowed, links, proof)
+
+
+def _with_copies(scenario: Scenario, timed: _Timed) -> Scenario:
+    """Return the scenario with the memory bandwidth at which copies of units take what `fully_shard` computed itself.
+
+    On a GPU, what is copied beside the wire is part of the exchange, and was not measured.
+    """
+    device = scenario.cluster.device
+    if not timed.base.sharding_s or math.isfinite(device.memory_bandwidth_Bps):
+        return scenario
+    is_blocking = timed.job.profiles[0].device == "cpu"
+    built = build(_with_memory(scenario, 1.0), scenario.schedules[0])  # at 1 B/s, seconds are bytes
+    copies = [op for op in built.plan.bodies[0] if isinstance(op, Copy | Combine)]
+    costs = [built.costs.of[op] for op in copies if is_blocking or lane_of(op) == COMPUTE]
+    nbytes = math.fsum(float(np.max(cost.seconds)) for cost in costs if isinstance(cost, Local))
+    return _with_memory(scenario, round(nbytes / timed.base.sharding_s))
+
+
+def _with_memory(scenario: Scenario, memory_Bps: float) -> Scenario:
+    device = scenario.cluster.device.model_copy(update={"memory_bandwidth_Bps": memory_Bps})
+    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"device": device})})
 
 
 def _with_noise(name: str, timed: _Timed, late: _Late, options: ImportOptions) -> _Proven:
@@ -712,7 +736,12 @@ def _more_notes(
     job: TracedJob, base: BaseTimes, host: HostModel, clocks: RankClocks, links: Links | None, clipped_share: float
 ) -> list[str]:
     notes = []
-    if links is not None:
+    if base.sharding_s:
+        notes.append(
+            f"memory_bandwidth: fully_shard itself computes for {format_seconds(base.sharding_s)} of a step, with its "
+            f"copies, casts and hooks; schedules without sharding do not"
+        )
+    elif links is not None:
         notes.append(
             "traces do not tell how fast memory is: compressing gradients takes no time in this scenario until "
             "cluster.device.memory_bandwidth is set"

@@ -18,7 +18,7 @@ There are two tables. The *measured* table separates host, compute and io. Strag
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 import numpy as np
@@ -43,16 +43,17 @@ class Parts:
     backward_s: Floats
     wait_s: Floats
     optimize_s: Floats
+    sharding_s: Floats
 
     @property
     def step_s(self) -> Floats:
         """Seconds of every step."""
-        return self.input_s + self.forward_s + self.host_s + self.backward_s + self.wait_s + self.optimize_s
+        return self.input_s + self.host_s + self.wait_s + self.compute_s
 
     @property
     def compute_s(self) -> Floats:
         """Seconds of computing."""
-        return self.forward_s + self.backward_s + self.optimize_s
+        return self.forward_s + self.backward_s + self.optimize_s + self.sharding_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class BaseTimes:
         buckets_s: Seconds of one backward pass from each gradient bucket to the next; one number without buckets.
         buckets_nbytes: Bytes of each bucket; None if the traces do not show them; empty without buckets.
         optimize_s: Update.
+        sharding_s: What `fully_shard` computes itself in a step: copies, casts and hooks.
         is_loaded: The input takes noticeable time.
         micro_batches: Passes of a step.
         notes: Assumptions.
@@ -77,6 +79,7 @@ class BaseTimes:
     buckets_s: tuple[float, ...]
     buckets_nbytes: tuple[int | None, ...]
     optimize_s: float
+    sharding_s: float
     is_loaded: bool
     micro_batches: int
     notes: tuple[str, ...]
@@ -89,14 +92,20 @@ class BaseTimes:
     @property
     def compute_s(self) -> float:
         """Seconds of computing."""
-        return self.forward_s + self.backward_s + self.optimize_s
+        return self.forward_s + self.backward_s + self.optimize_s + self.sharding_s
 
 
 def parts(job: TracedJob) -> Parts:
-    """Return the parts of all steps as arrays."""
-    in_order = attrgetter("input_s", "forward_s", "host_s", "backward_s", "wait_s", "optimize_s")
+    """Return the parts of all steps as arrays.
+
+    Where `fully_shard` runs beside other parallelism, no scenario shards the model: its work counts as forward.
+    """
+    in_order = attrgetter("input_s", "forward_s", "host_s", "backward_s", "wait_s", "optimize_s", "sharding_s")
     rows = [[in_order(step) for step in profile.steps] for profile in job.profiles]
-    return Parts(*np.array(rows).transpose(2, 1, 0))
+    found = Parts(*np.array(rows).transpose(2, 1, 0))
+    if job.shards:
+        return found
+    return replace(found, forward_s=found.forward_s + found.sharding_s, sharding_s=np.zeros_like(found.sharding_s))
 
 
 def base_times(job: TracedJob, of: Parts) -> BaseTimes:
@@ -109,8 +118,9 @@ def base_times(job: TracedJob, of: Parts) -> BaseTimes:
         alone = max(0.0, 1 - reducing_s / math.fsum(buckets_s) / job.micro_batches)
         buckets_s = tuple(alone * seconds for seconds in buckets_s)
     forward_s, host_s, optimize_s = map(_low_s, (of.forward_s, of.host_s, of.optimize_s))
+    sharding_s = float(np.median(of.sharding_s))  # what is usual of it is no delay of schedules that do not shard
     is_loaded = max(input_s, float((of.input_s - input_s).mean())) > _NOTICEABLE * step_s
-    rest = optimize_s, is_loaded, job.micro_batches, tuple(notes)
+    rest = optimize_s, sharding_s, is_loaded, job.micro_batches, tuple(notes)
     return BaseTimes(input_s, forward_s, host_s, buckets_s, nbytes, *rest)
 
 

@@ -7,7 +7,7 @@ after the last one for that.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -67,17 +67,7 @@ def base_of_units(base: BaseTimes, sharding: Sharding) -> BaseTimes:
     """Return the times of an undisturbed step whose passes are those of a sharded model."""
     n_passes = len(sharding.usual)
     pass_s = base.backward_s / n_passes
-    return BaseTimes(
-        base.input_s,
-        base.forward_s,
-        base.host_s,
-        (pass_s,),
-        (None,),
-        base.optimize_s,
-        base.is_loaded,
-        n_passes,
-        base.notes,
-    )
+    return replace(base, buckets_s=(pass_s,), buckets_nbytes=(None,), micro_batches=n_passes)
 
 
 def sharded_model(sharding: Sharding, base: BaseTimes, *, before_s: float, is_blocking: bool) -> ShardedModel:

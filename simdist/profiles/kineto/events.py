@@ -144,8 +144,8 @@ def _ranks(value: str | list[int]) -> tuple[int, ...] | None:
 class EventKind(IntEnum):
     """The meaning of an event for the phases of a step.
 
-    On a thread of the host: `WRAPPER` encloses other events and is not work of its own. `UNIT` is one that names the
-    unit of a sharded model that is gathered, copied out or reduced in it. `STEP` is the profiler's mark of a step.
+    On a thread of the host: `WRAPPER` encloses other events and is not work of its own. `UNIT` is one that encloses
+    what `fully_shard` does itself, and may name the unit of the sharded model. `STEP` is the profiler's mark of a step.
     `INPUT` is the next batch of the data loader. `FORWARD` is the forward pass of a DDP module, or the beginning of
     that of a sharded model. `OPTIMIZER` is an update. `BACKWARD` is a node of the backward graph with everything that
     belongs to it, `NODE` the node alone. `READY` is a gradient. `COPY_BACK` copies reduced gradients from their bucket.
@@ -224,7 +224,10 @@ _PREFIXES = (
     ("fsdp::split_with_sizes_copy", EventKind.COPY_OUT),
     ("fsdp::chunk_cat", EventKind.PACK),
 )
-_UNIT = re.compile(r"FSDP::(?:all_gather|all_gather_copy_out|post_backward_reduce)(?: \((.*)\))?$")
+_UNIT = re.compile(
+    r"FSDP::(?:all_gather|all_gather_copy_out|pre_forward|post_forward|pre_backward"
+    r"|post_backward_(?:accumulate|reshard|rs_wait|reduce))(?: \((.*)\))?$"
+)
 _NODE = re.compile(r"Backwards?\d*$")
 _LAYERS = frozenset(f"aten::{name}" for name in ("conv1d", "conv2d", "conv3d", "linear", "embedding"))
 

@@ -34,7 +34,7 @@ NEARLY = 0.9  # a share that allows for a step that differs
 
 def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
     """Return the work of a GPU in its complete steps, if any."""
-    kernels = _kernels(host.trace)
+    kernels = _kernels(host)
     transfers = _collectives(host.trace)
     woken_s = CLOCKS_S
     if not len(transfers.end_s):  # backends such as gloo move tensors of the device through host memory
@@ -64,6 +64,8 @@ class _Kernels:
             call began, whichever is earlier. A call may take milliseconds during which nothing is queued.
         kind: An `EventKind`, `[n]`.
         stream: Number of the stream, `[n]`.
+        phase: In which the host launched it, `[n]`. What is copied beside the wire of a sharded model is a part of the
+            exchange, `WAIT`, and counts while nothing else runs.
     """
 
     start_s: Floats
@@ -72,11 +74,16 @@ class _Kernels:
     queued_s: Floats
     kind: NDArray[np.int8]
     stream: NDArray[np.int32]
+    phase: NDArray[np.int8]
+
+    @property
+    def on_main(self) -> NDArray[np.bool_]:
+        """Which of them ran on the busiest stream, `[n]`."""
+        return np.asarray(self.stream == np.bincount(self.stream, weights=self.end_s - self.start_s).argmax())
 
     def queue_s(self) -> Floats:
         """Return when each kernel of the busiest stream was queued, and when it began, `[2, n]`."""
-        on_main = self.stream == np.bincount(self.stream, weights=self.end_s - self.start_s).argmax()
-        return np.stack([self.queued_s[on_main], self.start_s[on_main]])
+        return np.stack([self.queued_s[self.on_main], self.start_s[self.on_main]])
 
     def computed(self, times_s: Floats) -> Floats:
         """Return when the device had finished all work launched before some instants; -inf if there was none."""
@@ -85,18 +92,30 @@ class _Kernels:
         return done_s[np.searchsorted(self.launch_s[order], times_s, side="left")]
 
 
-def _kernels(trace: RankEvents) -> _Kernels:
+def _kernels(host: HostRun) -> _Kernels:
     """Return the work of the compute streams."""
+    trace = host.trace
     device = trace.device
     is_kernel = device.kind == EventKind.KERNEL
     busy_s = np.bincount(device.thread[is_kernel], weights=(device.end_s - device.start_s)[is_kernel])
     is_copy = (device.kind == EventKind.COPY_IN) | (device.kind == EventKind.COPY)
     events = device.where(is_kernel | (is_copy & (device.thread == int(busy_s.argmax()))))
-    ended_s = np.maximum.accumulate(events.end_s)
     launch_s, _ = _launches(trace, events)
     queued_s, _ = _launches(trace, events, in_effect=True)
+    phase = _launched_in(host, launch_s)
+    phase[(phase == StepPhase.SHARDING) & (events.thread != busy_s.argmax())] = StepPhase.WAIT
+    start_s, end_s = _one_by_one(events, phase == StepPhase.WAIT)
+    return _Kernels(start_s, end_s, launch_s, queued_s, events.kind, events.thread, phase)
+
+
+def _one_by_one(events: EventColumns, is_beside: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return when each kernel was the one that counts: the first to begin, of those beside the wire only alone."""
+    ended_s = np.maximum.accumulate(np.where(is_beside, -np.inf, events.end_s))
     start_s = np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1]))
-    return _Kernels(start_s, ended_s, launch_s, queued_s, events.kind, events.thread)
+    next_s = np.minimum.accumulate(np.where(is_beside, np.inf, start_s)[::-1])[::-1]
+    ended_s = np.maximum.accumulate(np.where(is_beside, np.clip(events.end_s, start_s, next_s), ended_s))
+    start_s = np.maximum(start_s, np.append(-np.inf, ended_s[:-1]))
+    return np.minimum(start_s, ended_s), ended_s
 
 
 def _launches(trace: RankEvents, events: EventColumns, *, in_effect: bool = False) -> tuple[Floats, NDArray[np.int32]]:
@@ -226,7 +245,7 @@ def _phases(
     inside = (kernels.end_s > begin_s) & (kernels.start_s < end_s)
     starts_s = np.clip(kernels.start_s[inside], begin_s, end_s)
     ends_s = np.clip(kernels.end_s[inside], begin_s, end_s)
-    phase = _launched_in(host, kernels.launch_s[inside])
+    phase = kernels.phase[inside]
     phase[(kernels.kind[inside] == EventKind.COPY_IN) & (phase == StepPhase.FORWARD)] = StepPhase.INPUT
     edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel(), [end_s]])
     gaps_s = edges_s.reshape(-1, 2)

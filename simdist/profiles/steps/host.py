@@ -167,7 +167,10 @@ def gaps_between(starts_s: Floats, ends_s: Floats) -> Floats:
 
 
 def host_spans(host: HostRun) -> list[PhaseSpan]:
-    """Return the phases of the main thread: updates, batches and backward passes; the rest is the forward pass."""
+    """Return the phases of the main thread: updates, batches, backward passes, and on top what shards the model.
+
+    The rest is the forward pass.
+    """
     own = host.own
     passes = host.passes
     inputs = own.of(EventKind.INPUT)
@@ -177,7 +180,13 @@ def host_spans(host: HostRun) -> list[PhaseSpan]:
         PhaseSpan(_update_start_s(start_s, end_s, passes, breaks_s), end_s, StepPhase.OPTIMIZE)
         for start_s, end_s in zip(updates.start_s.tolist(), updates.end_s.tolist(), strict=True)
     ]
-    spans = ((inputs.start_s, inputs.end_s, StepPhase.INPUT), (passes.start_s, passes.end_s, StepPhase.BACKWARD))
+    shards = np.any(_issues(host.trace, "reduce_scatter"))  # `replicate` has the same annotations
+    units = host.trace.host.of(*([EventKind.UNIT] if shards else []))
+    spans = (
+        (inputs.start_s, inputs.end_s, StepPhase.INPUT),
+        (passes.start_s, passes.end_s, StepPhase.BACKWARD),
+        (units.start_s, units.end_s, StepPhase.SHARDING),
+    )
     for starts_s, ends_s, phase in spans:
         found += [PhaseSpan(a, b, phase) for a, b in zip(starts_s.tolist(), ends_s.tolist(), strict=True)]
     return found

@@ -78,7 +78,7 @@ class RankStep:
     """One step of one rank on its device: the compute stream of a GPU, or the main thread on a CPU.
 
     It has one part for each `StepPhase`. The parts add up: `input_s + forward_s + host_s + backward_s + wait_s +
-    optimize_s = end_s - start_s`.
+    optimize_s + sharding_s = end_s - start_s`.
 
     Args:
         number: The profiler's number of the step; consecutive from 0 if steps have no marks.
@@ -91,6 +91,7 @@ class RankStep:
         backward_s: Backward pass, without waiting for communication.
         wait_s: Waiting for unfinished collectives: exposed communication, and waiting for other ranks.
         optimize_s: From the end of the backward pass to the end of the optimizer's step, without waiting.
+        sharding_s: What `fully_shard` computes itself: copies, casts and hooks, without waiting.
         parts_s: Seconds of each `StepPart` on the device. They also add up to the step.
         buckets_s: Backward seconds from each gradient bucket to the next, in the order in which the buckets became
             ready. The last number includes the rest of the pass, the first number includes all passes before the last.
@@ -130,6 +131,7 @@ class RankStep:
     copy_outs: tuple[HostMark, ...] = ()
     passes: tuple[tuple[HostMark, HostMark], ...] = ()
     reads_loss: bool = True
+    sharding_s: float = 0.0
 
     @property
     def gradient_calls(self) -> tuple[TracedCollective, ...]:

@@ -16,7 +16,7 @@ from simdist.profiles.kineto.columns import Floats
 class StepPhase(IntEnum):
     """A phase of a step on a rank's device; see `RankStep`."""
 
-    INPUT, FORWARD, HOST, BACKWARD, WAIT, OPTIMIZE = range(6)
+    INPUT, FORWARD, HOST, BACKWARD, WAIT, OPTIMIZE, SHARDING = range(7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def overlaid(edges_s: Floats, base: NDArray[np.int8], spans: Iterable[PhaseSpan]
         >>> spans = [PhaseSpan(2.0, 5.0, StepPhase.HOST), PhaseSpan(4.0, 6.0, StepPhase.WAIT)]
         >>> phases = overlaid(np.array([0.0, 10.0]), base, spans)
         >>> phases.spent_s[:, -1].tolist()
-        [0.0, 6.0, 2.0, 0.0, 2.0, 0.0]
+        [0.0, 6.0, 2.0, 0.0, 2.0, 0.0, 0.0]
     """
     kept = [span for span in spans if span.start_s < span.end_s]
     borders_s = np.clip([[span.start_s, span.end_s] for span in kept], edges_s[0], edges_s[-1]).reshape(-1, 2)

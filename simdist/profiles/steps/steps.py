@@ -249,7 +249,7 @@ def _place_after(phases: Phases, piece: int, entered_s: Floats, cuts_s: Floats) 
     n_buckets = len(cuts_s) - 1
     end_s = float(phases.edges_s[piece + 1])
     after = piece + 1
-    while after < len(phases.phase) and phases.phase[after] in (StepPhase.HOST, StepPhase.WAIT):
+    while after < len(phases.phase) and phases.phase[after] in (StepPhase.HOST, StepPhase.WAIT, StepPhase.SHARDING):
         after += 1
     if after == len(phases.phase) or phases.edges_s[after] >= cuts_s[-1]:
         return n_buckets + 1

@@ -77,6 +77,7 @@ cluster:
   gpus_per_node: {gpus}
   fabric: {{latency: 3 us, bandwidth: {draw.randint(20, 400)} GB/s}}
   network: {{latency: 5 us, bandwidth: {draw.randint(10, 50)} GB/s}}
+  device: {{memory_bandwidth: {50 + 5 * seed} GB/s}}
 workload:
   tensors: [{", ".join(tensors)}]
   batch_size: 1
@@ -115,6 +116,8 @@ def test_traces_of_a_simulated_job_become_its_plan_again(tmp_path: Path, seed: i
     assert [without_delays(body) for body in built.plan.bodies] == [without_delays(body) for body in trace.plan.bodies]
     assert built.plan.buffers == trace.plan.buffers
     assert seconds_of(found.scenario) == pytest.approx(seconds_of(scenario), abs=2e-6)
+    memory_Bps = scenario.cluster.device.memory_bandwidth_Bps
+    assert found.scenario.cluster.device.memory_bandwidth_Bps == pytest.approx(memory_Bps, rel=0.01)
     assert found.proof.measured_s == pytest.approx(step_s(trace), rel=0.01)
     assert found.proof.predicted_s == pytest.approx(step_s(trace), rel=0.01)
 
