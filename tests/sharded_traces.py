@@ -39,7 +39,7 @@ class _Rank:
 
 def write_sharded(
     folder: Path,
-    late_ms: Mapping[tuple[int, int], float],
+    late_ms: Mapping[tuple[int, ...], float],
     *,
     n_ranks: int = 4,
     n_steps: int = 12,
@@ -52,7 +52,8 @@ def write_sharded(
 
     Args:
         folder: Where to.
-        late_ms: (rank, step) -> milliseconds that the backward pass of each unit takes longer.
+        late_ms: (rank, step) -> milliseconds that the backward pass of each unit takes longer. With a third number,
+            only in that micro-batch, from 0.
         n_ranks: Of the job, all on one machine.
         n_steps: Of the traces.
         ahead: Units that the backward pass gathers before the one that it computes.
@@ -66,8 +67,9 @@ def write_sharded(
     ranks = [_Rank(Drawing(_header(rank, n_ranks))) for rank in range(n_ranks)]
     for step in range(n_steps):
         begins_ms = _begin(ranks)
-        for _ in range(micro_batches):
-            _passes(ranks, [late_ms.get((rank, step), 0.0) for rank in range(n_ranks)], ahead)
+        for number in range(micro_batches):
+            places = [((rank, step), (rank, step, number)) for rank in range(n_ranks)]
+            _passes(ranks, [sum(late_ms.get(each, 0.0) for each in of_rank) for of_rank in places], ahead)
         for rank in ranks:
             rank.thread = MAIN
             rank.host_ms += LAUNCH_MS

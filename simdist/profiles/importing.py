@@ -137,7 +137,8 @@ class ImportedJob(SlowedJob):
         host: How the simulated host behaves.
         model: Tensors and buckets, or units.
         scenario: The job without its delays. Channels with delays are disturbed by 0 s.
-        delays: Channel -> delays for the simulator, `[n_steps, world_size]` or `[n_steps, n_micro_batches, world_size]`.
+        delays: Channel -> delays for the simulator, `[n_steps, world_size]`, or those of micro-batches, `[n_steps,
+            n_micro_batches, world_size]`.
         proof: The step as predicted and as measured.
         notes: Assumptions and omissions, one sentence each.
     """
@@ -201,7 +202,8 @@ class _Late:
         stragglers: The late ranks and nodes.
         loading: The rank with the slowest loader, if loaders run ahead. It is not a straggler.
         slow: Devices that are slow in all steps. They are part of the cluster, not of the delays.
-        delays: Channel -> delays for the simulator, `[n_steps, world_size]` or `[n_steps, n_micro_batches, world_size]`.
+        delays: Channel -> delays for the simulator, `[n_steps, world_size]`, or those of micro-batches, `[n_steps,
+            n_micro_batches, world_size]`.
         without: The same without stragglers; also without delays of all ranks at once; also with even work.
         common: Delays of all ranks at once.
         uneven: Work that differs between steps and ranks; None if it is even.

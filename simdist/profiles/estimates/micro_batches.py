@@ -45,7 +45,7 @@ class LateMicroBatches:
     @property
     def n(self) -> int:
         """Micro-batches of a step."""
-        return self.backward_s.shape[1]
+        return int(self.backward_s.shape[1])
 
     @property
     def note(self) -> str | None:
@@ -106,7 +106,8 @@ def _excess_s(seconds: Floats) -> Floats:
     if not known.any():
         return np.zeros_like(seconds)
     low_s = np.nanquantile(seconds, LOW, axis=(0, 2), keepdims=True)
-    return np.nan_to_num(np.maximum(0.0, seconds - low_s))
+    excess_s: Floats = np.nan_to_num(np.maximum(0.0, seconds - low_s))
+    return excess_s
 
 
 def divided(
