@@ -25,7 +25,7 @@ from simdist.profiles.estimates.base import (
     with_late_backward,
 )
 from simdist.profiles.estimates.links import AVERAGED, SHARDED, Fabric, Links, derive_links, fabric_of_gpus
-from simdist.profiles.estimates.micro_batches import divided, late_micro_batches
+from simdist.profiles.estimates.micro_batches import divided, late_micro_batches, undisturbed_passes
 from simdist.profiles.estimates.places import Places
 from simdist.profiles.estimates.proof import Proof, prove_step
 from simdist.profiles.estimates.sharded_model import ShardedModel, base_of_units, sharded_model
@@ -366,6 +366,7 @@ def _time(
     sharding = find_sharding(job, options.shard) if is_scenario else None
     if sharding is not None:
         base = base_of_units(base, sharding)
+    base = undisturbed_passes(base, job, seconds)
     host = host_model(job, base, seconds)
     fixed = find_fixed([each.steps for each in job.profiles], transfers_of(job.profiles), is_sharded=job.shards)
     matched = match(job)

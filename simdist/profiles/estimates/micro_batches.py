@@ -79,12 +79,27 @@ class LateMicroBatches:
         return replace(self, of=self.of | {"compute": np.ones_like(self.of["compute"])})
 
 
+def undisturbed_passes(base: BaseTimes, job: TracedJob, of: Parts) -> BaseTimes:
+    """Return the times of a step of undisturbed micro-batches, which are rarely all in one step.
+
+    Args:
+        base: Times of an undisturbed step.
+        job: The traced job.
+        of: Its steps.
+    """
+    seconds = _seconds(job, base.micro_batches)
+    if base.micro_batches == 1 or not np.isfinite(seconds).all():
+        return base
+    _, forward_s, host_s, backward_s = np.quantile(seconds, LOW, axis=(1, 3)).sum(axis=1).tolist()
+    of_steps_s = float(np.quantile(of.backward_s, LOW))
+    shorter = backward_s / of_steps_s if of_steps_s else 1.0
+    buckets_s = tuple(shorter * each_s for each_s in base.buckets_s)
+    return replace(base, forward_s=forward_s, host_s=host_s, buckets_s=buckets_s)
+
+
 def late_micro_batches(job: TracedJob, of: Parts, base: BaseTimes) -> LateMicroBatches:
     """Return what the micro-batches of all steps take longer than an undisturbed one."""
-    n = base.micro_batches
-    unknown = ((np.nan,) * 4,) * n
-    rows = [[_row(step, n) or unknown for step in profile.steps] for profile in job.profiles]
-    seconds = np.array(rows, np.float64).transpose(3, 1, 2, 0)
+    seconds = _seconds(job, base.micro_batches)
     is_known = np.isfinite(seconds[0, :, 0])
     input_s, forward_s, host_s, backward_s = (_excess_s(each) for each in seconds)
     return LateMicroBatches(
@@ -93,6 +108,16 @@ def late_micro_batches(job: TracedJob, of: Parts, base: BaseTimes) -> LateMicroB
         update_s=np.maximum(0.0, of.optimize_s - base.optimize_s) * is_known,
         n_unknown=int(np.sum(~is_known)),
     )
+
+
+def _seconds(job: TracedJob, n: int) -> Floats:
+    """Return input, forward, host and backward seconds of each micro-batch, `[4, n_steps, n, n_ranks]`.
+
+    They are not a number where a step does not show `n` micro-batches.
+    """
+    unknown = ((np.nan,) * 4,) * n
+    rows = [[_row(step, n) or unknown for step in profile.steps] for profile in job.profiles]
+    return np.array(rows, np.float64).transpose(3, 1, 2, 0)
 
 
 def _row(step: RankStep, n: int) -> tuple[tuple[float, ...], ...] | None:
@@ -148,4 +173,5 @@ def _divide(channel: Channel, seconds: Floats, shares: Floats) -> Floats:
     """Return delays of steps in proportion to shares, `[n_steps, n_micro_batches, world_size]`."""
     whole = shares.sum(axis=1, keepdims=True)
     of_each = seconds[:, None] * np.divide(shares, whole, out=np.zeros_like(shares), where=whole > 0)
-    return np.round(np.where(whole > 0, of_each, of_micro_batches(channel, seconds, shares.shape[1])), 9)
+    known_s: Floats = np.where(whole > 0, of_each, of_micro_batches(channel, seconds, shares.shape[1]))
+    return known_s.round(9)
