@@ -22,6 +22,7 @@ GATHER_MS, REDUCE_MS = 1.0, 2.0
 FORWARD_MS, BACKWARD_MS, UPDATE_MS = 5.0, 10.0, 3.0
 LAUNCH_MS = 0.01
 N_UNITS = 4
+SAMPLES = 8  # of a micro-batch
 
 
 @dataclass
@@ -105,6 +106,9 @@ def _passes(ranks: list[_Rank], late_ms: list[float], ahead: int) -> None:
         _exchange(ranks, "_allgather_base", GATHER_MS)
         for rank in ranks:
             rank.drawing.note("FullyShardedDataParallel.forward", rank.host_ms, rank.host_ms + LAUNCH_MS / 2)
+            rank.drawing.op(
+                "aten::linear", rank.host_ms, rank.host_ms + LAUNCH_MS, Input_Dims=[[SAMPLES, 16], [16, 16]]
+            )
             rank.compute("sgemm_forward", FORWARD_MS)
     for rank in ranks:
         rank.thread = AUTOGRAD

@@ -10,7 +10,7 @@ from commandline import call
 from kineto_truth import Device
 from numpy.typing import NDArray
 from profiled_jobs import Bucket, Delay, Truth, profiles_of
-from sharded_traces import N_UNITS, write_sharded
+from sharded_traces import N_UNITS, SAMPLES, write_sharded
 from traced_plans import step_s, write_traces
 
 from simdist.engines import simulate
@@ -216,11 +216,13 @@ def test_steps_that_do_not_show_their_passes_are_late_in_the_first_with_a_note()
     assert any("40 of 40 steps of ranks do not show their 4 micro-batches" in note for note in found.notes)
 
 
-def test_the_file_of_delays_has_those_of_micro_batches_and_whatif_reads_them(tmp_path: Path, capsys) -> None:
+def test_the_files_hold_delays_and_samples_of_micro_batches_and_whatif_reads_them(tmp_path: Path, capsys) -> None:
     late = {(rank, step, step % 2): 8.0 for rank in (1, 2) for step in (3, 4, 7)}
     path = tmp_path / "job.yaml"
     call(capsys, "import", write_sharded(tmp_path, late, n_steps=N_STEPS, micro_batches=2), "-o", path)
-    (recorded,) = load(path).disturbances
+    scenario = load(path)
+    assert (scenario.workload.micro_batches, scenario.workload.batch_size) == (2, SAMPLES)
+    (recorded,) = scenario.disturbances
     assert isinstance(recorded, Recorded)
     assert read_recorded(recorded).shape == (N_STEPS, 2, N_RANKS)
     assert "stragglers" in call(capsys, "whatif", path).out
