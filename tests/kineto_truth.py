@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from simdist.profiles.steps.model import RankStep, TracedCollective
+from simdist.profiles.steps.model import MicroBatchTimes, RankStep, TracedCollective
 from simdist.profiles.steps.step_parts import StepPart
 
 Device: TypeAlias = Literal["cpu", "cuda"]
@@ -37,7 +37,8 @@ class Bucket:
 class Delay:
     """One rank loses time in one step (from 0): in its data loader, on its host before backward, or computing.
 
-    `bucket`: on its host, within the backward pass, before this bucket is computed.
+    `bucket`: on its host, within the backward pass, before this bucket is computed. `micro_batch`: the pass that is
+    late (from 0); without it, computing is slower in all passes, and the host is late in the last.
     """
 
     channel: Literal["io", "host", "compute"]
@@ -45,6 +46,7 @@ class Delay:
     step: int
     seconds: float
     bucket: int = 0
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +91,10 @@ class Truth:
     def skew_of(self, rank: int) -> float:
         return self.skew_s[rank - rank % self.gpus_per_node] if self.skew_s else 0.0
 
-    def delay_s(self, channel: str, rank: int, step: int, bucket: int = 0) -> float:
+    def delay_s(self, channel: str, rank: int, step: int, bucket: int = 0, micro_batch: int | None = None) -> float:
         """Return what a rank loses in a step; the sum if several delays meet."""
-        wanted = (channel, rank, step, bucket)
-        return sum(d.seconds for d in self.delays if (d.channel, d.rank, d.step, d.bucket) == wanted)
+        wanted = (channel, rank, step, bucket, micro_batch)
+        return sum(d.seconds for d in self.delays if (d.channel, d.rank, d.step, d.bucket, d.micro_batch) == wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ def _step(truth: Truth, device: Device, ranks: list[_Rank], step: int) -> list[L
         parts["wait_s"] += sent[1] if sent else 0.0
         input_s -= max(begin) - begin[1]  # the device was done before the mark
         parts["input_s"] = input_s
+        parts["of_passes"] = _with_rest(parts)
         times = {"start_s": max(begin) + skew_s, "end_s": done_s + skew_s}
         number = truth.first_step + step
         parts_s = [0.0] * len(StepPart)  # roughly: a step of a known job computes, or waits for an all_reduce
@@ -195,6 +198,14 @@ def _step(truth: Truth, device: Device, ranks: list[_Rank], step: int) -> list[L
         lived.append(Lived(read, (begin[0] + skew_s, rank.host_s + skew_s), tuple(rank.work)))
         rank.work.clear()
     return lived
+
+
+def _with_rest(parts: dict[str, Any]) -> tuple[MicroBatchTimes, ...]:
+    """Return the passes of a step, the first with its input, the last with what comes behind it."""
+    first, *others = parts["of_passes"]
+    *others, last = [replace(first, input_s=parts["input_s"]), *others]
+    rest = {name: parts[name] - sum(getattr(each, name) for each in others) for name in ("forward_s", "host_s")}
+    return (*others, replace(last, **rest))
 
 
 def _load(truth: Truth, device: Device, rank: _Rank, step: int) -> float:
@@ -239,15 +250,21 @@ def _broadcast(truth: Truth, device: Device, ranks: list[_Rank]) -> list[tuple[T
 def _compute(truth: Truth, device: Device, rank: _Rank, step: int):
     """Forward, backward; return the phases and, per bucket, when it was issued and when it was ready."""
     computing_s = truth.micro_batches * (truth.forward_s + sum(bucket.backward_s for bucket in truth.buckets))
-    slower = 1 + truth.delay_s("compute", rank.rank, step) / computing_s
+    always_slower = 1 + truth.delay_s("compute", rank.rank, step) / computing_s
     n_layers = sum(len(bucket.counts) for bucket in truth.buckets)
     rank.held_s = [0.0] * (len(truth.buckets) + 2)
     forwards_s = earlier_s = 0.0
+    of_passes = []
     for left in reversed(range(truth.micro_batches)):
+        own = {"micro_batch": truth.micro_batches - 1 - left}
+        pass_s = computing_s / truth.micro_batches
+        slower = always_slower + truth.delay_s("compute", rank.rank, step, **own) / pass_s
+        held_before_s = sum(rank.held_s)
         forward_s = rank.longer(truth.forward_s) * slower
         forwards_s += forward_s
         rank.held_s[0] += sum(rank.busy("forward", forward_s / n_layers, tensor=layer) for layer in range(n_layers))
         rank.host_s += 0.0 if left else rank.longer(truth.host_s) + truth.delay_s("host", rank.rank, step)
+        rank.host_s += truth.delay_s("host", rank.rank, step, **own)
 
         buckets_s, issued = [], []
         for b, bucket in enumerate(truth.buckets):
@@ -265,7 +282,9 @@ def _compute(truth: Truth, device: Device, rank: _Rank, step: int):
             rank.host_s += LAUNCH_S if device == "cuda" and not left else 0.0
             issued.append((rank.host_s, rank.device_s))
         earlier_s += sum(buckets_s) if left else 0.0
+        of_passes.append(MicroBatchTimes(0.0, forward_s, sum(rank.held_s) - held_before_s, sum(buckets_s)))
     parts = {"forward_s": forwards_s, "backward_s": earlier_s + sum(buckets_s), "earlier_s": earlier_s}
+    parts |= {"of_passes": of_passes}
     parts |= {"beside_s": sum(buckets_s[1:])} if truth.beside else {}
     return parts | {"buckets_s": (earlier_s + buckets_s[0], *buckets_s[1:])}, issued
 

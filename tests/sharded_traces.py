@@ -25,6 +25,7 @@ LAUNCH_MS = 0.01
 N_UNITS = 4
 COPY_MS, HOOK_MS = 0.4, 0.7
 NAMED_UNITS = ("layers.0", "layers.1", "layers.2")
+SAMPLES = 8  # of a micro-batch
 
 
 @dataclass
@@ -42,7 +43,7 @@ class _Rank:
 
 def write_sharded(
     folder: Path,
-    late_ms: Mapping[tuple[int, int], float],
+    late_ms: Mapping[tuple[int, ...], float],
     *,
     n_ranks: int = 4,
     n_steps: int = 12,
@@ -55,7 +56,8 @@ def write_sharded(
 
     Args:
         folder: Where to.
-        late_ms: (rank, step) -> milliseconds that the backward pass of each unit takes longer.
+        late_ms: (rank, step) -> milliseconds that the backward pass of each unit takes longer. With a third number,
+            only in that micro-batch, from 0.
         n_ranks: Of the job, all on one machine.
         n_steps: Of the traces.
         ahead: Units that the backward pass gathers before the one that it computes.
@@ -69,8 +71,9 @@ def write_sharded(
     ranks = [_Rank(Drawing(_header(rank, n_ranks))) for rank in range(n_ranks)]
     for step in range(n_steps):
         begins_ms = _begin(ranks)
-        for _ in range(micro_batches):
-            _passes(ranks, [late_ms.get((rank, step), 0.0) for rank in range(n_ranks)], ahead)
+        for number in range(micro_batches):
+            places = [((rank, step), (rank, step, number)) for rank in range(n_ranks)]
+            _passes(ranks, [sum(late_ms.get(each, 0.0) for each in of_rank) for of_rank in places], ahead)
         for rank in ranks:
             rank.thread = MAIN
             rank.host_ms += LAUNCH_MS
@@ -106,6 +109,9 @@ def _passes(ranks: list[_Rank], late_ms: list[float], ahead: int) -> None:
         _exchange(ranks, "_allgather_base", GATHER_MS)
         for rank in ranks:
             rank.drawing.note("FullyShardedDataParallel.forward", rank.host_ms, rank.host_ms + LAUNCH_MS / 2)
+            rank.drawing.op(
+                "aten::linear", rank.host_ms, rank.host_ms + LAUNCH_MS, Input_Dims=[[SAMPLES, 16], [16, 16]]
+            )
             rank.compute("sgemm_forward", FORWARD_MS)
     for rank in ranks:
         rank.thread = AUTOGRAD

@@ -250,9 +250,8 @@ def _places(step: Sequence[ops.Op]) -> list[str]:
             place = "backward"
         elif (
             place == "callback"
-            and isinstance(op, ops.Copy | ops.AllGather)
             and upcoming is ops.Forward
-            and _prepares(op)
+            and (isinstance(op, ops.Delay) or (isinstance(op, ops.Copy | ops.AllGather) and _prepares(op)))
         ):
             place = "forward"
         places.append(place)

@@ -27,6 +27,7 @@ from simdist.profiles.estimates.base import (
     with_late_backward,
 )
 from simdist.profiles.estimates.links import AVERAGED, SHARDED, Fabric, Links, derive_links, fabric_of_gpus
+from simdist.profiles.estimates.micro_batches import divided, late_micro_batches, undisturbed_passes
 from simdist.profiles.estimates.places import Places
 from simdist.profiles.estimates.proof import Proof, prove_step
 from simdist.profiles.estimates.sharded_model import ShardedModel, base_of_units, sharded_model
@@ -139,7 +140,8 @@ class ImportedJob(SlowedJob):
         host: How the simulated host behaves.
         model: Tensors and buckets, or units.
         scenario: The job without its delays. Channels with delays are disturbed by 0 s.
-        delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
+        delays: Channel -> delays for the simulator, `[n_steps, world_size]`, or those of micro-batches, `[n_steps,
+            n_micro_batches, world_size]`.
         proof: The step as predicted and as measured.
         notes: Assumptions and omissions, one sentence each.
     """
@@ -203,13 +205,15 @@ class _Late:
         stragglers: The late ranks and nodes.
         loading: The rank with the slowest loader, if loaders run ahead. It is not a straggler.
         slow: Devices that are slow in all steps. They are part of the cluster, not of the delays.
-        delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
+        delays: Channel -> delays for the simulator, `[n_steps, world_size]`, or those of micro-batches, `[n_steps,
+            n_micro_batches, world_size]`.
         without: The same without stragglers; also without delays of all ranks at once; also with even work.
         common: Delays of all ranks at once.
         uneven: Work that differs between steps and ranks; None if it is even.
         noise: Noticeable delays that do not belong to stragglers.
         clipped_share: Share of a step that was below the undisturbed times and is ignored.
         lost: Shares of a step that are lost if ranks synchronize once per step.
+        undivided: A note on delays that are not divided among micro-batches; None if all are.
     """
 
     stragglers: tuple[Straggler, ...]
@@ -222,6 +226,7 @@ class _Late:
     noise: Noise
     clipped_share: float
     lost: Lost
+    undivided: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +369,7 @@ def _time(
     sharding = find_sharding(job, options.shard) if is_scenario else None
     if sharding is not None:
         base = base_of_units(base, sharding)
+    base = undisturbed_passes(base, job, seconds)
     host = host_model(job, base, seconds)
     fixed = find_fixed([each.steps for each in job.profiles], transfers_of(job.profiles), is_sharded=job.shards)
     matched = match(job)
@@ -429,25 +435,33 @@ def _find_late(timed: _Timed) -> _Late:
     late = tuple(each for each in found if each not in loading)
     seen = [each for each in late if set(each.ranks) <= set(job.ranks)]
     # only the exposed part is known of an untraced rank: that is a delay, not a slow device
-    slow = stragglers.slow_throughout(seen, len(job.numbers))
+    passes = late_micro_batches(job, timed.seconds, timed.base)
+    lasting = stragglers.slow_throughout(seen, len(job.numbers))
+    slow = tuple(each for each in lasting if passes.has_even(each, delays))
+    passes = passes.without(slow, delays)
     without_late = stragglers.without(whole, late)
     steady = stragglers.without_common(without_late, common, job.numbers)
     left = (without_late, steady, _with_even_work(steady, uneven))
     late_s = late_backward_s(job, timed.seconds, timed.base)
     calm = recorded(without_late, host, excess.ranks, job.world_size)
     played = recorded(stragglers.without(whole, slow), host, excess.ranks, job.world_size)
-    without = [recorded(each, host, excess.ranks, job.world_size) for each in left]
+    shares = (passes, passes, passes.evenly() if uneven else passes)
+    without = []
+    for seconds, of_each in zip(left, shares, strict=True):
+        of_channels = recorded(seconds, host, excess.ranks, job.world_size)
+        without.append(divided(with_late_backward(of_channels, of_channels, late_s, job.ranks), of_each, job, host))
     return _Late(
         stragglers=late,
         loading=tuple(loading),
         slow=slow,
-        delays=with_late_backward(played, calm, late_s, job.ranks),
-        without=tuple(with_late_backward(each, each, late_s, job.ranks) for each in without),
+        delays=divided(with_late_backward(played, calm, late_s, job.ranks), passes, job, host),
+        without=tuple(without),
         common=common,
         uneven=uneven,
         noise=stragglers.noise_of(excess, late),
         clipped_share=clipped_s / timed.step_s if timed.step_s else 0.0,
         lost=_lost(float(timed.seconds.step_s.mean()), whole.of, left),
+        undivided=passes.note,
     )
 
 
@@ -558,6 +572,8 @@ def _notes(timed: _Timed, late: _Late, proven: _Proven) -> list[str]:
     if timed.fixed:
         notes.append(fixed_note(timed.fixed))
     notes += _more_notes(timed.job, timed.base, timed.host, timed.clocks, links, late.clipped_share)
+    if late.undivided:
+        notes.append(late.undivided)
     notes += [
         f"warning: {each.who} waits {format_seconds(each.seconds)} longer for its batches than others in most steps: "
         f"its loader is the slowest, by however little; where loaders run ahead, it shows the waiting of all"

@@ -160,6 +160,7 @@ def _comments(imported: ImportedJob) -> dict[str, list[str]]:
         inside.append(f"{_ms(base.input_s / n_passes)} of input")
     first = imported.job.numbers[0]
     each = "step" if n_passes == 1 else "pass"
+    where = "step and rank" if n_passes == 1 else "step, micro-batch and rank"
     forward = [f"forward: with {' and '.join(inside)}, which every {each} has"] if inside else []
     told = ((one, one.when(scenario.steps)) for one in late[:_TOLD])
     delays = [f"{one.who}, {when}, {one.channel}: +{_ms(one.seconds)}" for one, when in told]
@@ -175,8 +176,8 @@ def _comments(imported: ImportedJob) -> dict[str, list[str]]:
         "workload": [*_of_tensors(imported), *forward],
         "steps": [f"as many as were traced; step 0 is step {first} of the profiler"],
         "disturbances": [
-            "what steps took beyond an undisturbed one, by step and rank, played as it happened; add resample_steps: N "
-            "to draw other blocks of N steps for every seed",
+            f"what steps took beyond an undisturbed one, by {where}, played as it happened; add resample_steps: N to "
+            f"draw other blocks of N steps for every seed",
             *delays,
         ],
         "imported": ["facts of the traced job"],

@@ -455,6 +455,17 @@ class Recorded(_Disturbance):
         """Say that it was recorded with another number of ranks, if so."""
         return _ranks_remark(self.file, read_recorded(self), world_size)
 
+    def rows_remark(self, n_steps: int, micro_batches: int) -> str | None:
+        """Say that each row counts as a step, if there is one for each micro-batch of the run."""
+        table = read_recorded(self)
+        is_suspect = micro_batches > 1 and self.on != "io" and table.ndim == 2
+        if not is_suspect or len(table) != micro_batches * n_steps:
+            return None
+        return (
+            f"{self.file.name} holds {len(table)} rows, {micro_batches} for each of {n_steps} steps, and each row is "
+            f"played as a step: if a row is a micro-batch, write an npz [n_steps, micro_batches, ranks]"
+        )
+
 
 Continuous: TypeAlias = Jitter | Exponential | HeavyTail
 _Shipped: TypeAlias = (

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from simdist.scenario.cluster import Cluster, Disk
 from simdist.scenario.data import DataSettings, Lognormal
-from simdist.scenario.disturbances import Pauses, first_step, never_delays
+from simdist.scenario.disturbances import Pauses, Recorded, first_step, never_delays
 from simdist.scenario.links import LinkDisturbance, never_slows
 from simdist.scenario.probable_units import doubtful_units
 from simdist.scenario.scenario import Host, Scenario
@@ -28,15 +28,16 @@ _UNSTATED_FACTORS = (
 
 def warnings_of(scenario: Scenario) -> tuple[str, ...]:
     """Return the doubts of a scenario, values of doubtful units, and settings without effect, a sentence each."""
-    return (*scenario.doubts, *doubtful_units(scenario), *_other_ranks(scenario), *_unused_settings(scenario))
+    return (*scenario.doubts, *doubtful_units(scenario), *_recordings(scenario), *_unused_settings(scenario))
 
 
-def _other_ranks(scenario: Scenario) -> Iterator[str]:
-    """Yield a sentence for each recording of another number of ranks."""
+def _recordings(scenario: Scenario) -> Iterator[str]:
+    """Yield a sentence for each recording of another number of ranks, or with a row for each micro-batch."""
     for i, disturbance in enumerate(scenario.delays):
-        sentence = disturbance.ranks_remark(scenario.cluster.world_size) if disturbance else None
-        if sentence:
-            yield f"disturbances[{i}]: {sentence}"
+        sentences = [disturbance.ranks_remark(scenario.cluster.world_size)] if disturbance else []
+        if isinstance(disturbance, Recorded):
+            sentences.append(disturbance.rows_remark(scenario.steps, scenario.workload.micro_batches))
+        yield from (f"disturbances[{i}]: {sentence}" for sentence in sentences if sentence)
 
 
 def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:

@@ -17,7 +17,7 @@ There are two tables. The *measured* table separates host, compute and io. Strag
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -254,16 +254,20 @@ def recorded(
         ranks: Rank of each column. Every other rank has the typical delay of these ranks in each step.
         world_size: Ranks of the job.
     """
+    routed = routed_to(excess, host)
+    return {channel: filled(routed[channel], ranks, world_size) for channel in _CHANNELS if routed[channel].any()}
+
+
+def routed_to(excess: Mapping[Channel, Floats], host: HostModel) -> dict[Channel, Floats]:
+    """Return measured excess on the channels on which the simulator plays it."""
     zeros = np.zeros_like(excess["compute"])
     if not host.waits:
-        routed = {"host": zeros, "compute": excess["host"] + excess["compute"] + excess["io"], "io": zeros}
-    elif host.loads:
-        routed = {"host": zeros, "compute": excess["host"] + excess["compute"], "io": excess["io"]}
-    elif not host.reads_loss:
-        routed = {"host": zeros, "compute": excess["host"] + excess["compute"] + excess["io"], "io": zeros}
-    else:
-        routed = {"host": excess["host"] + excess["io"], "compute": excess["compute"], "io": zeros}
-    return {channel: _filled(routed[channel], ranks, world_size) for channel in _CHANNELS if routed[channel].any()}
+        return {"host": zeros, "compute": excess["host"] + excess["compute"] + excess["io"], "io": zeros}
+    if host.loads:
+        return {"host": zeros, "compute": excess["host"] + excess["compute"], "io": excess["io"]}
+    if not host.reads_loss:
+        return {"host": zeros, "compute": excess["host"] + excess["compute"] + excess["io"], "io": zeros}
+    return {"host": excess["host"] + excess["io"], "compute": excess["compute"], "io": zeros}
 
 
 def shares_cores(job: TracedJob, of: Parts) -> bool:
@@ -304,7 +308,7 @@ def with_late_backward(
     if "compute" not in calm or not late_s[0].any():
         return delays
     backward_s, overlap_s = (
-        np.minimum(calm["compute"], _filled(each, ranks, calm["compute"].shape[1])) for each in late_s
+        np.minimum(calm["compute"], filled(each, ranks, calm["compute"].shape[1])) for each in late_s
     )
     moved: dict[Channel, Floats] = {
         "compute": delays["compute"] - backward_s,
@@ -318,12 +322,19 @@ def typical_s(seconds: Floats) -> Floats:
     """Return the assumed delays of an untraced rank: a low quartile, so that stragglers do not affect it.
 
     Args:
-        seconds: Delays of the traced ranks, `[n_steps, n_traced_ranks]`.
+        seconds: Delays of the traced ranks, `[..., n_traced_ranks]`.
     """
-    return np.asarray(np.quantile(seconds, 0.25, axis=1, method="lower"))
+    return np.asarray(np.quantile(seconds, 0.25, axis=-1, method="lower"))
 
 
-def _filled(seconds: Floats, ranks: Sequence[int], world_size: int) -> Floats:
-    whole = np.repeat(typical_s(seconds)[:, None], world_size, axis=1)
-    whole[:, list(ranks)] = seconds
+def filled(seconds: Floats, ranks: Sequence[int], world_size: int) -> Floats:
+    """Return delays of all ranks, `[..., world_size]`; those without a trace have the typical one.
+
+    Args:
+        seconds: Delays of known ranks, `[..., n_known_ranks]`.
+        ranks: These ranks.
+        world_size: Ranks of the job.
+    """
+    whole = np.repeat(typical_s(seconds)[..., None], world_size, axis=-1)
+    whole[..., list(ranks)] = seconds
     return np.round(whole, 9)  # a profiler counts nanoseconds at best

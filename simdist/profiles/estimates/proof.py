@@ -89,7 +89,7 @@ def prove_step(
 
     Args:
         scenario: Its first schedule is synchronous SGD.
-        delays: The recorded delays, `[n_steps, world_size]`.
+        delays: The recorded delays, `[n_steps, world_size]` or `[n_steps, n_micro_batches, world_size]`.
         of: Name of the measured quantity.
         job: The traced job.
         calm: The scenario without slow devices.
@@ -125,6 +125,9 @@ def prove_step(
 
 
 def _of_run(delays: dict[Channel, Floats], scenario: Scenario) -> Delays:
-    """Return delays of steps, as a recording of them delays a run."""
+    """Return recorded delays, as a recording of them delays a run."""
     n = scenario.workload.micro_batches
-    return {channel: of_micro_batches(channel, seconds[None], n) for channel, seconds in delays.items()}
+    return {
+        channel: seconds[None] if seconds.ndim == 3 else of_micro_batches(channel, seconds[None], n)
+        for channel, seconds in delays.items()
+    }

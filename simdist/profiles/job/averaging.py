@@ -9,7 +9,7 @@ different job, so it is refused.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import attrgetter
 
 import numpy as np
@@ -123,6 +123,7 @@ def _as_one(passes: Sequence[RankStep]) -> RankStep:
             (_moved(begin, *spent_s), _moved(end, *spent_s)) for each, spent_s in later for begin, end in each.passes
         ),
         reads_loss=any(each.reads_loss for each in passes),
+        of_passes=tuple(chain.from_iterable(each.of_passes for each in passes)),
         held_s=_held_in_all_s(passes),
         micro_batches=sum(each.micro_batches for each in passes),
         earlier_s=before_s + last.earlier_s,

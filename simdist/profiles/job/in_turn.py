@@ -1,8 +1,8 @@
 """How long ranks wait because they are late in turn within a step, by noise: first one of them, then another.
 
-A scenario plays one delay for each rank and step. If ranks meet once in a step, the step takes as long as its latest
-rank. In a job that waits in each of many exchanges, as `fully_shard` does on CPUs, it takes longer. With the own work
-w[k, r] of rank r before exchange k, on busy cores
+A scenario plays one delay for each rank and step, or micro-batch. If ranks meet once in it, it takes as long as its
+latest rank. In a job that waits in each of many exchanges, as `fully_shard` does on CPUs, it takes longer. With the own
+work w[k, r] of rank r before exchange k, on busy cores
 
     sum over k of max over r of w[k, r]  >  max over r of sum over k of w[k, r]
 

@@ -74,6 +74,23 @@ class TracedCollective:
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatchTimes:
+    """Seconds of a micro-batch: from the end of the backward pass before it to the end of its own.
+
+    Args:
+        input_s: See `RankStep`, as for the others.
+        forward_s: What its forward pass and loss take.
+        host_s: Pauses of the host.
+        backward_s: What its backward pass takes.
+    """
+
+    input_s: float
+    forward_s: float
+    host_s: float
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankStep:
     """One step of one rank on its device: the compute stream of a GPU, or the main thread on a CPU.
 
@@ -108,6 +125,7 @@ class RankStep:
         copy_outs: When each gathered unit of a sharded model was copied out for computing.
         passes: Beginning and end of each backward pass; on a sharded model with several micro-batches, of each.
         reads_loss: The host waits for the device between a forward and a backward pass.
+        of_passes: The times of each backward pass with what precedes it. The last includes pauses in the update.
     """
 
     number: int
@@ -132,6 +150,7 @@ class RankStep:
     passes: tuple[tuple[HostMark, HostMark], ...] = ()
     reads_loss: bool = True
     sharding_s: float = 0.0
+    of_passes: tuple[MicroBatchTimes, ...] = ()
 
     @property
     def gradient_calls(self) -> tuple[TracedCollective, ...]:

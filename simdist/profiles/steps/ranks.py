@@ -1,5 +1,6 @@
 """One rank's trace, read into its steps."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,6 +59,9 @@ def _profile(trace: RankEvents, header: Header) -> RankProfile:
     if (n_passes := usual_micro_batches(steps)) > 1:
         batch_size = n_samples
         odd.append(f"{n_passes} micro-batches{of_each} in a step: their gradients are added up and exchanged once")
+    elif (n_sharded := Counter(len(step.passes) for step in steps).most_common(1)[0][0]) > 1:
+        batch_size = n_samples
+        odd.append(f"{n_sharded} micro-batches{of_each} in a step of a sharded model")
     elif n_batches > 1:
         odd.append(f"{n_batches} micro-batches{of_each} in a step: their forward and backward passes count together")
     gpu = _gpu(trace) if run.kind == "cuda" else None

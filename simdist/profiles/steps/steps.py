@@ -15,7 +15,7 @@ from simdist.profiles.kineto.columns import UNKNOWN, EventColumns, Floats, Ints
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.steps.calls import Transfers
 from simdist.profiles.steps.host import HostRun, Passes
-from simdist.profiles.steps.model import Gradient, RankStep, TracedCollective
+from simdist.profiles.steps.model import Gradient, MicroBatchTimes, RankStep, TracedCollective
 from simdist.profiles.steps.phase_spans import Phases, StepPhase
 from simdist.profiles.steps.step_parts import BESIDE, EXPOSED, StepPart
 
@@ -159,6 +159,7 @@ def rank_steps(
             copy_outs=(),
             passes=(),
             reads_loss=True,
+            of_passes=_of_passes(host, run, span),
         )
         inside = (reducing_s[0] >= span.start_s) & (reducing_s[0] < span.end_s)
         steps.append(replace(step, beside_s=beside_s, reducing_s=float(np.diff(reducing_s[:, inside], axis=0).sum())))
@@ -208,6 +209,16 @@ def _passes(host: HostRun, run: DeviceRun, span: StepSpan, calls: tuple[TracedCo
         return 1, 0.0
     borders_s = np.clip(np.append(span.start_s, run.computed(np.array([last_s]))), span.start_s, span.end_s)
     return behind - first, float(np.diff(run.phases.before(StepPhase.BACKWARD, borders_s))[0])
+
+
+def _of_passes(host: HostRun, run: DeviceRun, span: StepSpan) -> tuple[MicroBatchTimes, ...]:
+    """Return the times of each backward pass of a step with what precedes it; one, if it has none."""
+    first, behind = np.searchsorted(host.passes.start_s, [span.host.start_s, span.host.end_s]).tolist()
+    ended_s = np.clip(run.computed(host.passes.end_s[first : max(first, behind - 1)]), span.start_s, span.end_s)
+    cuts_s = np.maximum.accumulate(np.concatenate([[span.start_s], ended_s, [span.end_s]]))
+    phases = (StepPhase.INPUT, StepPhase.FORWARD, StepPhase.HOST, StepPhase.BACKWARD)
+    spent_s = (np.diff(run.phases.before(phase, cuts_s)).tolist() for phase in phases)
+    return tuple(MicroBatchTimes(*each) for each in zip(*spent_s, strict=True))
 
 
 def _cuts_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: Floats) -> Floats:

@@ -1,6 +1,6 @@
 """Steps read from a trace are those that the rank lived through, on GPUs and CPUs, in all versions of the profiler."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,11 @@ JOBS: dict[str, Truth] = {
     "many small buckets": replace(TRUTH, buckets=tuple(Bucket((100 + n,), 0.002, 0.001) for n in range(12))),
     "slow link": replace(TRUTH, buckets=(Bucket((10,), 0.005, 0.030), Bucket((20,), 0.005, 0.030))),
     "three passes a step": replace(TRUTH, micro_batches=3),
+    "late in one of four passes": replace(
+        TRUTH,
+        micro_batches=4,
+        delays=(Delay("compute", 1, 2, 0.03, micro_batch=1), Delay("host", 2, 2, 0.05, micro_batch=2)),
+    ),
     "no copy of the batch": replace(TRUTH, copy_s=0.0),
     "hosts that pause in backward": replace(
         TRUTH, delays=(Delay("host", 1, 2, 0.05, bucket=1), Delay("host", 0, 4, 0.03)), jitter=0.0
@@ -51,6 +56,8 @@ def assert_same(found: RankStep, lived: RankStep) -> None:
     assert found.held_s == pytest.approx(lived.held_s, abs=NEAR_S), lived.number
     assert found.buckets_s == pytest.approx(lived.buckets_s, abs=NEAR_S)
     assert found.micro_batches == lived.micro_batches
+    for own, of_truth in zip(found.of_passes, lived.of_passes, strict=True):
+        assert astuple(own) == pytest.approx(astuple(of_truth), abs=NEAR_S), lived.number
     assert found.earlier_s == pytest.approx(lived.earlier_s, abs=NEAR_S)
     assert found.end_s - found.start_s == pytest.approx(lived.end_s - lived.start_s, abs=NEAR_S)
     assert len(found.calls) == len(lived.calls)

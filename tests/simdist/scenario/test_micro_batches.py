@@ -26,6 +26,7 @@ from simdist.scenario.disturbances import (
     UnevenWork,
 )
 from simdist.scenario.pauses_and_work import Balance, dealt
+from simdist.scenario.unused_settings import warnings_of
 from simdist.testing import check_disturbance
 
 K = 4
@@ -161,6 +162,26 @@ def test_a_recording_of_other_micro_batches_is_refused(tmp_path) -> None:
             f"late.npz holds 4 micro-batches of each step, the workload has {k}: record as many, or their sum, a row "
             f"for each step"
         )
+
+
+def test_a_row_for_each_micro_batch_is_played_as_a_step_with_a_remark(tmp_path) -> None:
+    remark = (
+        "disturbances[0]: late.csv holds 20 rows, 4 for each of 5 steps, and each row is played as a step: if a row is "
+        "a micro-batch, write an npz [n_steps, micro_batches, ranks]"
+    )
+    file = tmp_path / "late.csv"
+    for n_rows, k, channel in (
+        (20, 4, "compute"),
+        (20, 4, "backward"),
+        (5, 4, "host"),
+        (19, 4, "host"),
+        (20, 2, "host"),
+    ):
+        np.savetxt(file, np.ones((n_rows, 2)), delimiter=",")
+        scenario = loads(SCENARIO.format(k=k, channel=channel, file=file))
+        assert (remark in warnings_of(scenario)) == ((n_rows, k) == (20, 4))
+    np.savetxt(file, np.ones((5, 2)), delimiter=",")
+    assert not any("late.csv" in each for each in warnings_of(loads(SCENARIO.format(k=1, channel="host", file=file))))
 
 
 class EveryOther(CustomDisturbance):
