@@ -99,7 +99,7 @@ def grpc(rate_Bps: float, square_s: float) -> Link:
     assert base.table
     sizes = [point.nbytes for point in base.table]
     times = [base.table[0].time_s + nbytes / rate_Bps + square_s * nbytes**2 for nbytes in sizes]
-    return Link.model_validate({"table": tuple(zip(sizes, times, strict=True)), "send": rate_Bps})
+    return Link.model_validate({"table": tuple(zip(sizes, times, strict=True)), "send_Bps": rate_Bps})
 
 
 def through(first: int, second: int) -> tuple[float, float]:

@@ -103,7 +103,7 @@ def scenario(
 def _lognormal(load_: Load) -> dict[str, float]:
     """Return the lognormal distribution with the mean and standard deviation of the records."""
     variance = math.log1p((load_.record_sd_nbytes / load_.record_nbytes) ** 2)
-    return {"median": round(load_.record_nbytes * math.exp(-variance / 2)), "sigma": math.sqrt(variance)}
+    return {"median_nbytes": round(load_.record_nbytes * math.exp(-variance / 2)), "sigma": math.sqrt(variance)}
 
 
 def utilisation(scenario: Scenario) -> float:

@@ -69,7 +69,7 @@ class Published:
             "dtype": job["dtype"],
             "batch_size": self.batch_size,
             "recompute": job["recompute"],
-            "activation_size": sequence * (LAYERS * job["kept"] + 2 * INPUT + largest),
+            "activation_nbytes": sequence * (LAYERS * job["kept"] + 2 * INPUT + largest),
         }
         if self.micro_batches > 1:
             workload["micro_batches"] = self.micro_batches

@@ -358,19 +358,17 @@ def _find_cluster(
     name = interview.setting("cluster", "--cluster", given["cluster"], default, source, check=_cluster_name)
     cluster = inputs.read_cluster(name)
     machines = _machines_of(described, cluster, given)
-    nodes, nodes_from = job.nodes or (cluster.nodes, f"{_GUESS}: as in {name}")
+    nodes = job.nodes or (cluster.nodes, f"{_GUESS}: as in {name}")
     if machines.nodes is not None and (job.nodes is None or not machines.source.startswith(_GUESS)):
-        nodes, nodes_from = machines.nodes, machines.source
-    n_nodes = interview.setting("nodes", "--nodes", given["nodes"], nodes, nodes_from, check=_count)
+        nodes = (machines.nodes, machines.source)
+    n_nodes = interview.setting("nodes", "--nodes", given["nodes"], *nodes, check=_count)
     seen = job.per_node or surroundings.visible_gpus(os.environ)
     if seen is None and gpus.names:
         seen = len(gpus.names), "nvidia-smi"
-    per_node, per_node_from = seen or (cluster.gpus_per_node, f"{_GUESS}: as in {name}")
+    per_node = seen or (cluster.gpus_per_node, f"{_GUESS}: as in {name}")
     if machines.per_node is not None:
-        per_node, per_node_from = machines.per_node, machines.source
-    n_gpus = interview.setting(
-        "GPUs per node", "--gpus-per-node", given["gpus_per_node"], per_node, per_node_from, check=_count
-    )
+        per_node = (machines.per_node, machines.source)
+    n_gpus = interview.setting("GPUs per node", "--gpus-per-node", given["gpus_per_node"], *per_node, check=_count)
     lines = [
         "cluster:",
         f"  {_base(name, output)}  # {_remark(interview, 'cluster')}; to measure links: python -m real.calibrate",

@@ -418,6 +418,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Periodic": "periodic",
     "OnOff": "on_off",
     "Imported": "imported",
+    "Lost": "lost",
     "Sync": "sync",
     "Fusion": "fusion",
     "Torus": "torus",

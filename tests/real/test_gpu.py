@@ -67,7 +67,7 @@ both_modes = pytest.mark.parametrize("lanes", [ENQUEUED, BLOCKING], ids=["nccl's
 MARK_S = 50e-6
 """Times of the GPU and of the host, or after two marks of the GPU's clock, may differ by this."""
 CYCLES = 200_000
-SYNC = Sync(first_bucket_size=100, bucket_size=400)
+SYNC = Sync(first_bucket_nbytes=100, bucket_nbytes=400)
 
 
 class Spinning(Pretended):

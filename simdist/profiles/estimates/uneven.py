@@ -11,6 +11,7 @@ Work is uneven if it varies on most ranks, and both passes vary together: their 
 0.8, and forward passes explain less than half of it in updates.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +60,7 @@ def find_uneven_work(of: Parts) -> TracedWork | None:
     slow = _slow_devices(of.optimize_s)
     work = np.minimum(forward, backward) / slow
     least = float(np.quantile(work, LOW))
-    return TracedWork(work, np.maximum(0.0, work - least) * slow * sum(typical_s))
+    return TracedWork(work, np.maximum(0.0, work - least) * slow * math.fsum(typical_s))
 
 
 def _correlation(first: Floats, second: Floats) -> float:

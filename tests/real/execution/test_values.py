@@ -370,7 +370,7 @@ def assert_all_three_agree(pool: Pool, schedule: Schedule, how: Torch, training:
     assert_same(ours, [result[0] for result in theirs], training)
 
 
-SYNC = Sync(first_bucket_size=100, bucket_size=400)
+SYNC = Sync(first_bucket_nbytes=100, bucket_nbytes=400)
 
 
 @pytest.mark.parametrize(
