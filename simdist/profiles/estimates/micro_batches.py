@@ -105,7 +105,7 @@ def late_micro_batches(job: TracedJob, of: Parts, base: BaseTimes) -> LateMicroB
     return LateMicroBatches(
         of={"host": host_s, "compute": forward_s + backward_s, "io": input_s},
         backward_s=backward_s,
-        update_s=np.maximum(0.0, of.optimize_s - base.optimize_s) * is_known,
+        update_s=np.where(is_known, np.maximum(0.0, of.optimize_s - base.optimize_s), 0.0),
         n_unknown=int(np.sum(~is_known)),
     )
 
