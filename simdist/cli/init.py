@@ -29,6 +29,8 @@ from simdist.studies.columns import Column
 _ValueT = TypeVar("_ValueT")
 
 _CLUSTER = "v100x8-25gbit"  # without any sign of another one
+_PRECISION: Precision = "bf16"  # of a model that states none
+_CLUSTER_OF_BF16 = "dgx-h100"  # likewise, for a job in bf16, which a V100 does not have
 _WORKLOAD = "gpt2"
 _RATE = "1%"
 _DELAY = "200 ms"
@@ -295,7 +297,7 @@ def _described_text(interview: _Interview, job: DescribedJob, cluster: Cluster, 
         "precision",
         "--precision",
         given["precision"],
-        job.precision or "bf16",
+        job.precision or _PRECISION,
         job.precision_source or f"{_GUESS}: mixed precision",
         check=_precision,
     )
@@ -352,7 +354,7 @@ def _find_cluster(
     default = surroundings.preset_of(gpus.kind)
     source = f"nvidia-smi: {gpus}"
     if default is None:
-        default = _CLUSTER
+        default = _CLUSTER_OF_BF16 if described is not None and _computes_in_bf16(described, given) else _CLUSTER
         why = f"no preset has the GPU of this machine, {gpus.kind}" if gpus.names else gpus.problem
         source = f"{_GUESS}: {why}"
     name = interview.setting("cluster", "--cluster", given["cluster"], default, source, check=_cluster_name)
@@ -376,6 +378,10 @@ def _find_cluster(
         f"  gpus_per_node: {n_gpus}  # {_remark(interview, 'GPUs per node')}",
     ]
     return "\n".join(lines), cluster
+
+
+def _computes_in_bf16(described: DescribedJob, given: dict[str, Any]) -> bool:
+    return (given["precision"] or described.precision or _PRECISION) == _PRECISION
 
 
 def _machines_of(described: DescribedJob | None, cluster: Cluster, given: dict[str, Any]) -> Machines:

@@ -393,6 +393,16 @@ def test_options_replace_what_a_described_job_states(bare, capsys):
 
 
 @pytest.mark.parametrize(
+    ("given", "cluster"),
+    [((), "dgx-h100"), (("--precision", "bf16"), "dgx-h100"), (("--precision", "fp16"), "v100x8-25gbit")],
+)
+def test_a_described_job_has_a_cluster_that_computes_in_its_precision(bare, capsys, given, cluster):
+    (bare / "config.json").write_text(json.dumps(GPT2_XL))
+    answer = call(capsys, "init", "--from", "config.json", *given, "--json")
+    assert settings(answer)["cluster"][0] == cluster
+
+
+@pytest.mark.parametrize(
     ("args", "problem"),
     [
         (("--from", "none.toml"), "--from none.toml: there is no such file"),
