@@ -106,7 +106,9 @@ def check_delays(plan: Plan, delays: Delays) -> None:
             found = ", ".join(sorted(delays)) or "none"
             raise PlanError(f"plan {plan.name} delays the {channel}; no such delays are given, only: {found}")
         array = delays[channel]
-        shapes = delay_shapes(plan)[channel in split :]
+        shapes = delay_shapes(plan)
+        if channel in split:
+            shapes = shapes[-1:]  # delays of whole steps do not tell those of micro-batches
         if not any(_covers(array.shape, shape) for shape in shapes):
             axes = "seeds x steps x micro-batches x ranks" if len(shapes[0]) == 4 else "seeds x steps x ranks"
             raise PlanError(
