@@ -243,7 +243,12 @@ def test_a_watch_knows_which_late_ranks_its_hooks_miss() -> None:
     assert unseen(sharded) == unseen(ddp()) == unseen(with_buffers) == ""
     assert unseen(FullyShardedDataParallel(nn.Linear(WIDTH, WIDTH), device_id=torch.device("cpu"))).startswith("slow")
     assert unseen(nn.Sequential(nn.SyncBatchNorm(WIDTH))).startswith("slow computing is not visible here")
-    assert unseen(torch.compile(with_buffers, backend="eager")).startswith("a rank that loads late")
+
+
+@pytest.mark.full
+def test_a_watch_knows_that_a_compiled_model_hides_the_wait_for_buffers() -> None:
+    compiled = torch.compile(ddp(nn.BatchNorm1d(WIDTH)), backend="eager")
+    assert unseen(compiled).startswith("a rank that loads late")
 
 
 def test_removed_hooks_note_nothing() -> None:
