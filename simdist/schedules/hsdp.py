@@ -24,7 +24,7 @@ _OF_HSDP = ("label", "run_ahead_steps", "data", "prefetch", "readers", "decode_w
 
 _BETWEEN = Piece(
     "between",
-    r"-(?:local|hsgd|diloco)-\d[^+]*?",
+    r"-(?:local|hsgd|diloco)-(?!2-comms)\d[^+]*?",  # `-local` before `-2-comms` is local accumulation
     lambda between: f"-{between.default_label()}" if between else "",
     lambda text: settings_of_name(text[1:]),
 )

@@ -82,7 +82,10 @@ class LocalSGD(AveragingSchedule):
 
     def default_label(self) -> str:
         """Return the label, such as `local-4` or `local-4-by-speed`."""
-        return written(self, self.label_form)
+        steps = self.inner_steps.values() if isinstance(self.inner_steps, dict) else ()
+        if self.inner_steps == "by_speed" or any(each < self.period for each in steps):
+            return written(self, self.label_form)
+        return written(self.model_copy(update={"inner_steps": None}), self.label_form)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return ranks that do not exist, and ranks with an impossible number of steps."""

@@ -111,6 +111,8 @@ def test_label_of_an_example_is_read_without_the_settings_that_it_does_not_show(
     [
         ("fsdp-bfloat16-reshard-8-root-2-comms", {"kind": "fsdp", "param_dtype": "bfloat16"}),
         ("hsdp-8-local", HSDP(shard=8, accumulation="local")),
+        ("hsdp-8-local-2-comms", HSDP(shard=8, accumulation="local", communicators=2)),
+        ("hsdp-8-local-2-2-comms", HSDP(shard=8, between="local-2", communicators=2)),
         ("hsdp-8-local-4-last-keep", HSDP(shard=8, between="local-4", all_reduce="last", reshard_after_forward=False)),
         ("fsdp-forward_prefetch-2-backward_prefetch-3", FSDP(forward_prefetch=2, backward_prefetch=3)),
         ("sync-4MiB+prefetch4", {"kind": "sync", "bucket_size": "4 MiB", "prefetch": 4}),

@@ -1010,6 +1010,7 @@ def test_settings_without_effect_on_tensors_and_devices_are_told(kind, settings,
     job = Job(8, 4, 10, tensor_counts=(1000, 1000), tensor_rows=(10, 10), speeds=(0.5,) * 8)
     [found] = kinds()[kind](**settings).unused_in(job)
     assert found.startswith(says)
+    assert "uneven" not in kinds()[kind](**settings).name
     assert all(not cls(**example).unused_in(JOB) for cls in kinds().values() for example in cls.examples[:1])
 
 
