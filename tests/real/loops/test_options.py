@@ -10,6 +10,7 @@ import real  # noqa: E402
 from simdist.errors import ScenarioError  # noqa: E402
 from simdist.schedules import Sync  # noqa: E402
 
+
 def error_of(**options: object) -> str:
     module = torch.nn.Linear(2, 2)
     with pytest.raises(TypeError) as caught:
