@@ -37,7 +37,7 @@ _COMMANDS = {  # the first sentence of each command's help
     "results": "Show the results of sweeps and of runs as one table.",
     "simulate": "Simulate, and show where the time of a step goes.",
     "sweep": "Simulate all points that a SWEEP file describes.",
-    "trace": "Convert a trace for viewers of timelines, or show its collectives.",
+    "trace": "Convert a trace for viewers, or show its collectives.",
     "tune": "Find the fastest schedule for a scenario, within limits.",
     "validate": "Compare simulation and measurement.",
     "whatif": "Show what stragglers cost, and what would help.",

@@ -160,7 +160,7 @@ def usable(
     problems = [(each, problem_of(each)) for each in found]
     chosen = [each for each, problem in problems if problem is None]
     for each, problem in problems:
-        run = each if hasattr(each, "path") else each.run
+        run: RunDirectory | None = getattr(each, "run", each)
         where = run.path if run else name
         if not chosen:
             more = f"; nor can any other run in {name} be used" if len(found) > 1 else ""

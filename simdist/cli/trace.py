@@ -53,7 +53,7 @@ def command(
     steps: range | None,
     opens: bool,
 ) -> None:
-    """Convert a trace for viewers of timelines, or show its collectives.
+    """Convert a trace for viewers, or show its collectives.
 
     `--open` opens FILE in https://ui.perfetto.dev, without sending it anywhere. With --collectives, RUN may hold
     several runs; the time that members wait for the last one has a column of its own.
