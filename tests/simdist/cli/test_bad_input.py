@@ -412,7 +412,7 @@ def test_wrong_input_ends_a_process_with_code_2(tmp_path, args):
 
 # Paths that the operating system cannot look up
 
-PATHS = re.compile("RUN|SCENARIO|SWEEP|TABLE|FILE|FOLDER|DIR|GLOB")
+PATHS = re.compile("RUN|SCENARIO|SWEEP|FILE|FOLDER|DIR|GLOB")
 OF_TEXT = {"--schedules", "--scheduler"}  # lists of labels, and addresses
 
 
