@@ -15,7 +15,7 @@ from simdist.engines import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.runs.building import Built, build, in_steps
 from simdist.scenario.scenario import AnyScenario, Scenario, load
-from simdist.scenario.unused_settings import unstated
+from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds
