@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simdist.engines.actors import Actor
-    from simdist.studies.doubts import Doubt
     from simdist.studies.epochs import Epochs
+    from simdist.studies.published_errors import Doubt
 
 
 #: Called with a schedule's label, rank-steps done and rank-steps in all.
@@ -566,14 +566,14 @@ def with_draws(
         measured: Its times as stated.
         progress: See `Progress`.
         draw: As of `measure`.
-        doubts: Instead of those of `simdist.studies.doubts.doubts_of`.
+        doubts: Instead of those of `simdist.studies.published_errors.doubts_of`.
         quiet: Where ranks of each kind are simulated one by one, leave out random disturbances that are not uncertain.
             This is far less work: steps then differ by their prices only, and so do draws, up to second order.
     """
     if not (scenario.is_of_machines or doubts):
         return measured
     from simdist.studies import uncertainty
-    from simdist.studies.doubts import doubted, doubts_of
+    from simdist.studies.published_errors import doubted, doubts_of
 
     doubts = doubts_of(scenario) if doubts is None else doubts
     found = uncertainty.quantities(scenario)
