@@ -19,7 +19,7 @@ from simdist.plan.delays import no_delays
 from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.scenario.strict_yaml import Path
-from simdist.scenario.unused_settings import unstated
+from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
 from simdist.settings.units import format_seconds
