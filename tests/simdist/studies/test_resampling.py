@@ -17,7 +17,7 @@ from simdist.scenario.sampling import resampled_steps
 from simdist.schedules import HierarchicalSGD, Job, LocalSGD, Schedule, Sync, kinds
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.studies.resampling import Runs, runs_of
-from simdist.tune.constraints import facts
+from simdist.tuning.constraints import facts
 
 SCHEDULES = [cls(**example) for cls in kinds().values() for example in cls.examples]
 EPOCHS = """\
