@@ -498,13 +498,8 @@ def of_learning(_: Study, folder: Path) -> dict[str, Found]:
 
 def of_chakra(_: Study, folder: Path) -> dict[str, Found]:
     calm = write(folder / "calm.yaml", CALM)
-    exported = result("chakra", "export", calm, "-o", folder / "traces")["exports"]
-    imported = result("chakra", "import", folder / "traces", "--cluster", "ideal", "-o", folder / "imported.yaml")
-    return {
-        "An export": keys(exported),
-        "Imported traces": keys([imported]),
-        "A bucket of imported traces": keys(imported["buckets"]),
-    }
+    exported = result("plan", calm, "--chakra", folder / "traces")["exports"]
+    return {"An export": keys(exported)}
 
 
 def of_frames(study: Study, _: Path) -> dict[str, Found]:
