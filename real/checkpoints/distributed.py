@@ -24,7 +24,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from real.checkpoints.store import DamagedError, JobIdentity, first_line, problem_of, raise_problems
+from real.checkpoints.store import DamagedError, JobIdentity, first_line, problem_with, raise_problems
 from real.collectives import byte_transfer
 from simdist.errors import RunError, naming_file
 from simdist.files import open_regular, replacing
@@ -250,7 +250,7 @@ def load_copy(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | 
             raise RunError(f"{path}: it has no rank {rank}, of {world_size} from 0")
         copy = _check_copy(path, rank, world_size)
     except (DamagedError, OSError) as error:
-        raise RunError(problem_of(path, error)) from None
+        raise RunError(problem_with(path, error)) from None
     learned = LearnedOfCopy(module, optimizer, copy, _nothing) if optimizer else None
     state = learned.made() if learned else {f"copy{copy}": {"model": get_model_state_dict(module)}}
     try:

@@ -261,7 +261,9 @@ def raise_problems(path: Path, problems: Mapping[int, BaseException], group: dis
         DamagedError: The checkpoint is damaged, so an older one may be better.
         RunError: It cannot be read, or belongs to another job.
     """
-    mine = {rank: [_is_damage(error), problem_of(path, error, f" on rank {rank}")] for rank, error in problems.items()}
+    mine = {
+        rank: [_is_damage(error), problem_with(path, error, f" on rank {rank}")] for rank, error in problems.items()
+    }
     found: dict[str, tuple[bool, str]] = {}
     for text in byte_transfer.gather_texts(json.dumps(mine), group=group):
         found |= json.loads(text)
@@ -277,7 +279,7 @@ def _is_damage(error: BaseException) -> bool:
     return not isinstance(error, (OSError, RunError)) or isinstance(error, FileNotFoundError)
 
 
-def problem_of(path: Path, error: BaseException, on: str = "") -> str:
+def problem_with(path: Path, error: BaseException, on: str = "") -> str:
     """Describe an error that a rank finds in a checkpoint.
 
     Args:
