@@ -22,7 +22,8 @@ from simdist.schedules.hitopk import HiTopK
 from simdist.schedules.powersgd import PowerSGD
 
 torch = pytest.importorskip("torch")
-from real.checkpoints import checkpoint  # noqa: E402
+from real.checkpoints import zip_file  # noqa: E402
+from real.checkpoints.store import DamagedError, JobIdentity  # noqa: E402
 
 LOOP = Loop(SCHEDULES[0], Training("dropout"), 12, every=4)
 
@@ -154,7 +155,7 @@ def test_training_goes_on_from_a_checkpoint_on_fewer_ranks(pools: dict[int, Pool
 
 def test_equal_states_are_stored_once(four: Pool, tmp_path: Path) -> None:
     four.run(loops.train, dataclasses.replace(LOOP, checkpoint=tmp_path, stop_before=5))
-    index = checkpoint.read_index(tmp_path / "step-0000000004.ckpt")
+    index = zip_file.read_index(tmp_path / "step-0000000004.ckpt")
     of_rank = {section: [sections[section] for sections in index.ranks] for section in index.ranks[0]}
     assert len(set(of_rank.pop("random"))) == 4
     assert {section: len(set(names)) for section, names in of_rank.items()} == dict.fromkeys(of_rank, 1)
@@ -220,19 +221,19 @@ def test_a_plain_loop_cannot_say_when_others_are_saved(pools: dict[int, Pool], t
 
 # --- the format ---
 
-JOB = checkpoint.JobIdentity("sync", "0" * 64, 2, "Linear of 6 elements")
+JOB = JobIdentity("sync", "0" * 64, 2, "Linear of 6 elements")
 
 
-def write(path: Path, *texts: bytes) -> checkpoint.CheckpointIndex:
+def write(path: Path, *texts: bytes) -> zip_file.CheckpointIndex:
     members = [
         (hashlib.sha256(text).hexdigest(), torch.frombuffer(bytearray(text), dtype=torch.uint8)) for text in texts
     ]
-    index = checkpoint.CheckpointIndex(3, JOB, ({"tensors": members[0][0]}, {"tensors": members[-1][0]}))
-    checkpoint.write(path, index, members)
+    index = zip_file.CheckpointIndex(3, JOB, ({"tensors": members[0][0]}, {"tensors": members[-1][0]}))
+    zip_file.write(path, index, members)
     return index
 
 
-def contents(path: Path, index: checkpoint.CheckpointIndex) -> list[bytes]:
+def contents(path: Path, index: zip_file.CheckpointIndex) -> list[bytes]:
     with zipfile.ZipFile(path) as archive:
         return [archive.read(sections["tensors"]) for sections in index.ranks]
 
@@ -240,7 +241,7 @@ def contents(path: Path, index: checkpoint.CheckpointIndex) -> list[bytes]:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "step.ckpt"
     written = write(path, b"one state", b"another")
-    assert checkpoint.read_index(path) == written
+    assert zip_file.read_index(path) == written
     assert contents(path, written) == [b"one state", b"another"]
 
 
@@ -252,13 +253,13 @@ def test_every_cut_and_every_change_of_the_contents_is_noticed(tmp_path: Path) -
     n_unnoticed = 0
     for at in range(len(whole)):
         path.write_bytes(whole[:at])
-        with pytest.raises(checkpoint.DamagedError):
-            checkpoint.read_index(path)
+        with pytest.raises(DamagedError):
+            zip_file.read_index(path)
         for bit in (1, 128):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
             try:
-                index = checkpoint.read_index(path)
-            except checkpoint.DamagedError:
+                index = zip_file.read_index(path)
+            except DamagedError:
                 continue
             n_unnoticed += 1
             assert index == written
@@ -274,11 +275,11 @@ def test_a_checkpoint_that_unpacks_to_more_than_it_is_is_not_unpacked(
         archive.writestr("0" * 64, bytes(64 << 20))
         archive.writestr("index.json", "{}")
     monkeypatch.setattr(zipfile.ZipFile, "testzip", None)  # it unpacks
-    with pytest.raises(checkpoint.DamagedError, match=r"its members have 67,108,866 bytes, the file \d"):
-        checkpoint.read_index(path)
+    with pytest.raises(DamagedError, match=r"its members have 67,108,866 bytes, the file \d"):
+        zip_file.read_index(path)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="it is a pipe"):
-        checkpoint.read_index(tmp_path / "pipe")
+        zip_file.read_index(tmp_path / "pipe")
 
 
 def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
@@ -290,7 +291,7 @@ def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write(path, checkpoint.CheckpointIndex(3, JOB, ()), interrupted())
+        zip_file.write(path, zip_file.CheckpointIndex(3, JOB, ()), interrupted())
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["step.ckpt"]
 
