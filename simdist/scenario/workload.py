@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
 from simdist.files import read_content
+from simdist.plan.optimizers import OptimizerName
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.effects import WITHOUT_DATA, Uses
 from simdist.scenario.transformer import Transformer
@@ -153,7 +154,7 @@ class Workload(Settings):
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
     recompute: Annotated[Fraction, Field(exclude_if=lambda share: share == 0)] = 0.0
-    optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     optimize_s: Seconds | None = None
     trust_ratios_s: Seconds | None = None
     decode_s: Seconds = 0.0

@@ -15,7 +15,7 @@ from simdist.schedules import KINDS, Schedule
 from simdist.schedules.job import Job, Shape
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.testing.jobs import CLUSTERS, engines_agree, scenario_of, telling
-from simdist.tune.candidates import Candidate, Extras, own_choices, permits, schedule_of
+from simdist.tuning.candidates import Candidate, Extras, own_choices, permits, schedule_of
 
 _SMALLEST_DENSITY = 0.01
 _N_PASSES = 3

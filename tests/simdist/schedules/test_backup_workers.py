@@ -32,14 +32,14 @@ from simdist.schedules.job import Shape
 from simdist.studies.comparison import compare
 from simdist.studies.facets import GRADIENTS, GradientsUsed
 from simdist.studies.validation import validate
-from simdist.sweep import InProcess, run
-from simdist.sweep import loads as loads_sweep
-from simdist.sweep.results import frame, read_results
+from simdist.sweeps import InProcess, run
+from simdist.sweeps import loads as loads_sweep
+from simdist.sweeps.results import frame, read_results
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace, read_with_header, write_with_header
-from simdist.tune.candidates import Extras, schedule_of
-from simdist.tune.constraints import Constraints
-from simdist.tune.space import space
+from simdist.tuning.candidates import Extras, schedule_of
+from simdist.tuning.constraints import Constraints
+from simdist.tuning.space import space
 
 N = 8
 JOB = Job(N, 4, 6, tensor_counts=(20, 30, 7), delay_channels=frozenset({"compute"}))

@@ -29,7 +29,7 @@ from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import OUTER_OPTIMIZER, Allowance
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import unchecked_copy
-from simdist.tune.constraints import sent_nbytes
+from simdist.tuning.constraints import sent_nbytes
 
 NAMES = {
     "AG": "AllGather gathered",

@@ -18,7 +18,7 @@ from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync, kinds
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Shape
 from simdist.studies.resampling import Runs, runs_of
-from simdist.tune.constraints import facts
+from simdist.tuning.constraints import facts
 
 SCHEDULES = [cls(**example) for cls in kinds().values() for example in cls.examples]
 EPOCHS = """\
