@@ -15,7 +15,8 @@ from simdist.scenario.disturbances import Transient
 from simdist.settings.units import format_seconds, parse_fraction, parse_seconds
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, combined
-from simdist.studies.comparison import ScheduleTimes, compare
+from simdist.studies.comparison import compare
+from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.tables import facets_text, table_text
 
 if TYPE_CHECKING:

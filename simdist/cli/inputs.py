@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist import scenario as scenarios
 from simdist.cli import common
@@ -11,7 +11,7 @@ from simdist.runs.building import build, delays, price_of
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
 from simdist.studies.remarks import derived
@@ -160,7 +160,7 @@ def usable(
     problems = [(each, problem_of(each)) for each in found]
     chosen = [each for each, problem in problems if problem is None]
     for each, problem in problems:
-        run: RunDirectory | None = getattr(each, "run", each)
+        run: Any = getattr(each, "run", each)
         where = run.path if run else name
         if not chosen:
             more = f"; nor can any other run in {name} be used" if len(found) > 1 else ""

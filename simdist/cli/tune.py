@@ -22,11 +22,11 @@ from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, 
 from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, combined, count, factor_with_interval
 from simdist.studies.facets import RANGES
 from simdist.studies.tables import table_text
-from simdist.tune import Constraints, Extras, Tuned, TuneOptions, tune
-from simdist.tune.candidates import permits, tried_kinds
-from simdist.tune.evaluating import Finalist
-from simdist.tune.tuning import usual_global_every
-from simdist.tune.verdict import entry
+from simdist.tuning import Constraints, Extras, Tuned, TuneOptions, tune
+from simdist.tuning.candidates import permits, tried_kinds
+from simdist.tuning.evaluating import Finalist
+from simdist.tuning.tuning import usual_global_every
+from simdist.tuning.verdict import entry
 
 _Record: TypeAlias = dict[str, object]
 
@@ -198,7 +198,7 @@ def _to_target(
         front (str): `*` if no finalist beats it in time to the target and in the final metric.
         entry (str): The line for `schedules` of a scenario.
     """
-    from simdist.tune.racing import tune_to_target
+    from simdist.tuning.racing import tune_to_target
 
     words = ["1"] if rates is None else rates.split(",")
     factors = [*dict.fromkeys(common.parsed("--learning-rates", each, _factor) for each in words)]

@@ -20,8 +20,8 @@ from simdist.schedules import Schedule
 from simdist.settings.base import picked, plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import SCHEDULE, Column, seconds
-from simdist.studies.comparison import measure
 from simdist.studies.frames import frame_of_records
+from simdist.studies.measuring import measure
 from simdist.studies.tables import table_text
 
 if TYPE_CHECKING:

@@ -14,16 +14,16 @@ from simdist.learning.summary import Learned, LearnedSchedules
 from simdist.learning.timing import TimedSchedule
 from simdist.runs.building import delays
 from simdist.scenario import load
-from simdist.studies.comparison import ScheduleTimes
 from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
+from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.tolerable_rate import Tolerances, tolerances
-from simdist.sweep import InProcess, read_results, run
-from simdist.sweep import load as load_sweep
+from simdist.sweeps import InProcess, read_results, run
+from simdist.sweeps import load as load_sweep
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.waiting import attribute_waiting
-from simdist.tune import Constraints, TuneOptions
-from simdist.tune.tuning import tune
+from simdist.tuning import Constraints, TuneOptions
+from simdist.tuning.tuning import tune
 from simdist.whatif import find_gains, find_slowdown
 
 ROOT = Path(__file__).parents[3]
