@@ -15,6 +15,7 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.sweep import open_workers
 from simdist.errors import naming
+from simdist.files import save_text
 from simdist.jobs.store import ROWS, Store
 from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
 from simdist.learning.summary import Learned, curves_record, learn, learned_row, sentences
@@ -240,7 +241,7 @@ def show(
     about |= {"task": task.name, "target": target and str(target), "evaluate_every": every, "meaning": meaning}
     found = about | {"rows": rows, "sentences": said, **curves_record(learned, target, title=title)}
     if folder:
-        inputs.save_text(folder / LEARNED, json.dumps(found, indent=1))
+        save_text(folder / LEARNED, json.dumps(found, indent=1))
     session.result(found, text)
 
 
