@@ -1616,8 +1616,8 @@ _WHATIF = (
 _STATISTICS = "simdist/studies/statistics.py"
 _TEST_STATISTICS = ("tests/simdist/studies/test_statistics.py", _STATISTICS)
 
-_DOUBTS = "simdist/studies/doubts.py"
-_TEST_DOUBTS = ("tests/simdist/studies/test_doubts.py", _DOUBTS)
+_DOUBTS = "simdist/studies/published_errors.py"
+_TEST_DOUBTS = ("tests/simdist/studies/test_published_errors.py", _DOUBTS)
 
 _STUDIES = (
     Mutant(

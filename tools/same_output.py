@@ -54,7 +54,6 @@ def commands(foreign: Path | None) -> Iterator[tuple[str, ...]]:
     for command in ("whatif", "comms", "validate", "simulate", "data"):
         yield (command, run)
     yield ("results", run)
-    yield ("whatif", str(ROOT / "docs/examples/pipeline.csv"))
     folders = [ROOT / "docs/examples/traces", ROOT / "tests/data/profiles/late", ROOT / "tests/data/profiles/slow"]
     if foreign:
         folders += sorted(each for each in foreign.iterdir() if each.is_dir())

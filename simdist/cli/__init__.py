@@ -27,7 +27,6 @@ __all__ = ["cli", "main"]
 
 _COMMANDS = {  # the first sentence of each command's help
     "calibrate": "Calibrate a cluster from tables that were measured.",
-    "chakra": "Exchange plans and workloads as Chakra execution traces.",
     "comms": "Show what collectives achieved.",
     "compare": "Show the speed-ups over a baseline.",
     "data": "Show what loading data costs, by epoch.",
@@ -47,6 +46,9 @@ _COMMANDS = {  # the first sentence of each command's help
     "whatif": "Show what stragglers cost, and what would help.",
     "workload": "Turn a PyTorch model into a workload.",
 }
+_RETIRED = {  # commands of earlier versions, and where they went; until 1.0
+    "chakra": "write `simdist plan SCENARIO --chakra FOLDER` for traces; none are imported any more",
+}
 _MODULES = {"import": "importing"}  # where a command cannot name one
 _ENVIRONMENT = {  # of a process that is a command; what the user has set stays
     "OPENBLAS_NUM_THREADS": "1",  # no command multiplies matrices, so numpy need not start threads for it
@@ -61,6 +63,8 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _RETIRED:
+            raise click.UsageError(f"{cmd_name} is no longer a command: {_RETIRED[cmd_name]}", ctx)
         if cmd_name not in _COMMANDS:
             return None
         name = f"simdist.cli.{_MODULES.get(cmd_name, cmd_name)}"

@@ -22,8 +22,8 @@ from simdist.settings.base import plural
 from simdist.settings.units import format_Bps, format_error, format_like, format_nbytes, format_share
 from simdist.studies.columns import Column, seconds, shown_epochs
 from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
+from simdist.studies.epoch_bounds import LIMITS, EpochLimits, epoch_limits
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, Loading, compare_loading, find_epochs
-from simdist.studies.limits import LIMITS, EpochLimits, epoch_limits
 from simdist.traces.trace import Trace
 
 _Record: TypeAlias = dict[str, Any]

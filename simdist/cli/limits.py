@@ -10,7 +10,7 @@ from simdist.errors import ScenarioError, naming
 from simdist.scenario import Scenario
 from simdist.scenario.disturbances import Transient
 from simdist.settings.units import parse_fraction, parse_seconds
-from simdist.studies.tolerance import COLUMNS, Tolerance, probability_text, tolerance, tolerances_title
+from simdist.studies.tolerable_rate import COLUMNS, Tolerance, probability_text, tolerance, tolerances_title
 
 
 @click.command("limits")

@@ -5,19 +5,18 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import click
-from click.core import ParameterSource
 
-from simdist.cli import common, losses, whatif_table
+from simdist.cli import common, losses
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
 from simdist.cli.tables import table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cli.where import facts_record, facts_text, lost_text, not_compared
 from simdist.cost import Costs
 from simdist.engines.replay import Timing, timing
-from simdist.errors import RunError, ScenarioError, naming
+from simdist.errors import RunError, naming
 from simdist.plan.ops import Channel
 from simdist.plan.text import ranks_named
 from simdist.progress import ProgressBar
@@ -33,10 +32,8 @@ from simdist.studies.held import find_held, with_links, without_links
 from simdist.traces.links import Held, link_in_words
 from simdist.traces.trace import Trace, late_shares
 from simdist.whatif.gains import Gain, Gains, find_gains
-from simdist.whatif.job_slowdown import IdealCompute
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
 from simdist.whatif.slowdown import Slowdown, find_slowdown
-from simdist.whatif.table import is_table
 from simdist.whatif.verdict import Pattern, find_pattern, interval_text, spread_sentence, verdict_sentence
 
 _Record: TypeAlias = dict[str, Any]
@@ -44,7 +41,6 @@ _Record: TypeAlias = dict[str, Any]
 _MOST_LINKS = 6  # lines of a table; JSON has all
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
-_NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "seed", "cluster")
 
 _FOUND = (
     "world_size",
@@ -84,7 +80,7 @@ _GAIN_COLUMNS = (
 
 
 @click.command("whatif")
-@click.argument("name", type=common.file_name, metavar="RUN|SCENARIO|TABLE")
+@click.argument("name", type=common.file_name, metavar="RUN|SCENARIO")
 @click.option("--schedule", metavar="LABEL", help="Analyse this schedule; sync, else the first, if omitted.")
 @click.option(
     "--trace",
@@ -93,11 +89,6 @@ _GAIN_COLUMNS = (
     help="Which trace of a RUN; real if there is one.",
 )
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Analyse only steps A to B - 1.")
-@click.option(
-    "--ideal",
-    type=click.Choice(get_args(IdealCompute)),
-    help="Compute time without stragglers in a TABLE; mean if omitted.",
-)
 @click.option("--schedules", metavar="LABELS|FILE", help="Compare these schedules, by label or from another scenario.")
 @click.option(
     "--resamples", "n_runs", type=click.IntRange(0, 1_000_000), default=200, help="Resampled runs per schedule."
@@ -110,21 +101,13 @@ _GAIN_COLUMNS = (
     "--cluster", type=common.file_name, metavar="FILE|PRESET", help="Simulate with the links of this cluster."
 )
 @common.options
-def command(session: common.Session, name: str, *, ideal: IdealCompute | None, **given: Any) -> None:
+def command(session: common.Session, name: str, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
 
     The job without stragglers is a replay in which each operation takes its typical time. The loss against it is shown
     by kind of operation, rank, node and step. The intervals of gains come from runs that are resampled from the
     recorded delays.
-
-    A TABLE, .csv or .parquet, has a row for each operation of a job with data and pipeline parallelism.
     """
-    if is_table(name):
-        _refuse_options(name)
-        whatif_table.show(session, Path(name), steps=given["steps"], compute=ideal or "mean")
-        return
-    if ideal:
-        raise ScenarioError(f"{name}: --ideal {ideal}: is for tables of operations, .csv or .parquet; leave it out")
     options = WhatifOptions(**given)
     with session.bar() as bar:
         bar.update("read", 0, None)
@@ -138,18 +121,6 @@ def command(session: common.Session, name: str, *, ideal: IdealCompute | None, *
     spread = find_pattern(found)
     document = _document(job, found, spread, compared, options.cluster) | ({"links": links} if links else {})
     session.result(document, _text(job, document, found, spread, compared))
-
-
-def _refuse_options(name: str) -> None:
-    """Refuse what does not apply to a table."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        key = parameter.name or ""
-        if key in _NOT_OF_TABLES and context.get_parameter_source(key) == ParameterSource.COMMANDLINE:
-            raise ScenarioError(
-                f"{name}: {parameter.opts[0]}: a table of operations is replayed, not simulated: leave it out; "
-                f"--steps, --ideal and --json apply"
-            )
 
 
 def _slowdown(job: WhatifJob, bar: ProgressBar) -> Slowdown:

@@ -42,8 +42,8 @@ from simdist.studies.columns import (
 from simdist.studies.comparison import Comparison
 from simdist.studies.data_knobs import KnobEffects
 from simdist.studies.epochs import Epochs
-from simdist.studies.tolerance import COLUMNS as TOLERABLE
-from simdist.studies.tolerance import Tolerances
+from simdist.studies.tolerable_rate import COLUMNS as TOLERABLE
+from simdist.studies.tolerable_rate import Tolerances
 from simdist.sweep.definition import Sweep
 from simdist.sweep.table import ResultRow, Table, shown_text, uses_kinds
 from simdist.traces.breakdown import Breakdown, break_down

@@ -19,7 +19,7 @@ from simdist.plan.delays import no_delays
 from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.scenario.strict_yaml import Path
-from simdist.scenario.unused_settings import unstated
+from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.base import plural, unchecked_copy
 from simdist.settings.units import format_seconds
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simdist.engines.actors import Actor
-    from simdist.studies.doubts import Doubt
     from simdist.studies.epochs import Epochs
+    from simdist.studies.published_errors import Doubt
 
 
 #: Called with a schedule's label, rank-steps done and rank-steps in all.
@@ -566,14 +566,14 @@ def with_draws(
         measured: Its times as stated.
         progress: See `Progress`.
         draw: As of `measure`.
-        doubts: Instead of those of `simdist.studies.doubts.doubts_of`.
+        doubts: Instead of those of `simdist.studies.published_errors.doubts_of`.
         quiet: Where ranks of each kind are simulated one by one, leave out random disturbances that are not uncertain.
             This is far less work: steps then differ by their prices only, and so do draws, up to second order.
     """
     if not (scenario.is_of_machines or doubts):
         return measured
     from simdist.studies import uncertainty
-    from simdist.studies.doubts import doubted, doubts_of
+    from simdist.studies.published_errors import doubted, doubts_of
 
     doubts = doubts_of(scenario) if doubts is None else doubts
     found = uncertainty.quantities(scenario)

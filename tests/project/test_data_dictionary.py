@@ -450,12 +450,7 @@ def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:
     dropping = write(folder / "dropping.yaml", DROPPING)
     found.append(result("whatif", dropping, "--schedule", "local-2-uneven", "--schedules", "backup-1"))
     gains = [job["gains"] for job in found if job["gains"]]
-    even = write(folder / "job.csv", "optype,dp_rank,stage,step,start_ts,duration\nforward-compute,0,0,1,0,2\n")
-    tables = [result("whatif", name) for name in ("docs/examples/pipeline.csv", even)]
     return {
-        "The slowdown of a table": keys(tables),
-        "Cost of a worker": keys(each(tables, "ranks")),
-        "A step of a table": keys(each(tables, "by_step")),
         "The slowdown of a job": keys(found),
         "How a loss is spread": keys(job["pattern"] for job in found),
         "Cost of a kind of operation": keys(each(found, "kinds")),
@@ -503,13 +498,8 @@ def of_learning(_: Study, folder: Path) -> dict[str, Found]:
 
 def of_chakra(_: Study, folder: Path) -> dict[str, Found]:
     calm = write(folder / "calm.yaml", CALM)
-    exported = result("chakra", "export", calm, "-o", folder / "traces")["exports"]
-    imported = result("chakra", "import", folder / "traces", "--cluster", "ideal", "-o", folder / "imported.yaml")
-    return {
-        "An export": keys(exported),
-        "Imported traces": keys([imported]),
-        "A bucket of imported traces": keys(imported["buckets"]),
-    }
+    exported = result("plan", calm, "--chakra", folder / "traces")["exports"]
+    return {"An export": keys(exported)}
 
 
 def of_frames(study: Study, _: Path) -> dict[str, Found]:

@@ -17,9 +17,9 @@ from simdist.plan import LEVELS, Plan
 from simdist.runs import building, run_directory
 from simdist.studies.columns import shown_epochs
 from simdist.studies.comparison import compare
+from simdist.studies.epoch_bounds import epoch_limits
 from simdist.studies.epochs import find_epochs
 from simdist.studies.facets import EPOCHS
-from simdist.studies.limits import epoch_limits
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 

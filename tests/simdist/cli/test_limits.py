@@ -9,7 +9,7 @@ from commandline import Answer, call, write
 
 from simdist.cli import limits
 from simdist.scenario import load
-from simdist.studies.tolerance import tolerance
+from simdist.studies.tolerable_rate import tolerance
 
 SCENARIO = """\
 cluster: {nodes: 4, gpus_per_node: 1, fabric: ideal, network: ideal}

@@ -11,7 +11,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays, traffic
 from simdist.scenario import dump, loads
 from simdist.studies.comparison import compare
-from simdist.studies.limits import epoch_limits
+from simdist.studies.epoch_bounds import epoch_limits
 
 LATENCY_S, SERVER_BPS = 0.01, 1e6
 N_SAMPLE_BYTES = 30_000  # 0.03 s from a server alone

@@ -17,7 +17,7 @@ from simdist.scenario import load
 from simdist.studies.comparison import ScheduleTimes
 from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
-from simdist.studies.tolerance import Tolerances, tolerances
+from simdist.studies.tolerable_rate import Tolerances, tolerances
 from simdist.sweep import InProcess, read_results, run
 from simdist.sweep import load as load_sweep
 from simdist.traces.breakdown import STATES, break_down

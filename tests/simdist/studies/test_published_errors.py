@@ -11,8 +11,8 @@ from simdist.plan import COLLECTIVES, Backward, Forward, Load
 from simdist.runs.building import build
 from simdist.studies import comparison
 from simdist.studies.comparison import compare
-from simdist.studies.doubts import Doubt, doubted, doubts_of, link_class, of_published_rows
 from simdist.studies.facets import RANGES
+from simdist.studies.published_errors import Doubt, doubted, doubts_of, link_class, of_published_rows
 
 TEXT = """
 cluster: {{preset: {preset}, nodes: {nodes}{more}}}

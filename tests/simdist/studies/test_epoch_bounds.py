@@ -14,8 +14,8 @@ from simdist.runs.building import build
 from simdist.scenario import loads
 from simdist.scenario.cluster import Cluster, Disk, HostMemory, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
+from simdist.studies.epoch_bounds import LIMITS, epoch_limits
 from simdist.studies.epochs import find_epochs
-from simdist.studies.limits import LIMITS, epoch_limits
 
 SCENARIO = DATA_SCENARIO.replace("count: 100000", "count: 1000000") + "schedules: [{kind: sync}]\n"
 NETWORK = Link(latency_s=0.0, bandwidth_Bps=32.0)

@@ -11,7 +11,8 @@ forward and backward passes, of collectives by their size, or of reading. All sc
 of computing changes their ratio little, and one of the network changes it as far as the schedules communicate
 differently.
 
-`doubts.json` has the distributions. `experiments/published_rows` estimates it and tests it on rows that it leaves out.
+`published_errors.json` has the distributions. `experiments/published_rows` estimates them and tests them on rows that
+it leaves out.
 """
 
 import json
@@ -35,7 +36,7 @@ from simdist.scenario.cluster import Transport
 
 Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
 
-#: Distributions, as `doubts.json` has them.
+#: Distributions, as `published_errors.json` has them.
 Table: TypeAlias = Mapping[str, Any]
 
 _TITLES: dict[Kind, str] = {
@@ -127,7 +128,7 @@ def doubts_of(scenario: Scenario, table: Table | None = None) -> tuple[Doubt, ..
 
     Args:
         scenario: The scenario.
-        table: Distributions instead of those of `doubts.json`.
+        table: Distributions instead of those of `published_errors.json`.
     """
     cluster = scenario.cluster
     hardware = generation(cluster)
@@ -253,8 +254,8 @@ def _doubt(kind: Kind, classes: Mapping[str, Any], names: Sequence[str], sizes: 
 
 @cache
 def of_published_rows() -> dict[str, Any]:
-    """Return the distributions of `doubts.json`."""
-    text = (resources.files("simdist.studies") / "doubts.json").read_text(encoding="utf-8")
+    """Return the distributions of `published_errors.json`."""
+    text = (resources.files("simdist.studies") / "published_errors.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
 
 
