@@ -8,7 +8,7 @@ import difflib
 import math
 import os
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -316,6 +316,30 @@ def plural(n: int, noun: str) -> str:
     '1 step, 2 steps, 0 steps'
     """
     return noun if n == 1 else f"{noun}s"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Write numbers in ascending order as ranges.
+
+    >>> listed([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def picked(found: object, *names: str, **keys: str) -> dict[str, Any]:
+    """Return attributes as JSON has them: some by their names, others by a key of their own.
+
+    >>> picked(range(2, 8, 3), "start", "step", end="stop")
+    {'start': 2, 'step': 3, 'end': 8}
+    """
+    return {key: getattr(found, name) for key, name in {**dict(zip(names, names, strict=True)), **keys}.items()}
 
 
 def shown(value: object) -> str:
