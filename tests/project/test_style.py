@@ -158,8 +158,6 @@ LARGE_CLASSES: dict[str, int] = {
     "simdist/traces/breakdown.py:Attribution": 18,
     "real/execution/executor.py:Executor": 25,
     "real/learn.py:_Learning": 13,
-    "real/loops/hooks.py:Hooks": 35,
-    "real/loops/worker.py:Worker": 23,
     "real/processes/heartbeat.py:Guard": 32,
     "real/programs/module.py:ModuleProgram": 25,
     "real/programs/sharing.py:SharedUpdate": 18,
