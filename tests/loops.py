@@ -510,15 +510,15 @@ def short_delays() -> None:
 
 
 def another_model() -> None:
-    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 4, (5, 3))), n_steps=None)
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 4, tensor_counts=(5, 3))), n_steps=None)
 
 
 def plan_for_more() -> None:
-    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(2, 1, 4, (4, 2))), n_steps=None)
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(2, 1, 4, tensor_counts=(4, 2))), n_steps=None)
 
 
 def other_n_steps() -> None:
-    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 9, (4, 2))))
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 9, tensor_counts=(4, 2))))
 
 
 def missing_plan() -> None:

@@ -154,7 +154,7 @@ LARGE_CLASSES: dict[str, int] = {
     "simdist/engines/des.py:_World": 18,
     "simdist/proof/prover.py:_Proof": 25,
     "simdist/scenario/sampling.py:_Source": 14,
-    "simdist/sweep/driver.py:_Driver": 15,
+    "simdist/sweeps/driver.py:_Driver": 15,
     "simdist/traces/breakdown.py:Attribution": 18,
     "real/execution/executor.py:Executor": 25,
     "real/learn.py:_Learning": 13,
