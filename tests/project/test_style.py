@@ -254,7 +254,6 @@ AMBIGUOUS_NAMES: set[str] = {
     "reduced",
     "run",
     "save",
-    "schedule_of",
     "select",
     "send",
     "sentences",
