@@ -1974,9 +1974,9 @@ _REAL = (
     Mutant(
         "real: sharded copies",
         "gradients are taken before fully_shard has reduced them",
-        "real/loops/hooks.py",
-        "queue_callback(lambda: queue_callback(self._backward_ends))",
-        "queue_callback(self._backward_ends)",
+        "real/loops/passes.py",
+        "queue_callback(lambda: queue_callback(self._end_backward))",
+        "queue_callback(self._end_backward)",
         (_TEST_WRAPPED, "-k", "mixed_precision"),
     ),
     Mutant(
@@ -2022,7 +2022,7 @@ _REAL = (
     Mutant(
         "real: sharded copies",
         "a step after an update that was not zeroed goes unnoticed",
-        "real/loops/hooks.py",
+        "real/loops/guards.py",
         "version + self._n_arrived * n_writers:",
         "version + self._n_arrived:",
         (_TEST_WRAPPED, "-k", "refused_with_a_remedy"),
