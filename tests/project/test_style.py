@@ -253,7 +253,6 @@ AMBIGUOUS_NAMES: set[str] = {
     "reduced",
     "run",
     "save",
-    "schedule_of",
     "select",
     "send",
     "sentences",
