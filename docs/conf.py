@@ -40,6 +40,7 @@ highlight_language = "text"  # of blocks that name none
 repository_pages = {
     "README.md": "readme",
     "CHANGELOG.md": "changelog",
+    "experiments/README.md": "experiments/README",
     "experiments/*/README.md": "experiments/*",
     "notebooks/README.md": "notebooks/README",
     "notebooks/*.ipynb": "notebooks/*",

@@ -149,7 +149,7 @@ class _Sieve:
         """
         described = self._described
         n_steps = described.n_steps
-        if unused := schedule.unused_settings(described.world_size, described.ranks_per_node, n_steps):
+        if unused := schedule.unused_settings(described):
             raise ValueError(f"{schedule.name} {unused[0]}")
         if n_steps > _FEW_STEPS:
             cycle = schedule.cycle(described)

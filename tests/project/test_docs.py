@@ -308,7 +308,7 @@ def copied(folder: Path) -> Iterator[Player]:
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=compiled)
     shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=compiled)
     demo = folder / "experiments" / "demo" / "scenario.yaml"  # is performed, and no page shows a number of it
-    demo.write_text(demo.read_text(encoding="utf-8").replace("steps: 100", "steps: 24"), encoding="utf-8")
+    demo.write_text(demo.read_text(encoding="utf-8").replace("steps: 24", "steps: 8"), encoding="utf-8")
     before = list(sys.path)
     player = Player()
     try:
@@ -524,8 +524,8 @@ COMMANDS = [
     "plan docs/examples/first.yaml",
     "compare docs/examples/first.yaml --seeds 2",
     "simulate docs/examples/first.yaml -o runs/first",
-    "comms runs/first/sync",
-    "data docs/examples/stalls.yaml --knobs",
+    "trace runs/first/sync --collectives",
+    "whatif docs/examples/stalls.yaml --data --knobs",
     "compare docs/examples/stalls.yaml --seeds 2",
     "trace runs/first/sync --chrome sync.json --steps 0:2",
 ]
@@ -547,7 +547,7 @@ def test_every_key_of_json_results_is_documented(tmp_path: Path) -> None:
 
 def test_every_option_is_documented() -> None:
     text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-    for command in ("init", "presets", "plan", "simulate", "compare", "validate", "comms", "data", "trace"):
+    for command in ("init", "presets", "plan", "simulate", "compare", "validate", "trace"):
         _, out, _ = run_command(f"simdist {command} --help")
         section = text.partition(f"\n## `simdist {command}")[2].partition("\n## ")[0]
         for option in set(re.findall(r"--[a-z]+", out)) - {"--json", "--debug", "--help"}:

@@ -159,7 +159,7 @@ def test_answers_say_what_they_say(answers) -> None:
 
 def test_nothing_to_draw_is_an_error() -> None:
     with pytest.raises(ScenarioError, match="no schedules"):
-        Tolerances([], title="none").plot()
+        Tolerances([], title="none", scenario="job", delay_s=0.2, most_loss=0.05).plot()
     sync, _ = JOB.schedules
     with pytest.raises(ScenarioError, match="no schedule is compared with sync"):
         find_gains(JOB, [], baseline=sync, n_runs=1).plot()

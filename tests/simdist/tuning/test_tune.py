@@ -10,6 +10,7 @@ from simdist.errors import ScenarioError
 from simdist.plan import Result
 from simdist.runs.building import build, job
 from simdist.scenario import loads
+from simdist.schedules.job import Shape
 from simdist.tuning import Constraints, Extras
 from simdist.tuning.candidates import Candidate, input_choices, n_changes, schedule_of
 from simdist.tuning.constraints import broken, exchanged, facts, longest_gap
@@ -76,7 +77,7 @@ def test_every_candidate_is_legal_proved_and_meets_the_demands_on_exchanges(node
     for each in found.candidates:
         schedule = legal(each, scenario)
         assert schedule is not None
-        assert schedule.problems(nodes * gpus, gpus) == []
+        assert schedule.problems(Shape(nodes * gpus, gpus)) == []
         plan = build(scenario, schedule)
         assert broken(facts(scenario, plan), constraints) == ()
         names.add(schedule.name)

@@ -1,7 +1,7 @@
 """Tables of records: what stands in a cell, and on which side of its column."""
 
-from simdist.cli.tables import table_text
 from simdist.studies.columns import Column
+from simdist.studies.tables import table_text
 
 COLUMNS = (
     Column("schedule", "label"),

@@ -1,4 +1,4 @@
-"""`simdist data`, and what `compare`, `validate` and `trace` say of a data set."""
+"""`simdist whatif --data`, and what `compare`, `validate` and `trace` say of a data set."""
 
 import dataclasses
 import json
@@ -67,11 +67,11 @@ def keys_of(value: object) -> set[str]:
             return set()
 
 
-# simdist data
+# simdist whatif --data
 
 
 def test_epochs_of_a_scenario_are_those_of_its_traces(small, capsys):
-    found = document(call(capsys, "data", small, "--json"))
+    found = document(call(capsys, "whatif", small, "--data", "--json"))
     assert [row["schedule"] for row in found["rows"]] == LABELS
     for row in found["rows"]:
         (trace,) = row["traces"]
@@ -85,14 +85,14 @@ def test_epochs_of_a_scenario_are_those_of_its_traces(small, capsys):
 
 
 def test_every_sample_is_read_once_an_epoch(small, capsys):
-    for row in document(call(capsys, "data", small, "--json"))["rows"]:
+    for row in document(call(capsys, "whatif", small, "--data", "--json"))["rows"]:
         for epoch in row["traces"][0]["epochs"]:
             assert sum(epoch["samples"].values()) == 64
             assert sum(epoch["hits"].values()) == pytest.approx(1)
 
 
 def test_table_for_people_says_where_compute_hides_the_loading(small, capsys):
-    answer = call(capsys, "data", small, "--schedule", "sync+files")
+    answer = call(capsys, "whatif", small, "--data", "--schedule", "sync+files")
     lines = answer.out.splitlines()
     assert lines[0] == "sync+files: 4 ranks, 12 steps, 4 an epoch; simulated by des"
     above = lines[: lines.index("limits: what an epoch would take if all but one were free")]
@@ -104,21 +104,21 @@ def test_table_for_people_says_where_compute_hides_the_loading(small, capsys):
 
 def test_epochs_that_compute_hides_are_named(tmp_path, capsys):
     one_node = edited(("nodes: 2", "nodes: 1"), ("gpus_per_node: 2", "gpus_per_node: 4"), text=DATA)
-    answer = call(capsys, "data", write(tmp_path / "s.yaml", one_node), "--schedule", "sync+files")
+    answer = call(capsys, "whatif", write(tmp_path / "s.yaml", one_node), "--data", "--schedule", "sync+files")
     assert "compute hides the loading in epochs 1-2, but not in epoch 0" in answer.out.splitlines()
     slow = write(tmp_path / "s.yaml", edited(("forward: 10 ms", "forward: 10 s"), text=DATA))
-    answer = call(capsys, "data", slow, "--schedule", "sync")
+    answer = call(capsys, "whatif", slow, "--data", "--schedule", "sync")
     assert "compute hides the loading: stalls are less than 1 % of every epoch" in answer.out.splitlines()
 
 
 def test_staging_is_told_of(small, capsys):
     """Both nodes take all 64 files of 1 MB, at 100 MB/s together, after a latency of 1 ms."""
-    answer = call(capsys, "data", small, "--schedule", "sync+staged")
+    answer = call(capsys, "whatif", small, "--data", "--schedule", "sync+staged")
     assert "staging in: 1.28 s before the first epoch" in answer.out.splitlines()
 
 
 def test_run_that_was_measured_stands_beside_its_simulation(runs, capsys):
-    rows = document(call(capsys, "data", runs, "--json"))["rows"]
+    rows = document(call(capsys, "whatif", runs, "--data", "--json"))["rows"]
     simulated, measured = next(row for row in rows if row["schedule"] == "sync+files")["traces"]
     assert (simulated["which"], measured["which"]) == ("simulated", "measured")
     for row in rows:
@@ -136,7 +136,7 @@ def limits_lines(answer: Answer) -> list[str]:
 
 def test_limits_stand_below_the_epochs_and_say_what_storage_would_have_to_deliver(small, capsys):
     """4 ranks read 16 files of 1 MB in a step of 30 ms; the server sends 100 MB/s."""
-    header, *_, last = lines = limits_lines(call(capsys, "data", small, "--schedule", "sync"))
+    header, *_, last = lines = limits_lines(call(capsys, "whatif", small, "--data", "--schedule", "sync"))
     assert re.split("  +", header.strip()) == ["epoch", "simulated"]
     assert "In every row: at least 640 ms; for server; computing 120 ms; communication 2.22 ms;" in " ".join(lines)
     assert last == (
@@ -146,7 +146,7 @@ def test_limits_stand_below_the_epochs_and_say_what_storage_would_have_to_delive
 
 def test_storage_that_is_fast_enough_has_to_deliver_less_than_it_does(tmp_path, capsys):
     path = write(tmp_path / "s.yaml", edited(("bandwidth: 100 MB/s", "bandwidth: 1 GB/s"), text=DATA))
-    last = limits_lines(call(capsys, "data", path, "--schedule", "sync"))[-1]
+    last = limits_lines(call(capsys, "whatif", path, "--data", "--schedule", "sync"))[-1]
     assert last == "storage has to deliver 533 MB/s for computing to hide it in epoch 0; its bandwidth is 1 GB/s"
 
 
@@ -155,28 +155,28 @@ def test_storage_need_not_be_faster_than_decoding(tmp_path, capsys, bandwidth, w
     """A worker of each rank decodes 4 samples of 50 ms in each of 4 steps, from the first file, which takes 11 ms."""
     edits = (("100 MB/s", bandwidth), ("forward: 10 ms", "forward: 10 ms\n  decode: 50 ms"))
     path = write(tmp_path / "s.yaml", edited(*edits, text=DATA))
-    answer = call(capsys, "data", path, "--schedule", "sync", "--json")
+    answer = call(capsys, "whatif", path, "--data", "--schedule", "sync", "--json")
     found = document(answer)["rows"][0]["limits"][0]
     assert (found["next_limit"], found["needed_Bps"]) == ("decoding", pytest.approx(64e6 / 0.8072))
     needed = f"storage {would} to deliver 79.3 MB/s for decoding (807 ms) to limit epoch 0 first"
-    last = limits_lines(call(capsys, "data", path, "--schedule", "sync"))[-1]
+    last = limits_lines(call(capsys, "whatif", path, "--data", "--schedule", "sync"))[-1]
     assert last == f"{needed}; its bandwidth is {bandwidth}"
 
 
 def test_staging_has_a_line_of_limits(small, capsys):
-    lines = limits_lines(call(capsys, "data", small, "--schedule", "sync+staged"))
+    lines = limits_lines(call(capsys, "whatif", small, "--data", "--schedule", "sync+staged"))
     assert re.split("  +", lines[2].strip())[:4] == ["staging", "1.28 s", "1.28 s", "server"]
 
 
 def test_limits_in_json_are_those_of_every_epoch(small, runs, capsys):
-    found = document(call(capsys, "data", small, "--json"))
+    found = document(call(capsys, "whatif", small, "--data", "--json"))
     for row in found["rows"]:
         known = epoch_limits(*plan_and_costs(small, row["schedule"]))
         assert [each["epoch"] for each in row["limits"]] == [each.epoch for each in known]
         assert [each["least_s_by_limit"] for each in row["limits"]] == [each.seconds for each in known]
         assert [each["least_s"] for each in row["limits"]] == [each.least_s for each in known]
         assert {each["next_limit"] for each in row["limits"] if each["epoch"] is not None} == {"computing"}
-    of_run = document(call(capsys, "data", runs / "sync", "--json"))["rows"][0]
+    of_run = document(call(capsys, "whatif", runs / "sync", "--data", "--json"))["rows"][0]
     assert of_run["limits"] == found["rows"][0]["limits"]
 
 
@@ -187,7 +187,7 @@ def plan_and_costs(path: Path, label: str) -> tuple[Plan, Costs]:
 
 
 def test_measured_table_ends_with_the_errors_and_the_levels(runs, capsys):
-    answer = call(capsys, "data", runs / "sync+files")
+    answer = call(capsys, "whatif", runs / "sync+files", "--data")
     lines = answer.out.partition("\n\nlimits")[0].splitlines()
     assert lines[0].endswith("4 an epoch; simulated by des; measured: real gloo on cpu")
     assert lines[-2:] == [
@@ -197,10 +197,10 @@ def test_measured_table_ends_with_the_errors_and_the_levels(runs, capsys):
 
 
 def test_run_without_a_simulated_trace_is_simulated(runs, capsys):
-    before = document(call(capsys, "data", runs, "--json"))["rows"]
+    before = document(call(capsys, "whatif", runs, "--data", "--json"))["rows"]
     for path in runs.glob(f"*/{run_directory.SIMULATED}"):
         path.unlink()
-    assert document(call(capsys, "data", runs, "--json"))["rows"] == before
+    assert document(call(capsys, "whatif", runs, "--data", "--json"))["rows"] == before
     assert not list(runs.glob(f"*/{run_directory.SIMULATED}"))
 
 
@@ -217,21 +217,21 @@ def counted(run: Path, *, moved: int) -> Reads:
 
 def test_counts_as_the_plan_says_are_identical(runs, capsys):
     counted(runs / "sync+files", moved=0)
-    (row,) = document(call(capsys, "data", runs / "sync+files", "--json"))["rows"]
+    (row,) = document(call(capsys, "whatif", runs / "sync+files", "--data", "--json"))["rows"]
     assert (row["hits_identical"], row["hits_differences"]) == (True, [])
-    answer = call(capsys, "data", runs / "sync+files")
+    answer = call(capsys, "whatif", runs / "sync+files", "--data")
     assert "samples by level: as the plan says, in every load on every rank" in answer.out.splitlines()
 
 
 def test_counts_that_differ_are_told_by_level(runs, capsys):
     counted(runs / "sync+files", moved=1)
-    (row,) = document(call(capsys, "data", runs / "sync+files", "--json"))["rows"]
+    (row,) = document(call(capsys, "whatif", runs / "sync+files", "--data", "--json"))["rows"]
     assert row["hits_identical"] is False
     assert [each.partition(":")[0] for each in row["hits_differences"]] == ["disk", "storage"]
     simulated, measured = (trace["epochs"][2]["samples"] for trace in row["traces"])
     assert measured["disk"] == simulated["disk"] - 1
     assert measured["storage"] == simulated["storage"] + 1
-    answer = call(capsys, "data", runs / "sync+files")
+    answer = call(capsys, "whatif", runs / "sync+files", "--data")
     lines = [line for line in answer.out.splitlines() if line.startswith("samples by level")]
     assert [line.partition(" samples instead")[0].rpartition(" ")[0] for line in lines] == [
         "samples by level: not as the plan says: disk:",
@@ -245,7 +245,7 @@ def test_run_that_ended_early_is_compared_over_its_finished_steps(runs, capsys):
     end_s = real.end_s.copy()
     end_s[real.plan.first_instances()[7] :] = np.nan
     dataclasses.replace(real, end_s=end_s).save(path)
-    answer = call(capsys, "data", runs / "sync+files", "--json")
+    answer = call(capsys, "whatif", runs / "sync+files", "--data", "--json")
     assert f"warning: {path}: only 7 of 12 steps were finished" in answer.err
     (row,) = document(answer)["rows"]
     for trace in row["traces"]:
@@ -254,7 +254,7 @@ def test_run_that_ended_early_is_compared_over_its_finished_steps(runs, capsys):
 
 
 def test_knobs_are_shown_below_the_epochs(small, capsys):
-    answer = call(capsys, "data", small, "--schedule", "sync", "--knobs")
+    answer = call(capsys, "whatif", small, "--data", "--schedule", "sync", "--knobs")
     lines = answer.out.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(" as it is"))
     changes = [line for line in lines[first + 1 :] if "->" in line or line.startswith((" storage", " data:"))]
@@ -263,7 +263,7 @@ def test_knobs_are_shown_below_the_epochs(small, capsys):
 
 
 def test_knobs_in_json_are_sorted_by_the_time_of_the_run(small, capsys):
-    (row,) = document(call(capsys, "data", small, "--schedule", "sync+files", "--knobs", "--json"))["rows"]
+    (row,) = document(call(capsys, "whatif", small, "--data", "--schedule", "sync+files", "--knobs", "--json"))["rows"]
     knobs = row["knobs"]
     seconds = [round(effect["seconds"], 9) for effect in knobs["effects"]]
     assert seconds == sorted(seconds)
@@ -282,14 +282,14 @@ def test_knobs_of_a_run_meet_its_own_delays(tmp_path, capsys):
     run = tmp_path / "run"
     call(capsys, "plan", write(tmp_path / "s.yaml", text), "--schedule", "sync", "-o", run)
     np.savez(run / run_directory.DELAYS, host=np.ones((12, 4)))
-    (row,) = document(call(capsys, "data", run, "--knobs", "--json"))["rows"]
+    (row,) = document(call(capsys, "whatif", run, "--data", "--knobs", "--json"))["rows"]
     assert row["knobs"]["seconds"] == sum(each["seconds"] for each in row["traces"][0]["epochs"])
     assert min(effect["seconds"] for effect in row["knobs"]["effects"]) > 12
 
 
 def test_knob_that_the_cluster_has_not_is_named(tmp_path, capsys):
     text = edited(("  memory: {bandwidth: 8 GB/s}\n", ""), ("  - {kind: sync, data: datacache}\n", ""), text=DATA)
-    answer = call(capsys, "data", write(tmp_path / "s.yaml", text), "--schedule", "sync", "--knobs")
+    answer = call(capsys, "whatif", write(tmp_path / "s.yaml", text), "--data", "--schedule", "sync", "--knobs")
     assert answer.out.splitlines()[-2:] == [
         "data: memory: not simulated, needs cluster.memory",
         "data: datacache: not simulated, needs cluster.memory",
@@ -307,7 +307,7 @@ WITHOUT = edited(
 
 def test_scenario_without_a_data_set_is_refused(tmp_path, capsys):
     path = write(tmp_path / "s.yaml", WITHOUT)
-    answer = call(capsys, "data", path)
+    answer = call(capsys, "whatif", path, "--data")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err == (
         f"error: {path}: reads no data set, so it has no epochs: write data: {{samples: ..., file_size: ...}} and "
@@ -320,7 +320,7 @@ def test_data_set_that_nothing_reads_asks_for_the_input_only(tmp_path, capsys):
         ("input: {source: storage}\n", ""), (DATA[DATA.index("  - {kind: sync, data: files}") :], ""), text=DATA
     )
     path = write(tmp_path / "s.yaml", text)
-    answer = call(capsys, "data", path)
+    answer = call(capsys, "whatif", path, "--data")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.splitlines()[-1] == (
         f"error: {path}: reads no data set, so it has no epochs: write input: {{source: storage}}"
@@ -329,10 +329,10 @@ def test_data_set_that_nothing_reads_asks_for_the_input_only(tmp_path, capsys):
 
 def test_runs_without_a_data_set_are_left_out_and_refused_if_there_is_no_other(tmp_path, runs, capsys):
     call(capsys, "plan", write(tmp_path / "s.yaml", WITHOUT), "-o", runs / "bare")
-    answer = call(capsys, "data", runs, "--json")
+    answer = call(capsys, "whatif", runs, "--data", "--json")
     assert [row["schedule"] for row in document(answer)["rows"]] == ["sync", "sync+files"]
     assert f"warning: {runs / 'bare'}: left out: reads no data set" in answer.err
-    answer = call(capsys, "data", runs / "bare")
+    answer = call(capsys, "whatif", runs / "bare", "--data")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith(f"error: {runs / 'bare'}: reads no data set, so it has no epochs")
 
@@ -347,7 +347,7 @@ def test_runs_without_a_data_set_are_left_out_and_refused_if_there_is_no_other(t
 )
 def test_wrong_command_lines_are_refused(small, capsys, monkeypatch, args, message):
     monkeypatch.chdir(small.parent)
-    answer = call(capsys, "data", *args)
+    answer = call(capsys, "whatif", *args, "--data")
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
 
@@ -355,15 +355,15 @@ def test_wrong_command_lines_are_refused(small, capsys, monkeypatch, args, messa
 def test_damaged_counts_are_refused(runs, capsys):
     path = runs / "sync+files" / run_directory.REAL_READS
     path.write_bytes(b"PK")
-    for command in ("data", "validate"):
-        answer = call(capsys, command, runs / "sync+files")
+    for command in (["whatif", "--data"], ["validate"]):
+        answer = call(capsys, *command, runs / "sync+files")
         assert (answer.code, answer.out) == (2, "")
         assert f"{path}: cannot be read as counts of reads" in answer.err
 
 
 def test_every_key_of_the_result_is_documented(runs, capsys):
-    section = PAGE.read_text(encoding="utf-8").partition("\n## `simdist data`")[2].partition("\n## ")[0]
-    found = document(call(capsys, "data", runs, "--knobs", "--json"))
+    section = PAGE.read_text(encoding="utf-8").partition("\n## `simdist whatif --data`")[2].partition("\n## ")[0]
+    found = document(call(capsys, "whatif", runs, "--data", "--knobs", "--json"))
     assert keys_of(found) - set(re.findall(r"`(\w+)`", section)) == set()
 
 
@@ -491,7 +491,7 @@ def test_spans_of_some_steps_tell_of_their_own_loads(runs, tmp_path, capsys):
 )
 def test_bandwidth_is_told_in_the_unit_of_the_file(tmp_path, capsys, bandwidth, said):
     path = write(tmp_path / "s.yaml", edited(("100 MB/s", bandwidth), text=DATA))
-    assert limits_lines(call(capsys, "data", path, "--schedule", "sync"))[-1].endswith(said)
+    assert limits_lines(call(capsys, "whatif", path, "--data", "--schedule", "sync"))[-1].endswith(said)
 
 
 def test_unit_is_that_of_the_cluster_file_and_a_run_has_none(tmp_path, capsys):
@@ -499,7 +499,7 @@ def test_unit_is_that_of_the_cluster_file_and_a_run_has_none(tmp_path, capsys):
     tree = yaml.safe_load(whole.read_text(encoding="utf-8"))
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(tree["cluster"]), encoding="utf-8")
     apart = write(tmp_path / "apart.yaml", yaml.safe_dump(tree | {"cluster": {"file": "cluster.yaml"}}))
-    last = limits_lines(call(capsys, "data", apart, "--schedule", "sync"))[-1]
+    last = limits_lines(call(capsys, "whatif", apart, "--data", "--schedule", "sync"))[-1]
     assert last.endswith("its bandwidth is 800 Mbit/s")
     assert call(capsys, "simulate", whole, "--schedule", "sync", "-o", tmp_path / "run").code == 0
-    assert limits_lines(call(capsys, "data", tmp_path / "run"))[-1].endswith("its bandwidth is 100 MB/s")
+    assert limits_lines(call(capsys, "whatif", tmp_path / "run", "--data"))[-1].endswith("its bandwidth is 100 MB/s")

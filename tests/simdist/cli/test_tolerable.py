@@ -1,4 +1,4 @@
-"""`simdist limits`: the largest tolerable rate of stragglers, against closed forms."""
+"""`simdist compare --tolerable`: the largest tolerable rate of stragglers, against closed forms."""
 
 import json
 import re
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from commandline import Answer, call, write
 
-from simdist.cli import limits
 from simdist.scenario import load
+from simdist.studies import tolerable_rate
 from simdist.studies.tolerable_rate import tolerance
 
 SCENARIO = """\
@@ -32,7 +32,7 @@ def path(tmp_path):
 
 def test_rate_is_that_of_the_closed_form(path, capsys):
     """A step of 100 ms takes 100 ms more with probability 1 - (1 - p)^4, which is 1/19 at a loss of 5 %."""
-    rows = document(call(capsys, "limits", path, "--seeds", "20", "--json"))["rows"]
+    rows = document(call(capsys, "compare", path, "--tolerable", "--seeds", "20", "--json"))["rows"]
     sync, local = rows
     assert sync["step_s"] == pytest.approx(0.1)
     assert sync["probability"] == pytest.approx(1 - (1 - 1 / 19) ** (1 / 4), rel=0.05)
@@ -43,8 +43,8 @@ def test_rate_is_that_of_the_closed_form(path, capsys):
 
 def test_delay_and_loss_may_be_stated(path, capsys):
     """Half of the time may be lost: a second for each straggler, so one in ten steps."""
-    found = document(call(capsys, "limits", path, "--delay", "1s", "--loss", "50%", "--schedule", "sync", "--json"))
-    assert (found["delay_s"], found["most_loss"], len(found["rows"])) == (1.0, 0.5, 1)
+    found = document(call(capsys, "compare", path, "--tolerable", "--delay", "1s", "--loss", "50%", "--json"))
+    assert (found["delay_s"], found["most_loss"], len(found["rows"])) == (1.0, 0.5, 2)
     assert found["rows"][0]["probability"] == pytest.approx(1 - 0.9 ** (1 / 4), rel=0.1)
 
 
@@ -57,7 +57,7 @@ def test_delay_and_loss_may_be_stated(path, capsys):
     ids=["harmless", "fatal"],
 )
 def test_always_and_never_are_told(path, capsys, options, cells):
-    out = call(capsys, "limits", path, *options, "--schedule", "sync").out
+    out = call(capsys, "compare", path, "--tolerable", *options).out
     line = next(line for line in out.splitlines() if line.startswith(" sync"))
     assert [cell.strip() for cell in line.split("  ") if cell.strip()][2:] == cells
 
@@ -68,19 +68,19 @@ def test_always_and_never_are_told(path, capsys, options, cells):
         (["--loss", "0%"], "--loss 0%: write a share above 0% and below 100%, e.g. 5%"),
         (["--delay", "0s"], "--delay 0s: write a time above 0 s, e.g. 100 ms"),
         (["--delay", "fast"], "--delay: 'fast' is not a time: write e.g. 55 ms"),
-        (["--schedule", "none"], "no schedule is called 'none'; there are: sync, local-10"),
+        (["--engine", "des"], "--engine: means nothing with --tolerable: leave it out"),
     ],
 )
 def test_wrong_options_are_told(path, capsys, options, problem):
-    answer = call(capsys, "limits", path, *options)
+    answer = call(capsys, "compare", path, "--tolerable", *options)
     assert answer.code == 2
     assert problem in answer.err
 
 
 def test_a_scenario_without_stragglers_needs_a_delay(tmp_path, capsys):
     path = write(tmp_path / "s.yaml", SCENARIO.replace("disturbances:", "# "))
-    assert "has no transient stragglers: write --delay" in call(capsys, "limits", path).err
-    assert json.loads(call(capsys, "limits", path, "--delay", "100ms", "--json").out)["delay_s"] == 0.1
+    assert "has no transient stragglers: write --delay" in call(capsys, "compare", path, "--tolerable").err
+    assert json.loads(call(capsys, "compare", path, "--tolerable", "--delay", "100ms", "--json").out)["delay_s"] == 0.1
 
 
 def test_progress_is_even_and_ends_at_all(path):
@@ -97,8 +97,8 @@ def test_what_is_found_is_told_when_the_rest_is_interrupted(path, capsys, monkey
             raise KeyboardInterrupt
         return tolerance(scenario, schedule, **given)
 
-    monkeypatch.setattr(limits, "tolerance", first_only)
-    answer = call(capsys, "limits", path, "--seeds", "1")
+    monkeypatch.setattr(tolerable_rate, "tolerance", first_only)
+    answer = call(capsys, "compare", path, "--tolerable", "--seeds", "1")
     assert answer.code == 130
     assert re.search(r"^sync: tolerable [\d.]+ %$", answer.err, re.MULTILINE)
     assert answer.err.endswith("interrupted at local-10, 50%; nothing was saved\n")

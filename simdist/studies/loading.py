@@ -1,34 +1,29 @@
-"""`simdist data`."""
+"""What loading a data set costs, by epoch, and which storage would hide it: answers as JSON and as text."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-import click
-
-from simdist.cli import common, inputs
-from simdist.cli.tables import table_text
 from simdist.cost import Costs
 from simdist.engines import simulate
 from simdist.errors import naming
 from simdist.plan import LEVELS
-from simdist.profiles.steps.model import listed
-from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import price_of
+from simdist.runs.planned import PlannedSchedule
 from simdist.scenario.cluster import Storage
-from simdist.settings.base import plural
+from simdist.settings.base import listed, picked, plural
 from simdist.settings.units import format_Bps, format_error, format_like, format_nbytes, format_share
 from simdist.studies.columns import Column, seconds, shown_epochs
 from simdist.studies.data_knobs import KnobEffects, Progress, knob_effects, what_to_write
 from simdist.studies.epoch_bounds import LIMITS, EpochLimits, epoch_limits
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, Loading, compare_loading, find_epochs
+from simdist.studies.tables import table_text
 from simdist.traces.trace import Trace
 
 _Record: TypeAlias = dict[str, Any]
 
-_LINE_S = 30.0
 _GAP = {"epoch": "..."}
 _HIDING = ("computing", "communication")  # what loading may hide behind; every other limit is loading itself
 
@@ -79,37 +74,97 @@ _KNOB_COLUMNS = (
 )
 
 
-@click.command("data")
-@common.scenario_or_run
-@click.option("--knobs", is_flag=True, help="Also change one setting at a time, and show which stalls that removes.")
-@common.schedule
-@common.options
-def command(session: common.Session, name: str, *, knobs: bool, schedule: str | None) -> None:
-    """Show what loading data costs, by epoch.
+@dataclass(frozen=True)
+class LoadingCost:
+    """What loading costs under a schedule.
 
-    The time of each epoch, how long ranks stall because no batch is ready, and which level of storage samples come
-    from. For a measured RUN, simulated and real side by side.
+    Args:
+        source: The plan that loads.
+        loading: Epochs of its traces.
+        least: Lower bounds of staging and epochs.
+        knobs: What single changes do; None if they were not tried.
+        bandwidth: Bandwidth of the storage server as the scenario file writes it; None if it does not.
+        remark: What is missing of the measurement; empty if nothing is.
     """
-    rows: list[_Record] = []
-    texts: list[str] = []
-    with session.bar(line_every_s=_LINE_S) as bar:
-        bar.update("read", 0, None)
-        written = inputs.written(name, "cluster", "storage", "bandwidth")
-        sources = inputs.usable(session, name, list(inputs.planned(session, name, schedule)), _no_data)
-        for number, source in enumerate(sources):
-            progress = _part(bar, number, len(sources))
-            loading = _loading(session, source, None if knobs else progress)
-            turned = None
-            if knobs:
-                with naming(f"{name}: {source.schedule.name}"):
-                    turned = knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
-            least = epoch_limits(source.plan, source.costs, relieved=_relieved(source))
-            rows.append(_document(source, loading, least, turned))
-            texts.append(_text(source, loading, least, turned, bandwidth=written))
-    session.result({"scenario": name, "rows": rows}, "\n\n\n".join(texts))
+
+    source: PlannedSchedule
+    loading: Loading
+    least: Sequence[EpochLimits]
+    knobs: KnobEffects | None
+    bandwidth: object
+    remark: str = ""
+
+    def document(self) -> _Record:
+        """Return how a schedule loads its data as JSON.
+
+        Columns:
+            schedule (str): Label.
+            run (str or null): Its directory.
+            digest (str): Digest of the plan.
+            traces (list): The simulated and the measured trace, where present: "The loading of a trace".
+            errors (list): Of a measured run: "The error of an epoch".
+            hits_identical (bool or null): Every load on every rank read as many samples and bytes from each level as
+                the plan says. `null` without `real-reads.npz`.
+            hits_differences (list or null): A sentence (str) for each level that differs. `null` without
+                `real-reads.npz`.
+            limits (list): For staging, if any, and for every epoch: "Lower bounds of an epoch".
+            knobs (object or null): With `--knobs`: "Knobs".
+        """
+        source = self.source
+        traces = {"simulated": self.loading.simulated, "measured": self.loading.measured}
+        return {
+            "schedule": source.schedule.name,
+            "run": str(source.run.path) if source.run else None,
+            "digest": source.plan.digest(),
+            "traces": [_trace_document(which, found) for which, found in traces.items() if found],
+            "errors": [asdict(error) for error in self.loading.errors],
+            "hits_identical": self.loading.hits_identical,
+            "hits_differences": self.loading.differences,
+            "limits": [_limits_record(each) for each in self.least],
+            "knobs": _knobs_document(self.knobs) if self.knobs else None,
+        }
+
+    def text(self) -> str:
+        """Return the same as tables."""
+        plan = self.source.plan
+        simulated = self.loading.simulated
+        measured = self.loading.measured
+        assert plan.dataset is not None
+        per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
+        sources = simulated.source + (f"; measured: {measured.source}" if measured else "")
+        about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps, {per_epoch:,} an epoch; {sources}"
+        below = [_limits_text(self.least, simulated, self.source.scenario.cluster.storage, self.bandwidth)]
+        below += [_knobs_text(self.knobs)] if self.knobs else []
+        return "\n".join([about, loading_text(self.loading), *(f"\n{text}" for text in below)])
 
 
-def _relieved(source: inputs.PlannedSchedule) -> Costs | None:
+def loading_cost(
+    source: PlannedSchedule, *, turns_knobs: bool = False, bandwidth: object = None, progress: Progress | None = None
+) -> LoadingCost:
+    """Return what loading costs under a schedule: as simulated and, of a measured run, beside the measurement.
+
+    Args:
+        source: A plan with a data set.
+        turns_knobs: Also change one setting at a time.
+        bandwidth: Bandwidth of the storage server as the scenario file writes it.
+        progress: Called with what is simulated, the steps done and all steps.
+    """
+    loading, remark = _loading(source, None if turns_knobs else progress)
+    knobs = None
+    if turns_knobs:
+        with naming(source.schedule.name):
+            knobs = knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
+    least = epoch_limits(source.plan, source.costs, relieved=_relieved(source))
+    return LoadingCost(source, loading, least, knobs, bandwidth, remark)
+
+
+def no_data(source: PlannedSchedule) -> str | None:
+    """Say why loading costs nothing, and what to do; None if the plan reads a data set."""
+    how = "`simdist simulate` a scenario that has data" if source.run else what_to_write(source.scenario)
+    return None if source.plan.dataset else f"reads no data set, so it has no epochs: {how}"
+
+
+def _relieved(source: PlannedSchedule) -> Costs | None:
     """Return the price list with unlimited bandwidth of the storage server; None without one."""
     cluster = source.scenario.cluster
     if cluster.storage is None:
@@ -119,70 +174,30 @@ def _relieved(source: inputs.PlannedSchedule) -> Costs | None:
     return price_of(source.plan, source.scenario.model_copy(update={"cluster": relieved}))
 
 
-def _part(bar: ProgressBar, number: int, n_parts: int) -> Progress:
-    """Return what shows the progress of one of several parts as that of the whole."""
-    return lambda what, done, total: bar.update(what, number + done / total, n_parts)
+def _loading(source: PlannedSchedule, report: Progress | None) -> tuple[Loading, str]:
+    """Return the epochs of a plan, and what is missing of its measurement."""
 
-
-def _no_data(source: inputs.PlannedSchedule) -> str | None:
-    how = "`simdist simulate` a scenario that has data" if source.run else what_to_write(source.scenario)
-    return None if source.plan.dataset else f"reads no data set, so it has no epochs: {how}"
-
-
-def _loading(session: common.Session, source: inputs.PlannedSchedule, report: Progress | None) -> Loading:
     def progress(step: int) -> None:
         if report:
             report(source.schedule.name, step, source.plan.n_steps)
 
     trace = _simulated(source, progress)
     if source.run is None or not (source.run.path / run_directory.REAL).exists():
-        return Loading(find_epochs(trace))
+        return Loading(find_epochs(trace)), ""
     path = source.run.path / run_directory.REAL
     loading = compare_loading(source.run, trace, run_directory.read_trace(path, plan=source.plan))
     n_steps = len(loading.simulated.step_stall_s)
-    if n_steps < source.plan.n_steps:
-        session.say(f"warning: {path}: only {n_steps} of {source.plan.n_steps} steps were finished")
-    return loading
+    missing = n_steps < source.plan.n_steps
+    return loading, f"{path}: only {n_steps} of {source.plan.n_steps} steps were finished" if missing else ""
 
 
-def _simulated(source: inputs.PlannedSchedule, progress: Callable[[int], None]) -> Trace:
+def _simulated(source: PlannedSchedule, progress: Callable[[int], None]) -> Trace:
     """Read the simulated trace of a run, or make it if there is none."""
     path = source.run.path / run_directory.SIMULATED if source.run else None
     if path and path.exists():
         return run_directory.read_trace(path, plan=source.plan)
-    with naming(str(source.run.path) if source.run else source.schedule.name):
+    with naming(source.schedule.name):
         return simulate(source.plan, source.costs, source.drawn_delays(), traffic=source.traffic(), progress=progress)
-
-
-def _document(
-    source: inputs.PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None
-) -> _Record:
-    """Return how a schedule loads its data as JSON.
-
-    Columns:
-        schedule (str): Label.
-        run (str or null): Its directory.
-        digest (str): Digest of the plan.
-        traces (list): The simulated and the measured trace, where present: "The loading of a trace".
-        errors (list): Of a measured run: "The error of an epoch".
-        hits_identical (bool or null): Every load on every rank read as many samples and bytes from each level as the
-            plan says. `null` without `real-reads.npz`.
-        hits_differences (list or null): A sentence (str) for each level that differs. `null` without `real-reads.npz`.
-        limits (list): For staging, if any, and for every epoch: "Lower bounds of an epoch".
-        knobs (object or null): With `--knobs`: "Knobs".
-    """
-    traces = {"simulated": loading.simulated, "measured": loading.measured}
-    return {
-        "schedule": source.schedule.name,
-        "run": str(source.run.path) if source.run else None,
-        "digest": source.plan.digest(),
-        "traces": [_trace_document(which, found) for which, found in traces.items() if found],
-        "errors": [asdict(error) for error in loading.errors],
-        "hits_identical": loading.hits_identical,
-        "hits_differences": loading.differences,
-        "limits": [_limits_record(each) for each in least],
-        "knobs": _knobs_document(turned) if turned else None,
-    }
 
 
 def _knobs_document(turned: KnobEffects) -> _Record:
@@ -195,7 +210,7 @@ def _knobs_document(turned: KnobEffects) -> _Record:
         missing (object): Knob -> the part of the scenario (str) that it needs.
     """
     effects = [asdict(effect) for effect in turned.effects]
-    return common.picked(turned.baseline, "seconds", "waiting_s") | {"effects": effects, "missing": turned.missing}
+    return picked(turned.baseline, "seconds", "waiting_s") | {"effects": effects, "missing": turned.missing}
 
 
 def _trace_document(which: str, found: Epochs) -> _Record:
@@ -208,7 +223,7 @@ def _trace_document(which: str, found: Epochs) -> _Record:
         epochs (list): "An epoch of a trace".
     """
     epochs = [_epoch_record(epoch) for epoch in found.epochs]
-    return {"which": which, **common.picked(found, "source", "staging_s"), "epochs": epochs}
+    return {"which": which, **picked(found, "source", "staging_s"), "epochs": epochs}
 
 
 def _epoch_record(epoch: Epoch) -> _Record:
@@ -228,7 +243,7 @@ def _epoch_record(epoch: Epoch) -> _Record:
             peers.
     """
     times = ("seconds", "stall_s", "stall_share", "mean_stall_s", "hits")
-    return common.picked(epoch, *times, epoch="number", steps="n_steps", hidden="is_hidden") | {
+    return picked(epoch, *times, epoch="number", steps="n_steps", hidden="is_hidden") | {
         "samples": dict(zip(LEVELS, epoch.n_samples, strict=True)),
         "nbytes": dict(zip(LEVELS, epoch.nbytes, strict=True)),
     }
@@ -251,28 +266,7 @@ def _limits_record(each: EpochLimits) -> _Record:
             where nothing is read from it or nothing else takes time.
     """
     own = ("epoch", "least_s", "storage_nbytes", "needed_Bps")
-    return common.picked(each, *own, limit="name", next_limit="next_name", least_s_by_limit="seconds")
-
-
-def _text(
-    source: inputs.PlannedSchedule,
-    loading: Loading,
-    least: Sequence[EpochLimits],
-    turned: KnobEffects | None,
-    *,
-    bandwidth: object,
-) -> str:
-    """Return what was found of a schedule; `bandwidth` is that of the storage as the file has it."""
-    plan = source.plan
-    simulated = loading.simulated
-    measured = loading.measured
-    assert plan.dataset is not None
-    per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
-    sources = simulated.source + (f"; measured: {measured.source}" if measured else "")
-    about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps, {per_epoch:,} an epoch; {sources}"
-    below = [_limits_text(least, simulated, source.scenario.cluster.storage, bandwidth)]
-    below += [_knobs_text(turned)] if turned else []
-    return "\n".join([about, loading_text(loading), *(f"\n{text}" for text in below)])
+    return picked(each, *own, limit="name", next_limit="next_name", least_s_by_limit="seconds")
 
 
 def loading_text(loading: Loading) -> str:
