@@ -7,7 +7,11 @@ cloud-stragglers, cloud-gradients and cloud-data were read by that package's `pr
 had the same bytes.
 """
 
-from simdist.chakra.files import NodeType, add_attribute, message_classes
+from pathlib import Path
+
+from google.protobuf.proto import parse_length_prefixed
+
+from simdist.chakra.schema import NodeType, add_attribute, message_classes
 
 Attribute = tuple[str, str, object]
 """Name, type and value."""
@@ -25,22 +29,26 @@ def head(version: str, *attributes: Attribute):
     return made
 
 
+def find(message, name: str):
+    """Return the value of an attribute; None if the attribute or its value is missing."""
+    attribute = next((each for each in message.attr if each.name == name), None)
+    field = attribute and attribute.WhichOneof("value")
+    if not field:
+        return None
+    return tuple(getattr(attribute, field).values) if field.endswith("_list") else getattr(attribute, field)
+
+
+def read_trace(path: Path):
+    """Yield the head of a trace, then its nodes, read by protobuf itself."""
+    with path.open("rb") as file:
+        yield parse_length_prefixed(message_classes().head, file)
+        while (read := parse_length_prefixed(message_classes().node, file)) is not None:
+            yield read
+
+
 def add_all(message, attributes) -> None:
     for name, kind, value in attributes:
         add_attribute(message, name, kind, value)
-
-
-def replaced(message, *attributes: Attribute, keep: bool = True, **fields):
-    """Return a copy with other fields; without `keep`, its attributes are the given ones instead of its own."""
-    made = type(message)()
-    made.CopyFrom(message)
-    for name, value in fields.items():
-        made.ClearField(name)
-        made.MergeFrom(type(message)(**{name: value}))
-    if not keep:
-        made.ClearField("attr")
-    add_all(made, attributes)
-    return made
 
 
 HEAD = head("0.0.4", ("simdist_rank", "int64", 3))

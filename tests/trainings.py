@@ -28,7 +28,8 @@ from real.checkpoints.planned import CheckpointFiles
 from real.collectives.servers import sum_by_servers
 from real.collectives.worlds import ProcessWorld, groups_of, late_servers
 from real.execution import virtual
-from real.execution.executor import Executor, Lanes
+from real.execution.executor import Executor
+from real.execution.streams import Lanes
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import Lars
@@ -218,7 +219,7 @@ class Training:
         kind = "lars" if self.optimizer == "lars" else "sgd"
         path = path or InputPath()
         settings = {"dtype": name, "input_path": path, "optimizer": kind, "micro_batches": self.micro_batches}
-        return Job(world_size, ranks_per_node, n_steps, counts, tensor_rows=rows, **settings)
+        return Job(world_size, ranks_per_node, n_steps, tensor_counts=counts, tensor_rows=rows, **settings)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def of_way(residuals: Iterable[Residual], way: str) -> list[list[Residual]]:
 
 
 def document(residuals: Sequence[Residual]) -> dict[str, Any]:
-    """Return the distributions as `simdist/studies/doubts.json` has them."""
+    """Return the distributions as `simdist/studies/published_errors.json` has them."""
     classes = {}
     for way in WAYS:
         by_ratio = of_way(residuals, way)

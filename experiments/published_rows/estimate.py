@@ -158,7 +158,7 @@ def widening(residuals: Sequence[Residual], bucket: Callable[[Residual], int] = 
 
 
 def table(residuals: Iterable[Residual]) -> dict[str, Any]:
-    """Return the distributions as `simdist/studies/doubts.json` has them."""
+    """Return the distributions as `simdist/studies/published_errors.json` has them."""
     residuals = list(residuals)
     training = {}
     for kind in ("machine", "machines"):

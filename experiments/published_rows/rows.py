@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from simdist.scenario import Scenario, load, presets
-from simdist.studies.doubts import generation
+from simdist.studies.published_errors import generation
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent

@@ -2,7 +2,7 @@
 
 python experiments/published_rows/run.py           print the tables
 python experiments/published_rows/run.py --write   predict all rows again, in some minutes: write residuals.csv,
-                                                   decisions.csv, simdist/studies/doubts.json and the tables
+                                                   decisions.csv, simdist/studies/published_errors.json and the tables
 """
 
 import csv
@@ -31,14 +31,22 @@ from estimate import Residual
 
 from simdist.report import page_command
 from simdist.scenario import Cluster, Interference
-from simdist.studies.comparison import row, with_draws
-from simdist.studies.doubts import Doubt, collective_doubt, generation, kinds_of_step, link_class, of_published_rows
+from simdist.studies.comparison import row
+from simdist.studies.draws import with_draws
+from simdist.studies.published_errors import (
+    Doubt,
+    collective_doubt,
+    generation,
+    kinds_of_step,
+    link_class,
+    of_published_rows,
+)
 from simdist.studies.uncertainty import n_draws, places, spread
 
 HERE = Path(__file__).parent
 RESIDUALS = HERE / "residuals.csv"
 DECISIONS = HERE / "decisions.csv"
-DOUBTS = HERE.parents[1] / "simdist" / "studies" / "doubts.json"
+DOUBTS = HERE.parents[1] / "simdist" / "studies" / "published_errors.json"
 NOT_ALIKE = {
     "16 H100 in two machines over InfiniBand, reported as slow": "its user reports that it is slow",
     "16 A100 in two machines over RoCE, Oracle's tutorial": "it carries a third of what its like do",

@@ -20,7 +20,7 @@ from simdist import engines
 from simdist.cost import Costs
 from simdist.runs.building import Built, build, delays
 from simdist.scenario import Scenario
-from simdist.studies.doubts import doubted, storage_doubts
+from simdist.studies.published_errors import doubted, storage_doubts
 from simdist.studies.uncertainty import n_draws, places, spread
 from simdist.traces.waiting import step_end_s
 

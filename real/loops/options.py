@@ -94,44 +94,6 @@ class Launch:
             raise ScenarioError(f"timeout_s={self.timeout_s}; write seconds, more than 0")
 
 
-# Keywords that `wrap` had before: the parameter, the class and the field that have taken their place.
-_MOVED: Mapping[str, tuple[str, str, str]] = {
-    "outer_optimizer": ("averaging", "Averaging", "outer_optimizer"),
-    "final_average": ("averaging", "Averaging", "final_average"),
-    "average_buffers": ("averaging", "Averaging", "average_buffers"),
-    "checkpoint": ("checkpointing", "Checkpointing", "folder"),
-    "every": ("checkpointing", "Checkpointing", "every"),
-    "also": ("checkpointing", "Checkpointing", "also"),
-    "trace": ("experiment", "Experiment", "trace"),
-    "delays": ("experiment", "Experiment", "delays"),
-    "ranks_per_node": ("launch", "Launch", "ranks_per_node"),
-    "timeout_s": ("launch", "Launch", "timeout_s"),
-}
-
-
-def refuse_keywords(given: Mapping[str, object]) -> None:
-    """Raise an error for keywords that `wrap` does not have. It names the new place of keywords of earlier releases.
-
-    Raises:
-        TypeError: There are such keywords.
-
-    >>> refuse_keywords({"checkpoint": "saved", "every": 20})
-    Traceback (most recent call last):
-    TypeError: real.wrap() takes no checkpoint=, every=: write checkpointing=real.Checkpointing(folder=..., every=...)
-    """
-    if not given:
-        return
-    fields: dict[str, list[str]] = {}
-    for name in given:
-        if name in _MOVED:
-            parameter, kind, new = _MOVED[name]
-            fields.setdefault(f"{parameter}=real.{kind}", []).append(f"{new}=...")
-    places = [f"{call}({', '.join(each)})" for call, each in fields.items()]
-    if any(name not in _MOVED for name in given):
-        places.append("n_steps, first_step, averaging, checkpointing, experiment or launch")
-    raise TypeError(f"real.wrap() takes no {', '.join(f'{name}=' for name in given)}: write {', '.join(places)}")
-
-
 def check_groups(
     averaging: Averaging, checkpointing: Checkpointing | None, experiment: Experiment, launch: Launch
 ) -> None:

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Never
 
 import torch
 from torch import nn
@@ -30,7 +29,7 @@ from real.execution.executor import Executor
 from real.execution.running import make_executor
 from real.loops.bound_model import BoundModel, bound
 from real.loops.nodes import meet_nodes
-from real.loops.options import Averaging, Checkpointing, Experiment, Launch, check_groups, refuse_keywords
+from real.loops.options import Averaging, Checkpointing, Experiment, Launch, check_groups
 from real.loops.planning import ENDLESS_STEPS, Planned, PlanRequest, device_of, optimizer_of, planned
 from real.loops.ranks import everyone, meet_peers, meet_ranks
 from real.loops.resuming import Resuming, resume
@@ -62,7 +61,6 @@ def wrap(
     checkpointing: Checkpointing | None = None,
     experiment: Experiment = _EXPERIMENT,
     launch: Launch = _LAUNCH,
-    **moved: Never,
 ) -> Worker:
     """Let a training loop follow a schedule. All ranks call this.
 
@@ -78,19 +76,17 @@ def wrap(
         checkpointing: Options for checkpoints. The loop resumes from the newest one. None writes none.
         experiment: A trace of the run, injected delays, and reports of late ranks.
         launch: Ranks of one machine, and the timeout of ranks.
-        moved: Leave empty. For a keyword of an earlier release, the error names its new place.
 
     Returns:
         A context manager. Without a `with` statement, close it at the end.
 
     Raises:
-        TypeError: A keyword does not exist, or its value is not a group of options.
+        TypeError: A value is not a group of options.
         PlanError: The plan is not legal, or is for another model.
         ScenarioError: The schedule does not fit the world.
         UnsupportedError: A training loop cannot perform the plan.
         RunError: A rank is missing, or wraps something else; or a checkpoint is damaged or belongs to another job.
     """
-    refuse_keywords(moved)
     check_groups(averaging, checkpointing, experiment, launch)
     if first_step < 0:
         raise ScenarioError(f"first_step={first_step}; steps count from 0")

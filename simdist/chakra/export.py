@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist import __version__
-from simdist.chakra.files import CollectiveType, NodeType, add_attribute, message_classes, write_trace
+from simdist.chakra.schema import CollectiveType, NodeType, add_attribute, message_classes, write_trace
 from simdist.cost import Costs, Varying
 from simdist.cost.costs import alone_s
 from simdist.errors import PlanError, naming_file
@@ -323,6 +323,55 @@ def refuse_size(export: Export) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Exported:
+    """A plan that was written as traces.
+
+    Args:
+        label: Label of its schedule, the prefix of the files.
+        export: What was written.
+        folder: Where.
+        nbytes: Bytes of all traces.
+    """
+
+    label: str
+    export: Export
+    folder: Path
+    nbytes: int
+
+    def document(self) -> dict[str, object]:
+        """Return an export as JSON.
+
+        Columns:
+            schedule (str): Label.
+            digest (str): Digest of the plan.
+            world_size (int): Ranks, and files.
+            steps (int): Steps written.
+            traces (str): Pattern of the files.
+            groups (str): File with the ranks of each process group.
+            size (int): Bytes of all traces.
+            cautions (list): What consumers of the traces do not see, a text each.
+        """
+        plan = self.export.plan
+        return {
+            "schedule": self.label,
+            "digest": plan.digest(),
+            "world_size": plan.world_size,
+            "steps": self.export.n_steps,
+            "traces": str(self.folder / f"{self.label}.*.et"),
+            "groups": str(self.folder / f"{self.label}.json"),
+            "size": self.nbytes,
+            "cautions": cautions(plan),
+        }
+
+    def text(self) -> str:
+        """Return an export in a line."""
+        n_ranks = self.export.plan.world_size
+        count = f"{n_ranks:,} ranks, {self.export.n_steps:,} steps, {format_nbytes(self.nbytes)}"
+        files = self.folder / self.label
+        return f"{self.label}: {count}: {files}.<rank>.et, process groups in {files}.json"
+
+
 def write(
     export: Export, folder: Path, prefix: str, *, force: bool, progress: Callable[[int], None] | None = None
 ) -> int:
@@ -361,8 +410,8 @@ def _clear(folder: Path, prefix: str, *, force: bool) -> None:
     there = sorted(file for file in folder.iterdir() if pattern.fullmatch(file.name))
     if there and not force:
         raise PlanError(
-            f"{there[0]}: is there already, with {len(there) - 1} more; choose another folder with -o, or replace them "
-            f"with --force"
+            f"{there[0]}: is there already, with {len(there) - 1} more; choose another folder with --chakra, or "
+            f"replace them with --force"
         )
     for file in there:
         file.unlink()

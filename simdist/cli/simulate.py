@@ -7,17 +7,18 @@ from typing import Any
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import facets_text, table_text
 from simdist.engines import DrawnDelays, Engine, alike, choose_engine, fast, simulate
 from simdist.errors import naming
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
+from simdist.runs.planned import PlannedSchedule
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATES
-from simdist.studies.comparison import ScheduleTimes, times_of
 from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
+from simdist.studies.measuring import ScheduleTimes, times_of
+from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 
@@ -89,7 +90,7 @@ def command(
             session.draw(timeline_figure(trace), inputs.picture_path(plot, label, len(traces)))
 
 
-def _write(session: common.Session, planned: inputs.PlannedSchedule, *, force: bool) -> Path | None:
+def _write(session: common.Session, planned: PlannedSchedule, *, force: bool) -> Path | None:
     """Write the run directory that is asked for; return where the trace goes."""
     if planned.output is None:
         return planned.run.path if planned.run else None
@@ -99,7 +100,7 @@ def _write(session: common.Session, planned: inputs.PlannedSchedule, *, force: b
     return planned.output
 
 
-def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
+def _simulate(planned: PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
     plan = planned.plan
     costs = planned.costs
 
@@ -129,9 +130,7 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
     return choose_engine(engine, by_fast=by_fast, by_alike=by_alike, by_des=by_des)
 
 
-def _record(
-    planned: inputs.PlannedSchedule, times: ScheduleTimes, makespan_s: float, file: Path | None
-) -> dict[str, Any]:
+def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, file: Path | None) -> dict[str, Any]:
     """Return a simulated schedule as JSON.
 
     Columns:

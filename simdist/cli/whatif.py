@@ -5,19 +5,17 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 import click
-from click.core import ParameterSource
 
-from simdist.cli import common, losses, whatif_table
+from simdist.cli import common, inputs, losses
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
-from simdist.cli.tables import table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cli.where import facts_record, facts_text, lost_text, not_compared
 from simdist.cost import Costs
 from simdist.engines.replay import Timing, timing
-from simdist.errors import RunError, ScenarioError, naming
+from simdist.errors import RunError, naming
 from simdist.plan.ops import Channel
 from simdist.plan.text import ranks_named
 from simdist.progress import ProgressBar
@@ -25,18 +23,18 @@ from simdist.runs import run_directory
 from simdist.runs.building import price_of
 from simdist.scenario import Imported, Scenario
 from simdist.schedules import Schedule
-from simdist.settings.base import plural
+from simdist.settings.base import picked, plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import PLAIN_SPEEDUP, PLAIN_STEP_TIME, SCHEDULE, Column
 from simdist.studies.facets import GradientsUsed
 from simdist.studies.held import find_held, with_links, without_links
+from simdist.studies.loading import loading_cost, no_data
+from simdist.studies.tables import table_text
 from simdist.traces.links import Held, link_in_words
 from simdist.traces.trace import Trace, late_shares
 from simdist.whatif.gains import Gain, Gains, find_gains
-from simdist.whatif.job_slowdown import IdealCompute
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
 from simdist.whatif.slowdown import Slowdown, find_slowdown
-from simdist.whatif.table import is_table
 from simdist.whatif.verdict import Pattern, find_pattern, interval_text, spread_sentence, verdict_sentence
 
 _Record: TypeAlias = dict[str, Any]
@@ -44,7 +42,8 @@ _Record: TypeAlias = dict[str, Any]
 _MOST_LINKS = 6  # lines of a table; JSON has all
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
-_NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "seed", "cluster")
+_LINE_S = 30.0
+_OF_STRAGGLERS = ("which", "steps", "schedules", "n_runs", "block_steps", "seed", "cluster")
 
 _FOUND = (
     "world_size",
@@ -84,7 +83,7 @@ _GAIN_COLUMNS = (
 
 
 @click.command("whatif")
-@click.argument("name", type=common.file_name, metavar="RUN|SCENARIO|TABLE")
+@click.argument("name", type=common.file_name, metavar="RUN|SCENARIO")
 @click.option("--schedule", metavar="LABEL", help="Analyse this schedule; sync, else the first, if omitted.")
 @click.option(
     "--trace",
@@ -93,11 +92,6 @@ _GAIN_COLUMNS = (
     help="Which trace of a RUN; real if there is one.",
 )
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Analyse only steps A to B - 1.")
-@click.option(
-    "--ideal",
-    type=click.Choice(get_args(IdealCompute)),
-    help="Compute time without stragglers in a TABLE; mean if omitted.",
-)
 @click.option("--schedules", metavar="LABELS|FILE", help="Compare these schedules, by label or from another scenario.")
 @click.option(
     "--resamples", "n_runs", type=click.IntRange(0, 1_000_000), default=200, help="Resampled runs per schedule."
@@ -109,22 +103,24 @@ _GAIN_COLUMNS = (
 @click.option(
     "--cluster", type=common.file_name, metavar="FILE|PRESET", help="Simulate with the links of this cluster."
 )
+@click.option("--data", is_flag=True, help="Show instead what loading the data set costs, by epoch.")
+@click.option("--knobs", is_flag=True, help="With --data, also change one setting at a time: which stalls go?")
 @common.options
-def command(session: common.Session, name: str, *, ideal: IdealCompute | None, **given: Any) -> None:
+def command(session: common.Session, name: str, *, data: bool, knobs: bool, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
 
     The job without stragglers is a replay in which each operation takes its typical time. The loss against it is shown
     by kind of operation, rank, node and step. The intervals of gains come from runs that are resampled from the
     recorded delays.
 
-    A TABLE, .csv or .parquet, has a row for each operation of a job with data and pipeline parallelism.
+    With --data: the time of each epoch, how long ranks stall because no batch is ready, and which level of storage
+    samples come from. For a measured RUN, simulated and real side by side.
     """
-    if is_table(name):
-        _refuse_options(name)
-        whatif_table.show(session, Path(name), steps=given["steps"], compute=ideal or "mean")
+    if data:
+        common.refuse_beside("--data", *_OF_STRAGGLERS)
+        _show_loading(session, name, given["schedule"], turns_knobs=knobs)
         return
-    if ideal:
-        raise ScenarioError(f"{name}: --ideal {ideal}: is for tables of operations, .csv or .parquet; leave it out")
+    common.refuse_without("--data", "knobs")
     options = WhatifOptions(**given)
     with session.bar() as bar:
         bar.update("read", 0, None)
@@ -140,16 +136,24 @@ def command(session: common.Session, name: str, *, ideal: IdealCompute | None, *
     session.result(document, _text(job, document, found, spread, compared))
 
 
-def _refuse_options(name: str) -> None:
-    """Refuse what does not apply to a table."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        key = parameter.name or ""
-        if key in _NOT_OF_TABLES and context.get_parameter_source(key) == ParameterSource.COMMANDLINE:
-            raise ScenarioError(
-                f"{name}: {parameter.opts[0]}: a table of operations is replayed, not simulated: leave it out; "
-                f"--steps, --ideal and --json apply"
-            )
+def _show_loading(session: common.Session, name: str, schedule: str | None, *, turns_knobs: bool) -> None:
+    found = []
+    with session.bar(line_every_s=_LINE_S) as bar:
+        bar.update("read", 0, None)
+        bandwidth = inputs.written(name, "cluster", "storage", "bandwidth")
+        sources = inputs.usable(session, name, list(inputs.planned(session, name, schedule)), no_data)
+        for number, source in enumerate(sources):
+
+            def progress(what: str, done: float, total: float, number: int = number) -> None:
+                bar.update(what, number + done / total, len(sources))
+
+            with naming(name):
+                cost = loading_cost(source, turns_knobs=turns_knobs, bandwidth=bandwidth, progress=progress)
+            if cost.remark:
+                session.say(f"warning: {cost.remark}")
+            found.append(cost)
+    document = {"scenario": name, "rows": [each.document() for each in found]}
+    session.result(document, "\n\n\n".join(each.text() for each in found))
 
 
 def _slowdown(job: WhatifJob, bar: ProgressBar) -> Slowdown:
@@ -312,7 +316,7 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "schedule": job.baseline.name,
         "trace": job.trace.source,
         "first_step": job.numbers[found.first_step],
-        **common.picked(found, *_FOUND, steps="n_steps"),
+        **picked(found, *_FOUND, steps="n_steps"),
         "pattern": asdict(spread),
         "kinds": [asdict(part) for part in found.kinds],
         "channels": [{key: value for key, value in asdict(each).items() if key != "name"} for each in found.channels],
@@ -377,12 +381,10 @@ def _gains_document(compared: Gains) -> _Record:
     best = compared.best
     fastest = compared.fastest
     return {
-        **common.picked(compared, "baseline", "baseline_step_s", "drawn", runs="n_runs", steps="n_steps"),
+        **picked(compared, "baseline", "baseline_step_s", "drawn", runs="n_runs", steps="n_steps"),
         "recorded_steps": compared.recording.n_steps if compared.recording else None,
         "block_steps": compared.recording.block_steps if compared.recording else None,
-        "rows": [
-            common.picked(row, *_OF_GAIN, *_optional_columns(row), speedup_95="interval") for row in compared.rows
-        ],
+        "rows": [picked(row, *_OF_GAIN, *_optional_columns(row), speedup_95="interval") for row in compared.rows],
         "fastest": fastest.schedule if fastest else None,
         "best": best.schedule if best else None,
     }

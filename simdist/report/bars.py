@@ -9,7 +9,7 @@ from simdist.errors import ScenarioError
 from simdist.report.figures import literal_text, new_figure, panels, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREY, ORANGE, VERMILLION, time_unit
 from simdist.studies.data_knobs import KnobEffects
-from simdist.studies.tolerance import Tolerances, probability_text
+from simdist.studies.tolerable_rate import Tolerances, probability_text
 from simdist.whatif.gains import Gains
 from simdist.whatif.slowdown import Slowdown
 

@@ -42,14 +42,14 @@ from simdist.studies.columns import (
 from simdist.studies.comparison import Comparison
 from simdist.studies.data_knobs import KnobEffects
 from simdist.studies.epochs import Epochs
-from simdist.studies.tolerance import COLUMNS as TOLERABLE
-from simdist.studies.tolerance import Tolerances
-from simdist.sweep.definition import Sweep
-from simdist.sweep.table import ResultRow, Table, shown_text, uses_kinds
+from simdist.studies.tolerable_rate import COLUMNS as TOLERABLE
+from simdist.studies.tolerable_rate import Tolerances
+from simdist.sweeps.definition import Sweep
+from simdist.sweeps.table import ResultRow, Table, shown_text, uses_kinds
 from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting
-from simdist.tune.tuning import Tuned
+from simdist.tuning.tuning import Tuned
 from simdist.whatif.gains import Gains
 from simdist.whatif.slowdown import Slowdown
 

@@ -11,10 +11,11 @@ from pydantic import Field, field_validator
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Body, Buffer, Copy, Group, Op, Plan, ReduceScatter, Result
 from simdist.plan.ops import ALONE
+from simdist.plan.optimizers import OPTIMIZERS, OptimizerName
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
-from simdist.schedules.job import FloatType, Job
+from simdist.schedules.job import FloatType, Job, Shape
 from simdist.schedules.labels import Piece, piece, texts
 from simdist.schedules.tuning import FP16, SHARED_UPDATES, Allowance, Axis, Permit
 from simdist.settings.base import shown
@@ -131,7 +132,7 @@ class GradientSchedule(Schedule, abc.ABC):
         if job.dtype == "float32":
             found.append(cls.axis("compression", ("none", "fp16"), FP16))
         found += cls.sending_axes(job, allowed)
-        if job.optimizer != "lars":
+        if not OPTIMIZERS[job.optimizer].has_trust_ratios:
             found.append(cls.axis("shared_update", cls.tried_sharings(job), SHARED_UPDATES))
         return tuple(found)
 
@@ -176,9 +177,9 @@ class GradientSchedule(Schedule, abc.ABC):
             raise ValueError(f"{n_ranks}: {hint}")
         return n_ranks
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what does not fit: ranks that cannot share an update, or an algorithm that cannot gather slices."""
-        found = super().problems(world_size, ranks_per_node)
+        found = super().problems(shape)
         if not self.shared_update:
             hint = "it is for updates that ranks share: write shared_update: true, or leave it out"
             if self._is_broadcast:
@@ -186,13 +187,12 @@ class GradientSchedule(Schedule, abc.ABC):
             if self.param_dtype:
                 found.append(("param_dtype", f"{self.param_dtype}: {hint}"))
             return found
-        job = Job(world_size, ranks_per_node, n_steps=1, tensor_counts=(1,))
-        size = self._sharers(job).size
-        own = self.n_slices(job)
-        if size == 1 < world_size:
+        size = self._sharers(shape).size
+        own = self.n_slices(shape)
+        if size == 1 < shape.world_size:
             found.append(("shared_update", "node: a node has one rank: write true, or a number of ranks"))
-        elif world_size % size:
-            found.append(("shared_update", f"{size} does not divide the {world_size} ranks"))
+        elif shape.world_size % size:
+            found.append(("shared_update", f"{size} does not divide the {shape.world_size} ranks"))
         elif own > 1 and size != own:
             found.append(("shared_update", f"{size}: the {own} ranks of a node share the exchange: write true"))
         return [*found, *parts.slicing_problems(self.algorithm)]
@@ -201,7 +201,7 @@ class GradientSchedule(Schedule, abc.ABC):
         """Tell whether `step` all-reduces the gradients instead; by default no step does."""
         return False
 
-    def n_slices(self, job: Job) -> int:
+    def n_slices(self, shape: Shape) -> int:
         """Return the number of equal slices of a bucket, which is padded to a multiple of it. 1 by default."""
         return 1
 
@@ -254,12 +254,13 @@ class GradientSchedule(Schedule, abc.ABC):
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
         )
 
-    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+    def workload_problems(self, optimizer: OptimizerName, *, has_rows: bool = True) -> list[tuple[str, str]]:
         """Return what does not fit: trust ratios that do not exist, or that a shared update cannot compute."""
-        if self.parallel_optimizer and optimizer != "lars":
+        has_ratios = OPTIMIZERS[optimizer].has_trust_ratios
+        if self.parallel_optimizer and not has_ratios:
             hint = "write workload.optimizer: lars, or leave it out"
             return [("parallel_optimizer", f"it shares the trust ratios of LARS; the optimizer is {optimizer}: {hint}")]
-        if self.shared_update and optimizer == "lars":
+        if self.shared_update and has_ratios:
             hint = "which take norms of whole tensors, and slices have none: write parallel_optimizer: true instead"
             return [("shared_update", f"LARS has trust ratios, {hint}")]
         return []
@@ -278,16 +279,16 @@ class GradientSchedule(Schedule, abc.ABC):
     def _raters(self, job: Job) -> Group:
         return Group(job.world_size if self.parallel_optimizer else 1)
 
-    def _sharers(self, job: Job) -> Group:
+    def _sharers(self, shape: Shape) -> Group:
         """Return the groups that share the update."""
         match self.shared_update:
             case False:
                 return ALONE
             case True:
-                n_slices = self.n_slices(job)
-                return Group(n_slices if n_slices > 1 else job.world_size)
+                n_slices = self.n_slices(shape)
+                return Group(n_slices if n_slices > 1 else shape.world_size)
             case "node":
-                return Group(job.ranks_per_node)
+                return Group(shape.ranks_per_node)
             case n_ranks:
                 return Group(n_ranks)
 

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias, assert_never, get_args
 
 from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Channel, Destination, Level
+from simdist.plan.optimizers import OptimizerName
 from simdist.plan.plan import Dataset, DType
 from simdist.schedules.units import ModelUnit
 
@@ -99,7 +100,22 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Shape:
+    """Ranks and steps of a job: they decide whether a schedule fits.
+
+    Args:
+        world_size: Ranks.
+        ranks_per_node: Ranks of one node; they are consecutive.
+        n_steps: Steps.
+    """
+
+    world_size: int
+    ranks_per_node: int
+    n_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Shape):
     """A data-parallel training job, as far as its plan depends on it.
 
     Args:
@@ -108,7 +124,7 @@ class Job:
         n_steps: Steps.
         tensor_counts: Elements of every parameter tensor, in forward order.
         dtype: Type of parameters and gradients.
-        optimizer: `adamw` keeps two moments; `lars` scales the learning rate of every tensor by its trust ratio.
+        optimizer: The optimizer, see `simdist.plan.optimizers`.
         micro_batches: Forward and backward passes of a step. Their gradients are added up.
         batch_nbytes: Bytes that one rank reads for a step: its batches of all passes.
         input_path: The path of the batch to the GPU.
@@ -128,12 +144,9 @@ class Job:
         has_param_buffers: Every tensor has a buffer of parameters of its own, instead of one buffer for all of them.
     """
 
-    world_size: int
-    ranks_per_node: int
-    n_steps: int
     tensor_counts: tuple[int, ...]
     dtype: DType = "float32"
-    optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     micro_batches: int = 1
     batch_nbytes: int = 1
     input_path: InputPath = field(default_factory=InputPath)
@@ -149,13 +162,13 @@ class Job:
     has_param_buffers: bool = False
 
 
-def degrees(job: Job) -> tuple[int, ...]:
+def degrees(shape: Shape) -> tuple[int, ...]:
     """Return the numbers of ranks that may share something: parts of a node, or several whole nodes.
 
-    >>> degrees(Job(world_size=16, ranks_per_node=4, n_steps=1, tensor_counts=(1,)))
+    >>> degrees(Shape(world_size=16, ranks_per_node=4))
     (2, 4, 8)
     """
-    n = job.world_size
-    node = min(job.ranks_per_node, n)
+    n = shape.world_size
+    node = min(shape.ranks_per_node, n)
     divisors = (each for each in range(2, n) if n % each == 0)
     return tuple(each for each in divisors if each % node == 0 or node % each == 0)

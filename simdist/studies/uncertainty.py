@@ -9,7 +9,7 @@ its result minus that of the stated values with the same seed. Speed-ups change 
 interval contains the middle 90 % of these changes, combined with the variance over seeds, around the stated result. If
 nearly all changes have one sign, it contains 90 % from the stated result on.
 
-The doubt of a kind of prediction is drawn like a quantity, see `simdist.studies.doubts`.
+The doubt of a kind of prediction is drawn like a quantity, see `simdist.studies.published_errors`.
 
 The 20 draws of a single quantity are evenly spaced, and the ends are its quantiles. For several quantities, a further
 draw lies between the ends of 40 with 90 %.
@@ -38,7 +38,7 @@ from simdist.settings.base import plural
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, Samples
 
 if TYPE_CHECKING:
-    from simdist.studies.doubts import Doubt
+    from simdist.studies.published_errors import Doubt
 
 #: Among the causes: what seeds leave open, which more of them would tell.
 CHANCE = "seeds"
@@ -181,7 +181,7 @@ def main_cause(scenario: Scenario, shares: Mapping[str, float]) -> str:
 
 
 def _open(scenario: Scenario) -> "tuple[Quantity | Doubt, ...]":
-    from simdist.studies.doubts import doubts_of
+    from simdist.studies.published_errors import doubts_of
 
     return (*quantities(scenario), *doubts_of(scenario))
 

@@ -1,8 +1,7 @@
 """Cost of stragglers, and gains of other schedules.
 
 `find_slowdown` replays a trace in which some durations are made ideal. `find_gains` simulates other schedules under the
-disturbances of a job. `simdist.whatif.table` and `simdist.whatif.job_slowdown` compute the slowdown of a job with a
-pipeline, from a table with one row per operation.
+disturbances of a job.
 """
 
 from simdist.whatif.gains import Gain, Gains, find_gains

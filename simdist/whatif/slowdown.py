@@ -57,7 +57,7 @@ _SLOWEST_SHARE = 0.03  # of the ranks: Lin et al., the W of M_W
 _BATCH_VALUES = 16_384  # ranks x variants; their vectors stay in a core's cache
 _SHUFFLES = 9  # in 9 of 10 jobs, none of them is larger by chance
 _NOTABLE_LOSS = 0.002  # of a step: smaller losses have no pattern
-ROUNDING = 1e-9  # of a job's time: smaller losses are not attributed
+_ROUNDING = 1e-9  # of a job's time: smaller losses are not attributed
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class _Analysis:
         if not total_s[1] > 0:
             raise TraceError(f"plan {self._trace.plan.name}: these steps take no time; there is nothing to be slow")
         of_kinds, of_channels, of_nodes = np.split(total_s[2:], np.cumsum([len(kinds), len(CHANNELS)]))
-        slow = tuple(slowest(rank_total_s))
+        slow = tuple(_slowest(rank_total_s))
         node = int(np.argmax(of_nodes))
         fixed_by_ranks, fixed_by_node = self._fixed(
             [frozenset(slow), self._ranks_of(node)], float(total_s[0]), float(total_s[1])
@@ -273,8 +273,8 @@ class _Analysis:
             persistent_s=persistent_s,
             persistent_by_chance_s=self._persistent_by_chance_s(persistent_s, float(total_s[1]) / n_steps),
             simultaneous_s=self._replayed_s(simultaneous(plan, self._traced, first_step=first_step)) / n_steps,
-            kinds=losses(kinds, of_kinds, float(total_s[1]), n_steps),
-            channels=losses([Contributor(name, name) for name in CHANNELS], of_channels, float(total_s[1]), n_steps),
+            kinds=_losses(kinds, of_kinds, float(total_s[1]), n_steps),
+            channels=_losses([Contributor(name, name) for name in CHANNELS], of_channels, float(total_s[1]), n_steps),
             rank_slowdowns=rank_total_s / total_s[1],
             node_slowdowns=of_nodes / total_s[1],
             step_s=step_s[:, 0],
@@ -330,7 +330,7 @@ class _Analysis:
 
     def _fixed(self, fixed: Sequence[frozenset[int]], total_s: float, ideal_s: float) -> list[float | None]:
         """Return the share of the loss that vanishes if some ranks are ideal."""
-        if total_s - ideal_s <= ROUNDING * total_s:
+        if total_s - ideal_s <= _ROUNDING * total_s:
             return [None] * len(fixed)
         everyone = frozenset(range(self._world_size))
         left_s = self._step_s([Kept(ranks=everyone - ranks) for ranks in fixed]).sum(axis=0)
@@ -351,18 +351,13 @@ def _durations_s(ends_s: Floats, steps: range) -> Floats:
     return np.diff(ends_s, axis=0, prepend=0.0)[steps.start : steps.stop]
 
 
-def slowest(costs: Floats, *, numbers: NDArray[np.int64] | None = None) -> list[int]:
-    """Return the indices of the most expensive 3 % of the ranks, at least one, in ascending order.
-
-    Args:
-        costs: Cost of each rank, e.g. its slowdown.
-        numbers: Number of each rank; by default the index. Of equal costs, the lowest number counts.
-    """
+def _slowest(costs: Floats) -> list[int]:
+    """Return the most expensive 3 % of the ranks, at least one, ascending. Of equal costs, the lowest counts."""
     n = int(np.ceil(_SLOWEST_SHARE * len(costs)))
-    return sorted(np.lexsort((np.arange(len(costs)) if numbers is None else numbers, -costs))[:n].tolist())
+    return sorted(np.lexsort((np.arange(len(costs)), -costs))[:n].tolist())
 
 
-def losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
+def _losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
     """Return the cost of each kind of operation, the largest first.
 
     Args:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chakra_messages import read_trace
 from commandline import SMALL, Answer, call, edited, write
 
 from simdist import scenario as scenarios
-from simdist.chakra.files import read_trace
 from simdist.engines import des, fast
 from simdist.errors import PlanError, ScenarioError
 from simdist.plan import AllReduce, Broadcast, Group, algorithms
@@ -23,8 +23,8 @@ from simdist.runs.building import build, delay_sampler, delays
 from simdist.schedules import KINDS, LocalSGD, Sync
 from simdist.settings import plugins
 from simdist.testing import check_algorithm, check_disturbance, check_schedule
-from simdist.tune import Constraints, Extras, TuneOptions, tune
-from simdist.tune.space import space
+from simdist.tuning import Constraints, Extras, TuneOptions, tune
+from simdist.tuning.space import space
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ROOT / "tests" / "user_modules"
@@ -137,7 +137,7 @@ def test_run_directories_are_simulated_shown_and_exported(file: Path, tmp_path: 
     page = tmp_path / "page.html"
     run("report", runs, "-o", page)
     assert "node-4" in page.read_text(encoding="utf-8")
-    run("chakra", "export", file, "--schedule", "node-4", "-o", tmp_path / "chakra")
+    run("plan", file, "--schedule", "node-4", "--chakra", tmp_path / "chakra")
     assert sum(1 for _ in read_trace(next((tmp_path / "chakra").glob("*.et")))) > 0
 
 
@@ -181,7 +181,7 @@ def test_sweep_computes_rows_here_and_in_other_processes(
 
 
 def test_keys_of_a_sweep_count_the_code_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from simdist.sweep.keys import Content
+    from simdist.sweeps.keys import Content
 
     schedule = {"kind": "changing:One"}
     digests = []

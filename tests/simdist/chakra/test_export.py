@@ -5,11 +5,12 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from chakra_messages import find, read_trace
 from commandline import SMALL, STORAGE, Answer, call, edited, write
 
 from simdist.chakra.export import MAX_NBYTES, Export, NodeTemplates, ProcessGroups, cautions, refuse_size
 from simdist.chakra.export import write as chakra_write
-from simdist.chakra.files import NodeType, find, read_trace
+from simdist.chakra.schema import NodeType
 from simdist.cost import Varying
 from simdist.engines import simulate
 from simdist.errors import PlanError
@@ -285,7 +286,7 @@ def test_an_export_of_many_gigabytes_is_refused_with_the_steps_that_fit():
 
 
 def exported(capsys, tmp_path, *args, text: str = SMALL) -> Answer:
-    return call(capsys, "chakra", "export", write(tmp_path / "s.yaml", text), "-o", tmp_path / "out", *args)
+    return call(capsys, "plan", write(tmp_path / "s.yaml", text), "--chakra", tmp_path / "out", *args)
 
 
 def test_the_command_writes_a_trace_for_every_rank_and_the_groups(capsys, tmp_path):
@@ -301,7 +302,7 @@ def test_the_command_writes_a_trace_for_every_rank_and_the_groups(capsys, tmp_pa
 
 def test_a_run_is_exported_with_its_own_delays(capsys, tmp_path):
     call(capsys, "plan", write(tmp_path / "s.yaml"), "--schedule", "sync", "-o", tmp_path / "run")
-    answer = call(capsys, "chakra", "export", tmp_path / "run", "-o", tmp_path / "out")
+    answer = call(capsys, "plan", tmp_path / "run", "--chakra", tmp_path / "out")
     assert answer.code == 0, answer.err
     drawn = run_directory.read(tmp_path / "run").delays["host"]
     for rank in range(8):
@@ -351,7 +352,7 @@ def test_traces_that_are_there_are_replaced_with_force_only_and_leave_no_rank_be
     smaller = edited(("nodes: 2", "nodes: 1"), ("2: 4", "2: 2"))
     answer = exported(capsys, tmp_path, "--schedule", "sync", text=smaller)
     assert answer.code == 2
-    assert "sync.0.et: is there already, with 8 more; choose another folder with -o" in answer.err
+    assert "sync.0.et: is there already, with 8 more; choose another folder with --chakra" in answer.err
     assert exported(capsys, tmp_path, "--schedule", "sync", "--force", text=smaller).code == 0
     assert len(list((tmp_path / "out").glob("*.et"))) == 4
 

@@ -412,7 +412,7 @@ def test_wrong_input_ends_a_process_with_code_2(tmp_path, args):
 
 # Paths that the operating system cannot look up
 
-PATHS = re.compile("RUN|SCENARIO|SWEEP|TABLE|FILE|FOLDER|DIR|GLOB")
+PATHS = re.compile("RUN|SCENARIO|SWEEP|FILE|FOLDER|DIR|GLOB")
 OF_TEXT = {"--schedules", "--scheduler"}  # lists of labels, and addresses
 
 
@@ -490,7 +490,6 @@ def test_error_of_the_system_without_a_file_is_not_an_error_of_printing(tmp_path
         (["presets", "cluster", "dgx-a100"], "did you mean 'clusters'"),
         (["comprae", "scenario.yaml"], "did you mean 'compare'"),
         (["simulate", "scenario.yaml", "--engine", "fsat"], "did you mean 'fast'"),
-        (["chakra", "exprot"], "id you mean 'export'"),
     ],
 )
 def test_misspelt_word_of_a_command_is_told_with_the_nearest(args, hint, capsys):

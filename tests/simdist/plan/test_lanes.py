@@ -23,7 +23,7 @@ from simdist.report.page.packing import rows_of_streams
 from simdist.report.timeline import timeline_figure
 from simdist.runs import building
 from simdist.scenario import loads as read_scenario
-from simdist.studies.limits import epoch_limits
+from simdist.studies.epoch_bounds import epoch_limits
 from simdist.studies.validation import validate
 from simdist.traces.breakdown import break_down
 from simdist.traces.chrome import chrome_trace

@@ -5,7 +5,7 @@ import pytest
 from simdist.errors import ScenarioError
 from simdist.runs.nccl_tests import fitted, placed, read_table, simulated_s, with_launches
 from simdist.scenario import dump_cluster, load, load_cluster, presets
-from simdist.studies.doubts import doubts_of
+from simdist.studies.published_errors import doubts_of
 from simdist.traces.collectives import bus_factor
 
 HEAD = """# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20

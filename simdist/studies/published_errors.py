@@ -1,0 +1,327 @@
+"""How far predictions of a kind are from what was measured: the errors of published rows.
+
+A kind is a step from what the user measured to what the scenario asks: from one batch size to another, from one GPU to
+its machine, from a machine to several, the time of collectives inside machines and between them, and samples from
+storage. The doubt of a kind is the distribution of
+
+    log(measured seconds / simulated seconds)
+
+over published rows of that kind, by hardware. A draw takes a place from 0 to 1 in it and multiplies prices: those of
+forward and backward passes, of collectives by their size, or of reading. All schedules get the same draws. So an error
+of computing changes their ratio little, and one of the network changes it as far as the schedules communicate
+differently.
+
+`published_errors.json` has the distributions. `experiments/published_rows` estimates them and tests them on rows that
+it leaves out.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Transfer, Varying
+from simdist.plan import COLLECTIVES, AllGather, Backward, Buffer, Forward, Load, Plan, ReduceScatter, StageIn
+from simdist.plan.group import Group
+from simdist.plan.ops import Collective, Op
+from simdist.runs.building import lost_share
+from simdist.runs.nccl_tests import CALIBRATED
+from simdist.scenario import Cluster, Interference, Link, Scenario, Workload
+from simdist.scenario.cluster import Transport
+
+Kind: TypeAlias = Literal["batch", "machine", "machines", "fabric", "network", "storage", "input"]
+
+#: Distributions, as `published_errors.json` has them.
+Table: TypeAlias = Mapping[str, Any]
+
+_TITLES: dict[Kind, str] = {
+    "batch": "from a measured batch size to another",
+    "machine": "from one GPU to its machine",
+    "machines": "from one machine to several",
+    "fabric": "collectives inside machines",
+    "network": "collectives between machines",
+    "storage": "reading that takes longer than computing",
+    "input": "from a step without reading to one that reads from storage",
+}
+_TOOLS = "e.g. with real.calibrate or simdist calibrate --from-nccl-tests"
+_MEASURE: dict[Kind, str] = {
+    "batch": "a step of this batch size, and add it to workload.step_times",
+    "machine": "samples/s of one machine, and write interference: {machine_rate: ...}",
+    "machines": "samples/s of two machines",
+    "fabric": f"busbw of an all-reduce inside a machine, {_TOOLS}",
+    "network": f"busbw of an all-reduce between machines, {_TOOLS}",
+    "storage": "MB/s and files/s of the storage, e.g. with real.calibrate --data",
+    "input": "samples/s of one machine with its data, and with data that are in memory",
+}
+_BY_NAME = {"K80": "pascal", "P100": "pascal", "V100": "volta", "T4": "volta", "A100": "ampere", "H100": "hopper"}
+_BY_NAME |= {"MI250X": "mi250x", "MI300X": "mi300x"}
+_OF_COMPUTING = ("batch", "machine", "machines", "input")
+_CALIBRATED = "real.calibrate"  # measures both links; one that its line meets has no range
+_OF_PCIE_BPS = 64e9  # PCIe 5.0 x16 has 63 GB/s; NVLink 1 has 80
+_TRANSPORTS: dict[Transport, str] = {
+    "rdma": "RDMA",
+    "efa": "EFA",
+    "tcp": "TCP",
+    "tcpxo": "TCPXO",
+    "slingshot": "Slingshot",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The doubt of a kind of prediction.
+
+    Args:
+        kind: The kind.
+        hardware: Class of the rows, such as `volta mixed`; empty: all.
+        n_rows: Published rows of that class.
+        n_families: Families of these.
+        logs: log(measured / simulated) at evenly spaced places from 0 to 1, for each of `sizes`.
+        sizes: Bytes of a collective; one entry if size does not matter.
+        known: Share of the time that is stated to be lost, and so already simulated.
+    """
+
+    kind: Kind
+    hardware: str
+    n_rows: int
+    n_families: int
+    logs: tuple[tuple[float, ...], ...]
+    sizes: tuple[int, ...] = (1,)
+    known: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name among the causes of an interval."""
+        return f"doubt.{self.kind}"
+
+    @property
+    def in_words(self) -> str:
+        """What it is, and the measurement that replaces it."""
+        of = f", {self.hardware}" if self.hardware not in ("", self.kind) else ""
+        errors = f"errors of {self.n_rows} published rows, {_TITLES[self.kind]}{of}"
+        return f"{self.name} ({errors}): measure {_MEASURE[self.kind]}"
+
+    def factor(self, place: float, nbytes: int = 1) -> float:
+        """Return what multiplies a time at a place from 0 to 1."""
+        return self.factor_at(self.logs_at(place), nbytes)
+
+    def logs_at(self, place: float) -> list[float]:
+        """Return log(measured / simulated) at a place from 0 to 1, for each of `sizes`."""
+        return [float(np.interp(place, np.linspace(0, 1, len(each)), each)) for each in self.logs]
+
+    def factor_at(self, logs: Sequence[float], nbytes: int) -> float:
+        """Return what multiplies a time, given the logarithms at its place."""
+        between = float(np.interp(math.log(max(nbytes, 1)), np.log(self.sizes), logs))
+        return math.exp(between) / (1 + self.known)
+
+
+def doubts_of(scenario: Scenario, table: Table | None = None) -> tuple[Doubt, ...]:
+    """Return the doubts of the kinds of step that a scenario takes.
+
+    A scenario takes all its numbers as exact if it has neither ranges nor interference. A cluster without known GPUs is
+    like no published row.
+
+    Args:
+        scenario: The scenario.
+        table: Distributions instead of those of `published_errors.json`.
+    """
+    cluster = scenario.cluster
+    hardware = generation(cluster)
+    if hardware is None or not scenario.is_of_machines:
+        return ()
+    return kinds_of_step(scenario, hardware, of_published_rows() if table is None else table)
+
+
+def kinds_of_step(scenario: Scenario, hardware: str, table: Table) -> tuple[Doubt, ...]:
+    """Return the doubts of the kinds of step from what is measured to a scenario, on GPUs of a generation."""
+    cluster = scenario.cluster
+    of_training = (hardware, precision(scenario.workload))
+    found: list[Doubt] = []
+    if scenario.workload.batch_over_measured != 1:
+        found.append(batch_doubt(table, scenario.workload))
+    lost = _lost(scenario)
+    n_measured = scenario.workload.measured_ranks
+    if n_measured < cluster.gpus_per_node and lost is not None and not scenario.imported:
+        found.append(replace(training_doubt(table, "machine", *of_training), known=lost))
+    if cluster.n_domains > 1 and n_measured < cluster.world_size and not scenario.imported:
+        found.append(training_doubt(table, "machines", *of_training))
+    links: tuple[tuple[Literal["fabric", "network"], int], ...] = (
+        ("fabric", cluster.world_size // cluster.n_domains),
+        ("network", cluster.n_domains),
+    )
+    for kind, n_members in links:
+        if n_members > 1 and not _is_measured(cluster, kind):
+            found.append(collective_doubt(table, kind, link_class(cluster, kind)))
+    if scenario.input.source == "storage" and not scenario.imported:
+        found += [each for each in storage_doubts(table) if each.kind == "input" or not _is_storage_measured(scenario)]
+    return tuple(found)
+
+
+def _lost(scenario: Scenario) -> float | None:
+    """Return the share that a machine is stated to lose; None if its rate or a range of the loss is known."""
+    of = [each for each in scenario.disturbances if isinstance(each, Interference)]
+    has_range = any(path.endswith(".lost") for path in scenario.uncertain)
+    if has_range or any(each.machine_rate_per_s for each in of):
+        return None
+    return math.fsum(lost_share(scenario, each) for each in of)
+
+
+def _is_measured(cluster: Cluster, kind: Literal["fabric", "network"]) -> bool:
+    """Tell whether published rows say nothing of a link: it is measured or ideal, or the library is not NCCL."""
+    link = cluster.fabric if kind == "fabric" else cluster.network
+    efficiency = cluster.uncertain.get(f"{kind}.efficiency")
+    is_calibrated = any(each.source.startswith(_CALIBRATED) for each in cluster.uncertain.values())
+    is_told = efficiency is not None and efficiency.source.startswith(CALIBRATED)
+    is_measured = is_calibrated or is_told or link.table is not None
+    return is_measured or link == Link.ideal() or not cluster.library.startswith("nccl")
+
+
+def _is_storage_measured(scenario: Scenario) -> bool:
+    """Tell whether the rates of the storage are measured, or known as ranges."""
+    storage = scenario.cluster.storage
+    paths = (*scenario.uncertain, *(f"cluster.{path}" for path in scenario.cluster.uncertain))
+    has_range = any(path.startswith("cluster.storage.") for path in paths)
+    return has_range or (storage is not None and _CALIBRATED in storage.source)
+
+
+def generation(cluster: Cluster) -> str | None:
+    """Return the generation of the GPUs as rows have it; None if it is not known."""
+    capability = cluster.device.compute_capability
+    if capability is None:
+        return next((each for name, each in _BY_NAME.items() if name in cluster.device.name), None)
+    return "volta" if capability < 8 else "ampere" if capability < 9 else "hopper"
+
+
+def precision(workload: Workload) -> str:
+    """Return `single` or `mixed`."""
+    return "mixed" if workload.precision in ("fp16", "bf16") else "single"
+
+
+def link_class(cluster: Cluster, kind: Kind) -> str:
+    """Return the class of the links of a kind as rows have it."""
+    if kind == "network":
+        return _TRANSPORTS[cluster.likely_transport]
+    if cluster.mesh:
+        return "xGMI"
+    if cluster.fabric.bandwidth_Bps < _OF_PCIE_BPS:
+        return "PCIe"
+    return "NVLink"
+
+
+def batch_doubt(table: Table, workload: Workload) -> Doubt:
+    """Return the doubt of the time of a batch that was not measured, by its size over the nearest measured one.
+
+    The rows are those of what else is known: two measured batch sizes or more, or the seconds of launching kernels.
+    """
+    of = table["batch"]
+    name = "two sizes" if len(workload.step_times) > 1 else "launch" if workload.launch_s else ""
+    found = of["classes"][name]
+    at = math.log(workload.batch_over_measured)
+    logs = tuple(float(np.interp(at, np.log(of["ratios"]), each)) for each in zip(*found["logs"], strict=True))
+    return Doubt("batch", name, found["rows"], found["families"], (logs,))
+
+
+def training_doubt(table: Table, kind: Kind, hardware: str, precision: str) -> Doubt:
+    """Return the doubt of a kind of training by the closest class that has rows."""
+    classes = table["training"][kind]
+    return _doubt(kind, classes, (f"{hardware} {precision}".strip(), hardware, ""), (1,))
+
+
+def collective_doubt(table: Table, kind: Kind, link: str) -> Doubt:
+    """Return the doubt of collectives over a class of link; if it has no rows, of all inside or between machines."""
+    of = table["collectives"]
+    return _doubt(kind, of["classes"], (link, kind, ""), tuple(of["sizes"]))
+
+
+def storage_doubts(table: Table) -> tuple[Doubt, Doubt]:
+    """Return the doubts of loads that take longer than computing, and of passes beside loads that take less."""
+    kinds: tuple[Kind, Kind] = ("storage", "input")
+    reading, computing = (_doubt(kind, table["storage"], (kind,), (1,)) for kind in kinds)
+    return reading, computing
+
+
+def _doubt(kind: Kind, classes: Mapping[str, Any], names: Sequence[str], sizes: tuple[int, ...]) -> Doubt:
+    name = next(each for each in names if each in classes)
+    found = classes[name]
+    logs = tuple(tuple(each) for each in found["logs"])
+    return Doubt(kind, name, found["rows"], found["families"], logs, sizes)
+
+
+@cache
+def of_published_rows() -> dict[str, Any]:
+    """Return the distributions of `published_errors.json`."""
+    text = (resources.files("simdist.studies") / "published_errors.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def doubted(plan: Plan, costs: Costs, at: Mapping[Doubt, float]) -> Costs:
+    """Return prices with the errors of a draw.
+
+    Args:
+        plan: The plan.
+        costs: Its prices.
+        at: Place of each doubt in its distribution, from 0 to 1.
+    """
+    computing = math.prod(each.factor(place) for each, place in at.items() if each.kind in _OF_COMPUTING)
+    reading = math.prod(each.factor(place) for each, place in at.items() if each.kind == "storage")
+    by_kind = {each.kind: (each, each.logs_at(place)) for each, place in at.items()}
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    kinds: dict[Group, Kind] = {}
+    factors: dict[tuple[Kind, int], float] = {}
+    scaled: dict[tuple[int, float], Shared] = {}  # by identity: many operations have one price
+
+    def factor(op: Collective) -> float:
+        if op.group not in kinds:
+            kinds[op.group] = _link_of(op.group, costs.resources)
+        key = kinds[op.group], _nbytes(op, buffers)
+        if key not in factors:
+            doubt, logs = by_kind.get(key[0], (None, []))
+            factors[key] = doubt.factor_at(logs, key[1]) if doubt else 1.0
+        return factors[key]
+
+    def price(op: Op, cost: OpCost) -> OpCost:
+        if isinstance(cost, Local) and isinstance(op, Forward | Backward):
+            return Local(cost.seconds * computing)
+        if isinstance(cost, Shared) and isinstance(op, COLLECTIVES):
+            key = id(cost), factor(op)
+            if key not in scaled:
+                scaled[key] = cost.scaled(key[1])
+            return scaled[key]
+        if isinstance(op, Load | StageIn) and not isinstance(cost, Local):
+            return _read_slower(cost, reading, costs.resources)
+        return cost
+
+    return replace(costs, of={op: price(op, cost) for op, cost in costs.of.items()})
+
+
+def _read_slower(cost: Shared | Varying, factor: float, resources: Resources) -> Shared | Varying:
+    """Return loads with `factor` times the time where they read from storage."""
+
+    def slower(transfer: Transfer) -> Transfer:
+        of_storage = any(resources.is_of_storage(stage.resources).any() for stage in transfer.stages)
+        return transfer.scaled(factor) if of_storage else transfer
+
+    if factor == 1:
+        return cost
+    if isinstance(cost, Shared):
+        return cost.scaled(factor)
+    return replace(cost, transfers=lambda number: tuple(map(slower, cost.transfers(number))))
+
+
+def _link_of(group: Group, resources: Resources) -> Kind:
+    members = np.arange(group.size) * group.stride  # of the first group
+    places = resources.domain(members)
+    return "network" if (places != places[0]).any() else "fabric"
+
+
+def _nbytes(op: Collective, buffers: Mapping[str, Buffer]) -> int:
+    match op:
+        case ReduceScatter() | AllGather():
+            return max(buffers[op.src].nbytes, buffers[op.dst].nbytes)
+        case _:
+            return buffers[op.buffer].nbytes
