@@ -255,7 +255,7 @@ class _Proof:
                 return self._layout.value(name, {Tag(kind, age): self._began})
         return self._layout.value(name, {})
 
-    def _execute(self, op: ops.Op, state: State, position: int) -> None:
+    def _execute(self, op: ops.Op, state: State, position: int) -> None:  # noqa: C901, PLR0915 (one `match` over all)
         """Execute one operation on the weights."""
         match op:
             case ops.Enter() | ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick():
