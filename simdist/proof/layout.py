@@ -15,7 +15,7 @@ class BrokenError(Exception):
     """An operation is wrong; the proof adds its place."""
 
 
-class Layout:
+class AtomLayout:
     """The atoms of each buffer of a plan.
 
     All tensors between two bounds of buffers are cut into equally many slices: as many as all groups make that cut the

@@ -57,7 +57,7 @@ from simdist.plan import Plan, ops
 from simdist.plan.check import fail_at
 from simdist.plan.first_come import n_in
 from simdist.plan.group import Group, Result
-from simdist.proof.layout import BrokenError, Layout
+from simdist.proof.layout import BrokenError, AtomLayout
 from simdist.proof.symbols import (
     AtomPlaces,
     Move,
@@ -172,7 +172,7 @@ class _Proof:
 
     def __init__(self, plan: Plan, sources: NDArray[np.int64]) -> None:
         self._plan = plan
-        self._layout = Layout(plan)
+        self._layout = AtomLayout(plan)
         self._sources = sources
         self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
         self._nothing = Weights(np.zeros_like(self._own.numerators))

@@ -151,7 +151,6 @@ LARGE_CLASSES: dict[str, int] = {
     "simdist/engines/des.py:_World": 18,
     "simdist/scenario/sampling.py:_Source": 14,
     "simdist/sweeps/driver.py:_Driver": 15,
-    "real/execution/executor.py:Executor": 25,
     "real/learn.py:_Learning": 13,
     "real/processes/heartbeat.py:Guard": 32,
     "real/programs/module.py:ModuleProgram": 25,

@@ -18,7 +18,7 @@ from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
 from simdist.proof import prove, prover
-from simdist.proof.layout import Layout
+from simdist.proof.layout import AtomLayout
 from simdist.proof.symbols import Tag, Value, Weights, gathered
 from simdist.schedules import InputPath, Job, Schedule, kinds
 from simdist.schedules.fsdp import FSDP
@@ -722,8 +722,8 @@ class Forgetful(dict):
         return False
 
 
-def weights_of_each_atom(self: Layout, name: str, weights: dict[Tag, Weights]) -> Value:
-    """Return what `Layout.value` does, with weights of its own for every atom."""
+def weights_of_each_atom(self: AtomLayout, name: str, weights: dict[Tag, Weights]) -> Value:
+    """Return what `AtomLayout.value` does, with weights of its own for every atom."""
     places = self.places(name)
     separate = {tag: Weights(each.of_atoms(places.n_atoms) + 0, each.denominator) for tag, each in weights.items()}
     return Value(places, separate)
@@ -739,7 +739,7 @@ def separately(patch: pytest.MonkeyPatch) -> None:
         self.compared = Forgetful()
 
     patch.setattr(prover._Step, "__init__", forget)
-    patch.setattr(Layout, "value", weights_of_each_atom)
+    patch.setattr(AtomLayout, "value", weights_of_each_atom)
 
 
 @pytest.mark.slow
