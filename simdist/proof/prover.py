@@ -57,7 +57,7 @@ from simdist.plan import Plan, ops
 from simdist.plan.check import fail_at
 from simdist.plan.first_come import n_in
 from simdist.plan.group import Group, Result
-from simdist.proof.layout import BrokenError, AtomLayout
+from simdist.proof.layout import AtomLayout, BrokenError
 from simdist.proof.symbols import (
     AtomPlaces,
     Move,
