@@ -139,7 +139,7 @@ def _of_weights(move: Move, n_atoms: int) -> Move:
 
 
 @dataclass(slots=True)
-class _Step:
+class _StepState:
     """What the proof knows of the step that it executes.
 
     Args:
@@ -193,7 +193,7 @@ class _Proof:
             first = ranks - ranks // group.stride % group.size * group.stride
             self._began = Weights(self._began.numerators[first])
         self._all_places = self._layout.ranges(self._params)
-        self._now = _Step(1, self._own, np.zeros_like(self._all_places))
+        self._now = _StepState(1, self._own, np.zeros_like(self._all_places))
 
     def run(self, result: Callable[[int], Result]) -> None:
         """Execute step after step. A step with a body, state and result seen before is known to hold."""
@@ -220,7 +220,7 @@ class _Proof:
     def _step(self, state: State, step: int, body: int, declared: Result) -> State:
         enter = ops.entering(self._plan.bodies[body])
         entered = self._without(enter.absent if enter else ())
-        self._now = _Step(declared.micro_batches, entered, np.zeros_like(self._all_places))
+        self._now = _StepState(declared.micro_batches, entered, np.zeros_like(self._all_places))
         lasting = {*self._params, *self._anchors}
         writing = (at for at, op in enumerate(self._plan.bodies[body]) if not lasting.isdisjoint(ops.writes(op)))
         last_write = max(writing, default=len(self._plan.bodies[body]) - 1)

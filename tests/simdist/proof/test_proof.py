@@ -731,14 +731,14 @@ def weights_of_each_atom(self: AtomLayout, name: str, weights: dict[Tag, Weights
 
 def separately(patch: pytest.MonkeyPatch) -> None:
     """Let proofs compute each buffer by itself, and each of its atoms."""
-    start = prover._Step.__init__
+    start = prover._StepState.__init__
 
-    def forget(self: prover._Step, *arguments: Any) -> None:
+    def forget(self: prover._StepState, *arguments: Any) -> None:
         start(self, *arguments)
         self.moved = Forgetful()
         self.compared = Forgetful()
 
-    patch.setattr(prover._Step, "__init__", forget)
+    patch.setattr(prover._StepState, "__init__", forget)
     patch.setattr(AtomLayout, "value", weights_of_each_atom)
 
 
