@@ -34,15 +34,13 @@ from simdist.profiles.estimates.sharded_model import ShardedModel, base_of_units
 from simdist.profiles.estimates.stragglers import CommonDelay, DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.estimates.uneven import TracedWork, find_uneven_work
-from simdist.profiles.job.fixed_exchanges import FixedExchange, find_fixed, fixed_note, fixed_s
-from simdist.profiles.job.in_turn import in_turn_s
+from simdist.profiles.job.exchanges import FixedExchange, find_fixed, fixed_note, fixed_s, transfers_of
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, UnknownLayoutError, find_layout
-from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
+from simdist.profiles.job.matching import RankClocks, check_same_run, in_turn_s, match, synchronize
 from simdist.profiles.job.sharding import Sharding, find_sharding
 from simdist.profiles.job.step_budget import StepBudget, step_budget
-from simdist.profiles.job.transfers import transfers_of
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.step_parts import StepPart
