@@ -8,7 +8,7 @@ from commandline import call
 from profiled_jobs import profiles_of, without_input
 from sharded_traces import write_sharded
 
-from simdist.profiles.importing import ImportedJob, import_job
+from simdist.profiles import ImportedJob, import_job
 from simdist.profiles.job.exchanges import are_fixed
 from simdist.profiles.job.kind import find_kind
 from simdist.profiles.steps.model import RankProfile, TracedCollective

@@ -7,7 +7,7 @@ import pytest
 from kineto_traces import Delay, Truth, write_job
 from profiled_jobs import profiles_of
 
-from simdist.profiles.importing import import_job
+from simdist.profiles import import_job
 from simdist.profiles.job.exchanges import transfers_of
 from simdist.profiles.job.kind import find_kind
 from simdist.profiles.job.step_budget import step_budget
