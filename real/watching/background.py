@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar, final
 
-from real.processes.heartbeat import ranks_have
+from real.processes.beats import ranks_have
 from real.watching.exchange import StoreExchange, WatchNews, WindowPost, common_times
 from real.watching.lateness import LatenessFinder, LatenessWindow, WorkTimes
 from real.watching.output import append_csv

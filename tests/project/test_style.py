@@ -156,8 +156,6 @@ LARGE_CLASSES: dict[str, int] = {
     "simdist/scenario/sampling.py:_Source": 14,
     "simdist/sweeps/driver.py:_Driver": 15,
     "simdist/traces/breakdown.py:Attribution": 18,
-    "real/processes/heartbeat.py:Guard": 32,
-    "real/programs/module.py:ModuleProgram": 25,
 }
 
 # Names that say the same in each package: a command, a format, an interface.
