@@ -37,7 +37,8 @@ from simdist.report import palette, speedup_figure
 from simdist.report.figures import panels
 from simdist.runs.building import build, delays, simulate
 from simdist.scenario import Scenario, load
-from simdist.studies.comparison import Row, ScheduleTimes, measure, row
+from simdist.studies.comparison import Row, row
+from simdist.studies.measuring import ScheduleTimes, measure
 
 JOB = "data/job.yaml"
 CALIBRATION = "data/calibration.json"

@@ -16,7 +16,9 @@ from simdist.report import page_command
 from simdist.runs.building import Built, job
 from simdist.scenario import Interference, Scenario, load, load_workload, presets
 from simdist.schedules.sync import Sync
-from simdist.studies.comparison import Row, measure, row, with_draws
+from simdist.studies.comparison import Row, row
+from simdist.studies.draws import with_draws
+from simdist.studies.measuring import measure
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from simdist.cost.plain import plain_ring_s
 from simdist.report import page_command
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
-from simdist.studies.comparison import measure
+from simdist.studies.measuring import measure
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.report import page_command
 from simdist.runs.building import Built, job, simulate
 from simdist.scenario import Exponential, Scenario, load, load_workload, presets
-from simdist.studies.comparison import measure
+from simdist.studies.measuring import measure
 from simdist.traces.waiting import step_end_s
 
 HERE = Path(__file__).parent

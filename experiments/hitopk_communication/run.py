@@ -20,7 +20,8 @@ from simdist.report import print_tables, write_tables
 from simdist.runs.building import build
 from simdist.scenario import Link, Scenario, load
 from simdist.schedules import Schedule
-from simdist.studies.comparison import Row, compare, measure
+from simdist.studies.comparison import Row, compare
+from simdist.studies.measuring import measure
 
 HERE = Path(__file__).parent
 MODELS = {"ResNet-50": load(HERE / "scenario.yaml"), "BERT-large": load(HERE / "bert-large.yaml")}

@@ -22,7 +22,8 @@ from simdist.scenario import Link, Scenario, Workload, load, load_cluster, load_
 from simdist.schedules.parameter_server import ParameterServer
 from simdist.schedules.sync import Sync
 from simdist.studies import comparison
-from simdist.studies.comparison import measure, with_draws
+from simdist.studies.draws import with_draws
+from simdist.studies.measuring import measure
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))

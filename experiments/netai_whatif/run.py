@@ -17,7 +17,7 @@ from simdist.report import write_tables
 from simdist.runs.building import build
 from simdist.scenario import Scenario, Tensor, Workload, load
 from simdist.schedules import Schedule
-from simdist.studies import comparison
+from simdist.studies import measuring
 
 HERE = Path(__file__).parent
 SCENARIO = load(HERE / "scenario.yaml")
@@ -79,7 +79,7 @@ def _scaling_factors(scenario: Scenario, schedule: Schedule, n_workers: int) -> 
     for gbit_s in GBIT_S:
         changed = on(scenario, n_workers, gbit_s)
         priced = replace(built, costs=price(built.plan, changed.cluster, changed.workload))
-        measured = comparison.measure(changed, priced, n_seeds=1)
+        measured = measuring.measure(changed, priced, n_seeds=1)
         yield float(measured.states_s["compute"][0] / measured.step_s[0])
 
 

@@ -10,7 +10,9 @@ import rows as published
 
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
-from simdist.studies.comparison import ScheduleTimes, measure, row, with_draws
+from simdist.studies.comparison import row
+from simdist.studies.draws import with_draws
+from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.studies.published_errors import generation, kinds_of_step, of_published_rows
 
 EXPERIMENTS = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Group, Plan, R
 from simdist.runs.building import Built, job
 from simdist.scenario import Cluster, Scenario, Tensor, Workload, load
 from simdist.scenario.fields import find_field, parse_path, with_value
-from simdist.studies.comparison import ScheduleTimes, measure
+from simdist.studies.measuring import ScheduleTimes, measure
 
 N_SEEDS = 4
 ITEM_NBYTES = 4

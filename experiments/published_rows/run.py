@@ -31,7 +31,8 @@ from estimate import Residual
 
 from simdist.report import page_command
 from simdist.scenario import Cluster, Interference
-from simdist.studies.comparison import row, with_draws
+from simdist.studies.comparison import row
+from simdist.studies.draws import with_draws
 from simdist.studies.published_errors import (
     Doubt,
     collective_doubt,

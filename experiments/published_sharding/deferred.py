@@ -10,7 +10,7 @@ from functools import cache
 
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
-from simdist.studies.comparison import measure
+from simdist.studies.measuring import measure
 
 COMPUTE_S = 10.8
 """A micro-batch without its all-reduce: the split that the pull request states. It is an input here."""

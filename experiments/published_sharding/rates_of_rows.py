@@ -17,7 +17,7 @@ import yaml
 from simdist.cost.topology import LinkCost
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
-from simdist.studies.comparison import measure
+from simdist.studies.measuring import measure
 
 HERE = Path(__file__).parent
 STEPS = 2

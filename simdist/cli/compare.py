@@ -12,7 +12,8 @@ from simdist.errors import naming
 from simdist.settings.units import format_seconds
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, SCHEDULE, SPEEDUP, STATES, STEP_TIME, combined
-from simdist.studies.comparison import ScheduleTimes, compare
+from simdist.studies.comparison import compare
+from simdist.studies.measuring import ScheduleTimes
 
 _WIDTH = 120  # of sentences
 _COLUMNS = (SCHEDULE, STEP_TIME, SPEEDUP, *STATES, ENGINE)

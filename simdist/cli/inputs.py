@@ -15,7 +15,7 @@ from simdist.runs.building import build, delays, price_of, traffic
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
 from simdist.studies.remarks import derived

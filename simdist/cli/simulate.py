@@ -15,9 +15,9 @@ from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATES
-from simdist.studies.comparison import ScheduleTimes, times_of
 from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
+from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 

@@ -23,7 +23,7 @@ from simdist.errors import ScenarioError
 from simdist.jobs.dask import SYSTEMS, connected, jobs
 from simdist.jobs.store import ROWS, damaged_text
 from simdist.machine import n_cores
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.settings.base import plural
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.driver import SweepProgress

@@ -8,14 +8,12 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.plan import Buffer, Copy, Densify, LowRank, Optimize, Select, TrustRatios
+from simdist.plan.optimizers import OPTIMIZERS
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import MeasuredStep, Workload
 from simdist.settings.precision import Precision
 from simdist.settings.units import format_seconds
-
-#: SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum. Adam has two moments.
-_OPTIMIZER_PASSES = {"sgd": 5, "lars": 5, "adamw": 7}
 
 #: Reads of the vector by the kernels of `real.kernels` on a GPU, at densities of up to 1 %. Writes count as reads.
 #:
@@ -127,7 +125,7 @@ class ComputeCost:
         whole_s = step_s(workload.step_times, workload.batch_size)
         update_s = workload.optimize_s
         if update_s is None:
-            update_s = _OPTIMIZER_PASSES[workload.optimizer] * workload.nbytes / self._device.memory_bandwidth_Bps
+            update_s = OPTIMIZERS[workload.optimizer].n_passes * workload.nbytes / self._device.memory_bandwidth_Bps
         if update_s >= whole_s:
             raise ScenarioError(
                 f"workload.step_times: a step of batch size {workload.batch_size} takes {format_seconds(whole_s)}, its "
@@ -165,8 +163,8 @@ class ComputeCost:
         """
         nbytes = sum(buffer.nbytes for buffer in params)
         if self._workload.optimize_s is None or op.optimizer == "outer":
-            optimizer = "sgd" if op.optimizer == "outer" else self._workload.optimizer
-            return _OPTIMIZER_PASSES[optimizer] * nbytes / self._device.memory_bandwidth_Bps
+            kind = OPTIMIZERS["sgd" if op.optimizer == "outer" else self._workload.optimizer]
+            return kind.n_passes * nbytes / self._device.memory_bandwidth_Bps
         count = sum(buffer.count for buffer in params)
         return self._workload.optimize_s * count / sum(self._workload.tensor_counts) / self._speed
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from simdist.engines import alike, des, fast, first_exact
 from simdist.plan import Plan, ops
 from simdist.plan.delays import DrawnDelays, no_delays
+from simdist.plan.optimizers import OPTIMIZERS
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
 from simdist.scenario.scenario import Scenario
@@ -20,8 +21,6 @@ from simdist.traces.trace import Trace
 #: A plan, and when its instances start and end on the first rank.
 _PlanTimes: TypeAlias = tuple[Plan, NDArray[np.float64], NDArray[np.float64]]
 
-#: Numbers that an optimizer keeps for each parameter.
-_STATES = {"sgd": 1, "lars": 1, "adamw": 2}
 _MOST_ROWS = 50_000  # of a trace that is simulated for its memory
 _STEPS_AFTER = 1  # simulated after the first step of every kind
 
@@ -108,7 +107,7 @@ def state_nbytes(plan: Plan, workload: Workload) -> int:
     nbytes = {buffer.name: buffer.count * ITEM_NBYTES[buffer.dtype] for buffer in plan.buffers}
     of_inner = {name for op in updates if op.optimizer == "inner" for name in op.slices or op.params}
     of_outer = {name for op in updates if op.optimizer == "outer" for name in op.params}
-    n_states = _STATES[workload.optimizer]
+    n_states = OPTIMIZERS[workload.optimizer].n_states
     return n_states * sum(nbytes[name] for name in of_inner) + sum(nbytes[name] for name in of_outer)
 
 

@@ -9,6 +9,7 @@ from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Destination
 from simdist.plan.plan import MAX_NBYTES
 from simdist.scenario.cluster import Cluster
+from simdist.scenario.effects import Uses
 from simdist.schedules.job import Checkpoint
 from simdist.settings.base import Fault, Settings, refuse, shown
 from simdist.settings.units import Elapsed, Nbytes, StepsOrTime
@@ -54,6 +55,11 @@ class CheckpointSettings(Settings):
             yield ("to",), "'storage': the cluster has none, write cluster.storage, or to: disk"
         if self.to == "disk" and cluster.disk is None:
             yield ("to",), "'disk': the cluster has none, write cluster.disk, e.g. {read: 2 GB/s, write: 1 GB/s}"
+
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence if no file is due."""
+        if isinstance(self.every, int) and self.every > uses.n_steps:
+            yield f"checkpoint has no effect: none is due within {uses.n_steps} steps"
 
     def of_job(self, world_size: int) -> Checkpoint | None:
         """Return the checkpoint of a job of so many ranks; None if it comes by time, which says no steps yet."""

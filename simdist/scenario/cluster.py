@@ -9,16 +9,29 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
+from simdist.scenario.effects import WITHOUT_DATA, Uses
 from simdist.scenario.link import Link
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.settings.base import Fault, Settings, refuse
 from simdist.settings.precision import Peak
-from simdist.settings.units import BytesPerSecond, Factor, Fraction, Nbytes, PerSecond, Seconds, Whole
+from simdist.settings.units import (
+    BytesPerSecond,
+    Factor,
+    Fraction,
+    Nbytes,
+    PerSecond,
+    Seconds,
+    Whole,
+    format_nbytes,
+    format_seconds,
+)
 
 Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 Transport: TypeAlias = Literal["rdma", "efa", "tcp", "tcpxo", "slingshot"]
 
 _MAX_STORAGE_SERVERS = 1_000_000
+_SEEK_S = 1e-3  # heads that move take longer, flash is faster: 4.16 ms and 70 us (Seagate Exos X18, Samsung PM9A3)
+_MOST_NICS = 4  # of a GPU: AWS p5 has 32 for 8
 _OF_RDMA_S = 8e-6  # a hop takes 2.9 us (InfiniBand) to 5.7 us (RoCE), over TCP 30 us
 _MAX_GPUS_OF_HOST = 16  # DGX-2; 8 from A100 on
 _MAX_GPUS_OF_DOMAIN = 72  # NVIDIA GB200 NVL72
@@ -129,6 +142,16 @@ class Storage(Settings):
     batch_s: Annotated[Seconds, Field(exclude_if=lambda seconds: not seconds)] = 0.0
     source: str = ""
 
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each setting without effect."""
+        if uses.source == "storage" and not uses.has_data:
+            of_files = {"open_s": "open", "operations_per_s": "operations", "request_nbytes": "request_size"}
+            of_files |= {"client_requests": "client_requests", "batch_s": "batch"}
+            keys = [key for name, key in of_files.items() if name in self.model_fields_set]
+            yield from (f"cluster.storage.{key} {WITHOUT_DATA}" for key in keys)
+        if not uses.storage:
+            yield f"cluster.storage has no effect: with input.source {uses.source} nothing reads from it"
+
 
 class Disk(Settings):
     """The local disk of a node, where it keeps files.
@@ -150,6 +173,21 @@ class Disk(Settings):
     capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
     source: str = ""
 
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence if the disk has no effect."""
+        if uses.saves_to != "disk":
+            yield from (f"cluster.disk {reason}" for reason in uses.unkept("files"))
+
+    def remarks(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each value that is doubtful if nodes keep files."""
+        if self.latency_s >= _SEEK_S and math.isinf(self.operations_per_s):
+            per_s = f"{1 / self.latency_s:.4g}"
+            yield (
+                f"cluster.disk.latency of {format_seconds(self.latency_s)} is that of a hard disk, which does {per_s} "
+                f"files per second, and operations are unlimited: write operations: {per_s}"
+            )
+        yield from _too_small("disk", self.capacity_nbytes, "file", uses.file_nbytes)
+
 
 class HostMemory(Settings):
     """The memory of a node, where it keeps decoded samples.
@@ -166,6 +204,19 @@ class HostMemory(Settings):
     capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
     latency_s: Seconds = 0.0
     source: str = ""
+
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence if the memory has no effect."""
+        yield from (f"cluster.memory {reason}" for reason in uses.unkept("samples"))
+
+    def remarks(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each value that is doubtful if nodes keep samples."""
+        yield from _too_small("memory", self.capacity_nbytes, "sample", uses.sample_nbytes)
+
+
+def _too_small(level: str, capacity_nbytes: int | None, what: str, least_nbytes: int) -> Iterator[str]:
+    if capacity_nbytes is not None and capacity_nbytes < least_nbytes:
+        yield f"cluster.{level} has no effect: its capacity of {format_nbytes(capacity_nbytes)} holds no {what}"
 
 
 class HostWork(Settings):
@@ -332,6 +383,49 @@ class Cluster(Settings):
         for override in self.slow_devices:
             speed[override.selected(self.world_size, self.gpus_per_node)] *= override.speed
         return speed
+
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each setting without effect."""
+        written = self.model_fields_set
+        if "cores_per_node" in written and not self.host:
+            if not uses.has_data:
+                yield f"cluster.cores_per_node {WITHOUT_DATA}"
+            elif uses.policies and not uses.decodes:
+                yield "cluster.cores_per_node has no effect: workload.decode is 0"
+        parts = {"storage": self.storage, "disk": self.disk, "memory": self.memory}
+        for key, part in parts.items():
+            if part is not None and key in written:
+                yield from part.unused(uses)
+        if self.disk and uses.disk:
+            yield from self.disk.remarks(uses)
+        if self.memory and uses.memory:
+            yield from self.memory.remarks(uses)
+        if self.storage and self.storage.servers > self.nodes:
+            counts = f"{self.storage.servers} for {self.nodes} nodes"
+            yield f"cluster.storage.servers: {counts}: each uses one, others idle"
+        yield from self._unused_links(uses)
+        yield from self._unused_in_collectives()
+
+    def _unused_links(self, uses: Uses) -> Iterator[str]:
+        if self.oversubscription != 1 and not uses.nics:
+            yield f"cluster.oversubscription has no effect: {uses.one_domain} sends nothing through a switch"
+        if self.rails and (self.gpus_per_node == 1 or not uses.nics):
+            yield "cluster.rails has no effect: the GPUs of a node share no NICs"
+        if self.leaf and self.nodes <= self.leaf.nodes:
+            yield f"cluster.leaf has no effect: {self.nodes} nodes are below one leaf of {self.leaf.nodes}"
+        if self.nics_per_node > _MOST_NICS * self.gpus_per_node:
+            per_gpu = self.nics_per_node / self.gpus_per_node
+            found = f"gives a GPU {per_gpu:g} NICs, more than its PCIe carries: state those that it has"
+            yield f"cluster.nics_per_node {found}"
+
+    def _unused_in_collectives(self) -> Iterator[str]:
+        is_gloo = self.library == "gloo"
+        if self.in_switch_reduction and (is_gloo or (self.device.compute_capability or 0) < 9):
+            yield "cluster.in_switch_reduction has no effect: it is NCCL's with device.compute_capability 9.0 or more"
+        if self.host and not is_gloo:
+            yield f"cluster.host is what gloo takes of CPU cores, and is charged though library is {self.library}"
+        if self.chunkwise and not is_gloo:
+            yield f"cluster.chunkwise has no effect: it models rings of gloo only, and library is {self.library}"
 
     def _faults(self) -> list[Fault]:
         if self.world_size > MAX_WORLD_SIZE:

@@ -1,6 +1,7 @@
 """The data set on the file server, in which order it is read, and what the nodes keep of it."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,6 +11,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, mod
 
 from simdist.errors import ScenarioError
 from simdist.plan.plan import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
+from simdist.scenario.effects import Uses
 from simdist.schedules.job import Policy
 from simdist.settings.base import Settings, folder_of, refuse, shown
 from simdist.settings.units import Factor, Nbytes, Whole, format_nbytes, parse_nbytes, parse_whole
@@ -181,3 +183,13 @@ class DataSettings(Settings):
                 return self.file_nbytes
             case _:
                 return (self.file_nbytes,)
+
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each setting without effect."""
+        if not uses.policies:
+            yield f"data {uses.nothing_is_read}"
+            return
+        if self.start == "warm":
+            yield from (f"data.start {reason}" for reason in uses.unkept("files"))
+        if self.seed and self.shuffle == "none" and not isinstance(self.file_nbytes, Lognormal):
+            yield "data.seed has no effect: nothing of the data set is random"

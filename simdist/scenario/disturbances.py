@@ -12,7 +12,7 @@ import abc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self, TypeAlias, assert_never, get_args
+from typing import Annotated, Literal, Protocol, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from pydantic import (
 
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
+from simdist.scenario.effects import Uses
 from simdist.scenario.recordings import RecordingFile, TableForm, read_table
 from simdist.settings.base import Fault, folder_of, refuse, shown
 from simdist.settings.plugins import DISTURBANCES, OpenKinds, is_reference, load_reference, written_kind
@@ -64,6 +65,36 @@ class _Disturbance(Selection):
     def ranks_remark(self, world_size: int) -> str | None:
         """Say that it was recorded with another number of ranks, if so: the seed then draws which ranks are played."""
         return None
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return False
+
+    @property
+    def first_step(self) -> int:
+        """The first step in which it may delay."""
+        return 0
+
+    @property
+    def falls_anywhere(self) -> bool:
+        """Whether what comes once in a step falls into any of its micro-batches, and not into the first one."""
+        return self.is_random
+
+    def unused(self, uses: Uses, place: str) -> Iterator[str]:
+        """Yield a sentence for each setting without effect.
+
+        Args:
+            uses: What the scenario uses.
+            place: The path of the disturbance in it.
+        """
+        if self.on == "io" and uses.source != "storage":
+            yield f"{place} has no effect: it is on io, and with input.source {uses.source} nothing is loaded"
+        if self.never_delays:
+            yield f"{place} has no effect: it never delays"
+        elif self.first_step >= uses.n_steps:
+            begin = f"it begins in step {self.first_step} of {uses.n_steps}, counted from 0"
+            yield f"{place} has no effect: {begin}"
 
     def kind_in_files(self) -> str:
         """Return the `kind` by which a scenario finds the class again: `module:Class` for one of a user."""
@@ -126,11 +157,6 @@ class CustomDisturbance(_Disturbance, abc.ABC):
             micro-batch of its step. Or with four axes, `[n_steps, micro_batches, n_ranks, n_seeds]`.
         """
 
-    @property
-    def never_delays(self) -> bool:
-        """Whether it delays nothing, as its settings are."""
-        return False
-
 
 class Transient(_Disturbance):
     """In each step, each rank is late by `delay_s` with a probability, independently."""
@@ -138,6 +164,11 @@ class Transient(_Disturbance):
     kind: Literal["transient"] = "transient"
     probability: Fraction
     delay_s: Seconds
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.probability == 0 or self.delay_s == 0
 
 
 class Persistent(_Disturbance):
@@ -165,6 +196,16 @@ class Persistent(_Disturbance):
         """Whether seeds make a difference: they do not."""
         return False
 
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return not self.delay_s and self.factor in (None, 1)
+
+    @property
+    def first_step(self) -> int:
+        """The first step in which it may delay."""
+        return self.sets_in[0] if self.sets_in else 0
+
 
 class Jitter(_Disturbance):
     """Lognormal: median * exp(sigma * z) with standard normal z."""
@@ -173,12 +214,22 @@ class Jitter(_Disturbance):
     median_s: Seconds
     sigma: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, examples=[0.5])]
 
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.median_s == 0
+
 
 class Exponential(_Disturbance):
     """Exponential with the given mean: -mean * log(u)."""
 
     kind: Literal["exponential"] = "exponential"
     mean_s: Seconds
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.mean_s == 0
 
 
 class HeavyTail(_Disturbance):
@@ -188,6 +239,11 @@ class HeavyTail(_Disturbance):
     scale_s: Seconds
     shape: Annotated[float, Field(ge=0.1, le=1e6, allow_inf_nan=False, examples=[1.5])]
     probability: Fraction = 1.0
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.probability == 0 or self.scale_s == 0
 
 
 class Bursts(_Disturbance):
@@ -207,6 +263,11 @@ class Bursts(_Disturbance):
         if self.enter == self.leave == 0:
             refuse("Bursts", [(("enter",), "with enter and leave both 0 no state is stationary: write e.g. enter: 1%")])
         return self
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.enter == 0 or self.delay_s == 0
 
 
 def _between(every: tuple[int, int]) -> tuple[int, int]:
@@ -250,6 +311,33 @@ class Pauses(_Disturbance):
         """Whether seeds make a difference."""
         ranges = (self.every, self.delay_s, self.covered_s)
         return self.first is None or self.first[0] < self.first[1] or any(low < high for low, high in ranges)
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.delay_s[1] <= self.covered_s[0]
+
+    @property
+    def first_step(self) -> int:
+        """The first step in which it may delay."""
+        return self.first[0] if self.first else 0
+
+    @property
+    def falls_anywhere(self) -> bool:
+        """Whether pauses fall into any micro-batch. Those at fixed steps are of ranks that pause between two steps."""
+        if self.first is None:
+            return self.is_random
+        return self.every[0] < self.every[1] or self.first[0] < self.first[1]
+
+    def unused(self, uses: Uses, place: str) -> Iterator[str]:
+        """Yield a sentence for each setting without effect, or if work that hides pauses counts twice."""
+        found = list(super().unused(uses, place))
+        yield from found
+        if not found and self.covered_s[1] > 0 and uses.hides_pauses:
+            yield (
+                f"{place}.covered hides a part of pauses, and so does a host that is ahead of its device: leave "
+                f"covered out, or write host.waits_for: loss and host.run_ahead_steps: 0"
+            )
 
 
 class UnevenWork(_Disturbance):
@@ -296,6 +384,11 @@ class UnevenWork(_Disturbance):
     def is_random(self) -> bool:
         """Whether seeds make a difference."""
         return self.order == "drawn" and (self.lengths is None or self.lengths[0] < self.lengths[1])
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.lengths is not None and self.lengths[0] == self.lengths[1]
 
     def shape_faults(self, n_rows: int) -> list[Fault]:
         """Return a fault if recorded lengths do not cover the micro-batches of a run."""
@@ -363,6 +456,11 @@ class Drawn(_Disturbance):
         """Whether seeds make a difference."""
         return self.values is None or len(set(self.values)) > 1
 
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.values is not None and not any(self.values)
+
 
 class Interference(_Disturbance):
     """What the GPUs of a machine lose beside communication: to its kernels, to shared memory, host and power, to noise.
@@ -400,6 +498,11 @@ class Interference(_Disturbance):
     def is_random(self) -> bool:
         """Whether seeds make a difference."""
         return self.noise > 0
+
+    @property
+    def never_delays(self) -> bool:
+        """Whether it delays nothing, as its settings are."""
+        return self.lost == 0
 
 
 class Recorded(_Disturbance):
@@ -481,56 +584,6 @@ KINDS: OpenKinds[Disturbance] = OpenKinds(
     lambda: _SHIPPED,
     _SHIPPED.get,
 )
-
-
-def first_step(disturbance: Disturbance) -> int:
-    """Return the first step in which a disturbance may delay."""
-    match disturbance:
-        case Persistent(sets_in=(begin, _)) | Pauses(first=(begin, _)):
-            return begin
-        case _:
-            return 0
-
-
-def falls_anywhere(disturbance: Disturbance) -> bool:
-    """Tell whether what comes once in a step falls into any of its micro-batches, and not into the first one.
-
-    Pauses at fixed steps are those of ranks that pause together, between two steps.
-    """
-    match disturbance:
-        case Pauses(every=(low, high), first=(begin, end)):
-            return low < high or begin < end
-        case _:
-            return disturbance.is_random
-
-
-def never_delays(disturbance: Disturbance) -> bool:
-    """Tell whether a disturbance delays nothing, as its settings are."""
-    match disturbance:
-        case Transient():
-            return disturbance.probability == 0 or disturbance.delay_s == 0
-        case Persistent():
-            return not disturbance.delay_s and disturbance.factor in (None, 1)
-        case Jitter(median_s=typical_s) | Exponential(mean_s=typical_s):
-            return typical_s == 0
-        case HeavyTail():
-            return disturbance.probability == 0 or disturbance.scale_s == 0
-        case Bursts():
-            return disturbance.enter == 0 or disturbance.delay_s == 0
-        case Pauses():
-            return disturbance.delay_s[1] <= disturbance.covered_s[0]
-        case UnevenWork():
-            return disturbance.lengths is not None and disturbance.lengths[0] == disturbance.lengths[1]
-        case Drawn():
-            return disturbance.values is not None and not any(disturbance.values)
-        case Interference():
-            return disturbance.lost == 0
-        case Recorded():
-            return False
-        case CustomDisturbance():
-            return disturbance.never_delays
-        case _:
-            assert_never(disturbance)
 
 
 def read_recorded(recorded: Recorded) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from simdist.scenario.cluster import Cluster, Count, Selection
+from simdist.scenario.effects import Uses
 from simdist.scenario.recordings import RecordingFile, TableForm, read_table
 from simdist.settings.base import Fault, Settings, refuse, shown
 from simdist.settings.plugins import FixedKinds
@@ -80,6 +81,25 @@ class _LinkDisturbance(Selection):
         """Whether seeds make a difference."""
         return False
 
+    @property
+    def never_slows(self) -> bool:
+        """Whether it leaves its links as they are."""
+        return False
+
+    def unused(self, uses: Uses, place: str) -> Iterator[str]:
+        """Yield a sentence for each reason why the disturbance has no effect.
+
+        Args:
+            uses: What the scenario uses.
+            place: The path of the disturbance in it.
+        """
+        if self.never_slows:
+            yield f"{place} has no effect: it leaves its links as they are"
+        if self.link == "storage" and not uses.storage:
+            yield f"{place} {uses.nothing_is_read}"
+        if self.link.startswith("nic") and not uses.nics:
+            yield f"{place} has no effect: {uses.one_domain} sends nothing over its NICs"
+
     def places(self, n_nodes: int) -> tuple[int, ...]:
         """Return the nodes whose links are disturbed, ascending; of the switch and the storage server just 0."""
         if not self.is_of_nodes:
@@ -106,6 +126,11 @@ class LinkPersistent(_LinkDisturbance):
         """Whether the share is the same for ever: then it is a slower link, and both engines know its times."""
         return self.begin_s == 0 and self.end_s is None
 
+    @property
+    def never_slows(self) -> bool:
+        """Whether it leaves its links as they are."""
+        return self.share == 1
+
 
 class LinkJitter(_LinkDisturbance):
     """A share drawn anew every `period_s`, lognormal: min(1, median * exp(sigma * z)) with standard normal z."""
@@ -119,6 +144,11 @@ class LinkJitter(_LinkDisturbance):
     def is_random(self) -> bool:
         """Whether seeds make a difference."""
         return self.sigma > 0
+
+    @property
+    def never_slows(self) -> bool:
+        """Whether it leaves its links as they are."""
+        return self.median == 1 and self.sigma == 0
 
 
 class LinkBursts(_LinkDisturbance):
@@ -143,6 +173,11 @@ class LinkBursts(_LinkDisturbance):
     def is_random(self) -> bool:
         """Whether seeds make a difference."""
         return True
+
+    @property
+    def never_slows(self) -> bool:
+        """Whether it leaves its links as they are."""
+        return self.enter == 0 or self.share == 1
 
 
 class LinkOutages(_LinkDisturbance):
@@ -198,6 +233,11 @@ class LinkRecorded(_LinkDisturbance):
             ValidationError: The file cannot be read, or holds something else.
         """
         return read_table(self.file, _FORM, problems=_table_problems)
+
+    @property
+    def never_slows(self) -> bool:
+        """Whether it leaves its links as they are."""
+        return bool((self.table()[:, 1:] == 1).all())
 
     def cluster_faults(self, cluster: Cluster) -> list[Fault]:
         """Return what the cluster lacks of the links, or the recording."""
@@ -277,21 +317,6 @@ Flows: TypeAlias = Steady | Periodic | OnOff
 LINK_KINDS = FixedKinds({each.model_fields["kind"].default: each for each in get_args(LinkDisturbance)})
 #: The same of the flows.
 FLOW_KINDS = FixedKinds({each.model_fields["kind"].default: each for each in get_args(Flows)})
-
-
-def never_slows(disturbance: LinkDisturbance) -> bool:
-    """Tell whether a disturbance leaves its links as they are."""
-    match disturbance:
-        case LinkPersistent():
-            return disturbance.share == 1
-        case LinkJitter():
-            return disturbance.median == 1 and disturbance.sigma == 0
-        case LinkBursts():
-            return disturbance.enter == 0 or disturbance.share == 1
-        case LinkRecorded():
-            return bool((disturbance.table()[:, 1:] == 1).all())
-        case _:
-            return False
 
 
 def _lacking(link: LinkKind, cluster: Cluster) -> str | None:

@@ -258,7 +258,7 @@ class _Source:
             return seconds[:, np.newaxis]
         parts = np.arange(self._n_parts).reshape(-1, 1, 1)
         place = np.zeros((1, 1, 1))
-        if kinds.falls_anywhere(self._disturbance):
+        if self._disturbance.falls_anywhere:
             place = np.floor(self._uniforms.closed(start, stop, what=_PLACE) * self._n_parts)
         return np.where(place[:, np.newaxis] == parts, seconds[:, np.newaxis], 0.0)
 

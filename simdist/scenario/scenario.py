@@ -23,6 +23,7 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS as DISTURBANCE_KINDS
 from simdist.scenario.disturbances import Disturbance, Interference, Recorded, UnevenWork
+from simdist.scenario.effects import WITHOUT_DATA, Source, Uses
 from simdist.scenario.facts import Imported
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
@@ -30,8 +31,8 @@ from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
-from simdist.schedules import Schedule, settings_of_name
-from simdist.schedules.job import Policy, uses_disk, uses_memory
+from simdist.schedules import GradientSchedule, Schedule, settings_of_name
+from simdist.schedules.job import Job, Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
 from simdist.settings.units import EpochSteps, StepsOrTime, Whole, parse_seconds
 
@@ -64,8 +65,22 @@ class Host(Settings):
             refuse("Host", [(("run_ahead_steps",), message)])
         return self
 
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each setting without effect."""
+        ahead = self.run_ahead_steps
+        if self.waits_for == "update" and ahead is None:
+            yield "host.waits_for has no effect: with host.run_ahead_steps null the host never waits"
+        if ahead is not None and ahead >= uses.n_steps:
+            yield f"host.run_ahead_steps has no effect: with {uses.n_steps} steps the host never waits"
+
+    @property
+    def hides_pauses(self) -> bool:
+        """Whether the device still has work in the plan when its host is late."""
+        return self.waits_for == "update" or self.run_ahead_steps != 0
+
 
 _OF_DATALOADER = ("num_workers", "workers", "prefetch_factor")
+_OF_INPUT = ("data", "prefetch", "readers", "decode_workers")  # settings of schedules
 
 
 class InputSettings(Settings):
@@ -80,7 +95,7 @@ class InputSettings(Settings):
         decode_workers: Samples that a rank decodes at the same time.
     """
 
-    source: Literal["device", "memory", "storage"] = "device"
+    source: Source = "device"
     copy_method: Literal["pinned", "pageable"] = Field(default="pinned", alias="copy")
     prefetch: Annotated[Whole, Field(ge=1)] = 2
     readers: Annotated[Whole, Field(ge=1)] = 8
@@ -95,6 +110,17 @@ class InputSettings(Settings):
         instead = "write readers and prefetch as under 'A DataLoader with workers' in docs/how-to/find-data-stalls.md"
         refuse("Input", [((key,), f"unknown key {key!r}: {means}; {instead}") for key in written])
         return value
+
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each setting without effect."""
+        if self.source == "device" and self.copy_method != "pinned":
+            yield "input.copy has no effect: with input.source device nothing is copied"
+        if self.source != "storage" and self.prefetch != 2:
+            yield f"input.prefetch has no effect: with input.source {self.source} nothing is read ahead"
+        if not uses.has_data and self.readers != 8:
+            yield f"input.readers {WITHOUT_DATA}"
+        if not uses.has_data and self.decode_workers != 1:
+            yield f"input.decode_workers {WITHOUT_DATA}"
 
 
 #: A scenario, a mapping with its keys, the name of its file, or of one that ships; `load` takes them all.
@@ -356,6 +382,86 @@ class Scenario(Settings):
     def has_links(self) -> bool:
         """Whether a link is disturbed, or other jobs use one."""
         return bool(self.background) or any(isinstance(each, LinkDisturbance) for each in self.disturbances)
+
+    @property
+    def uses(self) -> Uses:
+        """What it uses, which decides the settings that have an effect."""
+        is_read = self.data is not None and self.input.source == "storage"
+        saves_to = self.checkpoint.to if self.checkpoint else None
+        servers_apart = any(each.model_dump().get("apart") for each in self.schedules)
+        reads_storage = "storage" in (self.input.source, saves_to)
+        return Uses(
+            n_steps=self.steps,
+            source=self.input.source,
+            has_data=self.data is not None,
+            policies=frozenset(each.data or self.data.policy for each in self.schedules if self.data and is_read),
+            saves_to=saves_to,
+            nics=self.cluster.n_domains > 1 or servers_apart or reads_storage,
+            n_nodes=self.cluster.nodes,
+            hides_pauses=self.host.hides_pauses,
+            file_nbytes=self.data.least_nbytes if self.data else 0,
+            sample_nbytes=self.workload.sample_nbytes,
+            decodes=self.workload.decode_s > 0,
+        )
+
+    def unused(self) -> Iterator[str]:
+        """Yield a sentence for each setting that has no effect."""
+        uses = self.uses
+        for part in (self.host, self.input, self.data, self.checkpoint, self.cluster, self.workload):
+            if part is not None:
+                yield from part.unused(uses)
+        yield from self._unused_between(uses)
+        for i, schedule in enumerate(self.schedules):
+            yield from self._unused_in_schedule(schedule, i)
+        for i, disturbance in enumerate(self.disturbances):
+            yield from disturbance.unused(uses, f"disturbances[{i}]")
+        if self.seed and not self.is_random:
+            yield "seed has no effect: nothing is random"
+
+    def _unused_between(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each setting of one part that has no effect because of another part."""
+        cluster = self.cluster
+        if self.data and uses.policies:
+            if "policy" in self.data.model_fields_set and all(schedule.data for schedule in self.schedules):
+                yield "data.policy has no effect: every schedule has its own"
+            has_limit = {
+                "disk": cluster.disk is not None and cluster.disk.capacity_nbytes is not None,
+                "memory": cluster.memory is not None and cluster.memory.capacity_nbytes is not None,
+            }
+            fills_disk = has_limit["disk"] and bool(uses.policies & {"files", "datacache"})
+            if self.data.eviction != "none" and not fills_disk and not (has_limit["memory"] and uses.memory):
+                is_staged = "staged" in uses.policies and has_limit["disk"]
+                which = "what is staged in stays, and nothing else" if is_staged else "nothing"
+                yield f"data.eviction has no effect: {which} that is kept has a capacity"
+        ranges = {*cluster.uncertain, *(path.removeprefix("cluster.") for path in self.uncertain)}
+        is_nccl = cluster.library != "gloo" and cluster.device.compute_capability is not None
+        if "fabric.latency" in ranges and is_nccl:
+            own = "has no effect on NCCL's rings and trees: they have NCCL's own hops"
+            yield f"the range of cluster.fabric.latency {own}"
+
+    def _unused_in_schedule(self, schedule: Schedule, number: int) -> Iterator[str]:
+        cluster = self.cluster
+        workload = self.workload
+        place = f"schedules[{number}]"
+        if self.input.source != "storage":
+            keys = [key for key in _OF_INPUT if key in schedule.model_fields_set]
+            yield from (f"{place}.{key} {self.uses.nothing_is_read}" for key in keys)
+        shape = (cluster.world_size, cluster.gpus_per_node, self.steps)
+        job = Job(
+            *shape,
+            tensor_counts=workload.tensor_counts,
+            tensor_rows=workload.tensor_rows,
+            speeds=tuple(cluster.device_speed().tolist()),
+            units=workload.sharded_units,
+        )
+        found = (*schedule.unused_settings(*shape), *schedule.unused_in(job))
+        yield from (f"{place} ({schedule.name}) {sentence}" for sentence in found)
+        is_nccl = cluster.library != "gloo" and cluster.device.compute_capability is not None
+        if is_nccl and schedule.algorithm == "tree":
+            yield f"{place}.algorithm tree sends whole buffers along one tree: NCCL's Tree is double_tree"
+        is_half = isinstance(schedule, GradientSchedule) and schedule.compression == "fp16"
+        if is_half and workload.dtype != "float32":
+            yield f"{place}.compression has no effect: gradients are of type {workload.dtype} already"
 
     def without_links(self) -> Self:
         """Return a copy whose links are as they should be, with no other jobs on them."""

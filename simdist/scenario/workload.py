@@ -4,7 +4,7 @@ import csv
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
 from simdist.files import read_content
+from simdist.plan.optimizers import OptimizerName
 from simdist.plan.plan import ITEM_NBYTES
+from simdist.scenario.effects import WITHOUT_DATA, Uses
 from simdist.scenario.transformer import Transformer
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import Fault, Settings, folder_of, refuse, shown
@@ -152,7 +154,7 @@ class Workload(Settings):
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
     recompute: Annotated[Fraction, Field(exclude_if=lambda share: share == 0)] = 0.0
-    optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     optimize_s: Seconds | None = None
     trust_ratios_s: Seconds | None = None
     decode_s: Seconds = 0.0
@@ -274,6 +276,19 @@ class Workload(Settings):
         """FLOPs per sample of a forward and a backward pass, with what the latter computes again."""
         pairs = zip(self.tensors, self.recomputed_shares, strict=True)
         return math.fsum(tensor.flops * (3 + share) for tensor, share in pairs)
+
+    def unused(self, uses: Uses) -> Iterator[str]:
+        """Yield a sentence for each setting without effect."""
+        written = self.model_fields_set
+        if not uses.has_data and self.decode_s and "decode_s" in written:
+            yield f"workload.decode {WITHOUT_DATA}"
+        if self.optimizer == "sgd" and self.trust_ratios_s is not None:
+            yield "workload.trust_ratios has no effect: with workload.optimizer sgd there are none"
+        if self.has_seconds:
+            times = "workload.step_times" if self.step_times else "workload.forward"
+            stated = {"utilization": bool(self.utilization.stated), "precision": self.precision != "fp32"}
+            keys = [key for key, is_stated in stated.items() if is_stated and key in written]
+            yield from (f"workload.{key} has no effect: {times} states the time" for key in keys)
 
     @model_validator(mode="before")
     @classmethod

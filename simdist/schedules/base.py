@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Group, Plan, Result, algorithms, ops
 from simdist.plan.ops import Algorithm
+from simdist.plan.optimizers import OptimizerName
 from simdist.schedules import labels
 from simdist.schedules.job import POLICIES, Checkpoint, InputPath, Job, Policy
 from simdist.schedules.labels import LabelForm, Piece, piece
@@ -151,7 +152,7 @@ class Schedule(Settings, abc.ABC):
         """Return the `kind` under which a scenario finds the class again: `module:Class` for a user's class."""
         return written_kind(type(self), SCHEDULES)
 
-    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+    def workload_problems(self, optimizer: OptimizerName, *, has_rows: bool = True) -> list[tuple[str, str]]:
         """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer or tensors.
 
         Args:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Body, Buffer, Copy, Group, Op, Plan, ReduceScatter, Result
 from simdist.plan.ops import ALONE
+from simdist.plan.optimizers import OPTIMIZERS, OptimizerName
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
@@ -131,7 +132,7 @@ class GradientSchedule(Schedule, abc.ABC):
         if job.dtype == "float32":
             found.append(cls.axis("compression", ("none", "fp16"), FP16))
         found += cls.sending_axes(job, allowed)
-        if job.optimizer != "lars":
+        if not OPTIMIZERS[job.optimizer].has_trust_ratios:
             found.append(cls.axis("shared_update", cls.tried_sharings(job), SHARED_UPDATES))
         return tuple(found)
 
@@ -254,12 +255,13 @@ class GradientSchedule(Schedule, abc.ABC):
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
         )
 
-    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+    def workload_problems(self, optimizer: OptimizerName, *, has_rows: bool = True) -> list[tuple[str, str]]:
         """Return what does not fit: trust ratios that do not exist, or that a shared update cannot compute."""
-        if self.parallel_optimizer and optimizer != "lars":
+        has_ratios = OPTIMIZERS[optimizer].has_trust_ratios
+        if self.parallel_optimizer and not has_ratios:
             hint = "write workload.optimizer: lars, or leave it out"
             return [("parallel_optimizer", f"it shares the trust ratios of LARS; the optimizer is {optimizer}: {hint}")]
-        if self.shared_update and optimizer == "lars":
+        if self.shared_update and has_ratios:
             hint = "which take norms of whole tensors, and slices have none: write parallel_optimizer: true instead"
             return [("shared_update", f"LARS has trust ratios, {hint}")]
         return []

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias, assert_never, get_args
 
 from simdist.plan.group import Group
 from simdist.plan.ops import ALONE, Channel, Destination, Level
+from simdist.plan.optimizers import OptimizerName
 from simdist.plan.plan import Dataset, DType
 from simdist.schedules.units import ModelUnit
 
@@ -108,7 +109,7 @@ class Job:
         n_steps: Steps.
         tensor_counts: Elements of every parameter tensor, in forward order.
         dtype: Type of parameters and gradients.
-        optimizer: `adamw` keeps two moments; `lars` scales the learning rate of every tensor by its trust ratio.
+        optimizer: The optimizer, see `simdist.plan.optimizers`.
         micro_batches: Forward and backward passes of a step. Their gradients are added up.
         batch_nbytes: Bytes that one rank reads for a step: its batches of all passes.
         input_path: The path of the batch to the GPU.
@@ -133,7 +134,7 @@ class Job:
     n_steps: int
     tensor_counts: tuple[int, ...]
     dtype: DType = "float32"
-    optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     micro_batches: int = 1
     batch_nbytes: int = 1
     input_path: InputPath = field(default_factory=InputPath)

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from simdist.plan import Body, Buffer, Group, Lane, Op, Servers, algorithms, ops
 from simdist.plan.ops import ALONE, Algorithm, Channel
+from simdist.plan.optimizers import OPTIMIZERS
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules.job import Job, levels
 
@@ -117,7 +118,7 @@ def training_buffers(
     buffers += gradient_buffers(job, buckets, multiple=multiple)
     buffers.append(Buffer("activations", 1, job.dtype))
     buffers += loss_buffers(job)
-    if job.optimizer == "lars":
+    if OPTIMIZERS[job.optimizer].has_trust_ratios:
         buffers += _ratio_buffers(job, raters)
     for number, each in enumerate(whole if sharers != ALONE else ()):
         buffers.append(Buffer(f"updated.{number}", each.count // sharers.size, job.dtype))
@@ -303,7 +304,7 @@ def optimize(
         algorithm: Algorithm of the all-gather of shared ratios, if it can gather. Otherwise the library chooses.
     """
     grads = tuple(f"grad.{number}" for number in range(len(buckets)))
-    ratios = RATIOS if job.optimizer == "lars" else None
+    ratios = RATIOS if OPTIMIZERS[job.optimizer].has_trust_ratios else None
     rating = _rate(params, grads, raters, algorithm) if ratios else ()
     return (*rating, ops.Optimize(params, grads, ratios), *wait_for_update(job, params))
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from simdist.plan import AllReduce, Buffer, Group, LowRank, Matrix, Op
 from simdist.plan.lanes import COMM, COMPUTE
+from simdist.plan.optimizers import OptimizerName
 from simdist.schedules import parts
 from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule
 from simdist.schedules.job import Job
@@ -86,7 +87,7 @@ class PowerSGD(GradientSchedule):
             found.append(("compression", "fp16: factors are sent in the gradients' own type: leave it out"))
         return found
 
-    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+    def workload_problems(self, optimizer: OptimizerName, *, has_rows: bool = True) -> list[tuple[str, str]]:
         """Return also that no tensor is known to be a matrix."""
         found = super().workload_problems(optimizer, has_rows=has_rows)
         hint = "write e.g. {name: weight, count: 1000, rows: 10}"

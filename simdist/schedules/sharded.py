@@ -17,6 +17,7 @@ from simdist.errors import PlanError
 from simdist.plan import Body, Buffer, Group, Lane, Op, Plan, Result, copies, ops
 from simdist.plan.lanes import COMM, COMPUTE
 from simdist.plan.ops import ALONE
+from simdist.plan.optimizers import OPTIMIZERS, OptimizerName
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.averaging import AveragingSchedule, Turn
@@ -173,9 +174,9 @@ class ShardedSchedule(Schedule, abc.ABC):
             found.append(("reshard_after_forward", f"{kept} does not divide the {n_sharers} ranks that share a unit"))
         return found
 
-    def workload_problems(self, optimizer: str, *, has_rows: bool = True) -> list[tuple[str, str]]:
+    def workload_problems(self, optimizer: OptimizerName, *, has_rows: bool = True) -> list[tuple[str, str]]:
         """Return what does not fit: trust ratios are norms of whole tensors, and ranks have slices."""
-        if optimizer == "lars":
+        if OPTIMIZERS[optimizer].has_trust_ratios:
             return [("kind", "LARS takes norms of whole tensors, and ranks have slices: write workload.optimizer: sgd")]
         return []
 

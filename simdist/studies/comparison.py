@@ -4,30 +4,28 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost import tensor_backward_s
-from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast, first_exact
-from simdist.errors import ScenarioError, UnsupportedError, naming
-from simdist.plan.delays import no_delays
-from simdist.runs.building import Built, build, delay_sampler, in_steps, job, price_of, traffic
+from simdist.engines import Engine
+from simdist.errors import ScenarioError, naming
+from simdist.runs.building import Built, build, in_steps
 from simdist.scenario.scenario import AnyScenario, Scenario, load
-from simdist.scenario.strict_yaml import Path
-from simdist.scenario.unused_settings import unstated
+from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
-from simdist.settings.base import plural, unchecked_copy
+from simdist.settings.base import plural
 from simdist.settings.units import format_seconds
+from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, sentences, told
 from simdist.studies.facets import doubts as doubts_of_facets
+from simdist.studies.measuring import TIMES_OF_DRAWS, Draw, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import remarks_of
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
-from simdist.traces.breakdown import STATES, Breakdown, break_down
+from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,63 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from simdist.engines.actors import Actor
-    from simdist.studies.epochs import Epochs
-    from simdist.studies.published_errors import Doubt
 
-
-#: Called with a schedule's label, rank-steps done and rank-steps in all.
-Progress = Callable[[str, int, int], None]
-
-#: Returns the delays of seeds, from step 0 on.
-Draw = Callable[[Sequence[int]], DelaySource]
-
-_INTERVAL = "_ci95"
-_TIMES = ("step", "stated")  # of draws
-_DISTURBANCES = "disturbances"
-_NETWORK = ("cluster", "network")  # no delay depends on it
-_MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _USUAL_SEEDS = 20
-_RARE = 0.5  # stragglers, in steps of all seeds for each step: up to here, simulating one rank of each kind pays
-_BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
-
-
-@dataclass(frozen=True)
-class ScheduleTimes:
-    """One schedule, simulated for many seeds.
-
-    Args:
-        label: The schedule's label.
-        engine: `fast` or `des`.
-        step_s: Seconds per step of each seed, `[n_seeds]`.
-        states_s: Seconds per step in each state, averaged over ranks, by seed: state -> `[n_seeds]`.
-        facets: Optional topics, such as epochs.
-        drawn: If something is uncertain, and that was measured, of each draw, `[n_draws]`: `step`, its seconds per
-            step; `stated`, those of the same seed as stated; and by path its place in the range of a quantity, 0 to 1.
-    """
-
-    label: str
-    engine: str
-    step_s: NDArray[np.float64]
-    states_s: dict[str, NDArray[np.float64]]
-    drawn: dict[str, NDArray[np.float64]] = field(default_factory=dict)
-    facets: FacetValues = field(default_factory=FacetValues)
-    scenario: Scenario | None = field(default=None, repr=False)
-
-    def of(self, facet: Facet[ValueT]) -> ValueT:
-        """Return the value of a facet."""
-        return self.facets.of(facet)
-
-    def line(self, facet: Facet[ValueT]) -> Line[ValueT]:
-        """Return what a facet says."""
-        return Line(self.label, float(self.step_s.mean()), self.of(facet))
-
-    def divided(self, n_parts: int) -> "ScheduleTimes":
-        """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
-        states_s = {state: seconds / n_parts for state, seconds in self.states_s.items()}
-        drawn = {name: values / (n_parts if name in _TIMES else 1) for name, values in self.drawn.items()}
-        step_s = self.step_s / n_parts
-        facets = self.facets.divided(n_parts)
-        return replace(self, step_s=step_s, states_s=states_s, drawn=drawn, facets=facets)
 
 
 @dataclass(frozen=True)
@@ -405,122 +348,6 @@ def find_label(schedules: Sequence[tuple[str, str]], wanted: str | None) -> int 
     return None
 
 
-def shared_delays(scenario: Scenario) -> Draw:
-    """Return a function that draws the delays of seeds once for all schedules, where they are few enough to keep."""
-    kept: dict[tuple[int, ...], Delays] = {}
-
-    def draw(seeds: Sequence[int]) -> DelaySource:
-        n_rows = scenario.steps * scenario.workload.micro_batches
-        n_values = n_rows * scenario.cluster.world_size * len(seeds) * len(scenario.disturbances)
-        key = tuple(seeds)
-        if key not in kept:
-            if n_values * (len(kept) + 1) > _MOST_KEPT_VALUES:
-                return delay_sampler(scenario, seeds)
-            kept[key] = delay_sampler(scenario, seeds).take(scenario.steps)
-        return DrawnDelays(kept[key])
-
-    return draw
-
-
-def measure(
-    scenario: Scenario,
-    built: Built,
-    *,
-    n_seeds: int,
-    engine: Engine = "auto",
-    progress: Progress | None = None,
-    draw: Draw | None = None,
-    facets: Sequence[Facet[Any]] = FACETS,
-) -> ScheduleTimes:
-    """Simulate one schedule for many seeds, keeping no traces.
-
-    Args:
-        scenario: The schedule's.
-        built: The schedule.
-        n_seeds: Seeds, counted up from the scenario's.
-        engine: `auto` takes the fast engine wherever it is exact.
-        progress: See `Progress`.
-        draw: Gives the delays of seeds, as `shared_delays` does for several schedules; by default they are drawn here.
-        facets: See `compare`; those that take further simulations say nothing.
-
-    Raises:
-        ScenarioError: There are no seeds.
-        UnsupportedError: `fast` was asked for and cannot compute this exactly.
-    """
-    if n_seeds < 1:
-        raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
-    seeds = [scenario.seed + number for number in range(n_seeds)]
-    draw = draw or partial(delay_sampler, scenario)
-
-    def by_fast() -> ScheduleTimes:
-        _need_no_events(built)
-        parts = tuple(_measure_fast(draw, built, seeds, progress))
-        return times_of(built.schedule.name, "fast", Simulated(built.plan, parts), facets)
-
-    def by_alike() -> ScheduleTimes:
-        parts = (_measure_alike(draw, built, different, progress),) * (len(seeds) // len(different))
-        return times_of(built.schedule.name, "des", Simulated(built.plan, parts), facets)
-
-    def by_des() -> ScheduleTimes:
-        measured = _measure_des(scenario, draw, built, different, progress)
-        parts, epochs = zip(*(measured * (len(seeds) // len(different))), strict=True)
-        found = tuple(each for each in epochs if each)
-        return times_of(built.schedule.name, "des", Simulated(built.plan, parts, found), facets)
-
-    different = seeds if scenario.is_random or built.actors else seeds[:1]
-    needs_events = bool(built.actors or built.plan.dataset)
-    return choose_engine(engine, by_fast=by_fast, by_alike=None if needs_events else by_alike, by_des=by_des)
-
-
-def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[np.float64]:
-    """Return the seconds per step of one schedule for many seeds, `[n_seeds]`. This is less work than `measure`.
-
-    If stragglers are rare, ranks that are alike are simulated once. Otherwise the fast engine takes all at once.
-
-    Args:
-        scenario: The schedule's.
-        built: The schedule.
-        n_seeds: Seeds, counted up from the scenario's.
-    """
-    seeds = [scenario.seed + number for number in range(n_seeds)]
-    if built.actors or built.plan.dataset:
-        return measure(scenario, built, n_seeds=n_seeds, facets=()).step_s
-    from simdist.engines import alike
-
-    drawn = delay_sampler(scenario, seeds).take(scenario.steps)
-
-    def by_alike() -> NDArray[np.float64]:
-        return alike.step_s(built.plan, built.costs, DrawnDelays(drawn), n_seeds=n_seeds, courses=built.courses)
-
-    def by_fast() -> NDArray[np.float64]:
-        return fast.step_s(built.plan, [built.costs] * n_seeds, DrawnDelays(drawn))
-
-    def by_des() -> NDArray[np.float64]:
-        return measure(scenario, built, n_seeds=n_seeds, engine="des", facets=()).step_s
-
-    if _n_unequal(drawn) <= scenario.steps * _RARE:
-        return first_exact(by_alike, by_fast, by_des)
-    return first_exact(by_fast, by_alike, by_des)
-
-
-def calm_step_s(built: Built) -> float:
-    """Return the seconds per step of a schedule if nothing delays a rank.
-
-    Raises:
-        UnsupportedError: Ranks of each kind cannot be simulated once.
-    """
-    from simdist.engines import alike
-
-    delays = DrawnDelays(no_delays(built.plan))
-    return float(alike.step_s(built.plan, built.costs, delays, n_seeds=1, courses=built.courses)[0])
-
-
-def _n_unequal(drawn: Delays) -> int:
-    """Return in how many steps, over all seeds, ranks have different delays."""
-    differs = [(each != each[..., :1]).any(axis=-1) for each in drawn.values()]
-    return int(np.any(differs, axis=0).sum()) if differs else 0
-
-
 def measure_with_additions(
     scenario: Scenario,
     built: Built,
@@ -548,109 +375,6 @@ def measure_with_additions(
     return with_draws(scenario, built, measured, progress=progress, draw=draw)
 
 
-def with_draws(
-    scenario: Scenario,
-    built: Built,
-    measured: ScheduleTimes,
-    *,
-    progress: Progress | None = None,
-    draw: Draw | None = None,
-    doubts: "Sequence[Doubt] | None" = None,
-    quiet: bool = False,
-) -> ScheduleTimes:
-    """Simulate a schedule also under draws of uncertain quantities and of the errors of published rows, if any.
-
-    Args:
-        scenario: The schedule's.
-        built: The schedule; its plan is built again only where a draw changes it.
-        measured: Its times as stated.
-        progress: See `Progress`.
-        draw: As of `measure`.
-        doubts: Instead of those of `simdist.studies.published_errors.doubts_of`.
-        quiet: Where ranks of each kind are simulated one by one, leave out random disturbances that are not uncertain.
-            This is far less work: steps then differ by their prices only, and so do draws, up to second order.
-    """
-    if not (scenario.is_of_machines or doubts):
-        return measured
-    from simdist.studies import uncertainty
-    from simdist.studies.published_errors import doubted, doubts_of
-
-    doubts = doubts_of(scenario) if doubts is None else doubts
-    found = uncertainty.quantities(scenario)
-    if not (found or doubts):
-        return measured
-    n_draws = uncertainty.n_draws(len(found) + len(doubts))
-    of_doubts = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_draws) for each in doubts}
-    n_priced = n_draws
-    if doubts:  # a doubt multiplies prices, so each price list serves several draws
-        n_priced = n_draws // 2 if found else 1
-    places = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_priced) for each in found}
-    priced = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_priced)]
-    drawn = priced * (n_draws // n_priced)
-    places = {each: np.tile(at, n_draws // n_priced) for each, at in places.items()}
-    numbers = np.arange(n_draws) % len(measured.step_s)
-    seeds = (scenario.seed + numbers).tolist()
-    built_again = [_built_again(each, scenario, built) for each in priced] * (n_draws // n_priced)
-    if doubts:
-        built_again = [
-            replace(each, costs=doubted(each.plan, each.costs, {doubt: at[i] for doubt, at in of_doubts.items()}))
-            for i, each in enumerate(built_again)
-        ]
-    engine: Engine = "des" if measured.engine == "des" else "auto"
-    is_calm = quiet and _may_be_calm(scenario, [each.path for each in found])
-    stated_s = measured.step_s[numbers]
-
-    def together() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        _need_no_events(built)
-        if any(each.plan is not built.plan for each in built_again):
-            raise UnsupportedError("draws have other plans")
-        delays: DelaySource
-        if draw and all(each.path[:2] == _NETWORK for each in found):
-            source = draw(seeds[: len(measured.step_s)])
-            delays = source if n_draws <= len(measured.step_s) else _Chosen(source, numbers)
-        else:
-            delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
-        return fast.step_s(built.plan, [each.costs for each in built_again], delays), stated_s
-
-    def one_by_one() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        runs = (unchecked_copy(each, seed=seed) for each, seed in zip(drawn, seeds, strict=True))
-        pairs = zip(runs, built_again, strict=True)
-        times_s = np.array([_step_s(run, each, engine, progress, is_calm=is_calm) for run, each in pairs])
-        return times_s, np.full(
-            n_draws, _step_s(scenario, built, engine, progress, is_calm=True)
-        ) if is_calm else stated_s
-
-    both_s = choose_engine("auto", by_fast=together, by_des=one_by_one) if engine == "auto" else one_by_one()
-    by_name = {each.name: at for each, at in places.items()} | {each.name: at for each, at in of_doubts.items()}
-    return replace(measured, drawn=dict(zip(_TIMES, both_s, strict=True)) | by_name)
-
-
-def _may_be_calm(scenario: Scenario, uncertain: Sequence[Path]) -> bool:
-    """Tell whether draws of uncertain quantities may leave out disturbances: all are random, and none is uncertain."""
-    is_drawn = all(each.is_random for each in scenario.disturbances) and not scenario.has_links
-    return is_drawn and not any(path[0] == _DISTURBANCES for path in uncertain)
-
-
-def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress | None, *, is_calm: bool) -> float:
-    """Return the seconds per step of one seed, by events: of one rank of each kind if that is possible.
-
-    If it is calm, no rank is delayed.
-    """
-    from simdist.engines import alike
-
-    def draw(seeds: Sequence[int]) -> DelaySource:
-        return DrawnDelays(no_delays(built.plan, n_seeds=len(seeds))) if is_calm else delay_sampler(scenario, seeds)
-
-    def by_alike() -> float:
-        return float(alike.step_s(built.plan, built.costs, draw([scenario.seed]), n_seeds=1)[0])
-
-    def measured() -> float:
-        found = measure(scenario, built, n_seeds=1, engine=engine, progress=progress, draw=draw, facets=())
-        return float(found.step_s[0])
-
-    return measured() if built.actors else first_exact(by_alike, measured)
-
-
 def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:
     """Return between which multiples of its makespan the truth of a simulation lies, if something is uncertain.
 
@@ -665,124 +389,6 @@ def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval |
         return None
     found = row(measured, measured)
     return found.step_s_range and (found.step_s_range[0] / found.step_s, found.step_s_range[1] / found.step_s)
-
-
-def _built_again(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
-    """Return a schedule with the prices of a draw, and with another plan if the draw changes it."""
-    stated_s, drawn_s = (tensor_backward_s(each.workload, each.cluster) for each in (scenario, drawn))
-    may_differ = drawn.data != scenario.data or drawn_s != stated_s
-    if may_differ and built.schedule.plan(job(drawn)).digest() != built.plan.digest():
-        return replace(build(drawn, built.schedule), actors=built.actors)
-    return replace(built, costs=price_of(built.plan, drawn))
-
-
-class _SideBySide:
-    """Delays of several sources, each of one seed."""
-
-    def __init__(self, sources: Sequence[DelaySource]) -> None:
-        self._sources = sources
-
-    def take(self, n_steps: int) -> Delays:
-        """Return the delays of the next `n_steps` steps."""
-        taken = [each.take(n_steps) for each in self._sources]
-        return {channel: np.concatenate([each[channel] for each in taken]) for channel in taken[0]}
-
-
-class _Chosen:
-    """Delays of some of the seeds of a source, by their numbers, which may recur."""
-
-    def __init__(self, source: DelaySource, numbers: NDArray[np.int64]) -> None:
-        self._source = source
-        self._numbers = numbers
-
-    def take(self, n_steps: int) -> Delays:
-        """Return the delays of the next `n_steps` steps, in memory with the seeds side by side."""
-        taken = self._source.take(n_steps)
-        return {
-            channel: np.moveaxis(np.moveaxis(each, 0, -1)[..., self._numbers], -1, 0) for channel, each in taken.items()
-        }
-
-
-def _need_no_events(built: Built) -> None:
-    if built.actors:
-        raise UnsupportedError("actors need every event, and the fast engine has none: use engine='des'")
-
-
-def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
-    world_size = built.plan.world_size
-    batch = max(1, _BATCH_VALUES // world_size)
-    held = None
-    if built.costs.shares:
-        from simdist.studies.held import steady_held
-
-        held = steady_held(built.plan, built.costs)
-    for first in range(0, len(seeds), batch):
-        some = seeds[first : first + batch]
-        report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
-        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report, held=held)
-
-
-def _measure_des(
-    scenario: Scenario, draw: Draw, built: Built, seeds: list[int], progress: Progress | None
-) -> list[tuple[Breakdown, "Epochs | None"]]:
-    found = []
-    for number, seed in enumerate(seeds):
-        report = _reporter(progress, built, n_seeds=len(seeds), before=number, each=1)
-        found.append(_measure_events(scenario, built, draw([seed]), seed, report))
-    return found
-
-
-def _measure_alike(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Breakdown:
-    """Simulate one rank of each kind, for all seeds."""
-    from simdist.engines import alike
-
-    report = _reporter(progress, built, n_seeds=len(seeds), before=0, each=len(seeds))
-    return alike.measure(built.plan, built.costs, draw(seeds), n_seeds=len(seeds), progress=report)
-
-
-def _measure_events(
-    scenario: Scenario, built: Built, delays: DelaySource, seed: int, progress: Callable[[int], None] | None
-) -> tuple[Breakdown, "Epochs | None"]:
-    from simdist.engines import des
-    from simdist.studies.epochs import find_epochs
-    from simdist.studies.held import find_held
-    from simdist.traces.reads import expected
-
-    drawn = delays.take(scenario.steps)
-    links = traffic(scenario, built.costs, seed)
-    trace = des.simulate(built.plan, built.costs, drawn, traffic=links, actors=built.actors, progress=progress)
-    held = find_held(trace, built.costs) if trace.links else None
-    reads = expected(built.plan) if built.plan.dataset else None
-    return break_down(trace, held), find_epochs(trace, reads) if reads else None
-
-
-def _reporter(
-    progress: Progress | None, built: Built, *, n_seeds: int, before: int, each: int
-) -> Callable[[int], None] | None:
-    """Turn steps done in one batch of seeds into rank-steps done in all."""
-    if progress is None:
-        return None
-    world_size = built.plan.world_size
-    n_steps = built.plan.n_steps
-
-    def report(step: int) -> None:
-        progress(built.schedule.name, world_size * (before * n_steps + each * step), world_size * n_seeds * n_steps)
-
-    return report
-
-
-def times_of(label: str, engine: str, simulated: Simulated, facets: Sequence[Facet[Any]] = FACETS) -> ScheduleTimes:
-    """Return the times of a schedule that was simulated, or measured on machines.
-
-    Args:
-        label: The schedule's label.
-        engine: `fast` or `des`, or the source of a trace.
-        simulated: What it did.
-        facets: Optional topics.
-    """
-    states_s = {state: np.concatenate([part.per_step_s(state) for part in simulated.parts]) for state in STATES}
-    values = FacetValues.measured(simulated, facets)
-    return ScheduleTimes(label, engine, simulated.step_s, states_s, facets=values)
 
 
 def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
@@ -820,8 +426,10 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
         return found
     from simdist.studies.uncertainty import spread
 
-    places = {name: at for name, at in measured.drawn.items() if name not in _TIMES}
-    (ours, stated), (theirs, their_stated) = ([each.drawn[name] for name in _TIMES] for each in (measured, baseline))
+    places = {name: at for name, at in measured.drawn.items() if name not in TIMES_OF_DRAWS}
+    (ours, stated), (theirs, their_stated) = (
+        [each.drawn[name] for name in TIMES_OF_DRAWS] for each in (measured, baseline)
+    )
     of_step, own = spread(found.step_s, ours - stated, found.step_s_ci95, places)
     of_speedup, shares = spread(found.speedup, theirs / ours - their_stated / stated, found.speedup_ci95, places)
     shares = own if measured is baseline else shares

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from simdist.errors import naming
 from simdist.runs.building import in_steps, lost_share
 from simdist.scenario import Interference, Scenario
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.settings.units import Elapsed, format_duration, format_share
 
 

@@ -19,8 +19,8 @@ from simdist.schedules import Schedule
 from simdist.settings.base import plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import SCHEDULE, Column, seconds
-from simdist.studies.comparison import measure
 from simdist.studies.frames import frame_of_records
+from simdist.studies.measuring import measure
 
 if TYPE_CHECKING:
     import pandas as pd

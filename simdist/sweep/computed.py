@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from simdist.errors import RunError, naming_file
 from simdist.files import lines_of, open_regular, read_jsonl
 from simdist.jobs.store import DESIGN, ROWS, damaged_text
-from simdist.studies.comparison import ScheduleTimes
 from simdist.studies.facets import FacetValues
+from simdist.studies.measuring import ScheduleTimes
 from simdist.sweep.fields import Choice
 from simdist.sweep.table import ResultRow, Table, compared, extras_of, lonely, used_notes
 from simdist.traces.breakdown import STATES

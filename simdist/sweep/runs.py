@@ -22,9 +22,10 @@ from simdist.runs.building import build, delays
 from simdist.scenario import Scenario
 from simdist.settings.base import unchecked_copy
 from simdist.studies import facets
-from simdist.studies.comparison import ScheduleTimes, default_baseline, times_of
+from simdist.studies.comparison import default_baseline
 from simdist.studies.epochs import find_epochs
 from simdist.studies.facets import Simulated
+from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.sweep.definition import Point, Sweep
 from simdist.sweep.fields import Choice, differing, fields_of, schedule_fields_of
 from simdist.sweep.table import RUNS, ResultRow, Source, Table, compared, extras_of, joined, lonely, used_notes

@@ -11,7 +11,8 @@ from typing import TypeGuard
 from simdist.errors import ScenarioError
 from simdist.settings.base import nearest, shown
 from simdist.settings.units import parse_Bps, parse_flops, parse_nbytes, parse_seconds
-from simdist.studies.comparison import ScheduleTimes, row
+from simdist.studies.comparison import row
+from simdist.studies.measuring import ScheduleTimes
 from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, written_text
 
 _UNIT = re.compile(r"_(per_s|s|Bps|nbytes)$")

@@ -12,8 +12,9 @@ from simdist.errors import SimdistError, require
 from simdist.scenario import strict_yaml
 from simdist.settings.base import plural
 from simdist.studies import facets
-from simdist.studies.comparison import Row, ScheduleTimes, find_label, row
+from simdist.studies.comparison import Row, find_label, row
 from simdist.studies.facets import GRADIENTS, GradientsUsed
+from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.statistics import Interval
 from simdist.sweep.fields import Choice
 from simdist.traces.breakdown import STATES

@@ -27,7 +27,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies import facets
-from simdist.studies.comparison import ScheduleTimes, measure
+from simdist.studies.measuring import ScheduleTimes, measure
 from simdist.sweep.definition import RowKey
 from simdist.sweep.keys import code_version, file_digest
 

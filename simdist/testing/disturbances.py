@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from simdist import scenario as scenarios
 from simdist.runs.building import build, delay_sampler
 from simdist.scenario import Scenario
-from simdist.scenario.disturbances import KINDS, Disturbance, never_delays
+from simdist.scenario.disturbances import KINDS, Disturbance
 from simdist.testing.jobs import CLUSTERS, N_STEPS, engines_agree, scenario_of, telling
 
 _SEEDS = (0, 1, 2)
@@ -55,7 +55,7 @@ def _check_delays(scenario: Scenario, disturbance: Disturbance) -> None:
     assert np.array_equal(alone, whole[1:2]), "delays of a seed are others when it is drawn alone"
     differ = any(not np.array_equal(whole[0], each) for each in longer[1:, :N_STEPS])
     assert disturbance.is_random or not differ, "is_random is False, and seeds make a difference"
-    assert not (never_delays(disturbance) and whole.any()), "never_delays is True, and it delays"
+    assert not (disturbance.never_delays and whole.any()), "never_delays is True, and it delays"
 
 
 def _drawn(scenario: Scenario, seeds: tuple[int, ...], chunks: tuple[int, ...]) -> NDArray[np.float64]:

@@ -25,8 +25,9 @@ from simdist.runs.building import Built, build, job, price_of
 from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.schedules import Schedule
-from simdist.studies import comparison
-from simdist.studies.comparison import Row, ScheduleTimes, row, with_ranges
+from simdist.studies import measuring
+from simdist.studies.comparison import Row, row, with_ranges
+from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import Runs
 from simdist.studies.statistics import widened
 from simdist.tune.candidates import Candidate
@@ -190,7 +191,7 @@ def _course(scenario: Scenario, built: Built, found: Facts) -> tuple[object, ...
     if not (schedule.shards and scenario.is_random) or scenario.has_links or built.plan.dataset:
         return None
     try:
-        calm_s = comparison.calm_step_s(built)
+        calm_s = measuring.calm_step_s(built)
     except UnsupportedError:
         return None
     path = (schedule.run_ahead_steps, schedule.prefetch, schedule.readers, schedule.data, schedule.decode_workers)
@@ -320,7 +321,7 @@ def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, 
 
 def _in_order_s(scenario: Scenario, schedule: Schedule) -> float:
     """Return the seconds of a step with recorded delays in their recorded order."""
-    return float(comparison.measure(scenario, build(scenario, schedule), n_seeds=1).step_s.mean())
+    return float(measuring.measure(scenario, build(scenario, schedule), n_seeds=1).step_s.mean())
 
 
 def _scaled(found: Row, scale: float) -> Row:

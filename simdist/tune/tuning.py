@@ -19,8 +19,10 @@ from simdist.scenario import AnyScenario, Scenario, load
 from simdist.schedules import Schedule, Sync
 from simdist.settings.base import plural
 from simdist.settings.units import format_nbytes
-from simdist.studies import comparison
-from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label, with_draws
+from simdist.studies import comparison, measuring
+from simdist.studies.comparison import find_baseline, find_label
+from simdist.studies.draws import with_draws
+from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.resampling import Runs, longest_period, runs_of
 from simdist.tune.candidates import Candidate, Extras
 from simdist.tune.constraints import Constraints, broken
@@ -166,7 +168,7 @@ def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Pr
 
     def times_s(its: Scenario, built: Built) -> NDArray[np.float64]:
         n_parts = 1 if wanted.per == "step" else its.workload.micro_batches
-        return comparison.step_times_s(its, built, n_seeds=n_seeds) / n_parts
+        return measuring.step_times_s(its, built, n_seeds=n_seeds) / n_parts
 
     evaluator = Evaluator(runs, constraints, times_s)
 
@@ -253,7 +255,7 @@ def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | Non
 
 
 def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
-    found = comparison.measure(scenario, built, n_seeds=n_seeds)
+    found = measuring.measure(scenario, built, n_seeds=n_seeds)
     found = with_draws(scenario, built, found, quiet=True)
     return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
 

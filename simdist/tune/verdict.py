@@ -10,7 +10,7 @@ import numpy as np
 from simdist.plan import COLLECTIVES, occurrences
 from simdist.runs.building import build, ranks_are_alike, simulate
 from simdist.scenario import Scenario, strict_yaml
-from simdist.scenario.unused_settings import unstated
+from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import row

@@ -7,7 +7,7 @@ import pytest
 from scripts import ROOT, load_script
 
 from simdist.report import insert_tables
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 
 HSGD = ROOT / "experiments" / "hsgd_stragglers"
 

@@ -10,7 +10,7 @@ from scripts import ROOT, load_script
 from simdist.report import insert_tables
 from simdist.runs.building import build
 from simdist.scenario import load
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 
 EXPERIMENTS = ROOT / "experiments"
 

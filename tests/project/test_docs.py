@@ -36,7 +36,7 @@ from simdist import sweep
 from simdist.cli import main
 from simdist.plan import algorithms
 from simdist.scenario import load, loads, strict_yaml
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.schedules import KINDS, Schedule, kinds
 from simdist.settings.base import Settings
 from simdist.testing import check_schedule

@@ -9,8 +9,9 @@ from simdist.errors import TraceError
 from simdist.runs.calibrated import Calibrated
 from simdist.runs.run_directory import RunDirectory
 from simdist.studies import facets
-from simdist.studies.comparison import Row, ScheduleTimes, row, times_of
+from simdist.studies.comparison import Row, row
 from simdist.studies.facets import Simulated
+from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.studies.validation import Validation
 from simdist.traces.breakdown import break_down
 from simdist.traces.links import Held

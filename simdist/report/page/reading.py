@@ -17,7 +17,8 @@ from simdist.runs import run_directory
 from simdist.runs.building import Built
 from simdist.runs.calibrated import Calibrated, price_run, simulate_run, simulated_scenario
 from simdist.runs.run_directory import RunDirectory
-from simdist.studies.comparison import find_label, with_draws
+from simdist.studies.comparison import find_label
+from simdist.studies.draws import with_draws
 from simdist.studies.held import find_held, with_links
 from simdist.studies.validation import finished_steps, validate
 from simdist.traces.trace import Trace

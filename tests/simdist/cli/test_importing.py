@@ -17,7 +17,7 @@ from simdist.profiles.importing import import_job
 from simdist.profiles.steps.model import listed
 from simdist.profiles.writing import scenario_text, write_scenario
 from simdist.scenario import Imported, Recorded, presets
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 
 LATE = Truth(
     n_ranks=4,

@@ -14,7 +14,7 @@ from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Plan, ReduceScatter
 from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Device, Link
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.scenario.workload import Tensor, Workload
 
 FABRIC_BPS, NETWORK_BPS = 240e9, 100e9

@@ -11,7 +11,7 @@ from simdist.plan.group import Group
 from simdist.runs.building import build, delays
 from simdist.scenario import loads
 from simdist.scenario.cluster import Cluster, Leaf, Link
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.scenario.workload import Tensor, Workload
 
 WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1)

@@ -12,7 +12,7 @@ from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.runs.building import build, delays, simulate
 from simdist.scenario import Cluster, Link, Tensor, Workload, loads
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 
 FABRIC, NETWORK = Link(latency_s=10e-6, bandwidth_Bps=2e9), Link(latency_s=50e-6, bandwidth_Bps=50e6)
 NBYTES = 8_000_000

@@ -15,7 +15,8 @@ from simdist.runs.building import build, delay_sampler, job
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import Job, kinds
-from simdist.studies.comparison import measure, row
+from simdist.studies.comparison import row
+from simdist.studies.measuring import measure
 
 STEP_S = 0.055
 N_SEEDS, N_STEPS = 20, 1000

@@ -14,9 +14,9 @@ from simdist.learning.summary import Learned, LearnedSchedules
 from simdist.learning.timing import TimedSchedule
 from simdist.runs.building import delays
 from simdist.scenario import load
-from simdist.studies.comparison import ScheduleTimes
 from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
+from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.tolerable_rate import Tolerances, tolerances
 from simdist.sweep import InProcess, read_results, run
 from simdist.sweep import load as load_sweep

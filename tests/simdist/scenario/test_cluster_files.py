@@ -19,7 +19,7 @@ from simdist.scenario import (
     load_workload,
     presets,
 )
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 
 CLUSTER = """\
 name: two machines

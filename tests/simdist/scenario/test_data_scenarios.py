@@ -12,7 +12,7 @@ from simdist.plan import Dataset
 from simdist.runs.building import dataset, job
 from simdist.scenario import Scenario, dump, load, loads
 from simdist.scenario.data import DataSettings, Lognormal
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 
 GOLDEN_SIZES = [104168, 83788, 84119, 131016, 190580]
 GOOD = """\
@@ -259,9 +259,9 @@ def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
             "cluster.storage has no effect: with input.source device nothing reads from it",
         ]),
         ([("source: storage", "source: memory")], [
-            "schedules[1].data has no effect: with input.source memory nothing is read",
             "data has no effect: with input.source memory nothing is read",
             "cluster.storage has no effect: with input.source memory nothing reads from it",
+            "schedules[1].data has no effect: with input.source memory nothing is read",
         ]),
         ([("data: datacache", "data: files")], ["cluster.memory has no effect: the policies files, naive keep no samples"]),
         ([("data: datacache", "data: memory")], ["cluster.disk has no effect: the policies memory, naive keep no files"]),
@@ -293,11 +293,11 @@ def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
         ([("data: {samples: 330, file_size: 110 kB}\n", ""), ("3 epochs", "30"), (", data: datacache", ", label: two"), ("source: storage", "source: storage, readers: 4, decode_workers: 2"), ("150 kB", "150 kB, decode: 4 ms"), ("1 ms,", "1 ms, open: 2 ms, operations: 10000,")], [
             "input.readers has no effect: without data a batch is one request",
             "input.decode_workers has no effect: without data a batch is one request",
+            "cluster.storage.open has no effect: without data a batch is one request",
+            "cluster.storage.operations has no effect: without data a batch is one request",
             "cluster.disk has no effect: without data a batch is one request",
             "cluster.memory has no effect: without data a batch is one request",
             "workload.decode has no effect: without data a batch is one request",
-            "cluster.storage.open has no effect: without data a batch is one request",
-            "cluster.storage.operations has no effect: without data a batch is one request",
         ]),
     ],
 )  # fmt: skip

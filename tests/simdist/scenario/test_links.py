@@ -25,7 +25,7 @@ from simdist.scenario.links import (
     Periodic,
     Steady,
 )
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 
 RANDOM = [
     LinkJitter(link="nic", period_s=0.5, median=0.7, sigma=0.4),

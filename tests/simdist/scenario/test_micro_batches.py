@@ -26,7 +26,7 @@ from simdist.scenario.disturbances import (
     UnevenWork,
 )
 from simdist.scenario.pauses_and_work import Balance, dealt
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.testing import check_disturbance
 
 K = 4

@@ -10,7 +10,7 @@ from simdist.engines import des, fast, simulate
 from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays
 from simdist.scenario import Pauses, Persistent, UnevenWork, dump, loads, sampler
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.testing import check_disturbance
 
 STEP_S = 0.1

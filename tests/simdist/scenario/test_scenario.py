@@ -31,7 +31,7 @@ from simdist.scenario import (
     presets,
     strict_yaml,
 )
-from simdist.scenario.unused_settings import unstated, warnings_of
+from simdist.scenario.warnings import unstated, warnings_of
 from simdist.schedules import kinds
 
 DISTURBANCE = "{kind: transient, probability: 2%, delay: 1 s}"

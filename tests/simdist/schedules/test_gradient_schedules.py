@@ -28,7 +28,7 @@ from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
 from simdist.proof import prove
 from simdist.runs.building import build, delays, job
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 from simdist.schedules import GradientSchedule, Job, LocalSGD, Sync, kinds
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK

@@ -10,7 +10,8 @@ from simdist.engines import DrawnDelays, simulate
 from simdist.plan import Channel
 from simdist.runs.building import build, delay_sampler, delays
 from simdist.scenario import Scenario, loads
-from simdist.studies.comparison import _Chosen, compare
+from simdist.studies.comparison import compare
+from simdist.studies.draws import _Chosen
 
 JOB = """
 cluster: {{nodes: 2, gpus_per_node: 8, fabric: ideal, network: ideal}}

@@ -5,7 +5,7 @@ import pytest
 from simdist.cost import compute_s
 from simdist.errors import ScenarioError
 from simdist.scenario import Cluster, Device, Link, Scenario, Tensor, Workload, dump, loads
-from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.warnings import warnings_of
 
 END = "steps: 1\nschedules: [{kind: sync}]\n"
 

@@ -10,8 +10,9 @@ from simdist import scenario
 from simdist.errors import ScenarioError, UnsupportedError
 from simdist.runs.building import build, delay_sampler
 from simdist.scenario.cluster import Disk
-from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, measure, row, too_few_seeds
+from simdist.studies.comparison import compare, find_baseline, row, too_few_seeds
 from simdist.studies.facets import ADDED
+from simdist.studies.measuring import ScheduleTimes, measure
 
 STATES = ("compute", "comm", "wait", "io", "host")
 
@@ -226,7 +227,7 @@ def test_batches_of_seeds_do_not_change_any_number(monkeypatch):
     chosen = small()
     built = build(chosen, chosen.schedules[2])
     whole = measure(chosen, built, n_seeds=7)
-    monkeypatch.setattr("simdist.studies.comparison._BATCH_VALUES", 16)
+    monkeypatch.setattr("simdist.studies.measuring._BATCH_VALUES", 16)
     split = measure(chosen, built, n_seeds=7)
     np.testing.assert_array_equal(split.step_s, whole.step_s)
     for state in STATES:
@@ -265,15 +266,15 @@ def test_delays_are_drawn_once_for_all_schedules_if_they_are_few(most_values, n_
         return delay_sampler(chosen, seeds)
 
     apart = [measure(small(), build(small(), schedule), n_seeds=3).step_s.mean() for schedule in small().schedules]
-    monkeypatch.setattr("simdist.studies.comparison.delay_sampler", counting)
-    monkeypatch.setattr("simdist.studies.comparison._MOST_KEPT_VALUES", most_values)
+    monkeypatch.setattr("simdist.studies.draws.delay_sampler", counting)
+    monkeypatch.setattr("simdist.studies.draws._MOST_KEPT_VALUES", most_values)
     assert [each.step_s for each in compare(small(), n_seeds=3)] == apart
     assert drawn == [[0, 1, 2]] * n_draws
 
 
 @pytest.mark.parametrize("engine", ["fast", "des"])
 def test_progress_counts_rank_steps_up_to_all_of_them(engine, monkeypatch):
-    monkeypatch.setattr("simdist.studies.comparison._BATCH_VALUES", 16)
+    monkeypatch.setattr("simdist.studies.measuring._BATCH_VALUES", 16)
     chosen, told = small(), []
     built = build(chosen, chosen.schedules[0])
     measure(chosen, built, n_seeds=3, engine=engine, progress=lambda *told_now: told.append(told_now))

@@ -9,7 +9,7 @@ import pytest
 from simdist import scenario
 from simdist.plan import COLLECTIVES, Backward, Forward, Load
 from simdist.runs.building import build
-from simdist.studies import comparison
+from simdist.studies import comparison, draws, measuring
 from simdist.studies.comparison import compare
 from simdist.studies.facets import RANGES
 from simdist.studies.published_errors import Doubt, doubted, doubts_of, link_class, of_published_rows
@@ -136,7 +136,7 @@ def test_errors_of_computing_leave_a_ratio_alone_and_those_of_the_network_do_not
 
     def rows(*doubts):
         measured = [
-            comparison.with_draws(found, built, comparison.measure(found, built, n_seeds=1), doubts=doubts)
+            draws.with_draws(found, built, measuring.measure(found, built, n_seeds=1), doubts=doubts)
             for built in (build(found, each) for each in found.schedules)
         ]
         return [comparison.row(each, measured[0]) for each in measured]
@@ -230,7 +230,7 @@ def step_s(found, *doubts):
     """Return the seconds of a step with doubts at their upper ends."""
     built = build(found, found.schedules[0])
     costs = doubted(built.plan, built.costs, dict.fromkeys(doubts, 1.0))
-    return comparison.measure(found, replace(built, costs=costs), n_seeds=1, facets=()).step_s[0]
+    return measuring.measure(found, replace(built, costs=costs), n_seeds=1, facets=()).step_s[0]
 
 
 def test_an_error_of_storage_lengthens_steps_that_wait_for_it_and_one_of_the_input_the_others():

@@ -10,7 +10,7 @@ from simdist import scenario
 from simdist.errors import ScenarioError
 from simdist.runs.building import build, price_of
 from simdist.scenario import Range
-from simdist.studies import comparison, uncertainty
+from simdist.studies import comparison, draws, measuring, uncertainty
 from simdist.studies.comparison import compare
 from simdist.studies.facets import RANGES
 from simdist.studies.uncertainty import causes, drawn, n_draws, places, quantities, spread
@@ -97,13 +97,13 @@ def test_prices_side_by_side_are_those_of_each_alone():
     )
     for schedule in torus.schedules:
         built = build(torus, schedule)
-        found = comparison.with_draws(torus, built, comparison.measure(torus, built, n_seeds=1), doubts=())
+        found = draws.with_draws(torus, built, measuring.measure(torus, built, n_seeds=1), doubts=())
         assert found.engine == "fast"
         (quantity,) = quantities(torus)
         for number in (0, 17, 19):
             at = places(quantity.name, seed=0, n=20)[number]
             alone = drawn(torus, {quantity: at})
-            again = comparison.measure(alone, build(alone, schedule), n_seeds=1)
+            again = measuring.measure(alone, build(alone, schedule), n_seeds=1)
             assert found.drawn["step"][number] == again.step_s[0]
             assert price_of(built.plan, alone).capacity_Bps.max() > 0
 
@@ -246,10 +246,10 @@ def test_a_draw_that_changes_the_plan_is_built_again():
     )
     found = scenario.loads(text)
     built = build(found, found.schedules[0])
-    measured = comparison.with_draws(found, built, comparison.measure(found, built, n_seeds=1))
+    measured = draws.with_draws(found, built, measuring.measure(found, built, n_seeds=1))
     for number in (0, 5, 9):
         alone = drawn(found, {each: measured.drawn[each.name][number] for each in quantities(found)})
-        again = comparison.measure(alone, build(alone, found.schedules[0]), n_seeds=1)
+        again = measuring.measure(alone, build(alone, found.schedules[0]), n_seeds=1)
         assert measured.drawn["step"][number] == again.step_s[0]
 
 

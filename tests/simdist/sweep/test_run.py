@@ -24,7 +24,7 @@ from simdist.errors import RunError
 from simdist.files import read_jsonl
 from simdist.jobs.store import DESIGN, ROWS
 from simdist.progress import ProgressBar
-from simdist.studies.comparison import measure
+from simdist.studies.measuring import measure
 from simdist.sweep import LocalPool, load, run, tasks
 from simdist.sweep.driver import SweepProgress
 from simdist.sweep.keys import code_version

@@ -12,7 +12,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import build
 from simdist.scenario import loads
 from simdist.schedules import LocalSGD, Sync
-from simdist.studies import comparison
+from simdist.studies import measuring
 from simdist.studies.comparison import find_baseline
 from simdist.studies.resampling import WORTHWHILE, Runs
 from simdist.tune import Constraints, Extras, TuneOptions, tune, verdict
@@ -64,7 +64,7 @@ def measured(monkeypatch):
         return spy
 
     for name in ("measure", "step_times_s"):
-        monkeypatch.setattr(comparison, name, spied(getattr(comparison, name)))
+        monkeypatch.setattr(measuring, name, spied(getattr(measuring, name)))
     return found
 
 
@@ -75,7 +75,7 @@ def every(text: str, constraints: Constraints, extras: Extras) -> tuple[Space, d
     evaluator = Evaluator(
         Runs(scenario, None, constraints.global_every),
         constraints,
-        lambda its, built: comparison.step_times_s(its, built, n_seeds=1),
+        lambda its, built: measuring.step_times_s(its, built, n_seeds=1),
     )
     found = space(scenario, constraints, extras)
     return found, {each: evaluator.evaluate(each) for each in found.candidates}
@@ -173,7 +173,7 @@ def test_shardings_that_take_the_same_course_are_simulated_once_and_would_take_t
 
     def times_s(its, built):
         timed.append(built.schedule.name)
-        return comparison.step_times_s(its, built, n_seeds=3)
+        return measuring.step_times_s(its, built, n_seeds=3)
 
     evaluator = Evaluator(Runs(scenario, None, 4), Constraints(4), times_s)
     evaluated = [evaluator.evaluate(each) for each in found.candidates]
@@ -182,7 +182,7 @@ def test_shardings_that_take_the_same_course_are_simulated_once_and_would_take_t
         if each.schedule.name not in timed:
             n_twins += 1
             its = each.scenario(Runs(scenario, None, 4))
-            alone_s = comparison.step_times_s(its, build(its, each.schedule), n_seeds=3)
+            alone_s = measuring.step_times_s(its, build(its, each.schedule), n_seeds=3)
             np.testing.assert_allclose(each.times_s, alone_s, rtol=1e-9)
     assert n_twins > 3
     assert len({id(each) for each in evaluated}) > len(timed)

@@ -11,7 +11,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays
 from simdist.scenario import Recorded, Scenario
 from simdist.schedules import LocalSGD, Schedule, Sync
-from simdist.studies.comparison import measure
+from simdist.studies.measuring import measure
 from simdist.studies.resampling import ResampledRecording
 from simdist.whatif import Gain, Gains, find_gains
 

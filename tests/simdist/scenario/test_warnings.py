@@ -4,7 +4,7 @@ import pytest
 
 from simdist import compare
 from simdist.scenario import Scenario, load, presets
-from simdist.scenario.probable_units import doubtful_units
+from simdist.scenario.warnings import doubtful_units
 
 RESNET = {"preset": "resnet50", "forward": "30 ms", "backward": "60 ms"}
 MEASURED = {"preset": "resnet50", "step_times": [{"batch_size": 32, "time": "90 s"}]}

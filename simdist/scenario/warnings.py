@@ -1,15 +1,16 @@
-"""Values whose unit is probably wrong: a bit for a byte, a second for a millisecond.
+"""Remarks on legal scenarios: doubtful units, recordings of other ranks, settings without effect, unstated numbers.
 
-A value is compared with what the rest of the scenario implies. Legal values may be remarked on, so these are sentences
-and no errors.
+A unit is doubtful if the rest of the scenario implies another one: a bit for a byte, a second for a millisecond.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from simdist.scenario.cluster import Cluster, Transport
+from simdist.scenario.disturbances import Recorded
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.workload import Workload
+from simdist.schedules import Schedule
 from simdist.settings.units import format_Bps, format_seconds
 
 _FACTOR = 4.0  # more is no matter of how well a model or a link is used
@@ -33,6 +34,39 @@ _FASTEST_FLOPS = 2.25e15  # B200, dense fp16, NVIDIA Blackwell datasheet
 _LEAST_SHARE = 0.05  # of the peak that a pass reaches, without a stated utilization
 _MOST_SHARE = 1.0
 _OVERHEAD_S = 0.25  # that Python and launches may take in a pass of few FLOPs
+_UNSTATED = (
+    "cluster.network.efficiency is not stated, and so 1; 0.38 (TCP, nccl#398) to 0.96 (RDMA, nccl-tests#119) were "
+    "measured: write it, or a range in cluster.uncertain"
+)
+
+_UNSTATED_FACTORS = (
+    "cluster.device.orthonormalize is not stated, so powersgd makes factors orthonormal in no more time than their "
+    "memory traffic takes, which is too little on a GPU: measure it, with python -m real.calibrate"
+)
+
+
+def warnings_of(scenario: Scenario) -> tuple[str, ...]:
+    """Return the doubts of a scenario, values of doubtful units, and settings without effect, a sentence each."""
+    return (*scenario.doubts, *doubtful_units(scenario), *_recordings(scenario), *scenario.unused())
+
+
+def _recordings(scenario: Scenario) -> Iterator[str]:
+    """Yield a sentence for each recording of another number of ranks, or with a row for each micro-batch."""
+    for i, disturbance in enumerate(scenario.delays):
+        sentences = [disturbance.ranks_remark(scenario.cluster.world_size)] if disturbance else []
+        if isinstance(disturbance, Recorded):
+            sentences.append(disturbance.rows_remark(scenario.steps, scenario.workload.micro_batches))
+        yield from (f"disturbances[{i}]: {sentence}" for sentence in sentences if sentence)
+
+
+def unstated(cluster: Cluster, schedules: Iterable[Schedule]) -> list[str]:
+    """List the speeds that default to unlimited: of links between nodes, and of Gram-Schmidt."""
+    network = cluster.network
+    is_stated = "efficiency" in network.model_fields_set or math.isinf(network.bandwidth_Bps)
+    found = [] if is_stated or cluster.n_domains == 1 else [_UNSTATED]
+    if cluster.device.orthonormalize_s is None and any(each.orthonormalizes for each in schedules):
+        found.append(_UNSTATED_FACTORS)
+    return found
 
 
 def doubtful_units(scenario: Scenario) -> Iterator[str]:
