@@ -7,7 +7,7 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.tables import facets_text, table_text
-from simdist.engines import Engine
+from simdist.engines.run import Engine
 from simdist.errors import naming
 from simdist.settings.units import format_seconds
 from simdist.studies import facets

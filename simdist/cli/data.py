@@ -10,7 +10,8 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.tables import table_text
 from simdist.cost import Costs
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import naming
 from simdist.plan import LEVELS
 from simdist.profiles.steps.model import listed
@@ -130,9 +131,9 @@ def _no_data(source: inputs.PlannedSchedule) -> str | None:
 
 
 def _loading(session: common.Session, source: inputs.PlannedSchedule, report: Progress | None) -> Loading:
-    def progress(step: int) -> None:
+    def progress(step: int, n_steps: int) -> None:
         if report:
-            report(source.schedule.name, step, source.plan.n_steps)
+            report(source.schedule.name, step, n_steps)
 
     trace = _simulated(source, progress)
     if source.run is None or not (source.run.path / run_directory.REAL).exists():
@@ -145,13 +146,14 @@ def _loading(session: common.Session, source: inputs.PlannedSchedule, report: Pr
     return loading
 
 
-def _simulated(source: inputs.PlannedSchedule, progress: Callable[[int], None]) -> Trace:
+def _simulated(source: inputs.PlannedSchedule, progress: Callable[[int, int], None]) -> Trace:
     """Read the simulated trace of a run, or make it if there is none."""
     path = source.run.path / run_directory.SIMULATED if source.run else None
     if path and path.exists():
         return run_directory.read_trace(path, plan=source.plan)
     with naming(str(source.run.path) if source.run else source.schedule.name):
-        return simulate(source.plan, source.costs, source.drawn_delays(), traffic=source.traffic(), progress=progress)
+        delays = source.drawn_delays()
+        return run(source.plan, source.costs, delays, observe=WholeTrace(), live=source.live, progress=progress)
 
 
 def _document(

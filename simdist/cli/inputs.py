@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 from simdist import scenario as scenarios
 from simdist.cli import common
 from simdist.cost import Costs
+from simdist.engines.run import Live
 from simdist.errors import PlanError, ScenarioError, naming
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
-from simdist.runs.building import build, delays, price_of, traffic
+from simdist.runs.building import build, delays, live_of, price_of
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
@@ -21,7 +22,6 @@ from simdist.settings.base import nearest, shown
 from simdist.studies.remarks import derived
 
 if TYPE_CHECKING:
-    from simdist.cost.traffic import Traffic
     from simdist.runs.run_directory import RunDirectory
 
 """Files of a run directory, by what options call them."""
@@ -69,9 +69,10 @@ class PlannedSchedule:
         """Return what to inject, drawn if it was not yet."""
         return delays(self.scenario) if self.delays is None else self.delays
 
-    def traffic(self) -> "Traffic | None":
-        """Return what links do in the run of the scenario's seed."""
-        return traffic(self.scenario, self.costs, self.scenario.seed)
+    @property
+    def live(self) -> Live:
+        """What links do in the run of the scenario's seed."""
+        return live_of(self.scenario, self.costs)
 
 
 def written(name: str, *keys: str) -> object:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import simpy
@@ -42,6 +42,9 @@ from simdist.plan.ops import drops, entering, is_passed_over, tick_s
 from simdist.plan.walk import walk
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
+if TYPE_CHECKING:
+    from simdist.engines.run import Live
+
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _ROUNDING_ULPS = 64  # of the time: the rounding error that the stages of a transfer may add up to
@@ -50,22 +53,6 @@ _AT_LAST = EventPriority(3)  # after everything else at this moment
 _LATER = EventPriority(4)  # after that
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What only a run of all events can have.
-
-    Args:
-        actors: Processes of the user. Each seed starts them anew, and they end with the last rank.
-        observers: Called with each `simdist.engines.live.Change`, in order of time.
-        traffic: Returns what links do with a seed besides carrying the plan's transfers. The prices list the links that
-            it disturbs.
-    """
-
-    actors: Sequence[Actor] = ()
-    observers: Sequence[Observer] = ()
-    traffic: Callable[[int], Traffic | None] | None = None
 
 
 class EventRun:
@@ -89,7 +76,7 @@ class EventRun:
         costs: Costs,
         delays: SeedDelays,
         progress: Callable[[int, int], None] | None,
-        live: Live,
+        live: "Live",
     ) -> None:
         self.plan = plan
         self.costs = costs

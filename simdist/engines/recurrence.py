@@ -1,4 +1,4 @@
-"""A pass over a plan with time as a vector: the recurrence of `simdist.engines.fast` and `simdist.engines.replay`.
+"""A pass over a plan with time as a vector: the recurrence of `simdist.engines.vector` and `simdist.engines.replay`.
 
 With time as a vector over `[world_size, n]`, an operation is three lines of max-plus algebra:
 

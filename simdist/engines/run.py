@@ -1,6 +1,7 @@
 """The only entry of the engines: simulate a plan, and keep what an observer asks for."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from simdist.cost.costs import Costs
@@ -10,12 +11,32 @@ from simdist.plan import Plan
 from simdist.plan.delays import Delays, SeedDelays, check_delays
 
 if TYPE_CHECKING:
+    from simdist.cost.traffic import Traffic
+    from simdist.engines.actors import Actor
     from simdist.engines.alike import Courses
-    from simdist.engines.des import Live
+    from simdist.engines.live import Observer as LiveObserver
 
 Engine: TypeAlias = Literal["auto", "des", "fast"]
+#: `alike` takes one rank of each kind, or refuses.
+AnyEngine: TypeAlias = Engine | Literal["alike"]
 #: Called with the steps done and the steps of all seeds.
 Progress: TypeAlias = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What only a run of all events can have.
+
+    Args:
+        actors: Processes of the user. Each seed starts them anew, and they end with the last rank.
+        observers: Called with each `simdist.engines.live.Change`, in order of time.
+        traffic: Returns what links do with a seed besides carrying the plan's transfers. The prices list the links that
+            it disturbs.
+    """
+
+    actors: "Sequence[Actor]" = ()
+    observers: "Sequence[LiveObserver]" = ()
+    traffic: "Callable[[int], Traffic | None] | None" = None
 
 
 def run(
@@ -24,8 +45,8 @@ def run(
     delays: Delays | SeedDelays,
     *,
     observe: Observer[ObservedT],
-    engine: Engine = "auto",
-    live: "Live | None" = None,
+    engine: AnyEngine = "auto",
+    live: Live | None = None,
     progress: Progress | None = None,
     courses: "Courses | None" = None,
 ) -> ObservedT:
@@ -71,12 +92,12 @@ def run(
         return observe.by_kinds(KindsRun(plan, costs[0], delays, progress, courses))
 
     def by_events() -> ObservedT:
-        from simdist.engines.des import EventRun, Live
+        from simdist.engines.des import EventRun
 
         return observe.by_events(EventRun(plan, costs[0], delays, progress, live or Live()))
 
     if engine != "auto":
-        return by_vectors() if engine == "fast" else by_events()
+        return {"fast": by_vectors, "alike": by_kinds, "des": by_events}[engine]()
     attempts = [by_vectors] if needs_events or observe.needs_traces else [by_vectors, by_kinds]
     if len(attempts) > 1 and observe.prefers_kinds(plan, delays):
         attempts.reverse()

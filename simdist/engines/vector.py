@@ -74,6 +74,10 @@ class VectorRun:
             UnsupportedError: Operations of several lanes may meet on a resource, or loads differ from one another.
         """
         plan = self.plan
+        if len(self._costs) > 1:
+            raise UnsupportedError(
+                "who comes first depends on prices, which differ from seed to seed: use --engine des"
+            )
         times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough for Linux's huge pages
         ready_s, start_s, end_s = times_s
         walked = list(stretches(plan))
