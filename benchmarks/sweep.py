@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import table
 from simdist.jobs.store import ROWS
-from simdist.sweep import InProcess, LocalPool, Sweep, loads, run
+from simdist.sweeps import InProcess, LocalPool, Sweep, loads, run
 
 TARGET = 0.8
 SWEEP = """

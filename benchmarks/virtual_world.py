@@ -61,7 +61,7 @@ class Contest:
     def by_simdist(self, n_steps: int, *, batched: bool) -> float:
         """Return the seconds of a step."""
         counts = tuple(each.numel() for each in self.make(0)[0].parameters())
-        plan = Sync().plan(Job(self._n_ranks, 8, n_steps, counts))
+        plan = Sync().plan(Job(self._n_ranks, 8, n_steps, tensor_counts=counts))
         world = World(plan, self.make, functional.cross_entropy, self.batch, batched=batched)
         ends_s = [time.process_time()]
 

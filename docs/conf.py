@@ -40,6 +40,7 @@ highlight_language = "text"  # of blocks that name none
 repository_pages = {
     "README.md": "readme",
     "CHANGELOG.md": "changelog",
+    "experiments/README.md": "experiments/README",
     "experiments/*/README.md": "experiments/*",
     "notebooks/README.md": "notebooks/README",
     "notebooks/*.ipynb": "notebooks/*",
@@ -71,7 +72,7 @@ repository_pages_without = [
     "simdist/__init__.py",
     "simdist/__main__.py",
     "simdist/cli/__init__.py",
-    "simdist/jobs/__init__.py",  # users find its names in simdist.sweep
+    "simdist/jobs/__init__.py",  # users find its names in simdist.sweeps
     *(f"simdist/{name}/__init__.py" for name in _SHOWN_BY_MODULE),
 ]
 pages_of_links = ["index", "reference/python"]  # what the sidebar is made of

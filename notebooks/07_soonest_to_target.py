@@ -28,7 +28,6 @@ import torch
 
 from real.execution import virtual
 from real.models.tasks import CURVATURES, TaskFunctions
-from simdist.cli.tables import table_text
 from simdist.files import read_jsonl
 from simdist.learning.curves import Curve, parse_target
 from simdist.learning.summary import Learned, curves_record, learned_row
@@ -39,6 +38,7 @@ from simdist.report.learning import learning_figure
 from simdist.report.palette import BLACK, BLUE, GREEN, VERMILLION
 from simdist.scenario import load
 from simdist.studies.columns import Column, factor_with_interval, seconds_with_interval
+from simdist.studies.tables import table_text
 
 torch.set_num_threads(1)
 scenario = load("data/learning.yaml")

@@ -182,11 +182,6 @@ def make_recorder(connection: Connection, plan: Plan, recording: Recording) -> R
             told = f"cannot be written: {error.strerror or error}; copy the run to where it can"
             raise RunError(f"{recording.folder}: {told}") from None
         return Recorder(plan, path)
-    problem = ""
-    try:
-        recorder = Recorder(plan, path)
-    except RunError as error:
-        problem = str(error)
-        recorder = Recorder(plan)  # another machine need not have the folder
-    byte_transfer.raise_on_all(problem, group=connection.group)  # the problem of rank 0, if it has one
-    return recorder
+    with byte_transfer.raising_on_all(group=connection.group):
+        return Recorder(plan, path)
+    return Recorder(plan)  # another machine than rank 0's need not have the folder

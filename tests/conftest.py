@@ -28,8 +28,8 @@ SLOW = (
     "tests/project/test_documentation_site.py",
     "tests/project/test_notebooks.py",
     "tests/real/",
-    "tests/simdist/sweep/test_dask.py",
-    "tests/simdist/sweep/test_run.py",
+    "tests/simdist/sweeps/test_dask.py",
+    "tests/simdist/sweeps/test_run.py",
 )
 QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
 # The tests of a file here, and those with a fixture of their module, share what takes long: one worker gets them all.
@@ -39,8 +39,8 @@ COMPUTED_ONCE = (
     "tests/project/test_data_dictionary.py",
     "tests/project/test_documentation_site.py",
     "tests/simdist/engines/test_closed_forms.py",
-    "tests/simdist/sweep/test_dask.py",
-    "tests/simdist/tune/test_search.py",
+    "tests/simdist/sweeps/test_dask.py",
+    "tests/simdist/tuning/test_search.py",
 )
 
 

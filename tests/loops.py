@@ -139,7 +139,7 @@ def state_counts(schedule: Schedule) -> int:
         for step in worker.steps():
             one_step(module, optimizer, step)
         worker._executor.drain()
-        state = worker._resuming.state
+        state = worker._conclusion.resuming.state
         found = (state.updating or optimizer).state_dict()
         states = found.get("pieces", found)["state"].values()
         return sum(each.numel() for one in states for name, each in one.items() if name != "step")
@@ -510,15 +510,15 @@ def short_delays() -> None:
 
 
 def another_model() -> None:
-    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 4, (5, 3))), n_steps=None)
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 4, tensor_counts=(5, 3))), n_steps=None)
 
 
 def plan_for_more() -> None:
-    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(2, 1, 4, (4, 2))), n_steps=None)
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(2, 1, 4, tensor_counts=(4, 2))), n_steps=None)
 
 
 def other_n_steps() -> None:
-    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 9, (4, 2))))
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 9, tensor_counts=(4, 2))))
 
 
 def missing_plan() -> None:

@@ -24,8 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from trainings import Training, loss
 
 import real
-from real.checkpoints import sharded as sharded_checkpoints
-from real.checkpoints.checkpoint import DamagedError
+from real.checkpoints import distributed
+from real.checkpoints.store import DamagedError
 from real.loops.shards import whole
 from real.watching.lateness import Lateness, LatenessWindow
 from simdist.errors import SimdistError
@@ -466,14 +466,14 @@ def error_of_train(loop: ShardedLoop) -> str:
 
 def train_warned(loop: ShardedLoop, blind_rank: int | None) -> tuple[np.ndarray, list[str]]:
     """Train, and return the warnings, too. One rank may find all metadata of 8 steps cut off."""
-    read = sharded_checkpoints._metadata_of
+    read = distributed._metadata_of
 
-    def blind(path: Path) -> sharded_checkpoints.Metadata:
+    def blind(path: Path) -> distributed._Metadata:
         if dist.get_rank() == blind_rank and path.name.endswith("8"):
-            raise DamagedError(".metadata is cut off")
+            raise DamagedError("damaged: .metadata is cut off")
         return read(path)
 
-    with mock.patch.object(sharded_checkpoints, "_metadata_of", blind), warnings.catch_warnings(record=True) as caught:
+    with mock.patch.object(distributed, "_metadata_of", blind), warnings.catch_warnings(record=True) as caught:
         return train(loop), [str(each.message) for each in caught]
 
 

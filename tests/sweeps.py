@@ -9,7 +9,7 @@ from commandline import SMALL
 
 from simdist.files import read_jsonl
 from simdist.jobs.store import DESIGN, ROWS
-from simdist.sweep import InProcess, LocalPool, load, run
+from simdist.sweeps import InProcess, LocalPool, load, run
 
 BAD = "{kind: misbehaving, period: 4, does: %s, gate: %s}"
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")

@@ -218,7 +218,7 @@ class Training:
         kind = "lars" if self.optimizer == "lars" else "sgd"
         path = path or InputPath()
         settings = {"dtype": name, "input_path": path, "optimizer": kind, "micro_batches": self.micro_batches}
-        return Job(world_size, ranks_per_node, n_steps, counts, tensor_rows=rows, **settings)
+        return Job(world_size, ranks_per_node, n_steps, tensor_counts=counts, tensor_rows=rows, **settings)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:

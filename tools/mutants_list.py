@@ -1690,8 +1690,8 @@ _EXECUTOR = "real/execution/executor.py"
 _TEST_EXECUTOR = "tests/real/execution/test_executor.py"
 _CLOCK, _RECORDER = "real/recording/clock.py", "real/recording/recorder.py"
 _TEST_CLOCK = ("tests/real/recording/test_clock.py", _CLOCK)
-_CHECKPOINT, _STATES = "real/checkpoints/checkpoint.py", "real/checkpoints/rank_state.py"
-_TEST_CHECKPOINT = "tests/real/checkpoints/test_checkpoint.py"
+_STORE, _STATES = "real/checkpoints/store.py", "real/checkpoints/rank_state.py"
+_TEST_STORE = "tests/real/checkpoints/test_store.py"
 _TOPK = "real/kernels/topk.py"
 _TEST_TOPK = ("tests/real/kernels/test_topk.py",)
 _TEST_VALUES = "tests/real/execution/test_values.py"
@@ -1822,10 +1822,10 @@ _REAL = (
     Mutant(
         "real: checkpoints",
         "contents that have changed are taken",
-        _CHECKPOINT,
+        "real/checkpoints/zip_file.py",
         "if changed or missing or",
         "if missing or",
-        (_TEST_CHECKPOINT, "-k", "every_cut"),
+        (_TEST_STORE, "-k", "every_cut"),
     ),
     Mutant(
         "real: checkpoints",
@@ -1833,23 +1833,23 @@ _REAL = (
         "simdist/files.py",
         'part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")',
         "part = path",
-        (_TEST_CHECKPOINT, "-k", "interruption_while"),
+        (_TEST_STORE, "-k", "interruption_while"),
     ),
     Mutant(
         "real: checkpoints",
         "the oldest checkpoint is resumed",
-        _CHECKPOINT,
-        'self._folder.glob("step-*.ckpt"), reverse=True)',
-        'self._folder.glob("step-*.ckpt"))',
-        (_TEST_CHECKPOINT, "-k", "damaged_checkpoint_is_left or kept_beside"),
+        _STORE,
+        "key=_step_of, reverse=True)",
+        "key=_step_of)",
+        (_TEST_STORE, "-k", "damaged_checkpoint_is_left or kept_beside"),
     ),
     Mutant(
         "real: checkpoints",
         "a checkpoint of another job is resumed",
-        _CHECKPOINT,
-        "if found != mine:",
-        "if found.world_size != mine.world_size:",
-        (_TEST_CHECKPOINT, "-k", "another_job"),
+        _STORE,
+        "if found != self:",
+        "if found.world_size != self.world_size:",
+        (_TEST_STORE, "-k", "another_job"),
     ),
     Mutant(
         "real: checkpoints",
@@ -1857,7 +1857,7 @@ _REAL = (
         _STATES,
         "for name in ops.reads(op) if name not in written)",
         "for name in ops.reads(op) if name in written)",
-        (_TEST_CHECKPOINT, "-k", "residuals"),
+        (_TEST_STORE, "-k", "residuals"),
     ),
     Mutant(
         "real: top-k",
@@ -1974,9 +1974,9 @@ _REAL = (
     Mutant(
         "real: sharded copies",
         "gradients are taken before fully_shard has reduced them",
-        "real/loops/hooks.py",
-        "queue_callback(lambda: queue_callback(self._backward_ends))",
-        "queue_callback(self._backward_ends)",
+        "real/loops/passes.py",
+        "queue_callback(lambda: queue_callback(self._end_backward))",
+        "queue_callback(self._end_backward)",
         (_TEST_WRAPPED, "-k", "mixed_precision"),
     ),
     Mutant(
@@ -2022,7 +2022,7 @@ _REAL = (
     Mutant(
         "real: sharded copies",
         "a step after an update that was not zeroed goes unnoticed",
-        "real/loops/hooks.py",
+        "real/loops/guards.py",
         "version + self._n_arrived * n_writers:",
         "version + self._n_arrived:",
         (_TEST_WRAPPED, "-k", "refused_with_a_remedy"),

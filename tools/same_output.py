@@ -45,14 +45,16 @@ def commands(foreign: Path | None) -> Iterator[tuple[str, ...]]:
         yield ("plan", name)
     for name in ("first", "stragglers", "checkpoints", "real-data", "recorded", "data-centers", "stalls"):
         example = str(ROOT / f"docs/examples/{name}.yaml")
-        yield ("data", example)
+        yield ("whatif", example, "--data")
         yield ("whatif", example, "--resamples", "5")
         yield (*_TUNE, example)
         yield (*_TUNE, example, "--allow", "overlap", "--allow", "diloco", "--allow", "backup", "--allow", "servers")
     yield ("sweep", str(ROOT / "docs/examples/sweep.yaml"), "-o", "OUT/sweep", "--workers", "0")
     run = "RUN"  # a copy, as `simulate` writes there
-    for command in ("whatif", "comms", "validate", "simulate", "data"):
+    for command in ("whatif", "validate", "simulate"):
         yield (command, run)
+    yield ("trace", run, "--collectives")
+    yield ("whatif", run, "--data")
     yield ("results", run)
     folders = [ROOT / "docs/examples/traces", ROOT / "tests/data/profiles/late", ROOT / "tests/data/profiles/slow"]
     if foreign:

@@ -87,7 +87,7 @@ def plan_of(method: str, model: dict[str, float]) -> tuple[Plan, Workload]:
     )
     schedule = schedule_of(method, model)
     n_steps = 3 * schedule.period + schedule.overlap_steps if isinstance(schedule, DiLoCo) else 10
-    job = Job(2, 1, n_steps, workload.tensor_counts, dtype="bfloat16", run_ahead_steps=None)
+    job = Job(2, 1, n_steps, tensor_counts=workload.tensor_counts, dtype="bfloat16", run_ahead_steps=None)
     return schedule.plan(job), workload
 
 

@@ -25,8 +25,8 @@ from simdist.learning.training import Trainer, describe
 from simdist.machine import n_cores
 from simdist.report import print_tables, write_tables
 from simdist.scenario import load
-from simdist.tune import Constraints, Extras, TuneOptions
-from simdist.tune.racing import race, simulate_entrants
+from simdist.tuning import Constraints, Extras, TuneOptions
+from simdist.tuning.racing import race, simulate_entrants
 
 HERE = Path(__file__).parent
 PAGE, RESULTS = HERE / "README.md", HERE / "search.json"

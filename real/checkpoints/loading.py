@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from real.checkpoints.checkpoint import DamagedError, content_of, read_index
+from real.checkpoints.distributed import load_copy
 from real.checkpoints.rank_state import RankState
-from real.checkpoints.sharded import load_copy
+from real.checkpoints.store import DamagedError
+from real.checkpoints.zip_file import content_of, read_index
 from simdist.errors import RunError, naming_file
 
 

@@ -1,6 +1,7 @@
 """Bytes that ranks send each other, as uint8 tensors on the host; they are never unpickled here."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -33,8 +34,14 @@ def broadcast_text(text: str, *, group: dist.ProcessGroup | None = None) -> str:
     return bytes(broadcast(_bytes_of(text), group=group).tolist()).decode()
 
 
-def raise_on_all(problem: str, *, group: dist.ProcessGroup | None = None) -> None:
-    """Raise RunError on every rank if rank 0 has a problem: a sentence, empty without a problem."""
+@contextmanager
+def raising_on_all(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
+    """Raise a RunError of rank 0 on every rank. Those of other ranks have no effect. All ranks enter this context."""
+    problem = ""
+    try:
+        yield
+    except RunError as error:
+        problem = str(error)
     if problem := broadcast_text(problem, group=group):
         raise RunError(problem)
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from real.processes.launch import Connection
 from simdist.errors import ScenarioError
 from simdist.schedules import Job, Schedule
+from simdist.schedules.job import Shape
 
 _SET_BY_TORCHRUN = "LOCAL_WORLD_SIZE"
 _SET_BY_SLURM = "SLURM_NTASKS_PER_NODE"
@@ -83,13 +84,13 @@ def ranks_per_node_for(
 def _needs_nodes(schedule: Schedule, world_size: int) -> bool:
     """Tell whether a schedule does different things on machines of different sizes."""
     sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
-    problems = {tuple(schedule.problems(world_size, size)) for size in sizes}
+    problems = {tuple(schedule.problems(Shape(world_size, size))) for size in sizes}
     if len(problems) > 1:
         return True
     if problems != {()}:
         return False
     tensors = (64 * world_size, 64 * world_size)
-    jobs = (Job(world_size, size, 4, tensors, tensor_rows=(8, 8)) for size in sizes)
+    jobs = (Job(world_size, size, 4, tensor_counts=tensors, tensor_rows=(8, 8)) for size in sizes)
     return len({_digest(schedule, job) for job in jobs}) > 1
 
 

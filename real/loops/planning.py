@@ -25,6 +25,7 @@ from simdist.proof import prove
 from simdist.runs import run_directory
 from simdist.schedules import InputPath, Job, Schedule
 from simdist.schedules.gradient import GradientSchedule
+from simdist.schedules.job import Shape
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.settings.base import shown
 
@@ -223,7 +224,7 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned
     if isinstance(schedule, GradientSchedule) and schedule.param_dtype:
         raise UnsupportedError(f"{schedule.name} {_MASTERS}")
     ranks_per_node = wanted.copies_per_node(schedule)
-    problems = schedule.problems(wanted.n_copies, ranks_per_node)
+    problems = schedule.problems(Shape(wanted.n_copies, ranks_per_node))
     if problems:
         of = " of copies" if wanted.shards else ""
         raise ScenarioError("; ".join(f"{schedule.name}{of}: {name}: {problem}" for name, problem in problems))
@@ -332,7 +333,7 @@ def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:
     if wanted.optimizer is not None:
         yield from _left_out(wanted.module, wanted.optimizer)
     if n_steps is not None:
-        yield from schedule.unused_settings(job.world_size, job.ranks_per_node, n_steps)
+        yield from schedule.unused_settings(replace(job, n_steps=n_steps))
     yield from schedule.unused_in(job)
     if unread := sorted(schedule.model_fields_set & {"data", "prefetch", "readers", "decode_workers"}):
         yield f"has {', '.join(unread)}, without effect: the loop brings its own batches"

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from real.checkpoints.checkpoint import Checkpoints, JobIdentity
+from real.checkpoints.distributed import DistributedEncoding, LearnedOfCopy
 from real.checkpoints.rank_state import LEARNED, RankState, fingerprint
-from real.checkpoints.sharded import LearnedOfCopy, ShardedCheckpoints
+from real.checkpoints.store import CheckpointStore, Encoding, JobIdentity
+from real.checkpoints.zip_file import ZipEncoding
 from real.collectives import byte_transfer
 from real.execution.executor import Executor
 from real.loops.options import Checkpointing
@@ -48,7 +49,7 @@ class Resuming:
         connection: Connection,
         *,
         first_step: int,
-        checkpoints: Checkpoints | ShardedCheckpoints | None,
+        checkpoints: CheckpointStore | None,
         every: int,
         random: Tensor | None,
     ) -> None:
@@ -162,7 +163,7 @@ def _open_checkpoints(
     folder: Path,
     until_closed: ExitStack,
     shards: Shards | None,
-) -> Checkpoints | ShardedCheckpoints:
+) -> CheckpointStore:
     state.restore("also", state.pack("also"))  # detect now, not after hours, that it cannot be saved
     model = fingerprint(state.module, state.optimizer)
     job = JobIdentity(endless.name, endless.digest(), endless.world_size, model)
@@ -171,10 +172,11 @@ def _open_checkpoints(
     def wait_for(function: Callable[[], None]) -> None:
         wait(connection, function, "a checkpoint")
 
-    if shards is None:
-        return Checkpoints(folder, job, group=group, wait=wait_for, until_closed=until_closed)
-    learned = LearnedOfCopy(state.module, state.optimizer, shards.copy_of(connection.place.rank), shards.reshard)
-    return ShardedCheckpoints(folder, job, learned, group=group, wait=wait_for, until_closed=until_closed)
+    encoding: Encoding = ZipEncoding(group)
+    if shards is not None:
+        learned = LearnedOfCopy(state.module, state.optimizer, shards.copy_of(connection.place.rank), shards.reshard)
+        encoding = DistributedEncoding(learned, group)
+    return CheckpointStore(folder, job, encoding, group=group, wait=wait_for, until_closed=until_closed)
 
 
 def take_over(state: RankState, src: int, rank: int, group: dist.ProcessGroup | None) -> None:

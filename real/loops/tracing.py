@@ -48,15 +48,11 @@ def kept_times(plan: Plan, connection: Connection, path: Path) -> Iterator[Recor
         return f"what was done is in {partial}" if found else ""
 
     with ExitStack() as stack:
-        problem = ""
-        if rank == 0:
-            try:
+        with byte_transfer.raising_on_all(group=connection.group):
+            if rank == 0:
                 stack.enter_context(locked(parts))
                 if kept := keep():
                     warnings.warn(f"{path}: an earlier run ended early: {kept}", RuntimeWarning, stacklevel=2)
-            except RunError as error:
-                problem = str(error)
-        byte_transfer.raise_on_all(problem, group=connection.group)
         forget(parts, rank)
         try:
             yield Recording(parts, by_all=False)
@@ -92,13 +88,9 @@ class Tracing:
         connection = self.session.connection
         source = f"training loop, {connection.backend} on {connection.device.type}"
         trace, _ = self.session.gather(self.start, source)
-        problem = ""
-        try:
+        with byte_transfer.raising_on_all(group=connection.group):
             if trace and not np.isnan(trace.end_s).all():
                 run_directory.save_trace(trace, self.path, on_disk=True)
-        except RunError as error:
-            problem = str(error)
-        byte_transfer.raise_on_all(problem, group=connection.group)
 
 
 @dataclass(frozen=True, slots=True)

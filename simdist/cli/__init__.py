@@ -27,20 +27,17 @@ __all__ = ["cli", "main"]
 
 _COMMANDS = {  # the first sentence of each command's help
     "calibrate": "Calibrate a cluster from tables that were measured.",
-    "comms": "Show what collectives achieved.",
     "compare": "Show the speed-ups over a baseline.",
-    "data": "Show what loading data costs, by epoch.",
     "import": "Turn a profiled job into a scenario.",
     "init": "Write a scenario to begin with.",
     "learn": "Show when a model reaches a target under each schedule.",
-    "limits": "Show which rate of stragglers is tolerable.",
     "plan": "Write plans and prove what they compute.",
     "presets": "Show the clusters, workloads and scenarios that ship.",
     "report": "Write one HTML page about runs, a sweep, or learning.",
     "results": "Show the results of sweeps and of runs as one table.",
     "simulate": "Simulate, and show where the time of a step goes.",
     "sweep": "Simulate all points that a SWEEP file describes.",
-    "trace": "Convert a trace for viewers of timelines.",
+    "trace": "Convert a trace for viewers, or show its collectives.",
     "tune": "Find the fastest schedule for a scenario, within limits.",
     "validate": "Compare simulation and measurement.",
     "whatif": "Show what stragglers cost, and what would help.",
@@ -48,6 +45,9 @@ _COMMANDS = {  # the first sentence of each command's help
 }
 _RETIRED = {  # commands of earlier versions, and where they went; until 1.0
     "chakra": "write `simdist plan SCENARIO --chakra FOLDER` for traces; none are imported any more",
+    "comms": "write `simdist trace RUN --collectives`",
+    "data": "write `simdist whatif SCENARIO --data`",
+    "limits": "write `simdist compare SCENARIO --tolerable`",
 }
 _MODULES = {"import": "importing"}  # where a command cannot name one
 _ENVIRONMENT = {  # of a process that is a command; what the user has set stays

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import table_text
 from simdist.errors import ScenarioError, naming_file
 from simdist.scenario import Cluster, dump_cluster
 from simdist.settings.units import format_nbytes
 from simdist.studies.columns import Column
+from simdist.studies.tables import table_text
 
 if TYPE_CHECKING:
     from simdist.runs.nccl_tests import NcclTable

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import click
+from click.core import ParameterSource
 
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
@@ -121,15 +122,6 @@ def _encodable(text: str) -> str:
     return text
 
 
-def picked(found: object, *names: str, **keys: str) -> dict[str, Any]:
-    """Return attributes as JSON has them: some by their names, others by a key of their own.
-
-    >>> picked(range(2, 8, 3), "start", "step", end="stop")
-    {'start': 2, 'step': 3, 'end': 8}
-    """
-    return {key: getattr(found, name) for key, name in {**dict(zip(names, names, strict=True)), **keys}.items()}
-
-
 def parsed(option: str, text: str, parse: Callable[[object], _ValueT]) -> _ValueT:
     """Return the value of an option.
 
@@ -177,6 +169,41 @@ def _naming_files(function: _Function) -> Callable[..., Any]:
             raise RunError(text) from error
 
     return named
+
+
+def refuse_beside(chosen: str, *names: str) -> None:
+    """Refuse options that were given, but mean nothing beside another one.
+
+    Args:
+        chosen: The option, as the user writes it.
+        names: Parameters of the current command that do not go with it.
+
+    Raises:
+        UsageError: One of them was given.
+    """
+    for option in _given(names):
+        raise click.UsageError(f"{option}: means nothing with {chosen}: leave it out")
+
+
+def refuse_without(needed: str, *names: str) -> None:
+    """Refuse options that were given, but mean nothing without another one; see `refuse_beside`."""
+    for option in _given(names):
+        raise click.UsageError(f"{option}: means nothing without {needed}: leave it out")
+
+
+def is_given(name: str) -> bool:
+    """Tell whether the user wrote an option of the current command."""
+    return bool(_given([name]))
+
+
+def _given(names: Collection[str]) -> list[str]:
+    """Return those of some options that the user wrote, as they are written."""
+    context = click.get_current_context()
+    return [
+        each.opts[-1]
+        for each in context.command.params
+        if each.name in names and context.get_parameter_source(each.name) == ParameterSource.COMMANDLINE
+    ]
 
 
 def slice_of_steps(_: click.Context, __: click.Parameter, value: str | None) -> range | None:

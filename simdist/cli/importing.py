@@ -11,7 +11,6 @@ import numpy as np
 from pydantic import ValidationError
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import table_text
 from simdist.cli.where import lost_record, lost_text, where_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.estimates.collectives import CollectiveTimes
@@ -25,16 +24,17 @@ from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import UnknownLayoutError
 from simdist.profiles.job.sharding import described
 from simdist.profiles.job.step_budget import StepBudget, step_budget
-from simdist.profiles.steps.model import RankProfile, listed
+from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.steps.step_parts import StepPart
 from simdist.profiles.summaries import CollectiveSummary, JobSummary, is_summary, read_summary
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.scenario import Link, Tensor, load_workload, strict_yaml
-from simdist.settings.base import plural
+from simdist.settings.base import listed, picked, plural
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
 from simdist.studies.columns import Column
+from simdist.studies.tables import table_text
 from simdist.traces.collectives import bus_factor
 
 _TOLD = 10  # stragglers
@@ -184,7 +184,7 @@ def _summary_record(summary: JobSummary) -> dict[str, object]:
         collectives (list): "Collectives in a summary".
     """
     return {
-        **common.picked(summary, "n_steps", "n_gathered_again", "late_rank", "late_s"),
+        **picked(summary, "n_steps", "n_gathered_again", "late_rank", "late_s"),
         "units": {str(count): n for count, n in summary.units.items()},
         "collectives": [_collective_summary_record(each) for each in summary.collectives],
     }
@@ -204,7 +204,7 @@ def _collective_summary_record(each: CollectiveSummary) -> dict[str, object]:
         last_rank (int): That rank.
         late_s (float): How much longer a call takes on the other ranks, median.
     """
-    return common.picked(each, "kind", "dtype", "count", "nbytes", "n_ranks", "calls", "seconds", "last_rank", "late_s")
+    return picked(each, "kind", "dtype", "count", "nbytes", "n_ranks", "calls", "seconds", "last_rank", "late_s")
 
 
 def _without_scenario(
@@ -335,13 +335,13 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
     of_base = ("input_s", "forward_s", "host_s", "backward_s", "buckets_s", "optimize_s", "sharding_s")
     return {
         "scenario": imported.scenario.name,
-        **common.picked(imported.job, "world_size", "ranks", missing_ranks="missing", steps="numbers"),
-        **common.picked(imported.layout, "nodes", "gpus_per_node"),
+        **picked(imported.job, "world_size", "ranks", missing_ranks="missing", steps="numbers"),
+        **picked(imported.layout, "nodes", "gpus_per_node"),
         "step": {
-            **common.picked(proof, "measured_s", "predicted_s", "error"),
+            **picked(proof, "measured_s", "predicted_s", "error"),
             "without_named_s": imported.without_named_s,
         },
-        "base": common.picked(imported.base, *of_base),
+        "base": picked(imported.base, *of_base),
         "tensors": len(imported.model.tensors),
         "parameters_nbytes": imported.model.nbytes,
         "sharding": _sharding_record(imported.model) if isinstance(imported.model, ShardedModel) else None,
@@ -349,7 +349,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         "job": _kind_record(imported.kind),
         "collectives": [_collective(imported, each) for each in imported.times],
         **_slowed_record(imported),
-        **common.picked(imported.clocks, clock_skew_s="skew_s", clock_residual_s="residual_s"),
+        **picked(imported.clocks, clock_skew_s="skew_s", clock_residual_s="residual_s"),
         "notes": list(imported.notes),
         "files": [str(path) for path in written],
     }
@@ -371,7 +371,7 @@ def _sharding_record(model: ShardedModel) -> dict[str, object]:
     """
     sharding = model.sharding
     return {
-        **common.picked(sharding, "shard", "replicas", "param_dtype", "reduce_dtype", "exposed_s"),
+        **picked(sharding, "shard", "replicas", "param_dtype", "reduce_dtype", "exposed_s"),
         "schedule": model.schedule.model_dump(mode="json", exclude_unset=True) | {"kind": model.schedule.kind},
         "units": [_unit_record(model, number) for number in range(len(sharding.units))],
         "doubts": list(model.notes),
@@ -394,7 +394,7 @@ def _unit_record(model: ShardedModel, number: int) -> dict[str, object]:
     forward_s, backward_s = model.seconds_of(number)
     return {
         "is_root": number == model.sharding.root,
-        **common.picked(unit, "name", "is_gathered_again", "is_reduced", elements="count"),
+        **picked(unit, "name", "is_gathered_again", "is_reduced", elements="count"),
         "forward_s": forward_s,
         "backward_s": backward_s,
     }
@@ -468,7 +468,7 @@ def _where_record(budget: StepBudget) -> dict[str, object]:
     """
     columns = [f"{part.name.lower()}_s" for part in StepPart]
     return {
-        **common.picked(budget, "step_s", "fixed_s", "removable_s", "verdict"),
+        **picked(budget, "step_s", "fixed_s", "removable_s", "verdict"),
         **dict(zip(columns, budget.of_all_s.tolist(), strict=True)),
         "ranks": [
             {"rank": rank, "step_s": math.fsum(row), "ahead_s": ahead_s, **dict(zip(columns, row, strict=True))}
@@ -492,8 +492,8 @@ def _kind_record(kind: JobKind) -> dict[str, object]:
         share (float): Share of a step that is left out in all.
     """
     left_out = {each: {"per_step": calls, "share": share} for each, (calls, share) in kind.left_out.items()}
-    fixed = [common.picked(each, "kind", "nbytes", "per_step", "seconds") for each in kind.fixed]
-    return common.picked(kind, "is_modelled", "names", "unseen_share", "share") | {"left_out": left_out, "fixed": fixed}
+    fixed = [picked(each, "kind", "nbytes", "per_step", "seconds") for each in kind.fixed]
+    return picked(kind, "is_modelled", "names", "unseen_share", "share") | {"left_out": left_out, "fixed": fixed}
 
 
 def _where(budget: StepBudget, kind: JobKind) -> str:
@@ -655,7 +655,7 @@ def _place_record(place: Place | None) -> dict[str, object] | None:
         bucket (int or null): Of a backward pass, the gradient bucket that was late, from 1. `null` if several were.
         n_buckets (int): Gradient buckets of a step.
     """
-    return common.picked(place, "phase", "bucket", "n_buckets") if place else None
+    return picked(place, "phase", "bucket", "n_buckets") if place else None
 
 
 def _repeated_record(found: Repeated) -> dict[str, object]:
@@ -670,8 +670,8 @@ def _repeated_record(found: Repeated) -> dict[str, object]:
         every (float or null): Steps from one delay to the next, if that is about the same each time.
     """
     first = found.each[0]
-    of_first = {**common.picked(first, "ranks", "channel"), "place": _place_record(first.place)}
-    return of_first | common.picked(found, "steps", "seconds", "every")
+    of_first = {**picked(first, "ranks", "channel"), "place": _place_record(first.place)}
+    return of_first | picked(found, "steps", "seconds", "every")
 
 
 def _common_record(found: CommonDelay) -> dict[str, object]:
@@ -684,7 +684,7 @@ def _common_record(found: CommonDelay) -> dict[str, object]:
         seconds (float): Mean over these steps and all ranks.
         every (float or null): Steps from one delay to the next, if that is about the same each time.
     """
-    return common.picked(found, "channel", "steps", "seconds", "every") | {"place": _place_record(found.place)}
+    return picked(found, "channel", "steps", "seconds", "every") | {"place": _place_record(found.place)}
 
 
 def _undisturbed(imported: ImportedJob) -> str:
@@ -790,5 +790,5 @@ def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, objec
         predicted_s (float or null): Time on the links of the scenario. `null` for unknown sizes, unevenly spaced ranks,
             and kinds other than all_reduce (of a sharded model, also all_gather and reduce_scatter).
     """
-    found = common.picked(each, "kind", "nbytes", "between_nodes", "calls", "seconds", "wait_share")
+    found = picked(each, "kind", "nbytes", "between_nodes", "calls", "seconds", "wait_share")
     return found | {"n_ranks": len(each.group), "predicted_s": _predicted_s(imported, each)}

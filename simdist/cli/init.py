@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import click
 
 from simdist.cli import common, described_jobs, inputs, surroundings
-from simdist.cli.tables import table_text
 from simdist.configurations.described import GUESS as _GUESS
 from simdist.configurations.described import DescribedJob, Machines, WorkloadKey, combined
 from simdist.configurations.rates import rounded
@@ -25,6 +24,7 @@ from simdist.schedules.rivals import RARELY
 from simdist.settings.precision import Precision
 from simdist.settings.units import parse_fraction, parse_seconds
 from simdist.studies.columns import Column
+from simdist.studies.tables import table_text
 
 _ValueT = TypeVar("_ValueT")
 

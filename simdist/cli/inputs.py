@@ -1,18 +1,13 @@
 """Inputs of commands: scenarios, runs and clusters by file or name; and the places for results."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simdist import scenario as scenarios
 from simdist.cli import common
-from simdist.cost import Costs
-from simdist.engines.run import Live
 from simdist.errors import PlanError, ScenarioError, naming
-from simdist.plan import Plan
-from simdist.plan.delays import Delays
-from simdist.runs.building import build, delays, live_of, price_of
+from simdist.runs.building import build, delays, price_of
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.scenario.loading import read_text
 from simdist.scenario.strict_yaml import parse
@@ -22,9 +17,8 @@ from simdist.settings.base import nearest, shown
 from simdist.studies.remarks import derived
 
 if TYPE_CHECKING:
+    from simdist.runs.planned import PlannedSchedule
     from simdist.runs.run_directory import RunDirectory
-
-"""Files of a run directory, by what options call them."""
 
 _PICTURES = (".png", ".svg", ".pdf")
 _OF_LINKS = (
@@ -41,38 +35,6 @@ _OF_LINKS = (
 
 
 _FoundT = TypeVar("_FoundT", "RunDirectory", "PlannedSchedule")
-
-
-@dataclass(frozen=True)
-class PlannedSchedule:
-    """A plan to work on.
-
-    Args:
-        scenario: The scenario that it is from.
-        schedule: The schedule that makes it.
-        plan: As the schedule makes it or, in a run directory, as it stands there.
-        costs: Its price list.
-        delays: Delays to inject; None if those of the scenario's seed were not drawn.
-        run: Its run directory, if it is from one.
-        output: The run directory to write, if any.
-    """
-
-    scenario: Scenario
-    schedule: Schedule
-    plan: Plan
-    costs: Costs
-    delays: Delays | None
-    run: "RunDirectory | None"
-    output: Path | None
-
-    def drawn_delays(self) -> Delays:
-        """Return what to inject, drawn if it was not yet."""
-        return delays(self.scenario) if self.delays is None else self.delays
-
-    @property
-    def live(self) -> Live:
-        """What links do in the run of the scenario's seed."""
-        return live_of(self.scenario, self.costs)
 
 
 def written(name: str, *keys: str) -> object:
@@ -198,7 +160,7 @@ def usable(
     problems = [(each, problem_of(each)) for each in found]
     chosen = [each for each, problem in problems if problem is None]
     for each, problem in problems:
-        run = each.run if isinstance(each, PlannedSchedule) else each
+        run: Any = getattr(each, "run", each)
         where = run.path if run else name
         if not chosen:
             more = f"; nor can any other run in {name} be used" if len(found) > 1 else ""
@@ -210,7 +172,7 @@ def usable(
 
 def planned(
     session: common.Session, name: str, label: str | None, *, output: Path | None = None, draws: bool = True
-) -> Iterator[PlannedSchedule]:
+) -> "Iterator[PlannedSchedule]":
     """Yield the plans of a scenario or of run directories, one after the other.
 
     Args:
@@ -224,6 +186,8 @@ def planned(
         ScenarioError: There is no such scenario, run or label.
         PlanError: A plan is illegal or does not fit, or a run directory is in the way.
     """
+    from simdist.runs.planned import PlannedSchedule
+
     if Path(name).is_dir():
         runs = read_runs(name, label)
         for run, path in zip(runs, targets(output, [each.scenario.schedules[0] for each in runs]), strict=True):

@@ -14,7 +14,6 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.sweep import open_workers
-from simdist.cli.tables import table_text
 from simdist.errors import naming
 from simdist.jobs.store import ROWS, Store
 from simdist.learning.curves import TRAINING_LOSS, Target, parse_target
@@ -28,6 +27,7 @@ from simdist.settings.units import in_range, parse_seconds
 from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, factor_with_interval, seconds_with_interval
 from simdist.studies.comparison import find_baseline
 from simdist.studies.statistics import is_wide
+from simdist.studies.tables import table_text
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

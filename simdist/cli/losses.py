@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cli.tables import table_text
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import Column, factor, seconds
+from simdist.studies.tables import table_text
 
 ROUNDING_S = 1e-12
 SLOW = 1.1  # slowdown of a slow step

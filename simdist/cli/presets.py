@@ -14,12 +14,13 @@ from typing import TypeAlias, get_args
 import click
 
 from simdist.cli import common
-from simdist.cli.tables import table_text
 from simdist.scenario import load, load_cluster, load_workload, presets
 from simdist.scenario.presets import Kind
 from simdist.scenario.strict_yaml import parse
+from simdist.settings.base import picked
 from simdist.settings.units import format_Bps, format_like, format_nbytes
 from simdist.studies.columns import Column, count
+from simdist.studies.tables import table_text
 
 _SOURCE_LENGTH = 90
 
@@ -114,7 +115,7 @@ def _cluster(name: str) -> _Facts:
     """
     cluster = load_cluster(presets.path("clusters", name))
     return {
-        **common.picked(cluster, "nodes", "gpus_per_node", "source", ranks="world_size"),
+        **picked(cluster, "nodes", "gpus_per_node", "source", ranks="world_size"),
         "device": cluster.device.name,
         "network_Bps": cluster.network.bandwidth_Bps,
     }
@@ -133,7 +134,7 @@ def _workload(name: str) -> _Facts:
     """
     workload = load_workload(presets.path("workloads", name))
     return {
-        **common.picked(workload, "nbytes", "batch_size", "source"),
+        **picked(workload, "nbytes", "batch_size", "source"),
         "parameters": sum(workload.tensor_counts),
         "tensors": len(workload.tensors),
     }

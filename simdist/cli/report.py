@@ -19,8 +19,9 @@ from simdist.report.page.sections.timelines import Shown, shown_runs
 from simdist.report.page.sweep_model import SweepReport, read_sweep_report
 from simdist.runs import run_directory
 from simdist.runs.calibrated import Calibrated
+from simdist.settings.base import picked
 from simdist.settings.units import format_nbytes
-from simdist.sweep.computed import is_sweep
+from simdist.sweeps.computed import is_sweep
 
 _PAGES = (".html", ".htm")
 #: Run directories on a page; of more, charts and lists are too long to be read.
@@ -157,8 +158,8 @@ def _sweep_document(found: SweepReport, output: Path, nbytes: int) -> dict[str, 
     return {
         "report": str(output),
         "nbytes": nbytes,
-        **common.picked(found, sweep="name", points="n_points", rows="n_rows"),
-        **common.picked(found.table, "baseline", failed="n_failed", missing="n_missing"),
+        **picked(found, sweep="name", points="n_points", rows="n_rows"),
+        **picked(found.table, "baseline", failed="n_failed", missing="n_missing"),
     }
 
 

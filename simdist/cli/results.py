@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import table_text
 from simdist.errors import ScenarioError
 from simdist.settings.base import plural
 from simdist.studies import facets
 from simdist.studies.columns import SCHEDULE, SPEEDUP, STATES, STEP_TIME, Column, factor_with_interval
-from simdist.sweep.results import csv_text, read_results, write_csv
-from simdist.sweep.selection import Fastest, fastest, fastest_columns, short_names, where
-from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of
+from simdist.studies.tables import table_text
+from simdist.sweeps.results import csv_text, read_results, write_csv
+from simdist.sweeps.selection import Fastest, fastest, fastest_columns, short_names, where
+from simdist.sweeps.table import Columns, ResultRow, Table, columns, shown_text, source_text, values_of
 
 _STDOUT = Path("-")
 _SHOWN = 30

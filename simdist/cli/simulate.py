@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import facets_text, table_text
 from simdist.cost import Costs
 from simdist.engines.observers import Observer, WhereTimeWent
 from simdist.engines.run import Engine, run
@@ -17,11 +16,13 @@ from simdist.plan.delays import Delays, SeedDelays
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
+from simdist.runs.planned import PlannedSchedule
 from simdist.studies import facets
 from simdist.studies.columns import ENGINE, PLAIN_STEP_TIME, SCHEDULE, STATES
 from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
 from simdist.studies.measuring import ScheduleTimes, times_of
+from simdist.studies.tables import facets_text, table_text
 from simdist.traces.breakdown import Breakdown, HeldUp, break_down
 from simdist.traces.trace import Trace
 
@@ -124,7 +125,7 @@ def command(
             session.draw(timeline_figure(trace), inputs.picture_path(plot, label, len(traces)))
 
 
-def _write(session: common.Session, planned: inputs.PlannedSchedule, *, force: bool) -> Path | None:
+def _write(session: common.Session, planned: PlannedSchedule, *, force: bool) -> Path | None:
     """Write the run directory that is asked for; return where the trace goes."""
     if planned.output is None:
         return planned.run.path if planned.run else None
@@ -134,7 +135,7 @@ def _write(session: common.Session, planned: inputs.PlannedSchedule, *, force: b
     return planned.output
 
 
-def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
+def _simulate(planned: PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
     def progress(step: int, n_steps: int) -> None:
         bar.update(planned.schedule.name, step, n_steps)
 
@@ -151,9 +152,7 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
     return run(plan, costs, delays, observe=keep, engine=engine, live=planned.live, progress=progress)
 
 
-def _record(
-    planned: inputs.PlannedSchedule, times: ScheduleTimes, makespan_s: float, file: Path | None
-) -> dict[str, Any]:
+def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, file: Path | None) -> dict[str, Any]:
     """Return a simulated schedule as JSON.
 
     Columns:

@@ -25,10 +25,10 @@ from simdist.jobs.store import ROWS, damaged_text
 from simdist.machine import n_cores
 from simdist.scenario.warnings import warnings_of
 from simdist.settings.base import plural
-from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
-from simdist.sweep.driver import SweepProgress
-from simdist.sweep.runs import check_number
-from simdist.sweep.table import RUNS
+from simdist.sweeps import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
+from simdist.sweeps.driver import SweepProgress
+from simdist.sweeps.runs import check_number
+from simdist.sweeps.table import RUNS
 
 _LINE_S = 30.0
 

@@ -22,13 +22,17 @@ from simdist.cli import common, inputs
 from simdist.errors import ScenarioError
 from simdist.plan.walk import drops_late
 from simdist.runs import run_directory
+from simdist.settings.base import picked
+from simdist.studies.run_collectives import no_trace, run_collectives
 from simdist.traces.chrome import chrome_trace, write_chrome
 from simdist.traces.trace import Trace
 
 
 @click.command("trace")
 @click.argument("run", metavar="RUN|TRACE.npz", type=common.path)
-@click.option("--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto.")
+@click.option("--chrome", type=common.path, metavar="FILE", help="Write JSON for Perfetto.")
+@click.option("--collectives", is_flag=True, help="Show what collectives achieved, in the columns of nccl-tests.")
+@common.schedule
 @click.option(
     "--trace",
     "which",
@@ -39,12 +43,28 @@ from simdist.traces.trace import Trace
 @click.option("--open", "opens", is_flag=True, help="Open FILE in Perfetto, which reads it from this machine.")
 @common.options
 def command(
-    session: common.Session, run: Path, *, chrome: Path, which: str | None, steps: range | None, opens: bool
+    session: common.Session,
+    run: Path,
+    *,
+    chrome: Path | None,
+    collectives: bool,
+    schedule: str | None,
+    which: str | None,
+    steps: range | None,
+    opens: bool,
 ) -> None:
-    """Convert a trace for viewers of timelines.
+    """Convert a trace for viewers, or show its collectives.
 
-    `--open` opens FILE in https://ui.perfetto.dev, without sending it anywhere.
+    `--open` opens FILE in https://ui.perfetto.dev, without sending it anywhere. With --collectives, RUN may hold
+    several runs; the time that members wait for the last one has a column of its own.
     """
+    if collectives:
+        common.refuse_beside("--collectives", "chrome", "which", "steps", "opens")
+        _show_collectives(session, str(run), schedule)
+        return
+    common.refuse_beside("--chrome", "schedule")
+    if chrome is None:
+        raise click.UsageError("write --chrome FILE, or --collectives")
     with session.bar() as bar:
         bar.update("read the trace", 0, None)
         path, loaded = _load(run, which)
@@ -64,7 +84,7 @@ def command(
         "digest": loaded.plan.digest(),
         "steps": n_steps,
         "world_size": loaded.plan.world_size,
-        **common.picked(loaded, "source", "makespan_s"),
+        **picked(loaded, "source", "makespan_s"),
     }
     late = Counter(rank for row in drops_late(loaded.plan) for rank in loaded.late.get(row, ()))
     if late:
@@ -75,6 +95,18 @@ def command(
         from simdist.cli.opening import open_in_perfetto
 
         open_in_perfetto(session, chrome)
+
+
+def _show_collectives(session: common.Session, name: str, schedule: str | None) -> None:
+    with session.bar() as bar:
+        bar.update("read the traces", 0, None)
+        runs = inputs.usable(session, name, inputs.read_runs(name, schedule), no_trace)
+        found = []
+        for number, each in enumerate(runs):
+            bar.update(f"collectives of {each.plan.name}", number, len(runs))
+            found.append(run_collectives(each))
+    document = {"run": name, "rows": [each.document() for each in found]}
+    session.result(document, "\n\n\n".join(each.text() for each in found))
 
 
 def _load(path: Path, which: str | None) -> tuple[Path, Trace]:

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias, get_args
 import click
 
 from simdist.cli import common, inputs, learn
-from simdist.cli.tables import table_text
 from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError, naming
 from simdist.learning.summary import learned_row, sentences
@@ -18,15 +17,16 @@ from simdist.scenario import Recorded, Scenario
 from simdist.scenario.checkpoint import CheckpointSettings, Mode
 from simdist.scenario.workload import MAX_MICRO_BATCHES
 from simdist.schedules import Schedule
-from simdist.settings.base import plural, shown, unchecked_copy
+from simdist.settings.base import picked, plural, shown, unchecked_copy
 from simdist.settings.units import format_nbytes, parse_factor, parse_fraction, parse_nbytes
 from simdist.studies.columns import SCHEDULE, STEP_TIME, Column, combined, count, factor_with_interval
 from simdist.studies.facets import RANGES
-from simdist.tune import Constraints, Extras, Tuned, TuneOptions, tune
-from simdist.tune.candidates import permits, tried_kinds
-from simdist.tune.evaluating import Finalist
-from simdist.tune.tuning import usual_global_every
-from simdist.tune.verdict import entry
+from simdist.studies.tables import table_text
+from simdist.tuning import Constraints, Extras, Tuned, TuneOptions, tune
+from simdist.tuning.candidates import permits, tried_kinds
+from simdist.tuning.evaluating import Finalist
+from simdist.tuning.tuning import usual_global_every
+from simdist.tuning.verdict import entry
 
 _Record: TypeAlias = dict[str, object]
 
@@ -198,7 +198,7 @@ def _to_target(
         front (str): `*` if no finalist beats it in time to the target and in the final metric.
         entry (str): The line for `schedules` of a scenario.
     """
-    from simdist.tune.racing import tune_to_target
+    from simdist.tuning.racing import tune_to_target
 
     words = ["1"] if rates is None else rates.split(",")
     factors = [*dict.fromkeys(common.parsed("--learning-rates", each, _factor) for each in words)]
@@ -225,7 +225,7 @@ def _to_target(
         "verdict": raced.sentence,
         "entries": its and _winner(its, base.timed.scenario.checkpoint, scenario),
         "n_exhaustive_steps": n_all,
-        **common.picked(raced, "outcome", "n_entrants", "n_fell", "n_steps"),
+        **picked(raced, "outcome", "n_entrants", "n_fell", "n_steps"),
     }
     fell = f"given up early, so perhaps sooner: {raced.n_fell:,} of {raced.n_entrants:,} candidates"
     front = "*: no other finalist is there sooner and better in the end"
@@ -369,11 +369,9 @@ def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Re
         "block_steps": recording.block_steps if recording else None,
         "baseline": baseline.schedule.name,
         "constraints": asdict(wanted.constraints),
-        **common.picked(
-            tuned.search, "excluded", candidates="n_candidates", evaluated="n_evaluated", illegal="n_illegal"
-        ),
+        **picked(tuned.search, "excluded", candidates="n_candidates", evaluated="n_evaluated", illegal="n_illegal"),
         "change": verdict.winner is not None,
-        **common.picked(verdict, "outcome", "reasons", verdict="sentence"),
+        **picked(verdict, "outcome", "reasons", verdict="sentence"),
         "best": verdict.best.schedule.name,
         "rows": list(rows),
     }
@@ -395,15 +393,13 @@ def _record(finalist: Finalist, tuned: Tuned) -> _Record:
         problem (str or null): Why a recording cannot show how certain its speed-up is.
         entry (str): The line for `schedules` of a scenario.
     """
-    of_plan = common.picked(
-        finalist.facts, "sent_nbytes", "device_nbytes", "host_nbytes", global_every_steps="global_gap"
-    )
+    of_plan = picked(finalist.facts, "sent_nbytes", "device_nbytes", "host_nbytes", global_every_steps="global_gap")
     return (
         finalist.row.document()
         | of_plan
         | {
             "breaks": [each.limit for each in finalist.breaches],
-            **common.picked(finalist, "search_step_s", "on_front", "problem"),
+            **picked(finalist, "search_step_s", "on_front", "problem"),
             "entry": entry(finalist.schedule),
             **({} if tuned.per == "step" else {"micro_batches": finalist.micro_batches}),
             **({"checkpoint": finalist.checkpoint.model_dump(mode="json")} if finalist.checkpoint else {}),

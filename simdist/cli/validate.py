@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import BOTH, table_text
 from simdist.errors import TraceError, naming
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import Built, price_of
 from simdist.runs.calibrated import Calibrated, simulate_run, simulated_scenario
 from simdist.scenario import dump_cluster
+from simdist.settings.base import picked
 from simdist.settings.units import format_error, format_seconds, format_share
 from simdist.studies.columns import Column, count, factor
 from simdist.studies.comparison import find_label, range_of_trace
@@ -22,6 +22,7 @@ from simdist.studies.epochs import Loading, compare_loading
 from simdist.studies.held import with_links
 from simdist.studies.ranking import Summary, summarize
 from simdist.studies.statistics import Interval
+from simdist.studies.tables import BOTH, table_text
 from simdist.studies.validation import Validation, corrected
 from simdist.studies.validation import validate as validate_traces
 from simdist.traces.links import link_in_words
@@ -233,14 +234,14 @@ def _document(each: _Validated) -> dict[str, object]:
         "digest": each.run.plan.digest(),
         "simulated_by": each.simulated.source,
         "world_size": each.run.plan.world_size,
-        **common.picked(found, "source", *_FOUND, steps="n_steps"),
+        **picked(found, "source", *_FOUND, steps="n_steps"),
         **(dict(zip(("simulated_s_lo", "simulated_s_hi"), each.range_s, strict=True)) if each.range_s else {}),
         **{name: [asdict(part) for part in getattr(found, name)] for name in ("kinds", "injections", "blames")},
         **({"links": [asdict(each) for each in found.links]} if found.links else {}),
     }
     if each.loading:
         document["epochs"] = [asdict(error) for error in each.loading.errors]
-        document |= common.picked(each.loading, "hits_identical", hits_differences="differences")
+        document |= picked(each.loading, "hits_identical", hits_differences="differences")
     return document
 
 
@@ -263,9 +264,9 @@ def _summary_document(summary: Summary) -> dict[str, object]:
     """
     found = summary.order
     return {
-        **common.picked(summary, "baseline", "median_error", "worst_error"),
+        **picked(summary, "baseline", "median_error", "worst_error"),
         "rows": [asdict(row) for row in summary.rows],
-        **common.picked(found, n_clear_pairs="n_pairs", wrong_pairs="wrong", unmeasured_pairs="unmeasured"),
+        **picked(found, n_clear_pairs="n_pairs", wrong_pairs="wrong", unmeasured_pairs="unmeasured"),
         "n_right_pairs": len(found.right),
         "order_agrees": len(found.right) == found.n_pairs,
     }

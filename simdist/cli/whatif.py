@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 
 import click
 
-from simdist.cli import common, losses
+from simdist.cli import common, inputs, losses
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
-from simdist.cli.tables import table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cli.where import facts_record, facts_text, lost_text, not_compared
 from simdist.cost import Costs
@@ -24,11 +23,13 @@ from simdist.runs import run_directory
 from simdist.runs.building import price_of
 from simdist.scenario import Imported, Scenario
 from simdist.schedules import Schedule
-from simdist.settings.base import plural
+from simdist.settings.base import picked, plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import PLAIN_SPEEDUP, PLAIN_STEP_TIME, SCHEDULE, Column
 from simdist.studies.facets import GradientsUsed
 from simdist.studies.held import find_held, with_links, without_links
+from simdist.studies.loading import loading_cost, no_data
+from simdist.studies.tables import table_text
 from simdist.traces.links import Held, link_in_words
 from simdist.traces.trace import Trace, late_shares
 from simdist.whatif.gains import Gain, Gains, find_gains
@@ -41,6 +42,8 @@ _Record: TypeAlias = dict[str, Any]
 _MOST_LINKS = 6  # lines of a table; JSON has all
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
+_LINE_S = 30.0
+_OF_STRAGGLERS = ("which", "steps", "schedules", "n_runs", "block_steps", "seed", "cluster")
 
 _FOUND = (
     "world_size",
@@ -100,14 +103,24 @@ _GAIN_COLUMNS = (
 @click.option(
     "--cluster", type=common.file_name, metavar="FILE|PRESET", help="Simulate with the links of this cluster."
 )
+@click.option("--data", is_flag=True, help="Show instead what loading the data set costs, by epoch.")
+@click.option("--knobs", is_flag=True, help="With --data, also change one setting at a time: which stalls go?")
 @common.options
-def command(session: common.Session, name: str, **given: Any) -> None:
+def command(session: common.Session, name: str, *, data: bool, knobs: bool, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
 
     The job without stragglers is a replay in which each operation takes its typical time. The loss against it is shown
     by kind of operation, rank, node and step. The intervals of gains come from runs that are resampled from the
     recorded delays.
+
+    With --data: the time of each epoch, how long ranks stall because no batch is ready, and which level of storage
+    samples come from. For a measured RUN, simulated and real side by side.
     """
+    if data:
+        common.refuse_beside("--data", *_OF_STRAGGLERS)
+        _show_loading(session, name, given["schedule"], turns_knobs=knobs)
+        return
+    common.refuse_without("--data", "knobs")
     options = WhatifOptions(**given)
     with session.bar() as bar:
         bar.update("read", 0, None)
@@ -121,6 +134,26 @@ def command(session: common.Session, name: str, **given: Any) -> None:
     spread = find_pattern(found)
     document = _document(job, found, spread, compared, options.cluster) | ({"links": links} if links else {})
     session.result(document, _text(job, document, found, spread, compared))
+
+
+def _show_loading(session: common.Session, name: str, schedule: str | None, *, turns_knobs: bool) -> None:
+    found = []
+    with session.bar(line_every_s=_LINE_S) as bar:
+        bar.update("read", 0, None)
+        bandwidth = inputs.written(name, "cluster", "storage", "bandwidth")
+        sources = inputs.usable(session, name, list(inputs.planned(session, name, schedule)), no_data)
+        for number, source in enumerate(sources):
+
+            def progress(what: str, done: float, total: float, number: int = number) -> None:
+                bar.update(what, number + done / total, len(sources))
+
+            with naming(name):
+                cost = loading_cost(source, turns_knobs=turns_knobs, bandwidth=bandwidth, progress=progress)
+            if cost.remark:
+                session.say(f"warning: {cost.remark}")
+            found.append(cost)
+    document = {"scenario": name, "rows": [each.document() for each in found]}
+    session.result(document, "\n\n\n".join(each.text() for each in found))
 
 
 def _slowdown(job: WhatifJob, bar: ProgressBar) -> Slowdown:
@@ -283,7 +316,7 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "schedule": job.baseline.name,
         "trace": job.trace.source,
         "first_step": job.numbers[found.first_step],
-        **common.picked(found, *_FOUND, steps="n_steps"),
+        **picked(found, *_FOUND, steps="n_steps"),
         "pattern": asdict(spread),
         "kinds": [asdict(part) for part in found.kinds],
         "channels": [{key: value for key, value in asdict(each).items() if key != "name"} for each in found.channels],
@@ -348,12 +381,10 @@ def _gains_document(compared: Gains) -> _Record:
     best = compared.best
     fastest = compared.fastest
     return {
-        **common.picked(compared, "baseline", "baseline_step_s", "drawn", runs="n_runs", steps="n_steps"),
+        **picked(compared, "baseline", "baseline_step_s", "drawn", runs="n_runs", steps="n_steps"),
         "recorded_steps": compared.recording.n_steps if compared.recording else None,
         "block_steps": compared.recording.block_steps if compared.recording else None,
-        "rows": [
-            common.picked(row, *_OF_GAIN, *_optional_columns(row), speedup_95="interval") for row in compared.rows
-        ],
+        "rows": [picked(row, *_OF_GAIN, *_optional_columns(row), speedup_95="interval") for row in compared.rows],
         "fastest": fastest.schedule if fastest else None,
         "best": best.schedule if best else None,
     }

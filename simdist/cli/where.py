@@ -3,11 +3,11 @@
 import math
 from collections.abc import Mapping
 
-from simdist.cli.tables import table_text
 from simdist.scenario import Imported, Scenario
 from simdist.scenario.facts import Lost, part_in_words
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import Column
+from simdist.studies.tables import table_text
 
 Seen = tuple[float, int]  # seconds, and the rank
 

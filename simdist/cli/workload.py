@@ -11,7 +11,6 @@ import click
 from pydantic import ValidationError
 
 from simdist.cli import common, inputs
-from simdist.cli.tables import table_text
 from simdist.errors import ScenarioError
 from simdist.jobs.asking import ask
 from simdist.plan.plan import ITEM_NBYTES
@@ -20,6 +19,7 @@ from simdist.settings.base import plural, shown
 from simdist.settings.precision import Precision, Utilization
 from simdist.settings.units import format_flops, format_nbytes, parse_seconds
 from simdist.studies.columns import Column, count
+from simdist.studies.tables import table_text
 
 _COMMAND = (sys.executable, "-m", "real.workload")
 _DTYPES = get_args(Workload.model_fields["dtype"].annotation)

@@ -44,7 +44,7 @@ from simdist.profiles.job.sharding import Sharding, find_sharding
 from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.job.transfers import transfers_of
 from simdist.profiles.kineto.columns import Floats
-from simdist.profiles.steps.model import RankProfile, listed
+from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.step_parts import StepPart
 from simdist.runs.building import build
 from simdist.scenario import (
@@ -61,6 +61,7 @@ from simdist.scenario import (
 )
 from simdist.scenario.facts import Lost
 from simdist.schedules import Schedule, Sync
+from simdist.settings.base import listed
 from simdist.settings.units import format_seconds
 from simdist.studies.proposals import sharded_schedules, traced_schedules
 

@@ -15,11 +15,10 @@ from simdist.files import replacing
 from simdist.profiles.estimates.sharded_model import ShardedModel
 from simdist.profiles.importing import ImportedJob
 from simdist.profiles.job.sharding import described
-from simdist.profiles.steps.model import listed
 from simdist.scenario import Link, load, strict_yaml
 from simdist.scenario.loading import dump_workload
 from simdist.schedules import Schedule
-from simdist.settings.base import Settings
+from simdist.settings.base import Settings, listed
 from simdist.traces.trace import write_npz
 
 

@@ -44,12 +44,12 @@ from simdist.studies.data_knobs import KnobEffects
 from simdist.studies.epochs import Epochs
 from simdist.studies.tolerable_rate import COLUMNS as TOLERABLE
 from simdist.studies.tolerable_rate import Tolerances
-from simdist.sweep.definition import Sweep
-from simdist.sweep.table import ResultRow, Table, shown_text, uses_kinds
+from simdist.sweeps.definition import Sweep
+from simdist.sweeps.table import ResultRow, Table, shown_text, uses_kinds
 from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting
-from simdist.tune.tuning import Tuned
+from simdist.tuning.tuning import Tuned
 from simdist.whatif.gains import Gains
 from simdist.whatif.slowdown import Slowdown
 

@@ -32,10 +32,11 @@ from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload, other_batch_fault
 from simdist.schedules import KINDS as SCHEDULE_KINDS
 from simdist.schedules import GradientSchedule, Schedule, settings_of_name
-from simdist.schedules.job import Job, Policy, uses_disk, uses_memory
+from simdist.schedules.job import Job, Policy, Shape, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
 from simdist.settings.units import EpochSteps, StepsOrTime, Whole, parse_seconds
 
+_MOST_SHOWN = 8  # schedules in a `repr`
 MAX_STEPS = 10_000_000  # a plan names the body of each
 _SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"
 
@@ -177,7 +178,7 @@ def _choose_flows(value: object, info: ValidationInfo) -> Flows:
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     schedule: Schedule = choose(settings_of_name(value), SCHEDULE_KINDS, info)
     cluster = info.data.get("cluster")
-    problems = schedule.problems(cluster.world_size, cluster.gpus_per_node) if cluster else []
+    problems = schedule.problems(Shape(cluster.world_size, cluster.gpus_per_node)) if cluster else []
     workload = info.data.get("workload")
     if workload:
         has_rows = any(tensor.rows for tensor in workload.tensors)
@@ -357,6 +358,21 @@ class Scenario(Settings):
         except ValueError as error:
             raise ScenarioError(f"{self.name}: {error}") from None
 
+    def __repr__(self) -> str:
+        cluster = self.cluster
+        names = [each.name for each in self.schedules]
+        more = [f"{len(names) - _MOST_SHOWN} more"] if len(names) > _MOST_SHOWN else []
+        parts = {
+            "name": f"{self.name!r}",
+            "cluster": f"<{cluster.name or 'unnamed'}: {cluster.nodes} x {cluster.gpus_per_node} GPUs>",
+            "workload": f"<{self.workload.name or 'unnamed'}: batch_size {self.workload.batch_size}>",
+            "schedules": f"<{', '.join([*names[:_MOST_SHOWN], *more])}>",
+            "steps": f"{int(self.steps)}",
+        }
+        return f"Scenario({', '.join(f'{key}={text}' for key, text in parts.items())})"
+
+    __str__ = __repr__
+
     def _repr_html_(self) -> str:
         from simdist import html_of
 
@@ -446,15 +462,16 @@ class Scenario(Settings):
         if self.input.source != "storage":
             keys = [key for key in _OF_INPUT if key in schedule.model_fields_set]
             yield from (f"{place}.{key} {self.uses.nothing_is_read}" for key in keys)
-        shape = (cluster.world_size, cluster.gpus_per_node, self.steps)
         job = Job(
-            *shape,
+            world_size=cluster.world_size,
+            ranks_per_node=cluster.gpus_per_node,
+            n_steps=self.steps,
             tensor_counts=workload.tensor_counts,
             tensor_rows=workload.tensor_rows,
             speeds=tuple(cluster.device_speed().tolist()),
             units=workload.sharded_units,
         )
-        found = (*schedule.unused_settings(*shape), *schedule.unused_in(job))
+        found = (*schedule.unused_settings(job), *schedule.unused_in(job))
         yield from (f"{place} ({schedule.name}) {sentence}" for sentence in found)
         is_nccl = cluster.library != "gloo" and cluster.device.compute_capability is not None
         if is_nccl and schedule.algorithm == "tree":

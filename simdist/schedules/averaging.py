@@ -11,7 +11,7 @@ from simdist.plan import Body, Buffer, Enter, Group, Lane, Plan, Result
 from simdist.plan.lanes import AVERAGE, COMM
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import Piece, piece, texts
 from simdist.schedules.tuning import OVERLAP, Allowance, Axis, Permit
 from simdist.settings.units import Whole
@@ -60,7 +60,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         return (*super().axes(job, allowed), cls.axis("overlap_steps", _OVERLAPS, OVERLAP))
 
     @abc.abstractmethod
-    def average(self, step: int, job: Job) -> Group | None:
+    def average(self, step: int, shape: Shape) -> Group | None:
         """Return the group that averages parameters at the end of a step; None if none does."""
 
     def absent(self, step: int, job: Job) -> tuple[int, ...]:
@@ -104,9 +104,9 @@ class AveragingSchedule(Schedule, abc.ABC):
             first = max(first + self.overlap_steps, first_sent)
         return range(first, first + period)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: averages that are applied after the next one has begun."""
-        found = super().problems(world_size, ranks_per_node)
+        found = super().problems(shape)
         if self.overlap_steps > (shortest := self.shortest_period()):
             problem = (
                 f"{self.overlap_steps} steps, and the next average begins after {shortest}: write at most {shortest}"
@@ -118,17 +118,16 @@ class AveragingSchedule(Schedule, abc.ABC):
         """Return the fewest steps between two averages of the same parameters. Practically unlimited by default."""
         return _LOOKED_AT_STEPS
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, shape: Shape) -> list[str]:
         """Return a sentence if it never averages over the world."""
-        job = Job(world_size, ranks_per_node, n_steps, tensor_counts=(1,))
-        if self.warmup_steps >= n_steps:
-            return [f"warms up in all of the {n_steps} steps: it is synchronous SGD"]
-        n_taken = n_steps - self.overlap_steps
+        if self.warmup_steps >= shape.n_steps:
+            return [f"warms up in all of the {shape.n_steps} steps: it is synchronous SGD"]
+        n_taken = shape.n_steps - self.overlap_steps
         steps = range(self.warmup_steps, min(n_taken, self.warmup_steps + _LOOKED_AT_STEPS))
-        if len(steps) >= n_taken - self.warmup_steps and Group(world_size) not in {
-            self.average(at, job) for at in steps
+        if len(steps) >= n_taken - self.warmup_steps and Group(shape.world_size) not in {
+            self.average(at, shape) for at in steps
         }:
-            return [f"never averages over all ranks in {n_steps} steps: their parameters part"]
+            return [f"never averages over all ranks in {shape.n_steps} steps: their parameters part"]
         return []
 
     def write(self, job: Job) -> Plan:

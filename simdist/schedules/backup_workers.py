@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from simdist.plan import AllReduce, Body, Enter, Group, Plan, Result, algorithms
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import REQUIRED, LabelForm, Piece, piece, written
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import DROPPED_GRADIENTS, Allowance, Axis, Permit
@@ -77,23 +77,23 @@ class BackupWorkers(Schedule):
         """Return the label, such as `backup-2`, `backup-2-ps-4` or `backup-2-ring`."""
         return written(self, self.label_form)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what does not fit: the algorithm, a `backup` of all ranks, or the number of servers."""
         found = []
-        n_in = world_size - self.backup
+        n_in = shape.world_size - self.backup
         if algorithms.needs_power_of_two(self.algorithm) and n_in & (n_in - 1):
             without = f"the world without {self.backup} has {n_in} ranks"
             found.append(("algorithm", f"{self.algorithm} needs a power of two; {without}: choose ring"))
         if not algorithms.carries(self.algorithm, AllReduce):
             found.append(("algorithm", f"{self.algorithm} is no algorithm of all_reduce: choose ring"))
-        if self.backup >= world_size:
-            found.append(("backup", f"{self.backup} of {world_size} ranks: write at most {world_size - 1}"))
-        if not 1 <= self._n_servers(world_size, ranks_per_node) <= world_size:
-            wanted = f"1 to {world_size}, node or world"
-            found.append(("servers", f"{self.servers} on {world_size} ranks: write {wanted}"))
+        if self.backup >= shape.world_size:
+            found.append(("backup", f"{self.backup} of {shape.world_size} ranks: write at most {shape.world_size - 1}"))
+        if not 1 <= self._n_servers(shape.world_size, shape.ranks_per_node) <= shape.world_size:
+            wanted = f"1 to {shape.world_size}, node or world"
+            found.append(("servers", f"{self.servers} on {shape.world_size} ranks: write {wanted}"))
         return found
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, shape: Shape) -> list[str]:
         """Return a sentence if its servers or `run_ahead_steps` have no effect."""
         if self.backup and self.run_ahead_steps is not None:
             return ["waits for the update before each step, to see which is next: run_ahead_steps has no effect"]

@@ -13,7 +13,7 @@ from simdist.plan import Body, Buffer, Group, Plan, Result, algorithms, ops
 from simdist.plan.ops import Algorithm
 from simdist.plan.optimizers import OptimizerName
 from simdist.schedules import labels
-from simdist.schedules.job import POLICIES, Checkpoint, InputPath, Job, Policy
+from simdist.schedules.job import POLICIES, Checkpoint, InputPath, Job, Policy, Shape
 from simdist.schedules.labels import LabelForm, Piece, piece
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels, Permit, Value
 from simdist.settings.base import Settings, folder_of, key_of
@@ -196,19 +196,19 @@ class Schedule(Settings, abc.ABC):
             )
         return label
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return `(field, what is wrong)` for parameters that do not fit the cluster."""
         if self.algorithm == "server":
             return [("algorithm", "server: it needs servers, which are `kind: parameter_server`")]
         if self.algorithm == "broadcasts":
             hint = "write shared_update: true and updates_sent_by: broadcast instead"
             return [("algorithm", f"broadcasts: it gathers only, and carries updates of parameters: {hint}")]
-        if algorithms.needs_power_of_two(self.algorithm) and world_size & (world_size - 1):
-            problem = f"{self.algorithm} needs a power of two; the world has {world_size} ranks: choose ring"
+        if algorithms.needs_power_of_two(self.algorithm) and shape.world_size & (shape.world_size - 1):
+            problem = f"{self.algorithm} needs a power of two; the world has {shape.world_size} ranks: choose ring"
             return [("algorithm", problem)]
         return []
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, shape: Shape) -> list[str]:
         """Return a sentence for each setting that has no effect in this many steps; none by default."""
         return []
 

@@ -11,7 +11,7 @@ from simdist.plan import Body, Buffer, Group, Result, ops
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.averaging import AVERAGING_TRAITS, AveragingSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import REQUIRED, LabelForm, piece, written
 from simdist.schedules.tuning import (
     FP16,
@@ -113,13 +113,13 @@ class DiLoCo(AveragingSchedule):
         """Return the label, such as `diloco-100` or `diloco-100-worker8-fragments4-overlap5`."""
         return written(self, self.label_form)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: workers that do not divide the ranks."""
-        found = super().problems(world_size, ranks_per_node)
+        found = super().problems(shape)
         size = self.ranks_per_worker
-        if isinstance(size, int) and (size < 1 or world_size % size):
-            legal = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
-            problem = f"{size} ranks do not divide the {world_size} ranks of the world; sizes that do: {legal}"
+        if isinstance(size, int) and (size < 1 or shape.world_size % size):
+            legal = ", ".join(str(n) for n in range(1, shape.world_size + 1) if shape.world_size % n == 0)
+            problem = f"{size} ranks do not divide the {shape.world_size} ranks of the world; sizes that do: {legal}"
             found.append(("ranks_per_worker", problem))
         return found
 
@@ -141,12 +141,12 @@ class DiLoCo(AveragingSchedule):
         size = job.ranks_per_node if self.ranks_per_worker == "node" else self.ranks_per_worker
         return Group(size) if size > 1 else None
 
-    def average(self, step: int, job: Job) -> Group | None:
-        """Return the world in steps where a fragment has its turn. In a model of few tensors some are empty."""
-        n_turns = self._n_turns(step + 1)
-        n_before = self._n_turns(step)
-        has_turn = step >= self.warmup_steps and n_turns > max(n_before, 0) and self._pieces(self.fragment(step), job)
-        return Group(job.world_size) if has_turn else None
+    def average(self, step: int, shape: Shape) -> Group | None:
+        """Return the world in steps where a fragment has its turn. In a job of few tensors some are empty."""
+        has_turn = step >= self.warmup_steps and self._n_turns(step + 1) > max(self._n_turns(step), 0)
+        if has_turn and isinstance(shape, Job) and not self._pieces(self.fragment(step), shape):
+            return None
+        return Group(shape.world_size) if has_turn else None
 
     def fragment(self, step: int) -> int:
         """Return the number of the fragment that has its turn, counted from the end of the warm-up."""

@@ -15,7 +15,7 @@ from simdist.plan.optimizers import OPTIMIZERS, OptimizerName
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
-from simdist.schedules.job import FloatType, Job
+from simdist.schedules.job import FloatType, Job, Shape
 from simdist.schedules.labels import Piece, piece, texts
 from simdist.schedules.tuning import FP16, SHARED_UPDATES, Allowance, Axis, Permit
 from simdist.settings.base import shown
@@ -177,9 +177,9 @@ class GradientSchedule(Schedule, abc.ABC):
             raise ValueError(f"{n_ranks}: {hint}")
         return n_ranks
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what does not fit: ranks that cannot share an update, or an algorithm that cannot gather slices."""
-        found = super().problems(world_size, ranks_per_node)
+        found = super().problems(shape)
         if not self.shared_update:
             hint = "it is for updates that ranks share: write shared_update: true, or leave it out"
             if self._is_broadcast:
@@ -187,13 +187,12 @@ class GradientSchedule(Schedule, abc.ABC):
             if self.param_dtype:
                 found.append(("param_dtype", f"{self.param_dtype}: {hint}"))
             return found
-        job = Job(world_size, ranks_per_node, n_steps=1, tensor_counts=(1,))
-        size = self._sharers(job).size
-        own = self.n_slices(job)
-        if size == 1 < world_size:
+        size = self._sharers(shape).size
+        own = self.n_slices(shape)
+        if size == 1 < shape.world_size:
             found.append(("shared_update", "node: a node has one rank: write true, or a number of ranks"))
-        elif world_size % size:
-            found.append(("shared_update", f"{size} does not divide the {world_size} ranks"))
+        elif shape.world_size % size:
+            found.append(("shared_update", f"{size} does not divide the {shape.world_size} ranks"))
         elif own > 1 and size != own:
             found.append(("shared_update", f"{size}: the {own} ranks of a node share the exchange: write true"))
         return [*found, *parts.slicing_problems(self.algorithm)]
@@ -202,7 +201,7 @@ class GradientSchedule(Schedule, abc.ABC):
         """Tell whether `step` all-reduces the gradients instead; by default no step does."""
         return False
 
-    def n_slices(self, job: Job) -> int:
+    def n_slices(self, shape: Shape) -> int:
         """Return the number of equal slices of a bucket, which is padded to a multiple of it. 1 by default."""
         return 1
 
@@ -280,16 +279,16 @@ class GradientSchedule(Schedule, abc.ABC):
     def _raters(self, job: Job) -> Group:
         return Group(job.world_size if self.parallel_optimizer else 1)
 
-    def _sharers(self, job: Job) -> Group:
+    def _sharers(self, shape: Shape) -> Group:
         """Return the groups that share the update."""
         match self.shared_update:
             case False:
                 return ALONE
             case True:
-                n_slices = self.n_slices(job)
-                return Group(n_slices if n_slices > 1 else job.world_size)
+                n_slices = self.n_slices(shape)
+                return Group(n_slices if n_slices > 1 else shape.world_size)
             case "node":
-                return Group(job.ranks_per_node)
+                return Group(shape.ranks_per_node)
             case n_ranks:
                 return Group(n_ranks)
 

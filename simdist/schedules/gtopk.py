@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, final
 from simdist.plan import AllGather, Broadcast, Buffer, Group, Merge, Op, Select, algorithms
 from simdist.plan.lanes import COMM
 from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import LabelForm, piece, written
 from simdist.schedules.sparse import SPARSE_TRAITS, SparseSchedule
 
@@ -50,11 +50,13 @@ class GTopK(SparseSchedule):
         """Return the label, such as `gtopk-0.001` or `gtopk-0.001-broadcast`."""
         return written(self, self.label_form)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what does not fit: a number of ranks that is not a power of two, or an algorithm without broadcast."""
-        found = super().problems(world_size, ranks_per_node)
-        if world_size & (world_size - 1):
-            found.append(("kind", f"gtopk merges pairs, and needs a power of two; the world has {world_size} ranks"))
+        found = super().problems(shape)
+        if shape.world_size & (shape.world_size - 1):
+            found.append(
+                ("kind", f"gtopk merges pairs, and needs a power of two; the world has {shape.world_size} ranks")
+            )
         if self.broadcast and not algorithms.carries(self.algorithm, Broadcast):
             found.append(("algorithm", f"{self.algorithm} does not broadcast: write auto, or broadcast: false"))
         return found

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from simdist.plan import Group
 from simdist.schedules.averaging import AVERAGING_TRAITS, AveragingSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import LabelForm, Piece, piece, written
 from simdist.schedules.tuning import Allowance, Axis, ChangedSettings, Levels
 from simdist.settings.units import Whole, parse_whole_or
@@ -104,8 +104,9 @@ class HierarchicalSGD(AveragingSchedule):
         """Return the shortest period."""
         return min(self.levels)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what is wrong with the levels on this cluster."""
+        world_size = shape.world_size
         sizes = [(period, world_size if size == "world" else size) for period, size in self.levels.items()]
         found: list[str] = []
         for period, size in sizes:
@@ -122,13 +123,13 @@ class HierarchicalSGD(AveragingSchedule):
                 )
         if sizes[-1][1] != world_size:
             found.append(f"the last group has {sizes[-1][1]} ranks; it must be the world of {world_size}")
-        return [*super().problems(world_size, ranks_per_node), *(("levels", problem) for problem in found)]
+        return [*super().problems(shape), *(("levels", problem) for problem in found)]
 
-    def average(self, step: int, job: Job) -> Group | None:
+    def average(self, step: int, shape: Shape) -> Group | None:
         """Return the largest group with a period that ends."""
         for period, size in reversed(self.levels.items()):
             if self.fires(period, step):
-                return Group(job.world_size if size == "world" else size)
+                return Group(shape.world_size if size == "world" else size)
         return None
 
     def cycle(self, job: Job) -> range:

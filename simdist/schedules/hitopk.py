@@ -8,7 +8,7 @@ from simdist.plan.lanes import COMM
 from simdist.plan.ops import SelectMethod
 from simdist.schedules import parts
 from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import LabelForm, written
 from simdist.schedules.sparse import SPARSE_TRAITS, SparseSchedule
 
@@ -46,19 +46,19 @@ class HiTopK(SparseSchedule):
         """Return the label, such as `hitopk-0.001-mstopk`."""
         return written(self, self.label_form)
 
-    def n_slices(self, job: Job) -> int:
+    def n_slices(self, shape: Shape) -> int:
         """Return the number of GPUs per node."""
-        return job.ranks_per_node
+        return shape.ranks_per_node
 
     def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
         """Return the factors of a slice between m nodes: m - 1, and the 2 (m - 1) / m of a ring's all-reduce."""
         nodes = world_size // ranks_per_node
         return nodes - 1, 2 * (nodes - 1) / nodes
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, shape: Shape) -> list[str]:
         """Return also a sentence if there is no other node to send entries to."""
-        found = super().unused_settings(world_size, ranks_per_node, n_steps)
-        if ranks_per_node == world_size:
+        found = super().unused_settings(shape)
+        if shape.ranks_per_node == shape.world_size:
             found.append("selects entries to send between nodes, and there is one node: sync sends as little")
         return found
 

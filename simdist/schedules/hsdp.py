@@ -9,7 +9,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from simdist.plan.algorithms import AUTO
 from simdist.schedules.averaging import AveragingSchedule
-from simdist.schedules.job import Job, degrees
+from simdist.schedules.job import Job, Shape, degrees
 from simdist.schedules.labels import REQUIRED, LabelForm, Piece, piece, written
 from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.names import KINDS, settings_of_name
@@ -100,11 +100,11 @@ class HSDP(ShardedSchedule):
         """Return the label, such as `hsdp-8` or `hsdp-8-local-4`."""
         return written(self, self.label_form)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return also a number of ranks that does not divide the world, and what copies cannot exchange."""
-        found = super().problems(world_size, ranks_per_node)
-        if world_size % self.shard:
-            return [*found, ("shard", f"{self.shard} does not divide the {world_size} ranks")]
+        found = super().problems(shape)
+        if shape.world_size % self.shard:
+            return [*found, ("shard", f"{self.shard} does not divide the {shape.world_size} ranks")]
         if self.between is None:
             return found
         if self.shard == 1:
@@ -114,14 +114,14 @@ class HSDP(ShardedSchedule):
         found += [("between", f"{name}: write it beside `between`") for name in misplaced]
         if isinstance(self.between, LocalSGD) and self.between.inner_steps is not None:
             found.append(("between", "inner_steps: ranks of a copy wait for one another in every step: leave it out"))
-        of_copies = self.between.problems(*self._shape_of_copies(world_size, ranks_per_node))
+        of_copies = self.between.problems(self._of_copies(shape))
         return [*found, *(("between", f"of copies: {name}: {problem}") for name, problem in of_copies)]
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, shape: Shape) -> list[str]:
         """Return what `between` does not use."""
         if self.between is None:
             return []
-        return self.between.unused_settings(*self._shape_of_copies(world_size, ranks_per_node), n_steps)
+        return self.between.unused_settings(self._of_copies(shape))
 
     def unused_in(self, job: Job) -> list[str]:
         """Return what `between` does not use in a job."""
@@ -142,9 +142,9 @@ class HSDP(ShardedSchedule):
         """Tell whether copies that average gradients do so in a micro-batch."""
         return self.all_reduce == "each" or micro_batch == job.micro_batches - 1
 
-    def _shape_of_copies(self, world_size: int, ranks_per_node: int) -> tuple[int, int]:
+    def _of_copies(self, shape: Shape) -> Shape:
         """Return the number of copies, and how many of them a node has, at least one."""
-        return world_size // self.shard, max(1, ranks_per_node // self.shard)
+        return Shape(shape.world_size // self.shard, max(1, shape.ranks_per_node // self.shard), shape.n_steps)
 
 
 def _betweens(job: Job, allowed: Allowance) -> Iterator[str]:

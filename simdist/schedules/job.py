@@ -100,7 +100,22 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Shape:
+    """Ranks and steps of a job: they decide whether a schedule fits.
+
+    Args:
+        world_size: Ranks.
+        ranks_per_node: Ranks of one node; they are consecutive.
+        n_steps: Steps.
+    """
+
+    world_size: int
+    ranks_per_node: int
+    n_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Shape):
     """A data-parallel training job, as far as its plan depends on it.
 
     Args:
@@ -129,9 +144,6 @@ class Job:
         has_param_buffers: Every tensor has a buffer of parameters of its own, instead of one buffer for all of them.
     """
 
-    world_size: int
-    ranks_per_node: int
-    n_steps: int
     tensor_counts: tuple[int, ...]
     dtype: DType = "float32"
     optimizer: OptimizerName = "sgd"
@@ -150,13 +162,13 @@ class Job:
     has_param_buffers: bool = False
 
 
-def degrees(job: Job) -> tuple[int, ...]:
+def degrees(shape: Shape) -> tuple[int, ...]:
     """Return the numbers of ranks that may share something: parts of a node, or several whole nodes.
 
-    >>> degrees(Job(world_size=16, ranks_per_node=4, n_steps=1, tensor_counts=(1,)))
+    >>> degrees(Shape(world_size=16, ranks_per_node=4))
     (2, 4, 8)
     """
-    n = job.world_size
-    node = min(job.ranks_per_node, n)
+    n = shape.world_size
+    node = min(shape.ranks_per_node, n)
     divisors = (each for each in range(2, n) if n % each == 0)
     return tuple(each for each in divisors if each % node == 0 or node % each == 0)

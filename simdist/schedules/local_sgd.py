@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from simdist.errors import PlanError
 from simdist.plan import Group
 from simdist.schedules.averaging import AVERAGING_TRAITS, AveragingSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import REQUIRED, LabelForm, Piece, piece, written
 from simdist.schedules.tuning import OVERLAP, UNEVEN, Allowance, Axis, ChangedSettings, Levels, Permit
 from simdist.settings.base import shown
@@ -87,16 +87,16 @@ class LocalSGD(AveragingSchedule):
             return written(self, self.label_form)
         return written(self.model_copy(update={"inner_steps": None}), self.label_form)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return ranks that do not exist, and ranks with an impossible number of steps."""
-        found = super().problems(world_size, ranks_per_node)
+        found = super().problems(shape)
         for rank, steps in self.inner_steps.items() if isinstance(self.inner_steps, dict) else ():
-            if not 0 <= rank < world_size:
-                found.append(("inner_steps", f"rank {rank}; ranks are numbered 0 to {world_size - 1}"))
+            if not 0 <= rank < shape.world_size:
+                found.append(("inner_steps", f"rank {rank}; ranks are numbered 0 to {shape.world_size - 1}"))
             if not 1 <= steps <= self.period:
                 found.append(("inner_steps", f"{steps} steps of rank {rank}; write 1 to {self.period}, the period"))
         of_all = [*self.inner_steps.values()] if isinstance(self.inner_steps, dict) else []
-        if len(of_all) >= world_size and (most := max(of_all)) < self.period:
+        if len(of_all) >= shape.world_size and (most := max(of_all)) < self.period:
             problem = f"no rank does all {self.period} steps: leave one out, or write period: {most}"
             found.append(("inner_steps", problem))
         if self.inner_steps is not None and self.overlap_steps:
@@ -115,9 +115,9 @@ class LocalSGD(AveragingSchedule):
         """Return the period."""
         return self.period
 
-    def average(self, step: int, job: Job) -> Group | None:
+    def average(self, step: int, shape: Shape) -> Group | None:
         """Return the world at the end of each period."""
-        return Group(job.world_size) if self.fires(self.period, step) else None
+        return Group(shape.world_size) if self.fires(self.period, step) else None
 
     def absent(self, step: int, job: Job) -> tuple[int, ...]:
         """Return the ranks that have fewer steps to do than are left of the period.

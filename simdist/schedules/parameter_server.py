@@ -9,7 +9,7 @@ from simdist.plan import AllReduce, Body, Broadcast, Buffer, Group, Reduce, Serv
 from simdist.plan.lanes import pull_from, push_to
 from simdist.schedules import parts
 from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import REQUIRED, LabelForm, piece, written
 from simdist.schedules.tuning import FP16, SERVERS, Allowance, Axis, Permit
 from simdist.settings.units import Whole
@@ -81,15 +81,14 @@ class ParameterServer(GradientSchedule):
         """Return the label, such as `ps-4` or `ps-1-apart-tensors`."""
         return written(self, self.label_form)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what does not fit: an algorithm, or more servers than ranks."""
         found = []
         if self.algorithm not in ("auto", "server"):
             found.append(("algorithm", f"{self.algorithm}: the servers are the algorithm; leave it out"))
-        if self.servers > world_size and not self.apart:
-            found.append(
-                ("servers", f"{self.servers} on {world_size} ranks: write at most {world_size}, or apart: true")
-            )
+        if self.servers > shape.world_size and not self.apart:
+            most = shape.world_size
+            found.append(("servers", f"{self.servers} on {most} ranks: write at most {most}, or apart: true"))
         if self.pull != "bucket" and self.placement == "even":
             found.append(("pull", f"{self.pull}: whole tensors are pulled; write placement: tensors, or greedy"))
         if self.shared_update:

@@ -11,7 +11,7 @@ from simdist.plan.lanes import COMM, COMPUTE
 from simdist.plan.optimizers import OptimizerName
 from simdist.schedules import parts
 from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import REQUIRED, LabelForm, piece, written
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Whole
@@ -80,9 +80,9 @@ class PowerSGD(GradientSchedule):
         """Return the label, such as `powersgd-4` or `powersgd-4-min1.5-warmup100`."""
         return written(self, self.label_form)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return also that factors cannot be sent in half precision."""
-        found = super().problems(world_size, ranks_per_node)
+        found = super().problems(shape)
         if self.compression == "fp16":
             found.append(("compression", "fp16: factors are sent in the gradients' own type: leave it out"))
         return found
@@ -93,11 +93,11 @@ class PowerSGD(GradientSchedule):
         hint = "write e.g. {name: weight, count: 1000, rows: 10}"
         return found if has_rows else [*found, ("kind", f"powersgd: no tensor of the workload states its rows: {hint}")]
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, shape: Shape) -> list[str]:
         """Return also a sentence if the warm-up never ends."""
-        found = super().unused_settings(world_size, ranks_per_node, n_steps)
-        if self.warmup_steps >= n_steps:
-            found.append(f"warms up in all of the {n_steps} steps: it is synchronous SGD")
+        found = super().unused_settings(shape)
+        if self.warmup_steps >= shape.n_steps:
+            found.append(f"warms up in all of the {shape.n_steps} steps: it is synchronous SGD")
         return found
 
     def unused_in(self, job: Job) -> list[str]:

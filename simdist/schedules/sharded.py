@@ -22,7 +22,7 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.averaging import AveragingSchedule, Turn
 from simdist.schedules.base import Schedule
-from simdist.schedules.job import FloatType, Job
+from simdist.schedules.job import FloatType, Job, Shape
 from simdist.schedules.labels import Piece, piece, texts
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import SHARDING, Allowance, Axis, ChangedSettings, Levels, Permit
@@ -165,10 +165,10 @@ class ShardedSchedule(Schedule, abc.ABC):
         """Return the first period of what copies exchange."""
         return self.between_copies().cycle(self.of_copies(job))
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what does not fit: numbers of ranks that do not divide, algorithms that cannot gather."""
-        found = [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
-        n_sharers = self.sharers(world_size)
+        found = [*super().problems(shape), *parts.slicing_problems(self.algorithm)]
+        n_sharers = self.sharers(shape.world_size)
         kept = self.reshard_after_forward
         if isinstance(kept, int) and not isinstance(kept, bool) and n_sharers % kept:
             found.append(("reshard_after_forward", f"{kept} does not divide the {n_sharers} ranks that share a unit"))

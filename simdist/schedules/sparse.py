@@ -12,7 +12,7 @@ from simdist.plan.ops import SelectMethod
 from simdist.plan.plan import INDEX_NBYTES, ITEM_NBYTES
 from simdist.schedules import parts
 from simdist.schedules.gradient import GRADIENT_TRAITS, GradientSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import REQUIRED, Piece, piece, texts
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Fraction, Nbytes, Whole
@@ -76,9 +76,9 @@ class SparseSchedule(GradientSchedule, abc.ABC):
         """Tell whether `step` belongs to the warm-up."""
         return step < self.warmup_steps
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what is wrong with the algorithm."""
-        return [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
+        return [*super().problems(shape), *parts.slicing_problems(self.algorithm)]
 
     @abc.abstractmethod
     def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
@@ -88,12 +88,12 @@ class SparseSchedule(GradientSchedule, abc.ABC):
         """Return the first step after the warm-up."""
         return range(self.warmup_steps, self.warmup_steps + 1)
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, shape: Shape) -> list[str]:
         """Return a sentence if it never sends less than whole gradients."""
-        if self.warmup_steps >= n_steps:
-            return [f"warms up in all of the {n_steps} steps: it is synchronous SGD, in the same buckets"]
+        if self.warmup_steps >= shape.n_steps:
+            return [f"warms up in all of the {shape.n_steps} steps: it is synchronous SGD, in the same buckets"]
         value_nbytes = ITEM_NBYTES["float16" if self.compression == "fp16" else "float32"]
-        sparse, dense = self.received(world_size, ranks_per_node)
+        sparse, dense = self.received(shape.world_size, shape.ranks_per_node)
         limit = dense * value_nbytes / (sparse * (value_nbytes + INDEX_NBYTES)) if sparse else math.inf
         if self.density >= limit:
             return [

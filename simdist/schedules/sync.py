@@ -8,7 +8,7 @@ from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.schedules import parts
 from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule, Sharing
-from simdist.schedules.job import Job, degrees
+from simdist.schedules.job import Job, Shape, degrees
 from simdist.schedules.labels import LabelForm, Piece, written
 
 _FUSION = Piece("fusion", "-fusion", lambda fusion: "-fusion" if fusion else "", lambda _: {})
@@ -46,7 +46,7 @@ class Sync(GradientSchedule):
         """Return the label, such as `sync` or `sync-fp16`."""
         return written(self, self.label_form)
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: bucket sizes together with fusion, which has no buckets."""
         sizes = {  # a run directory also states the defaults
             "bucket_nbytes": self.bucket_nbytes != parts.BUCKET_NBYTES,
@@ -58,7 +58,7 @@ class Sync(GradientSchedule):
             wrong.append(
                 ("shared_update", "it reduce-scatters buckets, and fusion fuses all-reduces: write one of them")
             )
-        return [*super().problems(world_size, ranks_per_node), *wrong]
+        return [*super().problems(shape), *wrong]
 
     @classmethod
     def tried_sharings(cls, job: Job) -> tuple[Sharing, ...]:

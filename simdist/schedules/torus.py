@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, final
 from simdist.plan import AllReduce, Buffer
 from simdist.schedules import parts
 from simdist.schedules.gradient import GRADIENT_TRAITS, Exchange, GradientSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.labels import LabelForm, written
 
 
@@ -36,20 +36,20 @@ class Torus(GradientSchedule):
         """Return the label, such as `torus` or `torus-fp16`."""
         return written(self, self.label_form)
 
-    def n_slices(self, job: Job) -> int:
+    def n_slices(self, shape: Shape) -> int:
         """Return the number of GPUs per node."""
-        return job.ranks_per_node
+        return shape.ranks_per_node
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what is wrong with the algorithm."""
-        return [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
+        return [*super().problems(shape), *parts.slicing_problems(self.algorithm)]
 
-    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, shape: Shape) -> list[str]:
         """Return also a sentence if the torus has only one dimension."""
-        found = super().unused_settings(world_size, ranks_per_node, n_steps)
-        if ranks_per_node == world_size:
+        found = super().unused_settings(shape)
+        if shape.ranks_per_node == shape.world_size:
             found.append("has one node, and nothing to share between nodes: sync does the same in one all-reduce")
-        elif ranks_per_node == 1:
+        elif shape.ranks_per_node == 1:
             found.append("has one GPU a node, and nothing to share within nodes: it is sync")
         return found
 

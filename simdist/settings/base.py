@@ -8,7 +8,7 @@ import difflib
 import math
 import os
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -73,6 +73,14 @@ class Settings(BaseModel):
         serialize_by_alias=True,
         alias_generator=lambda name: key_of(name),
     )
+
+    def __hash__(self) -> int:
+        return hash((type(self), *map(_hashable, dict(self).values())))
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Return attributes and values for `repr`, without defaults."""
+        fields = type(self).model_fields
+        return [(name, value) for name, value in self if _is_changed(fields[name], value)]
 
     @model_validator(mode="wrap")
     @classmethod
@@ -310,6 +318,30 @@ def plural(n: int, noun: str) -> str:
     return noun if n == 1 else f"{noun}s"
 
 
+def listed(numbers: Sequence[int]) -> str:
+    """Write numbers in ascending order as ranges.
+
+    >>> listed([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def picked(found: object, *names: str, **keys: str) -> dict[str, Any]:
+    """Return attributes as JSON has them: some by their names, others by a key of their own.
+
+    >>> picked(range(2, 8, 3), "start", "step", end="stop")
+    {'start': 2, 'step': 3, 'end': 8}
+    """
+    return {key: getattr(found, name) for key, name in {**dict(zip(names, names, strict=True)), **keys}.items()}
+
+
 def shown(value: object) -> str:
     """Return a value as it stands in a file, shortened to fit a line."""
     if value is None or isinstance(value, bool):
@@ -330,6 +362,19 @@ def key_of(name: str) -> str:
         if name.endswith(ending):
             return name.removesuffix(ending) + replacement
     return name
+
+
+def _hashable(value: object) -> object:
+    """Return a value to hash in place of one that has mappings or lists in it."""
+    match value:
+        case Mapping():
+            return frozenset((key, _hashable(item)) for key, item in value.items())
+        case list() | tuple():
+            return tuple(map(_hashable, value))
+        case np.ndarray():
+            return value.shape, value.dtype.str, value.tobytes()
+        case _:
+            return value
 
 
 def _is_changed(field: FieldInfo, value: object) -> bool:

@@ -13,6 +13,7 @@ from simdist.scenario import Scenario
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
+from simdist.schedules.job import Shape
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.tuning import Levels
 
@@ -45,12 +46,11 @@ def few_schedules(scenario: Scenario) -> tuple[Schedule, ...]:
     chains += [((2, near), (period, world_size)) for period in _PERIODS[1:]] if near > 1 else []
     chains += [((2, near), (4, 2 * near), (8, world_size))] if 1 < near <= world_size // 4 else []
     labels = {schedule.name for schedule in scenario.schedules}
+    shape = Shape(world_size, ranks_per_node, scenario.steps)
     return tuple(
         schedule
         for schedule in (map(averaging, chains) if world_size > 1 else ())
-        if not schedule.problems(world_size, ranks_per_node)
-        and not schedule.unused_settings(world_size, ranks_per_node, scenario.steps)
-        and schedule.name not in labels
+        if not schedule.problems(shape) and not schedule.unused_settings(shape) and schedule.name not in labels
     )
 
 
@@ -122,7 +122,7 @@ def sharded_schedules(
         found += [HSDP.model_validate(inside | {"between": LocalSGD(period=period)}) for period in periods]
     each_once = {schedule.name: schedule for schedule in reversed(found)}
     return tuple(
-        each for each in found if each_once[each.name] is each and not each.problems(world_size, gpus_per_node)
+        each for each in found if each_once[each.name] is each and not each.problems(Shape(world_size, gpus_per_node))
     )
 
 

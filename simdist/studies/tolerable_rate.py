@@ -8,23 +8,28 @@ largest tolerable one is found by bisection.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, final
 
-from simdist.errors import ScenarioError
+from simdist.errors import ScenarioError, naming
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load
 from simdist.scenario.disturbances import Transient
 from simdist.scenario.scenario import AnyScenario
 from simdist.schedules import Schedule
-from simdist.settings.base import plural
+from simdist.settings.base import picked, plural
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.columns import SCHEDULE, Column, seconds
 from simdist.studies.frames import frame_of_records
 from simdist.studies.measuring import measure
+from simdist.studies.tables import table_text
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+#: Called with the label of a schedule and the share of it that is done.
+Progress: TypeAlias = Callable[[str, float], None]
 
 _PRECISION = 1.02  # ratio of the probabilities between which the largest tolerable one is
 
@@ -105,22 +110,45 @@ class Tolerance:
 class Tolerances(list[Tolerance]):
     """The stragglers that each schedule tolerates.
 
-    >>> Tolerances([], title="no schedule")
+    >>> Tolerances([], title="no schedule", scenario="job", delay_s=0.2, most_loss=0.05)
     []
     """
 
-    def __init__(self, rows: Iterable[Tolerance], *, title: str) -> None:
+    def __init__(
+        self, rows: Iterable[Tolerance], *, title: str, scenario: str, delay_s: float, most_loss: float
+    ) -> None:
         """Take the tolerance of each schedule.
 
         Args:
             rows: One for each.
             title: Heading of tables and pictures.
+            scenario: Name of the scenario.
+            delay_s: How late a straggler is.
+            most_loss: Share of the time that may be lost.
         """
         super().__init__(rows)
         self.title = title
+        self.scenario = scenario
+        self.delay_s = delay_s
+        self.most_loss = most_loss
+
+    def document(self) -> dict[str, object]:
+        """Return the answer as JSON.
+
+        Columns:
+            scenario (str): Name.
+            delay_s (float): How late a straggler is.
+            most_loss (float): Share of the time that may be lost.
+            rows (list): "Tolerable stragglers" of each schedule.
+        """
+        return {**picked(self, "scenario", "delay_s", "most_loss"), "rows": [each.record() for each in self]}
+
+    def text(self) -> str:
+        """Return the same as a table."""
+        return table_text(self.title, COLUMNS, [each.record() for each in self])
 
     def frame(self) -> "pd.DataFrame":
-        """Return one row per schedule, with the columns of `simdist limits`."""
+        """Return one row per schedule, with the columns of `simdist compare --tolerable`."""
         return frame_of_records(each.record() for each in self)
 
     def plot(self) -> "Figure":
@@ -135,7 +163,15 @@ class Tolerances(list[Tolerance]):
         return html_of(self)
 
 
-def tolerances(scenario: AnyScenario, *, delay_s: float, most_loss: float = 0.05, n_seeds: int = 5) -> Tolerances:
+def tolerances(
+    scenario: AnyScenario,
+    *,
+    delay_s: float,
+    most_loss: float = 0.05,
+    n_seeds: int = 5,
+    progress: Progress | None = None,
+    found: list[Tolerance] | None = None,
+) -> Tolerances:
     """Return the stragglers that each schedule of a scenario tolerates.
 
     Args:
@@ -143,6 +179,8 @@ def tolerances(scenario: AnyScenario, *, delay_s: float, most_loss: float = 0.05
         delay_s: How late a straggler is.
         most_loss: Share of the time, above 0 and below 1, that may be lost.
         n_seeds: Seeds to average over.
+        progress: Called with the label of a schedule and the share of it that is done.
+        found: Takes the tolerance of each schedule as soon as it is known.
 
     Raises:
         ScenarioError: A number is out of its range, or a step takes no time.
@@ -152,13 +190,20 @@ def tolerances(scenario: AnyScenario, *, delay_s: float, most_loss: float = 0.05
         raise ScenarioError(
             f"delay_s {delay_s}, most_loss {most_loss}: write a delay above 0 s and a share above 0 and below 1"
         )
-    found = [
-        tolerance(scenario, each, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds) for each in scenario.schedules
-    ]
-    return Tolerances(found, title=tolerances_title(scenario, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds))
+    found = [] if found is None else found
+    for each in scenario.schedules:
+        report = partial(progress, each.name) if progress else None
+        if report:
+            report(0.0)
+        with naming(each.name):
+            found.append(
+                tolerance(scenario, each, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds, progress=report)
+            )
+    title = _title(scenario, delay_s=delay_s, most_loss=most_loss, n_seeds=n_seeds)
+    return Tolerances(found, title=title, scenario=scenario.name, delay_s=delay_s, most_loss=most_loss)
 
 
-def tolerances_title(scenario: Scenario, *, delay_s: float, most_loss: float, n_seeds: int) -> str:
+def _title(scenario: Scenario, *, delay_s: float, most_loss: float, n_seeds: int) -> str:
     """Return the heading of what `tolerances` finds."""
     world_size = scenario.cluster.world_size
     counts = f"{world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} {plural(n_seeds, 'seed')}"
@@ -199,7 +244,7 @@ def tolerance(
 
     without_s = step_s(0.0)
     if not without_s:
-        raise ScenarioError(f"{schedule.name}: a step takes no time; give e.g. forward: 20 ms")
+        raise ScenarioError("a step takes no time; give e.g. forward: 20 ms")
     most_s = without_s / (1 - most_loss)
     if (always_s := step_s(1.0)) <= most_s:
         return Tolerance(schedule.name, without_s, 1.0, always_s, world_size)

@@ -12,10 +12,10 @@ from simdist.plan.check import check
 from simdist.runs.building import build, job
 from simdist.scenario import Scenario
 from simdist.schedules import KINDS, Schedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.testing.jobs import CLUSTERS, engines_agree, scenario_of, telling
-from simdist.tune.candidates import Candidate, Extras, own_choices, permits, schedule_of
+from simdist.tuning.candidates import Candidate, Extras, own_choices, permits, schedule_of
 
 _SMALLEST_DENSITY = 0.01
 _N_PASSES = 3
@@ -50,7 +50,7 @@ def check_schedule(schedule: Schedule | type[Schedule]) -> None:
         _check_search(type(schedule), schedule)
     for nodes, gpus_per_node in CLUSTERS:
         with telling(f"{schedule.name} on {nodes} nodes of {gpus_per_node} GPUs"):
-            problems = schedule.problems(nodes * gpus_per_node, gpus_per_node)
+            problems = schedule.problems(Shape(nodes * gpus_per_node, gpus_per_node))
             if (nodes, gpus_per_node) == CLUSTERS[0]:
                 assert not problems, f"examples are legal on this cluster: {problems}"
             if not problems:
@@ -137,7 +137,7 @@ def _is_sharded(plan: Plan) -> bool:
 
 def _check_algorithm(schedule: Schedule, algorithm: str, described: Job) -> None:
     chosen = schedule.model_copy(update={"algorithm": algorithm})
-    if chosen.problems(described.world_size, described.ranks_per_node):
+    if chosen.problems(described):
         return
     plan = chosen.plan(described)
     try:

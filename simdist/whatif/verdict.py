@@ -23,7 +23,7 @@ from simdist.studies.resampling import WORTHWHILE
 from simdist.whatif.gains import Gain, Gains
 from simdist.whatif.slowdown import Slowdown
 
-Shape: TypeAlias = Literal["even", "persistent", "transient", "simultaneous", "unknown"]
+_Shape: TypeAlias = Literal["even", "persistent", "transient", "simultaneous", "unknown"]
 
 _NOTABLE_SLOWDOWN = 1.03  # from here on, the analyzer of Lin et al. looks for causes (its decompose_threshold)
 _NOTABLE_SHARE = 0.02  # of the loss
@@ -41,7 +41,7 @@ class Pattern:
         simultaneous (float or null): The same by all ranks in the same steps.
     """
 
-    shape: Shape
+    shape: _Shape
     persistent: float
     transient: float
     simultaneous: float
@@ -60,7 +60,7 @@ def find_pattern(found: Slowdown) -> Pattern:
     persistent = persistent / both
     simultaneous = simultaneous / both
     transient = _share(1 - persistent - simultaneous)
-    shares: dict[Shape, float] = {"persistent": persistent, "transient": transient, "simultaneous": simultaneous}
+    shares: dict[_Shape, float] = {"persistent": persistent, "transient": transient, "simultaneous": simultaneous}
     return Pattern(max(shares, key=lambda shape: shares[shape]), persistent, transient, simultaneous)
 
 

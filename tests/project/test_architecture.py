@@ -37,16 +37,16 @@ LAYERS: dict[str, str] = {
     "simdist.runs": "arrays configurations cost engines errors files plan proof scenario schedules settings traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
-    "simdist.sweep": "engines errors files jobs machine plan runs scenario schedules settings studies traces",
+    "simdist.sweeps": "engines errors files jobs machine plan runs scenario schedules settings studies traces",
     "simdist.learning": "engines errors files jobs plan proof runs scenario schedules settings studies traces",
     "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
     "simdist.profiles": "cost engines errors files jobs machine plan runs scenario schedules settings studies traces"
     " whatif",
-    "simdist.tune": "cost errors learning plan runs scenario schedules settings studies traces",
-    "simdist.testing": "cost engines errors plan runs scenario schedules tune",
-    "simdist.report": "errors files jobs learning plan runs scenario settings studies sweep traces tune whatif",
+    "simdist.tuning": "cost errors learning plan runs scenario schedules settings studies traces",
+    "simdist.testing": "cost engines errors plan runs scenario schedules tuning",
+    "simdist.report": "errors files jobs learning plan runs scenario settings studies sweeps traces tuning whatif",
     "simdist.cli": "chakra configurations cost engines errors files jobs learning machine plan profiles progress proof"
-    " report runs scenario schedules settings studies sweep traces tune whatif",
+    " report runs scenario schedules settings studies sweeps traces tuning whatif",
 }
 
 # Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that

@@ -273,7 +273,7 @@ def of_validations(study: Study, folder: Path) -> dict[str, Found]:
 
 
 def of_collectives(study: Study, _: Path) -> dict[str, Found]:
-    rows = result("comms", study.runs)["rows"]
+    rows = result("trace", study.runs, "--collectives")["rows"]
     traces = each(rows, "traces")
     return {
         "The collectives of a run": keys(rows),
@@ -283,8 +283,10 @@ def of_collectives(study: Study, _: Path) -> dict[str, Found]:
 
 
 def of_limits(study: Study, _: Path) -> dict[str, Found]:
-    found = [result("limits", study.scenario, "--loss", loss, "--seeds", "1") for loss in ("50%", "0.0001%")]
-    return {"simdist limits": keys(found), "Tolerable stragglers": keys(each(found, "rows"))}
+    found = [
+        result("compare", study.scenario, "--tolerable", "--loss", loss, "--seeds", "1") for loss in ("50%", "0.0001%")
+    ]
+    return {"simdist compare --tolerable": keys(found), "Tolerable stragglers": keys(each(found, "rows"))}
 
 
 def of_workloads(_: Study, __: Path) -> dict[str, Found]:
@@ -303,7 +305,9 @@ def of_calibration(_: Study, folder: Path) -> dict[str, Found]:
 
 
 def of_data(study: Study, _: Path) -> dict[str, Found]:
-    rows = result("data", study.runs, "--knobs")["rows"] + result("data", study.scenario)["rows"]
+    rows = (
+        result("whatif", study.runs, "--data", "--knobs")["rows"] + result("whatif", study.scenario, "--data")["rows"]
+    )
     knobs = [row["knobs"] for row in rows if row["knobs"]]
     traces = each(rows, "traces")
     return {
@@ -597,11 +601,11 @@ def test_the_page_is_that_of_the_docstrings() -> None:
 
 
 def test_docstrings_give_columns_their_types_meanings_and_links() -> None:
-    (first, *_) = dictionary.columns("simdist.cli.comms._document", "traces")
+    (first, *_) = dictionary.columns("simdist.studies.run_collectives.RunCollectives.document", "traces")
     assert first == dictionary.Columns(("which",), "str", "`simulated` or `measured`.")
     shared = dictionary.columns("simdist.studies.ranking.SummaryRow")[1]
     assert shared == dictionary.Columns(("simulated_s", "measured_s"), "float", "Makespan.")
-    marker = "<!-- columns simdist.cli.comms._document -->\n<!-- end -->"
+    marker = "<!-- columns simdist.studies.run_collectives.RunCollectives.document -->\n<!-- end -->"
     assert "[The collectives of a trace](#the-collectives-of-a-trace)" in dictionary.updated(
         f"### The collectives of a trace\n\n{marker}"
     )
@@ -609,7 +613,9 @@ def test_docstrings_give_columns_their_types_meanings_and_links() -> None:
 
 def test_a_marker_without_such_a_docstring_is_an_error() -> None:
     with pytest.raises(LookupError, match="no section Columns of rows:"):
-        dictionary.updated("<!-- columns simdist.cli.comms._document rows -->\n<!-- end -->")
+        dictionary.updated(
+            "<!-- columns simdist.studies.run_collectives.RunCollectives.document rows -->\n<!-- end -->"
+        )
 
 
 def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study) -> None:

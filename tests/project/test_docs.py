@@ -32,7 +32,7 @@ from pathlib import Path
 import processes
 import pytest
 
-from simdist import sweep
+from simdist import sweeps
 from simdist.cli import main
 from simdist.plan import algorithms
 from simdist.scenario import load, loads, strict_yaml
@@ -40,7 +40,7 @@ from simdist.scenario.warnings import warnings_of
 from simdist.schedules import KINDS, Schedule, kinds
 from simdist.settings.base import Settings
 from simdist.testing import check_schedule
-from simdist.tune import candidates
+from simdist.tuning import candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPED = {"build", "dist", "node_modules"}  # and hidden folders
@@ -291,7 +291,7 @@ def play_yaml(text: str, where: str) -> None:
     if name:
         Path(name[1]).write_text(text, encoding="utf-8")
     if is_sweep(text):
-        _ = sweep.load(name[1]) if name else sweep.loads(text, name=where, folder=Path("docs/examples"))
+        _ = sweeps.load(name[1]) if name else sweeps.loads(text, name=where, folder=Path("docs/examples"))
         return
     if name:
         scenario = load(name[1])
@@ -308,7 +308,7 @@ def copied(folder: Path) -> Iterator[Player]:
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=compiled)
     shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=compiled)
     demo = folder / "experiments" / "demo" / "scenario.yaml"  # is performed, and no page shows a number of it
-    demo.write_text(demo.read_text(encoding="utf-8").replace("steps: 100", "steps: 24"), encoding="utf-8")
+    demo.write_text(demo.read_text(encoding="utf-8").replace("steps: 24", "steps: 8"), encoding="utf-8")
     before = list(sys.path)
     player = Player()
     try:
@@ -365,7 +365,7 @@ def test_validity_shows_the_table_of_the_experiment() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=relative)
 def test_examples_load_without_warnings(path: Path) -> None:
     if is_sweep(path.read_text(encoding="utf-8")):
-        sweep.load(path)
+        sweeps.load(path)
     else:
         assert warnings_of(load(path)) == ()
 
@@ -454,7 +454,9 @@ def settings_classes() -> dict[str, type[Settings]]:
     while todo:
         cls = todo.pop()
         below = [each for each in cls.__subclasses__() if each.__module__.startswith("simdist.")]
-        below = [each for each in below if not each.__module__.startswith("simdist.sweep.")]  # have a page of their own
+        below = [
+            each for each in below if not each.__module__.startswith("simdist.sweeps.")
+        ]  # have a page of their own
         todo += below
         file = Path(str(sys.modules[cls.__module__].__file__)) if cls.__module__ in sys.modules else Path()
         made = cls.__name__.startswith("_")  # at run time, to word a message
@@ -522,8 +524,8 @@ COMMANDS = [
     "plan docs/examples/first.yaml",
     "compare docs/examples/first.yaml --seeds 2",
     "simulate docs/examples/first.yaml -o runs/first",
-    "comms runs/first/sync",
-    "data docs/examples/stalls.yaml --knobs",
+    "trace runs/first/sync --collectives",
+    "whatif docs/examples/stalls.yaml --data --knobs",
     "compare docs/examples/stalls.yaml --seeds 2",
     "trace runs/first/sync --chrome sync.json --steps 0:2",
 ]
@@ -545,7 +547,7 @@ def test_every_key_of_json_results_is_documented(tmp_path: Path) -> None:
 
 def test_every_option_is_documented() -> None:
     text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-    for command in ("init", "presets", "plan", "simulate", "compare", "validate", "comms", "data", "trace"):
+    for command in ("init", "presets", "plan", "simulate", "compare", "validate", "trace"):
         _, out, _ = run_command(f"simdist {command} --help")
         section = text.partition(f"\n## `simdist {command}")[2].partition("\n## ")[0]
         for option in set(re.findall(r"--[a-z]+", out)) - {"--json", "--debug", "--help"}:

@@ -30,7 +30,7 @@ APART = {
     "simdist.cli",
     "simdist.jobs",
     "simdist.settings.precision",
-}  # commands and settings have pages of their own, and simdist.sweep has the names of simdist.jobs
+}  # commands and settings have pages of their own, and simdist.sweeps has the names of simdist.jobs
 KEY_PAGES = [
     "index",
     "tutorial",

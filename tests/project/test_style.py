@@ -1,8 +1,10 @@
-"""Plain code: one thing per statement, no value that is multiplied by a condition, and exact sums of floats."""
+"""Plain code: one thing per statement, exact sums of floats, short functions, small classes, one meaning per name."""
 
 import ast
 import re
-from collections.abc import Iterator
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -134,3 +136,250 @@ def test_code_is_plain(folder: str) -> None:
 )
 def test_idioms_are_told_apart_from_plain_code(source: str, idioms: list[str]) -> None:
     assert [each.partition(": ")[2] for each in found(source)] == idioms
+
+
+MOST_STATEMENTS = 45  # of a function
+MOST_ATTRIBUTES = 12  # that a constructor sets; fields of dataclasses do not count
+
+# What is larger, with its size. An entry goes when its code is small enough.
+LONG_FUNCTIONS: dict[str, int] = {
+    "simdist/engines/des.py:_stream": 54,
+    "simdist/plan/check.py:_op_problems": 46,
+    "simdist/proof/prover.py:_execute": 49,
+}
+LARGE_CLASSES: dict[str, int] = {
+    "simdist/cost/loads.py:LoadCosts": 14,
+    "simdist/engines/alike.py:Courses": 13,
+    "simdist/engines/alike.py:_Events": 15,
+    "simdist/engines/des.py:_World": 18,
+    "simdist/proof/prover.py:_Proof": 25,
+    "simdist/scenario/sampling.py:_Source": 14,
+    "simdist/sweeps/driver.py:_Driver": 15,
+    "simdist/traces/breakdown.py:Attribution": 18,
+    "real/execution/executor.py:Executor": 25,
+    "real/learn.py:_Learning": 13,
+    "real/processes/heartbeat.py:Guard": 32,
+    "real/programs/module.py:ModuleProgram": 25,
+    "real/programs/sharing.py:SharedUpdate": 18,
+    "real/programs/units.py:UnitHooks": 14,
+    "real/watching/background.py:WatchThread": 15,
+    "real/watching/watch.py:StepWatch": 15,
+}
+
+# Names that say the same in each package: a command, a format, an interface.
+SHARED_NAMES: dict[str, str] = {}
+# Names that still mean two things. An entry goes when one of them has another name or an underscore.
+AMBIGUOUS_NAMES: set[str] = {
+    "ALONE",
+    "Batch",
+    "COLUMNS",
+    "Clock",
+    "CollectiveKind",
+    "DTYPES",
+    "Drawn",
+    "FALSE_ALARM",
+    "Flight",
+    "Floats",
+    "Flows",
+    "HeldUp",
+    "ITEM_NBYTES",
+    "Ints",
+    "KINDS",
+    "Kind",
+    "LEARNED",
+    "Load",
+    "Loss",
+    "MAX_FILE_NBYTES",
+    "MAX_NBYTES",
+    "Model",
+    "OPS",
+    "Observer",
+    "Order",
+    "Outcome",
+    "Precision",
+    "Progress",
+    "Record",
+    "STATES",
+    "Samples",
+    "ScalarT",
+    "Seconds",
+    "Session",
+    "SettingsT",
+    "Share",
+    "Sharing",
+    "Source",
+    "State",
+    "StepTimes",
+    "T",
+    "Table",
+    "Times",
+    "Value",
+    "ValueT",
+    "assemble",
+    "build",
+    "check_free",
+    "choose",
+    "columns",
+    "combined",
+    "common_start_s",
+    "compare",
+    "compared",
+    "exchange",
+    "find",
+    "frame",
+    "gather",
+    "is_log",
+    "joined",
+    "key_of",
+    "load",
+    "loads",
+    "main",
+    "measure",
+    "named",
+    "names",
+    "only_steps",
+    "packed",
+    "path",
+    "perform",
+    "placed",
+    "planned",
+    "plot",
+    "predicted_s",
+    "read",
+    "read_index",
+    "read_job",
+    "read_report",
+    "read_runs",
+    "read_table",
+    "reduced",
+    "run",
+    "save",
+    "schedule_of",
+    "select",
+    "send",
+    "sentences",
+    "simulate",
+    "spread",
+    "step_end_s",
+    "step_s",
+    "summarize",
+    "table",
+    "texts",
+    "train",
+    "unit_of",
+    "unpacked",
+    "warm_up",
+    "with_links",
+    "workload_of",
+    "write",
+    "written",
+}
+
+
+def is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def sizes_of_functions(source: str) -> Iterator[tuple[str, int]]:
+    """Yield each function with its statements: those of inner functions count, texts do not."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, sum(isinstance(each, ast.stmt) and not is_text(each) for each in ast.walk(node)) - 1
+
+
+def attributes_of_classes(source: str) -> Iterator[tuple[str, int]]:
+    """Yield each class that has a constructor with the attributes that it sets."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    yield node.name, len({each.attr for each in ast.walk(method) if is_set_on_self(each)})
+
+
+def is_set_on_self(node: ast.AST) -> bool:
+    match node:
+        case ast.Attribute(value=ast.Name(id="self"), ctx=ast.Store()):
+            return True
+        case _:
+            return False
+
+
+def public_names(source: str) -> Iterator[str]:
+    """Yield the classes, functions and constants that a module defines at its top level without an underscore."""
+    for node in ast.parse(source).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (each.id for each in targets if isinstance(each, ast.Name))
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    for folder in ("simdist", "real"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def packages_of_names() -> dict[str, set[str]]:
+    """Return the packages that define each public name, such as `simdist/plan`."""
+    packages: dict[str, set[str]] = defaultdict(set)
+    for path, source in sources():
+        parts = Path(path).parts[:-1]
+        for name in public_names(source):
+            if not name.startswith("_"):
+                packages[name].add("/".join(parts[:2]))
+    return packages
+
+
+def check_sizes(found: Mapping[str, int], listed: Mapping[str, int]) -> None:
+    """Check that nothing is larger than listed, and that what has become small enough is off the list."""
+    grown = {name: size for name, size in found.items() if size > listed.get(name, 0)}
+    assert not grown, f"make these smaller: {grown}"
+    gone = sorted(listed.keys() - found.keys())
+    assert not gone, f"these are small enough now: take them off the list: {gone}"
+
+
+def test_functions_are_short() -> None:
+    sizes = {f"{path}:{name}": n for path, source in sources() for name, n in sizes_of_functions(source)}
+    check_sizes({name: n for name, n in sizes.items() if n > MOST_STATEMENTS}, LONG_FUNCTIONS)
+
+
+def test_constructors_set_few_attributes() -> None:
+    sizes = {f"{path}:{name}": n for path, source in sources() for name, n in attributes_of_classes(source)}
+    check_sizes({name: n for name, n in sizes.items() if n > MOST_ATTRIBUTES}, LARGE_CLASSES)
+
+
+def test_a_public_name_belongs_to_one_package() -> None:
+    found = {name: sorted(where) for name, where in packages_of_names().items() if len(where) > 1}
+    new = {name: where for name, where in found.items() if name not in SHARED_NAMES.keys() | AMBIGUOUS_NAMES}
+    assert not new, f"rename one, or write in SHARED_NAMES why both have the name: {new}"
+    gone = sorted((SHARED_NAMES.keys() | AMBIGUOUS_NAMES) - found.keys())
+    assert not gone, f"one package has these now: take them off the list: {gone}"
+
+
+def test_no_folder_is_exempt_from_the_linter() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    exempt = settings["tool"]["ruff"]["lint"]["per-file-ignores"]
+    patterns = [each for each in exempt if each.startswith(("simdist", "real"))]
+    assert [each for each in patterns if not (ROOT / each).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "functions", "classes", "names"),
+    [
+        ("def f():\n 'A text.'\n x = 1\n def g():\n  return x", [("f", 3), ("g", 1)], [], ["f"]),
+        (
+            "class A:\n def __init__(self):\n  self.a = self.b = 1\n  self.a += 1\n  other.c = 1",
+            None,
+            [("A", 2)],
+            ["A"],
+        ),
+        ("A = B = 1\nC: int = 1\na.b = 1", [], [], ["A", "B", "C"]),
+    ],
+)
+def test_what_counts(
+    source: str, functions: list[tuple[str, int]] | None, classes: list[tuple[str, int]], names: list[str]
+) -> None:
+    assert functions is None or [*sizes_of_functions(source)] == functions
+    assert [*attributes_of_classes(source)] == classes
+    assert [*public_names(source)] == names

@@ -48,7 +48,14 @@ def learn(folder: Path, schedule: Schedule, name: str, n_steps: int, n_ranks: in
     micro_batches = more.pop("micro_batches", 1)
     _, [described] = ask({"describe": True, "task": name})
     counts = tuple(math.prod(shape) for _, shape, _ in described["tensors"])
-    job = Job(n_ranks, n_ranks // 2, n_steps, counts, dtype=described["tensors"][0][2], micro_batches=micro_batches)
+    job = Job(
+        n_ranks,
+        n_ranks // 2,
+        n_steps,
+        tensor_counts=counts,
+        dtype=described["tensors"][0][2],
+        micro_batches=micro_batches,
+    )
     codec.save(schedule.plan(job), folder / "plan.json")
     status, lines = ask({"plan": str(folder / "plan.json"), "task": name, **more})
     assert status == 0, lines
@@ -213,7 +220,7 @@ def test_rates_clipping_schedulers_and_passes_are_the_loop_s_own(tmp_path: Path)
     ],
 )
 def test_a_bad_task_gets_one_clear_error(changed: dict, status: int, message: str, tmp_path: Path) -> None:
-    codec.save(Sync().plan(Job(2, 2, 3, (6, 2))), tmp_path / "plan.json")
+    codec.save(Sync().plan(Job(2, 2, 3, tensor_counts=(6, 2))), tmp_path / "plan.json")
     ended, lines = ask({"plan": str(tmp_path / "plan.json"), "task": task(tmp_path, **changed)})
     assert ended == status
     assert message in lines[-1]["error"]
@@ -266,7 +273,7 @@ def test_a_model_of_which_not_even_a_step_fits_is_refused(tmp_path: Path, monkey
 def test_memory_is_what_the_process_then_takes(tmp_path: Path) -> None:
     _, [described] = ask({"describe": True, "task": "text"})
     counts = tuple(math.prod(shape) for _, shape, _ in described["tensors"])
-    codec.save(Sync().plan(Job(64, 8, 2, counts)), tmp_path / "plan.json")
+    codec.save(Sync().plan(Job(64, 8, 2, tensor_counts=counts)), tmp_path / "plan.json")
     request = json.dumps({"plan": str(tmp_path / "plan.json"), "task": "text", "evaluate_every": 1})
     script = f"import io, sys; from real.learn import main, process_nbytes; main(io.StringIO({request!r}), sys.stdout)"
     ended = subprocess.run(
@@ -334,7 +341,7 @@ def test_bad_requests_are_refused(request_: dict, message: str) -> None:
 
 
 def test_a_plan_that_does_not_fit_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
-    codec.save(Sync().plan(Job(2, 2, 3, (10**13, 2))), tmp_path / "plan.json")
+    codec.save(Sync().plan(Job(2, 2, 3, tensor_counts=(10**13, 2))), tmp_path / "plan.json")
     status, lines = ask({"plan": str(tmp_path / "plan.json"), "task": task(tmp_path)})
     assert (status, len(lines), lines[0]["memory_nbytes"] > 8e13) == (1, 2, True)
     assert "GB for its buffers and beside them; the host has" in lines[1]["error"]

@@ -23,8 +23,8 @@ from simdist.runs.building import build, delay_sampler, delays
 from simdist.schedules import KINDS, LocalSGD, Sync
 from simdist.settings import plugins
 from simdist.testing import check_algorithm, check_disturbance, check_schedule
-from simdist.tune import Constraints, Extras, TuneOptions, tune
-from simdist.tune.space import space
+from simdist.tuning import Constraints, Extras, TuneOptions, tune
+from simdist.tuning.space import space
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = ROOT / "tests" / "user_modules"
@@ -181,7 +181,7 @@ def test_sweep_computes_rows_here_and_in_other_processes(
 
 
 def test_keys_of_a_sweep_count_the_code_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from simdist.sweep.keys import Content
+    from simdist.sweeps.keys import Content
 
     schedule = {"kind": "changing:One"}
     digests = []

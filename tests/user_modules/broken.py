@@ -9,7 +9,7 @@ from simdist.plan import Group, Result
 from simdist.plan.algorithms import CollectiveAlgorithm
 from simdist.scenario.disturbances import CustomDisturbance, Draws
 from simdist.schedules.averaging import AveragingSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import Allowance, Axis, Permit
 
@@ -23,9 +23,9 @@ class Overstated(AveragingSchedule):
         """Return the label."""
         return "overstated"
 
-    def average(self, step: int, job: Job) -> Group | None:
+    def average(self, step: int, shape: Shape) -> Group | None:
         """Return the node."""
-        return Group(job.ranks_per_node)
+        return Group(shape.ranks_per_node)
 
     def result(self, step: int, job: Job) -> Result:
         """Declare averages over the world."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Shape
 from simdist.settings.units import Whole
 
 
@@ -23,16 +23,16 @@ class HypercubeSGD(AveragingSchedule):
         """Return the label."""
         return f"hypercube-{self.every}"
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return what does not fit: a world that is no power of two."""
-        found = super().problems(world_size, ranks_per_node)
-        if world_size & (world_size - 1):
-            found.append(("kind", f"{world_size} ranks are no hypercube: write a power of two"))
+        found = super().problems(shape)
+        if shape.world_size & (shape.world_size - 1):
+            found.append(("kind", f"{shape.world_size} ranks are no hypercube: write a power of two"))
         return found
 
-    def average(self, step: int, job: Job) -> Group | None:
+    def average(self, step: int, shape: Shape) -> Group | None:
         """Return pairs that are a power of two apart."""
         if not self.fires(self.every, step):
             return None
-        turn = step // self.every % (job.world_size.bit_length() - 1)
+        turn = step // self.every % (shape.world_size.bit_length() - 1)
         return Group(2, stride=1 << turn)

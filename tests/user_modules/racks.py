@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Shape
 from simdist.settings.units import Whole
 
 
@@ -29,13 +29,13 @@ class RackSGD(AveragingSchedule):
         """Return the label."""
         return f"rack-{self.ranks}-{self.period}"
 
-    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+    def problems(self, shape: Shape) -> list[tuple[str, str]]:
         """Return whether racks do not divide the world."""
-        found = super().problems(world_size, ranks_per_node)
-        if world_size % self.ranks:
-            found.append(("ranks", f"racks of {self.ranks} do not divide {world_size} ranks"))
+        found = super().problems(shape)
+        if shape.world_size % self.ranks:
+            found.append(("ranks", f"racks of {self.ranks} do not divide {shape.world_size} ranks"))
         return found
 
-    def average(self, step: int, job: Job) -> Group | None:
+    def average(self, step: int, shape: Shape) -> Group | None:
         """Return the rack, or the world at the end of each period."""
-        return Group(job.world_size if self.fires(self.period, step) else self.ranks)
+        return Group(shape.world_size if self.fires(self.period, step) else self.ranks)

@@ -12,7 +12,7 @@ from simdist.plan import AllReduce, Group
 from simdist.plan.algorithms import CollectiveAlgorithm
 from simdist.scenario.disturbances import CustomDisturbance, Draws
 from simdist.schedules.averaging import AveragingSchedule
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, Shape
 from simdist.schedules.tuning import Allowance, Axis
 from simdist.settings.units import Fraction, Seconds, Whole
 
@@ -35,9 +35,9 @@ class NodeSGD(AveragingSchedule):
         """Return the node."""
         return Group(job.ranks_per_node)
 
-    def average(self, step: int, job: Job) -> Group | None:
+    def average(self, step: int, shape: Shape) -> Group | None:
         """Return the world at the end of each period."""
-        return Group(job.world_size) if self.fires(self.period, step) else None
+        return Group(shape.world_size) if self.fires(self.period, step) else None
 
     def shortest_period(self) -> int:
         """Return the period."""

@@ -33,7 +33,7 @@ from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.job.matching import Matched, RankClocks
 from simdist.profiles.kineto.columns import Floats, Ints
 from simdist.profiles.kineto.messages import CollectiveKind
-from simdist.profiles.steps.model import listed
+from simdist.settings.base import listed
 from simdist.settings.units import format_seconds
 
 _LOW = 0.1  # quantile over the steps of one place: the untraced rank need not be late in all of them

@@ -51,9 +51,8 @@ from simdist.profiles.estimates.places import Place, Places
 from simdist.profiles.estimates.recurring import period, trend
 from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.kineto.columns import Floats
-from simdist.profiles.steps.model import listed
 from simdist.scenario.cluster import DeviceOverride
-from simdist.settings.base import plural
+from simdist.settings.base import listed, plural
 
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _SPREADS = 3.0

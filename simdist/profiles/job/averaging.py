@@ -15,7 +15,8 @@ from operator import attrgetter
 import numpy as np
 
 from simdist.errors import TraceError
-from simdist.profiles.steps.model import HostMark, RankProfile, RankStep, TracedCollective, listed, usual_micro_batches
+from simdist.profiles.steps.model import HostMark, RankProfile, RankStep, TracedCollective, usual_micro_batches
+from simdist.settings.base import listed
 
 _TOLD = 3  # groups, steps
 _SUMMED = ("input_s", "forward_s", "host_s", "backward_s", "wait_s", "optimize_s", "beside_s")

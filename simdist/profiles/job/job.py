@@ -13,8 +13,8 @@ from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.job.alignment import shifted
 from simdist.profiles.job.averaging import check_every_step, join_passes, one_group
 from simdist.profiles.job.sharded_ranks import shards_model, with_groups
-from simdist.profiles.steps.model import RankProfile, RankStep, listed, usual_micro_batches
-from simdist.settings.base import plural
+from simdist.profiles.steps.model import RankProfile, RankStep, usual_micro_batches
+from simdist.settings.base import listed, plural
 from simdist.settings.units import parse_seconds
 
 

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from simdist.errors import ScenarioError
 from simdist.profiles.job.job import TracedJob
-from simdist.profiles.steps.model import RankProfile, listed
+from simdist.profiles.steps.model import RankProfile
+from simdist.settings.base import listed
 
 _T = TypeVar("_T")
 

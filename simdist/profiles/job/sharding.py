@@ -15,8 +15,8 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.job.unit_order import Sent, find_root, gathered_again, reduced
 from simdist.profiles.kineto.columns import Shapes
-from simdist.profiles.steps.model import HostMark, RankStep, TracedCollective, listed
-from simdist.settings.base import plural
+from simdist.profiles.steps.model import HostMark, RankStep, TracedCollective
+from simdist.settings.base import listed, plural
 
 _MOST_TOLD = 4  # units
 _MORE_THAN_CLOCKS = 0.1  # of a gather; a shorter overlap may be an error of clocks

@@ -1,7 +1,7 @@
 """One rank's profiler trace, step by step: the interface between reading traces and assembling ranks into a job."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -223,18 +223,3 @@ class RankProfile:
     file_host: str | None = None
     n_gpus: int | None = None
     recording_s: float = 0.0
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Write numbers in ascending order as ranges.
-
-    >>> listed([0, 1, 2, 5, 7, 8])
-    '0-2, 5, 7-8'
-    """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)

@@ -95,7 +95,7 @@ class Loading(Pretended):
 @pytest.mark.parametrize("first_step", [0, 1, 2, 5, 6])
 def test_every_step_finds_its_own_batch_wherever_execution_begins(prefetch: int, first_step: int, lanes: Lanes) -> None:
     path = InputPath(source="storage", prefetch=prefetch)
-    plan = Sync().plan(Job(1, 1, 7, (4,), input_path=path, delay_channels=frozenset({"io"})))
+    plan = Sync().plan(Job(1, 1, 7, tensor_counts=(4,), input_path=path, delay_channels=frozenset({"io"})))
     program = Loading()
     execute(plan, program, lanes, first_step=first_step)
     assert program.loaded == list(range(first_step, 7))
@@ -230,7 +230,7 @@ def test_each_micro_batch_is_delayed_in_its_own_pass(
     schedule: Schedule, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1 is late in the second of three micro-batches, before its forward pass and before its backward pass."""
-    job = Job(2, 1, 2, (4,), micro_batches=3, delay_channels=frozenset({"compute", "backward"}))
+    job = Job(2, 1, 2, tensor_counts=(4,), micro_batches=3, delay_channels=frozenset({"compute", "backward"}))
     plan = schedule.plan(job)
     late_s = np.zeros((1, 2, 3, 2))
     late_s[0, 1, 1] = 3.0, 7.0

@@ -449,7 +449,7 @@ def test_pieces_of_a_slice_are_named_after_their_tensors() -> None:
     """Of 14 weights and 2 biases, the second of two slices has the last 6 and 2."""
     module = nn.Sequential(nn.Linear(7, 2))
     whole = torch.cat([each.detach().flatten() for each in module.parameters()])
-    plan = FSDP().plan(Job(2, 2, 1, (14, 2), tensor_rows=(2, 2), units=(ModelUnit(0, 2),)))
+    plan = FSDP().plan(Job(2, 2, 1, tensor_counts=(14, 2), tensor_rows=(2, 2), units=(ModelUnit(0, 2),)))
     memory = Memory(plan, CPU, Binding.buffers_of(plan))
     pieces = Binding(plan, module, memory, rank=1).named_pieces(plan.buffer("param.0"))
     assert {name: first for name, (first, _) in pieces.items()} == {"0.weight": 8, "0.bias": 0}
@@ -465,7 +465,7 @@ def program_of(
     parameters = list(module.parameters())
     counts = tuple(each.numel() for each in parameters)
     rows = tuple(each.shape[0] for each in parameters)
-    plan = schedule.plan(Job(2, 2, 1, counts, tensor_rows=rows, units=units))
+    plan = schedule.plan(Job(2, 2, 1, tensor_counts=counts, tensor_rows=rows, units=units))
     memory = Memory(plan, CPU, Binding.buffers_of(plan))
     program = ModuleProgram(
         plan,

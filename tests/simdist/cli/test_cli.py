@@ -69,7 +69,7 @@ sys.exit(" ".join(name for name in {heavy.split()} if name in sys.modules))
 
 
 def test_a_command_imports_no_other_command():
-    commands = "presets plan simulate compare validate comms data trace sweep results report importing whatif tune"
+    commands = "presets plan simulate compare validate trace sweep results report importing whatif tune"
     code = f"""
 import sys
 from simdist.cli import main
@@ -83,7 +83,7 @@ sys.exit(found != ["compare"])
 def test_help_tells_of_every_command(capsys):
     answer = call(capsys, "--help")
     assert answer.code == 0
-    ours = "presets plan simulate compare validate comms data trace sweep results report import whatif tune"
+    ours = "presets plan simulate compare validate trace sweep results report import whatif tune"
     for command in ours.split():
         assert call(capsys, command, "--help").code == 0
         first, _, _ = cli.get_command(None, command).help.partition("\n")

@@ -14,10 +14,10 @@ from simdist import scenario as scenarios
 from simdist.errors import RunError, ScenarioError
 from simdist.profiles import writing
 from simdist.profiles.importing import import_job
-from simdist.profiles.steps.model import listed
 from simdist.profiles.writing import scenario_text, write_scenario
 from simdist.scenario import Imported, Recorded, presets
 from simdist.scenario.warnings import warnings_of
+from simdist.settings.base import listed
 
 LATE = Truth(
     n_ranks=4,

@@ -10,7 +10,7 @@ from simdist.scenario import Scenario, dump, load, loads, presets
 from simdist.scenario.workload import MeasuredStep
 from simdist.studies.comparison import compare
 from simdist.studies.published_errors import batch_doubt, doubts_of, of_published_rows
-from simdist.sweep import load as load_sweep
+from simdist.sweeps import load as load_sweep
 
 TEXT = """
 cluster: {preset: dgx-h200, nodes: 1}

@@ -141,7 +141,7 @@ def test_one_straggler_per_step_costs_exactly_this_over_all_4096_sequences(kind,
     """Eight ranks, four steps, a delay of 1 s: every number is a sum of powers of two, so the mean is exact."""
     every = closed_forms.one_straggler_per_step(4, 8)
     assert every.shape == (4096, 4, 8)
-    plan = kinds()[kind](**settings).plan(Job(8, 4, 4, (1,), delay_channels=frozenset({"host"})))
+    plan = kinds()[kind](**settings).plan(Job(8, 4, 4, tensor_counts=(1,), delay_channels=frozenset({"host"})))
     ideal = Cluster(nodes=2, gpus_per_node=4, fabric=Link.ideal(), network=Link.ideal())
     workload = Workload(
         tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.25, backward_s=0.5, optimize_s=0.0
@@ -228,7 +228,7 @@ def test_sync_step_is_no_shorter_than_compute_and_no_shorter_than_communication(
     counts, bucket_nbytes, bandwidth_Bps, latency_s, n
 ):
     """step >= max(forward + backward, forward + first bucket ready + all communication)."""
-    described = Job(n, 1, 5, tuple(counts))
+    described = Job(n, 1, 5, tensor_counts=tuple(counts))
     sync = kinds()["sync"](first_bucket_nbytes=bucket_nbytes, bucket_nbytes=bucket_nbytes, algorithm="ring")
     plan = sync.plan(described)
     link = Link(latency_s=latency_s, bandwidth_Bps=bandwidth_Bps)

@@ -388,7 +388,7 @@ def test_relabelling_groups_permutes_the_trace(data):
     """Pairs inside fours inside eight: members of a pair may swap, pairs of a four, and fours."""
     levels = {1: 2, 2: 4, 4: "world"}
     schedule = kinds()["hierarchical_sgd"](levels=levels, intra_node_gradients=False)
-    plan = schedule.plan(Job(8, 1, 8, (250, 1_000), delay_channels=frozenset({"host", "compute"})))
+    plan = schedule.plan(Job(8, 1, 8, tensor_counts=(250, 1_000), delay_channels=frozenset({"host", "compute"})))
     costs = price(plan, data.draw(clusters(8, uniform=True)), data.draw(workloads()))
     order = np.arange(8).reshape(2, 2, 2)
     for axis in range(3):
@@ -398,7 +398,7 @@ def test_relabelling_groups_permutes_the_trace(data):
 
 
 def tiny():
-    plan = kinds()["sync"]().plan(Job(4, 2, 3, (250,), delay_channels=frozenset({"host"})))
+    plan = kinds()["sync"]().plan(Job(4, 2, 3, tensor_counts=(250,), delay_channels=frozenset({"host"})))
     line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
     tensors = (Tensor(name="w", count=250),)
     what = Workload(tensors=tensors, batch_size=1, forward_s=0.1, backward_s=0.2, optimize_s=0.0)
@@ -478,7 +478,9 @@ def test_drawn_delays_are_handed_out_in_order():
 
 
 def test_chunks_of_delays_do_not_change_any_time(monkeypatch):
-    plan = kinds()["local_sgd"](period=3).plan(Job(4, 2, 31, (250,), delay_channels=frozenset({"host", "compute"})))
+    plan = kinds()["local_sgd"](period=3).plan(
+        Job(4, 2, 31, tensor_counts=(250,), delay_channels=frozenset({"host", "compute"}))
+    )
     line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
     what = Workload(tensors=(Tensor(name="w", count=250),), batch_size=1, forward_s=0.1, backward_s=0.2)
     costs = price(plan, Cluster(nodes=2, gpus_per_node=2, fabric=line, network=line), what)

@@ -26,7 +26,7 @@ CLUSTER = Cluster(nodes=2, gpus_per_node=1, fabric=Link.ideal(), network=Link(la
 def simulated(pull: str, *, n_servers: int = 2, n_steps: int = 1) -> Trace:
     first = {"first_bucket_nbytes": 0, "bucket_nbytes": 0}
     schedule = ParameterServer(servers=n_servers, apart=True, placement="tensors", pull=pull, **first)
-    plan = schedule.plan(Job(2, 1, n_steps, COUNTS))
+    plan = schedule.plan(Job(2, 1, n_steps, tensor_counts=COUNTS))
     return des.simulate(plan, price(plan, CLUSTER, WORKLOAD), {})
 
 
@@ -50,7 +50,7 @@ def test_states_of_overlapping_queues_add_up() -> None:
 
 def test_engines_agree_on_one_server_and_fast_refuses_several() -> None:
     schedule = ParameterServer(servers=1, apart=True, placement="tensors", pull="step")
-    plan = schedule.plan(Job(2, 1, 5, COUNTS))
+    plan = schedule.plan(Job(2, 1, 5, tensor_counts=COUNTS))
     costs = price(plan, CLUSTER, WORKLOAD)
     by_fast, by_des = fast.simulate(plan, costs, {}), des.simulate(plan, costs, {})
     np.testing.assert_array_equal(by_fast.end_s, by_des.end_s)

@@ -106,10 +106,10 @@ def test_limits_are_those_of_the_busiest_server(servers: int, nodes: int, tmp_pa
     assert limits.needed_Bps == pytest.approx(nodes * 8e5 / (nodes * 8 * 2 / 10))
     assert simulated(scenario).makespan_s >= limits.least_s
     path = write(tmp_path / "x.yaml", DATA.replace("SERVERS", str(servers)))
-    answer = call(capsys, "data", path)
+    answer = call(capsys, "whatif", path, "--data")
     who = "storage would have" if servers == 1 else f"the busiest of {servers} storage servers would have"
     assert f"{who.removesuffix(' would have')} has to deliver 500 kB/s" in " ".join(answer.out.split())
-    assert json.loads(call(capsys, "data", path, "--json").out)["rows"][0]["limits"][0]["needed_Bps"] == 5e5
+    assert json.loads(call(capsys, "whatif", path, "--data", "--json").out)["rows"][0]["limits"][0]["needed_Bps"] == 5e5
 
 
 def test_staging_shares_the_server_of_the_node() -> None:

@@ -212,7 +212,7 @@ def test_all_reduce_of_a_bucket_overlaps_with_the_rest_of_the_backward_pass(engi
         comm        AAAA
                 012345678
     """
-    described = Job(2, 1, 1, (1, 3), run_ahead_steps=None)
+    described = Job(2, 1, 1, tensor_counts=(1, 3), run_ahead_steps=None)
     plan = kinds()["sync"](first_bucket_nbytes=12, bucket_nbytes=4).plan(described)
     table = """
         forward     0-2    0-2
@@ -227,7 +227,7 @@ def test_all_reduce_of_a_bucket_overlaps_with_the_rest_of_the_backward_pass(engi
 
 def loading(prefetch):
     """Two ranks read 12 B a step from a server of 8 B/s: 3 s together. A step computes for 3 s, too."""
-    described = Job(2, 1, 3, (1,), batch_nbytes=12, input_path=InputPath("storage", "pinned", prefetch))
+    described = Job(2, 1, 3, tensor_counts=(1,), batch_nbytes=12, input_path=InputPath("storage", "pinned", prefetch))
     plan = kinds()["sync"]().plan(described)
     where = cluster(2, network=IDEAL, storage=Storage(latency_s=0.0, bandwidth_Bps=8.0))
     return plan, where, workload(forward_s=1.0, backward_s=2.0, optimize_s=0.0)
@@ -321,7 +321,7 @@ def test_local_sgd_waits_for_the_sum_of_a_period_at_its_average(engine):
                        0         1
                        0123456789012345
     """
-    plan = kinds()["local_sgd"](period=2).plan(Job(2, 1, 2, (1,), delay_channels=frozenset({"host"})))
+    plan = kinds()["local_sgd"](period=2).plan(Job(2, 1, 2, tensor_counts=(1,), delay_channels=frozenset({"host"})))
     table = """
         forward     0-2    0-2
         wait        2-2    2-2
@@ -350,7 +350,7 @@ def test_averages_copy_at_the_speed_of_memory_and_do_not_overlap(engine):
         comm            A
                 0123456789
     """
-    plan = kinds()["local_sgd"](period=1).plan(Job(2, 1, 1, (1,), run_ahead_steps=None))
+    plan = kinds()["local_sgd"](period=1).plan(Job(2, 1, 1, tensor_counts=(1,), run_ahead_steps=None))
     table = """
         forward     0-2    0-2
         backward    2-6    2-6
@@ -371,7 +371,7 @@ def test_overlap_hides_communication_behind_just_tau_steps(engine, comm_s, tau):
 
     With tau = 4 an average is taken where the next one is sent, and the last one, which nobody takes, ends the run.
     """
-    job = Job(2, 1, 4 * 3 + tau, (1,), run_ahead_steps=None)
+    job = Job(2, 1, 4 * 3 + tau, tensor_counts=(1,), run_ahead_steps=None)
     for schedule in (
         kinds()["local_sgd"](period=4, overlap_steps=tau),
         kinds()["diloco"](period=4, overlap_steps=tau, mixing=0.5),
@@ -396,7 +396,7 @@ def test_averages_between_workers_pass_beside_the_all_reduces_within_them(kind, 
     A step takes 7 s and its all-reduce within the nodes, 16 B on each port. That of the step after an average was sent
     begins 6 s later, and has 2 B/s less.
     """
-    job = Job(4, 2, 4 * 3 + tau, (4,), run_ahead_steps=None)
+    job = Job(4, 2, 4 * 3 + tau, tensor_counts=(4,), run_ahead_steps=None)
     links = {"fabric": Link(latency_s=0.0, bandwidth_Bps=fabric_Bps), "network": Link(latency_s=0.0, bandwidth_Bps=2.0)}
     where = Cluster(nodes=2, gpus_per_node=2, device=Device(memory_bandwidth_Bps=math.inf), **links)
     plan = kinds()[kind](**settings, overlap_steps=tau, synchronize=False, algorithm="ring").plan(job)
@@ -476,7 +476,7 @@ def test_host_that_runs_one_step_ahead_sleeps_in_advance(engine):
                        0         1         2
                        0123456789012345678901234
     """
-    described = Job(2, 1, 3, (1,), run_ahead_steps=1, delay_channels=frozenset({"host"}))
+    described = Job(2, 1, 3, tensor_counts=(1,), run_ahead_steps=1, delay_channels=frozenset({"host"}))
     plan = kinds()["sync"]().plan(described)
     table = """
         forward     0-2       0-2

@@ -10,7 +10,7 @@ from simdist.schedules import HierarchicalSGD, Job, LocalSGD, Schedule, Sync
 from simdist.schedules.diloco import DiLoCo
 from simdist.schedules.powersgd import PowerSGD
 
-JOB = Job(4, 2, 9, (24, 4, 16, 2), tensor_rows=(6, 4, 4, 2), delay_channels=frozenset({"host"}))
+JOB = Job(4, 2, 9, tensor_counts=(24, 4, 16, 2), tensor_rows=(6, 4, 4, 2), delay_channels=frozenset({"host"}))
 
 
 @pytest.mark.parametrize(

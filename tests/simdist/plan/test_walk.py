@@ -336,7 +336,13 @@ def test_stretches_do_not_grow_with_the_number_of_steps(
 ) -> None:
     def measure(n_steps: int) -> tuple[int, int]:
         job = Job(
-            8, 4, n_steps, (1000, 500_000, 8), input_path=path, run_ahead_steps=1, delay_channels=frozenset({"host"})
+            8,
+            4,
+            n_steps,
+            tensor_counts=(1000, 500_000, 8),
+            input_path=path,
+            run_ahead_steps=1,
+            delay_channels=frozenset({"host"}),
         )
         found = list(stretches(cls(**example).plan(job)))
         return sum(len(stretch.templates) for stretch in found), max(len(stretch.live) for stretch in found)

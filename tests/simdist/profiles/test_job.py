@@ -11,7 +11,8 @@ from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.importing import ImportOptions, import_job
 from simdist.profiles.job.job import assemble, grouped
 from simdist.profiles.job.layout import find_layout
-from simdist.profiles.steps.model import RankProfile, listed
+from simdist.profiles.steps.model import RankProfile
+from simdist.settings.base import listed
 
 JOB = without_input(n_ranks=4, n_steps=8, first_step=0)
 

@@ -27,7 +27,7 @@ from simdist.profiles.steps.step_parts import StepPart
 from simdist.runs.building import build
 from simdist.scenario import Cluster, Link, Tensor
 from simdist.schedules import Sync
-from simdist.tune.candidates import input_choices
+from simdist.tuning.candidates import input_choices
 
 SKEWS = (0.0, 2.5, -3.0, 0.4)
 JOB = without_input(n_ranks=4, n_steps=20, skew_s=SKEWS)

@@ -1208,7 +1208,7 @@ def test_trust_ratios_of_the_step_before_are_stale() -> None:
 
 def test_ranks_of_powersgd_project_on_the_same_factor() -> None:
     """A left factor that is averaged only after each rank has projected on its own is refused."""
-    plan = kinds()["powersgd"](rank=1, warmup_steps=0).plan(Job(4, 2, 2, (64,), tensor_rows=(8,)))
+    plan = kinds()["powersgd"](rank=1, warmup_steps=0).plan(Job(4, 2, 2, tensor_counts=(64,), tensor_rows=(8,)))
     body = plan.bodies[-1]
     stages = {op.stage: at for at, op in enumerate(body) if isinstance(op, ops.LowRank)}
     (of_left,) = (op for op in body if isinstance(op, ops.AllReduce) and op.buffer == body[stages["right"]].left)
@@ -1238,7 +1238,7 @@ MANY = {  # ranks -> a schedule that cuts the model in one or several ways
 
 def peak_nbytes(schedule: Schedule, world_size: int) -> int:
     units = tuple(ModelUnit(number, number + 1) for number in range(3))
-    job = Job(world_size, 8, 2, (48 * world_size,) * 3, units=units)
+    job = Job(world_size, 8, 2, tensor_counts=(48 * world_size,) * 3, units=units)
     plan = schedule.plan(job)
     tracemalloc.start()
     prove(plan, lambda step: schedule.result(step, job))

@@ -18,12 +18,12 @@ from simdist.studies.data_knobs import knob_effects
 from simdist.studies.epochs import find_epochs
 from simdist.studies.measuring import ScheduleTimes
 from simdist.studies.tolerable_rate import Tolerances, tolerances
-from simdist.sweep import InProcess, read_results, run
-from simdist.sweep import load as load_sweep
+from simdist.sweeps import InProcess, read_results, run
+from simdist.sweeps import load as load_sweep
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.waiting import attribute_waiting
-from simdist.tune import Constraints, TuneOptions
-from simdist.tune.tuning import tune
+from simdist.tuning import Constraints, TuneOptions
+from simdist.tuning.tuning import tune
 from simdist.whatif import find_gains, find_slowdown
 
 ROOT = Path(__file__).parents[3]
@@ -159,7 +159,7 @@ def test_answers_say_what_they_say(answers) -> None:
 
 def test_nothing_to_draw_is_an_error() -> None:
     with pytest.raises(ScenarioError, match="no schedules"):
-        Tolerances([], title="none").plot()
+        Tolerances([], title="none", scenario="job", delay_s=0.2, most_loss=0.05).plot()
     sync, _ = JOB.schedules
     with pytest.raises(ScenarioError, match="no schedule is compared with sync"):
         find_gains(JOB, [], baseline=sync, n_runs=1).plot()

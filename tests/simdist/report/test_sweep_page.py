@@ -18,9 +18,9 @@ from simdist.report.page.sections.sweep_chart import marks
 from simdist.report.page.sections.sweep_fastest import fastest_conclusion
 from simdist.report.page.sections.sweep_rows import sweep_data
 from simdist.report.page.sweep_model import read_sweep_report, varying_fields
-from simdist.sweep import InProcess, frame, load, read_results, run
-from simdist.sweep.fields import Choice
-from simdist.sweep.selection import fastest
+from simdist.sweeps import InProcess, frame, load, read_results, run
+from simdist.sweeps.fields import Choice
+from simdist.sweeps.selection import fastest
 
 GRID = """\
 scenario: small.yaml

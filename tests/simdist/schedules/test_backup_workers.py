@@ -28,20 +28,21 @@ from simdist.runs.building import build, delays
 from simdist.scenario import Scenario, loads
 from simdist.schedules import Job, LocalSGD, Sync
 from simdist.schedules.backup_workers import BackupWorkers
+from simdist.schedules.job import Shape
 from simdist.studies.comparison import compare
 from simdist.studies.facets import GRADIENTS, GradientsUsed
 from simdist.studies.validation import validate
-from simdist.sweep import InProcess, run
-from simdist.sweep import loads as loads_sweep
-from simdist.sweep.results import frame, read_results
+from simdist.sweeps import InProcess, run
+from simdist.sweeps import loads as loads_sweep
+from simdist.sweeps.results import frame, read_results
 from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace, read_with_header, write_with_header
-from simdist.tune.candidates import Extras, schedule_of
-from simdist.tune.constraints import Constraints
-from simdist.tune.space import space
+from simdist.tuning.candidates import Extras, schedule_of
+from simdist.tuning.constraints import Constraints
+from simdist.tuning.space import space
 
 N = 8
-JOB = Job(N, 4, 6, (20, 30, 7), delay_channels=frozenset({"compute"}))
+JOB = Job(N, 4, 6, tensor_counts=(20, 30, 7), delay_channels=frozenset({"compute"}))
 ARRAYS = ("ready_s", "start_s", "end_s")
 FREE = "ideal"
 SLOW = "{latency: 30 us, bandwidth: 1 GB/s}"
@@ -248,14 +249,14 @@ def test_a_ring_of_the_first_costs_a_ring_of_as_many_and_the_question(n: int, dr
 
 def test_algorithm_of_the_first_ranks_has_to_fit_their_number_and_needs_no_servers() -> None:
     assert BackupWorkers(backup=2, algorithm="ring").name == "backup-2-ring"
-    assert BackupWorkers(backup=4, algorithm="halving_doubling").problems(N, 4) == []
-    [(field, says)] = BackupWorkers(backup=2, algorithm="halving_doubling").problems(N, 4)
+    assert BackupWorkers(backup=4, algorithm="halving_doubling").problems(Shape(N, 4)) == []
+    [(field, says)] = BackupWorkers(backup=2, algorithm="halving_doubling").problems(Shape(N, 4))
     assert field == "algorithm"
     assert says == "halving_doubling needs a power of two; the world without 2 has 6 ranks: choose ring"
     plan = BackupWorkers(backup=2, algorithm="halving_doubling").plan(JOB)
     with pytest.raises(PlanError, match=r"over a .* without 2; it needs a power of two, or choose ring"):
         check(plan)
-    [says] = BackupWorkers(backup=1, algorithm="ring", servers=2).unused_settings(N, 4, 1)
+    [says] = BackupWorkers(backup=1, algorithm="ring", servers=2).unused_settings(Shape(N, 4, 1))
     assert says == "the first ranks all-reduce among themselves: servers has no effect"
 
 
@@ -267,14 +268,14 @@ def test_tune_tries_backup_workers_by_servers_and_by_a_ring() -> None:
 
 
 def test_servers_that_do_not_fit_are_refused_or_said_to_be_idle() -> None:
-    assert BackupWorkers(backup=2, servers=8).problems(N, 4) == []
+    assert BackupWorkers(backup=2, servers=8).problems(Shape(N, 4)) == []
     assert BackupWorkers(backup=2, servers="world").name == "backup-2-ps-world"
     for servers in (0, 9):
-        [(field, says)] = BackupWorkers(backup=2, servers=servers).problems(N, 4)
+        [(field, says)] = BackupWorkers(backup=2, servers=servers).problems(Shape(N, 4))
         assert (field, says) == ("servers", f"{servers} on 8 ranks: write 1 to 8, node or world")
-    [says] = BackupWorkers(backup=1, run_ahead_steps=2).unused_settings(N, 4, 1)
+    [says] = BackupWorkers(backup=1, run_ahead_steps=2).unused_settings(Shape(N, 4, 1))
     assert says.endswith("run_ahead_steps has no effect")
-    [says] = BackupWorkers(backup=0, servers=1).unused_settings(N, 4, 1)
+    [says] = BackupWorkers(backup=0, servers=1).unused_settings(Shape(N, 4, 1))
     assert says == "waits for all ranks, which need no servers: servers has no effect"
 
 
@@ -393,9 +394,9 @@ def test_engines_agree_where_ranks_sit_steps_out(seed: int, inner: dict[int, int
 
 
 def test_unequal_steps_that_do_not_fit_are_refused() -> None:
-    found = LocalSGD(period=4, inner_steps={8: 2, 1: 5}).problems(N, 4)
+    found = LocalSGD(period=4, inner_steps={8: 2, 1: 5}).problems(Shape(N, 4))
     assert [name for name, _ in found] == ["inner_steps"] * 2
-    [(_, says)] = LocalSGD(period=4, inner_steps=dict.fromkeys(range(N), 3)).problems(N, 4)
+    [(_, says)] = LocalSGD(period=4, inner_steps=dict.fromkeys(range(N), 3)).problems(Shape(N, 4))
     assert says == "no rank does all 4 steps: leave one out, or write period: 3"
     with pytest.raises(PlanError, match="it is not known here how fast the devices are"):
         LocalSGD(period=4, inner_steps="by_speed").plan(JOB)

@@ -13,6 +13,7 @@ from simdist.runs.building import build, job
 from simdist.scenario import Scenario
 from simdist.schedules import Job, Sync
 from simdist.schedules.fusion import Fusion, fuse
+from simdist.schedules.job import Shape
 
 WORLD = Group(2)
 MS = 1e-3
@@ -58,7 +59,7 @@ def test_gradients_that_are_ready_in_one_cycle_are_fused() -> None:
 def test_gradients_are_ready_in_the_order_of_the_backward_pass_in_whatever_type(compression: str, name: str) -> None:
     """The last tensor takes 1 ms, the one before 2 ms, the first 7 ms: ready after 1, 3 and 10 ms."""
     schedule = Sync(fusion=Fusion(cycle_s=5 * MS), compression=compression)
-    plan = schedule.plan(Job(2, 2, 1, (10, 20, 30), tensor_backward_s=(7 * MS, 2 * MS, 1 * MS)))
+    plan = schedule.plan(Job(2, 2, 1, tensor_counts=(10, 20, 30), tensor_backward_s=(7 * MS, 2 * MS, 1 * MS)))
     ticks = [op.srcs for op in plan.bodies[0] if isinstance(op, Tick)]
     assert ticks == [(f"{name}.0", f"{name}.1"), (f"{name}.2",)]
 
@@ -173,7 +174,7 @@ def test_cycles_need_the_times_of_a_scenario() -> None:
 
 
 def test_buckets_beside_fusion_are_refused() -> None:
-    problems = Sync(fusion=Fusion(), bucket_nbytes=100).problems(2, 1)
+    problems = Sync(fusion=Fusion(), bucket_nbytes=100).problems(Shape(2, 1))
     assert problems == [
         ("bucket_nbytes", "has no effect beside fusion, which sends every tensor by itself: leave it out")
     ]

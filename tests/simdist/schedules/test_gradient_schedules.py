@@ -32,6 +32,7 @@ from simdist.scenario.warnings import warnings_of
 from simdist.schedules import GradientSchedule, Job, LocalSGD, Sync, kinds
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
+from simdist.schedules.job import Shape
 from simdist.schedules.naive_ag import NaiveAllGather
 from simdist.schedules.parameter_server import ParameterServer
 from simdist.schedules.sparse import SparseSchedule
@@ -200,12 +201,14 @@ def test_nodes_have_equally_many_servers_or_one_more(servers: int) -> None:
 
 
 def test_servers_that_do_not_fit_are_refused() -> None:
-    assert ParameterServer(servers=9).problems(8, 4) == [("servers", "9 on 8 ranks: write at most 8, or apart: true")]
-    assert ParameterServer(servers=9, apart=True).problems(8, 4) == []
-    assert ParameterServer(servers=2, algorithm="ring").problems(8, 4) == [
+    assert ParameterServer(servers=9).problems(Shape(8, 4)) == [
+        ("servers", "9 on 8 ranks: write at most 8, or apart: true")
+    ]
+    assert ParameterServer(servers=9, apart=True).problems(Shape(8, 4)) == []
+    assert ParameterServer(servers=2, algorithm="ring").problems(Shape(8, 4)) == [
         ("algorithm", "ring: the servers are the algorithm; leave it out")
     ]
-    assert Sync(algorithm="server").problems(8, 4) == [
+    assert Sync(algorithm="server").problems(Shape(8, 4)) == [
         ("algorithm", "server: it needs servers, which are `kind: parameter_server`")
     ]
 
@@ -242,10 +245,10 @@ def test_hitopk_on_one_node_gathers_no_entries_and_says_that_it_is_pointless() -
         Densify,
         AllGather,
     ]
-    assert HiTopK().unused_settings(8, 8, 10) == [
+    assert HiTopK().unused_settings(Shape(8, 8, 10)) == [
         "selects entries to send between nodes, and there is one node: sync sends as little"
     ]
-    assert HiTopK().unused_settings(8, 4, 10) == []
+    assert HiTopK().unused_settings(Shape(8, 4, 10)) == []
 
 
 NO_SAVING = "sends no less than whole gradients at density {}: each value takes an index along; it saves below a "
@@ -269,7 +272,7 @@ NO_SAVING = "sends no less than whole gradients at density {}: each value takes 
 def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: SparseSchedule, limit: str | None) -> None:
     """8 ranks on 2 nodes."""
     problem = [f"{NO_SAVING.format(f'{schedule.density:g}')}density of {limit}"] if limit else []
-    assert schedule.unused_settings(8, 4, 10) == problem
+    assert schedule.unused_settings(Shape(8, 4, 10)) == problem
 
 
 @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: Spars
 def test_what_has_no_effect_on_this_cluster_is_named(
     schedule: GradientSchedule, shape: tuple[int, int], sentence: str
 ) -> None:
-    assert schedule.unused_settings(*shape, 10) == [sentence]
+    assert schedule.unused_settings(Shape(*shape, 10)) == [sentence]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +301,7 @@ def test_what_has_no_effect_on_this_cluster_is_named(
     ids=label,
 )
 def test_what_has_an_effect_is_not_named(schedule: GradientSchedule) -> None:
-    assert schedule.unused_settings(8, 4, 10) == []
+    assert schedule.unused_settings(Shape(8, 4, 10)) == []
 
 
 def test_hitopk_on_nodes_of_one_gpu_is_the_flat_all_gather() -> None:
@@ -322,8 +325,10 @@ def test_gtopk_merges_pairs_of_pairs_and_returns_equal_shares_of_what_it_drops()
 
 
 def test_gtopk_needs_a_power_of_two() -> None:
-    assert GTopK().problems(12, 4) == [("kind", "gtopk merges pairs, and needs a power of two; the world has 12 ranks")]
-    assert GTopK().problems(1, 1) == []
+    assert GTopK().problems(Shape(12, 4)) == [
+        ("kind", "gtopk merges pairs, and needs a power of two; the world has 12 ranks")
+    ]
+    assert GTopK().problems(Shape(1, 1)) == []
     check(GTopK().plan(dataclasses.replace(JOB, world_size=1, ranks_per_node=1)))
 
 
@@ -334,10 +339,10 @@ def test_warm_up_all_reduces_whole_gradients(schedule: GradientSchedule) -> None
     assert [type(op) for op in plan.bodies[0] if isinstance(op, COLLECTIVES)] == [AllReduce]
     assert list(plan.body_of_steps()) == [0, 0, 1]
     assert plan.bodies[1] == schedule.plan(JOB).bodies[0]
-    assert warmed.unused_settings(8, 4, 2) == [
+    assert warmed.unused_settings(Shape(8, 4, 2)) == [
         "warms up in all of the 2 steps: it is synchronous SGD, in the same buckets"
     ]
-    assert warmed.unused_settings(8, 4, 3) == []
+    assert warmed.unused_settings(Shape(8, 4, 3)) == []
 
 
 @pytest.mark.parametrize("schedule", SPARSE, ids=label)

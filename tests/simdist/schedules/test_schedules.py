@@ -48,7 +48,7 @@ from simdist.plan.ops import lane_of
 from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import GradientSchedule, InputPath, Job, Schedule, kinds
-from simdist.schedules.job import POLICIES, Checkpoint, Policy, levels
+from simdist.schedules.job import POLICIES, Checkpoint, Policy, Shape, levels
 from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.parts import gradient_buckets
 from simdist.schedules.sharded import ShardedSchedule
@@ -259,7 +259,7 @@ def test_buckets_that_do_not_divide_by_the_gpus_of_a_node_are_padded(schedule: S
         tensor_rows=(7, 491, 11),
         n_steps=6,
     )
-    if schedule.problems(6, ranks_per_node):
+    if schedule.problems(Shape(6, ranks_per_node)):
         pytest.skip("it needs a power of two, or groups that divide 8 ranks")
     plan = schedule.plan(job)
     check(plan)
@@ -429,7 +429,7 @@ def test_no_number_of_ranks_that_share_is_refused(wrong: object) -> None:
 def test_ranks_that_cannot_share_an_update_are_told(
     kind: str, settings: dict[str, object], ranks_per_node: int, field: str, problem: str
 ) -> None:
-    ((at, told),) = kinds()[kind](**settings).problems(8, ranks_per_node)
+    ((at, told),) = kinds()[kind](**settings).problems(Shape(8, ranks_per_node))
     assert at == field
     assert problem in told
 
@@ -505,7 +505,7 @@ def test_delays_of_the_backward_pass_stand_before_its_last_bucket(schedule: Sche
 def test_algorithm_that_does_not_fit_is_refused_beforehand(schedule: Schedule) -> None:
     for algorithm in algorithms.names():
         chosen = schedule.model_copy(update={"algorithm": algorithm})
-        problems = [field for field, _ in chosen.problems(8, 4)]
+        problems = [field for field, _ in chosen.problems(Shape(8, 4))]
         if not problems:
             check(chosen.plan(JOB))
         assert set(problems) <= {"algorithm"}
@@ -532,7 +532,7 @@ def test_class_is_final_documented_and_named_by_its_kind(kind: str) -> None:
     for example in cls.examples:
         schedule = cls(**example)
         assert schedule.kind == kind
-        assert schedule.problems(8, 4) == []
+        assert schedule.problems(Shape(8, 4)) == []
         assert 0 < len(schedule.name) <= 100
         assert "/" not in schedule.name
         assert cls.model_validate(schedule.model_dump()) == schedule
@@ -897,7 +897,7 @@ def test_wrong_parameter_is_refused_with_what_would_be_right(
     ],
 )
 def test_levels_that_do_not_fit_the_cluster_are_named(levels: dict[int, object], problems: list[str]) -> None:
-    assert hierarchical(levels=levels).problems(8, 4) == [("levels", problem) for problem in problems]
+    assert hierarchical(levels=levels).problems(Shape(8, 4)) == [("levels", problem) for problem in problems]
 
 
 def test_group_that_does_not_divide_the_world_is_refused_in_the_plan_too() -> None:

@@ -22,13 +22,14 @@ from simdist.schedules import Job
 from simdist.schedules.diloco import DiLoCo
 from simdist.schedules.fsdp import FSDP
 from simdist.schedules.hsdp import HSDP
+from simdist.schedules.job import Shape
 from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.sharded import ShardedSchedule
 from simdist.schedules.sync import Sync
 from simdist.schedules.tuning import OUTER_OPTIMIZER, Allowance
 from simdist.schedules.units import ModelUnit, units_of_names, units_of_sizes
 from simdist.settings.base import unchecked_copy
-from simdist.tune.constraints import sent_nbytes
+from simdist.tuning.constraints import sent_nbytes
 
 NAMES = {
     "AG": "AllGather gathered",
@@ -199,7 +200,7 @@ JOB = Job(
     8,
     4,
     4,
-    (30, 7, 500, 12),
+    tensor_counts=(30, 7, 500, 12),
     tensor_rows=(10, 7, 25, 4),
     micro_batches=2,
     units=(ModelUnit(0, 1), ModelUnit(1, 3), ModelUnit(3, 4)),
@@ -414,4 +415,6 @@ def test_a_search_tries_levels_between_copies_and_an_outer_optimizer_only_if_all
     allowed = Allowance(frozenset({OUTER_OPTIMIZER.word}))
     (between,) = (each for each in HSDP.axes(job, allowed) if each.name == "between")
     assert between.values == (None, *names, "diloco-16", "diloco-64")
-    assert all(HSDP(shard=4, between=each).between_copies().problems(8, 1) == [] for each in between.values if each)
+    assert all(
+        HSDP(shard=4, between=each).between_copies().problems(Shape(8, 1)) == [] for each in between.values if each
+    )

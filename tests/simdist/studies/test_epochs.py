@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from traces import plan_of, trace_of
 
-from simdist.cli.data import loading_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan import AllReduce, Copy, Dataset, Forward, Group, Load, Optimize, StageIn
 from simdist.runs import building
 from simdist.scenario import Scenario, loads
 from simdist.studies.data_knobs import knob_effects, knobs
 from simdist.studies.epochs import Loading, epoch_errors, find_epochs
+from simdist.studies.loading import loading_text
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
 

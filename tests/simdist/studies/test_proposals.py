@@ -4,6 +4,7 @@ import pytest
 from straggling_jobs import job
 
 from simdist.schedules import LocalSGD, Sync
+from simdist.schedules.job import Shape
 from simdist.studies.proposals import few_schedules, level_chains, periods, traced_schedules
 
 
@@ -38,7 +39,7 @@ def test_few_schedules_average_over_all_ranks_within_the_run_and_are_new() -> No
 def test_schedules_for_a_traced_job_fit_its_ranks_and_steps(nodes, gpus_per_node, n_steps, labels):
     found = traced_schedules(Sync(), n_steps, nodes=nodes, gpus_per_node=gpus_per_node, has_links=True)
     assert [schedule.name for schedule in found] == labels
-    assert not any(schedule.problems(nodes * gpus_per_node, gpus_per_node) for schedule in found)
+    assert not any(schedule.problems(Shape(nodes * gpus_per_node, gpus_per_node)) for schedule in found)
 
 
 def test_hierarchical_sgd_is_not_proposed_for_links_that_are_unknown():

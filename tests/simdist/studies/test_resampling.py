@@ -14,10 +14,11 @@ from simdist.plan import Group
 from simdist.runs.building import build, delays, job
 from simdist.scenario import Recorded, Scenario, loads
 from simdist.scenario.sampling import resampled_steps
-from simdist.schedules import HierarchicalSGD, Job, LocalSGD, Schedule, Sync, kinds
+from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync, kinds
 from simdist.schedules.averaging import AveragingSchedule
+from simdist.schedules.job import Shape
 from simdist.studies.resampling import Runs, runs_of
-from simdist.tune.constraints import facts
+from simdist.tuning.constraints import facts
 
 SCHEDULES = [cls(**example) for cls in kinds().values() for example in cls.examples]
 EPOCHS = """\
@@ -59,8 +60,8 @@ class _Now(AveragingSchedule):
     def default_label(self) -> str:
         return "now"
 
-    def average(self, step: int, job: Job) -> Group | None:
-        return Group(job.world_size) if self.fires(5, step) else Group(2) if self.fires(2, step) else None
+    def average(self, step: int, shape: Shape) -> Group | None:
+        return Group(shape.world_size) if self.fires(5, step) else Group(2) if self.fires(2, step) else None
 
 
 def test_the_period_of_a_schedule_that_does_not_tell_it_is_seen_from_its_averages() -> None:

@@ -174,7 +174,7 @@ def document(answer: Answer) -> dict:
 
 
 def test_rows_of_the_result_are_those_of_the_traces(runs, capsys):
-    found = document(call(capsys, "comms", runs, "--json"))
+    found = document(call(capsys, "trace", runs, "--collectives", "--json"))
     assert found["run"] == str(runs)
     assert sorted(row["schedule"] for row in found["rows"]) == sorted(LABELS)
     for row in found["rows"]:
@@ -186,7 +186,7 @@ def test_rows_of_the_result_are_those_of_the_traces(runs, capsys):
 
 
 def test_both_traces_of_a_run_are_shown_one_below_the_other(runs, capsys):
-    found = document(call(capsys, "comms", runs / "sync", "--json"))["rows"][0]
+    found = document(call(capsys, "trace", runs / "sync", "--collectives", "--json"))["rows"][0]
     simulated, measured = found["traces"]
     assert (simulated["which"], measured["which"]) == ("simulated", "measured")
     assert (simulated["source"], measured["source"]) == ("simulated by fast", "real gloo on cpu")
@@ -197,7 +197,7 @@ def test_both_traces_of_a_run_are_shown_one_below_the_other(runs, capsys):
 
 
 def test_table_for_people_is_in_the_units_of_nccl_tests(runs, capsys):
-    answer = call(capsys, "comms", runs / "sync")
+    answer = call(capsys, "trace", runs / "sync", "--collectives")
     lines = answer.out.splitlines()
     assert lines[0] == "sync: 8 ranks, 12 steps; simulated by fast; measured: real gloo on cpu"
     table = [line.split() for line in lines if line.strip().startswith("all_reduce")]
@@ -212,18 +212,18 @@ def test_table_for_people_is_in_the_units_of_nccl_tests(runs, capsys):
 
 
 def test_one_schedule_is_chosen_by_its_label(runs, capsys):
-    found = document(call(capsys, "comms", runs, "--schedule", "local-4", "--json"))
+    found = document(call(capsys, "trace", runs, "--collectives", "--schedule", "local-4", "--json"))
     assert [row["schedule"] for row in found["rows"]] == ["local-4"]
 
 
 def test_runs_without_a_trace_are_left_out_with_a_warning_and_refused_if_there_is_no_other(runs, capsys):
     (runs / "local-4" / run_directory.SIMULATED).unlink()
-    answer = call(capsys, "comms", runs, "--json")
+    answer = call(capsys, "trace", runs, "--collectives", "--json")
     assert sorted(row["schedule"] for row in document(answer)["rows"]) == sorted(set(LABELS) - {"local-4"})
     how = "`simdist simulate {}` writes one"
     alone = runs / "local-4"
     assert f"warning: {alone}: left out: holds no trace yet; {how.format(alone)}" in answer.err
-    answer = call(capsys, "comms", alone)
+    answer = call(capsys, "trace", alone, "--collectives")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.strip() == f"error: {alone}: holds no trace yet; {how.format(alone)}"
 
@@ -234,7 +234,7 @@ def test_the_run_of_fused_gradients_shows_the_fusion_buffers(tmp_path, capsys):
     text = SMALL.replace(small, small + "    - {name: more, count: 9000}\n")
     text = text[: text.index("schedules:")] + "schedules: [{kind: sync, fusion: {buffer: 100 kB, cycle: null}}]\n"
     call(capsys, "simulate", write(tmp_path / "fused.yaml", text), "-o", tmp_path / "run")
-    (row,) = document(call(capsys, "comms", tmp_path / "run", "--json"))["rows"]
+    (row,) = document(call(capsys, "trace", tmp_path / "run", "--collectives", "--json"))["rows"]
     sizes = [(line["count"], line["calls"]) for line in row["traces"][0]["collectives"]]
     assert sizes == [(10_000, 12), (100_000, 12)]
 
@@ -246,7 +246,7 @@ def test_a_run_in_which_nobody_communicated_says_so(runs, capsys):
     nothing = np.full_like(trace.end_s, np.nan)
     dataclasses.replace(trace, ready_s=nothing, start_s=nothing, end_s=nothing).save(path)
     (runs / "sync" / run_directory.REAL).unlink()
-    answer = call(capsys, "comms", runs / "sync")
+    answer = call(capsys, "trace", runs / "sync", "--collectives")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "no collectives were done")
 
 
@@ -261,6 +261,6 @@ def test_every_key_of_the_result_is_documented(runs, capsys):
                 return set()
 
     page = Path(__file__).resolve().parents[3] / "docs" / "reference" / "data-dictionary.md"
-    section = page.read_text(encoding="utf-8").partition("\n## `simdist comms`")[2].partition("\n## ")[0]
-    found = keys_of(document(call(capsys, "comms", runs, "--json")))
+    section = page.read_text(encoding="utf-8").partition("\n## `simdist trace --collectives`")[2].partition("\n## ")[0]
+    found = keys_of(document(call(capsys, "trace", runs, "--collectives", "--json")))
     assert found - set(re.findall(r"`(\w+)`", section)) == set()

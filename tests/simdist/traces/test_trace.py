@@ -21,7 +21,9 @@ ARRAYS = ("ready_s", "start_s", "end_s")
 
 
 def simulated(*, period=2, n_steps=5, seed=0, engine=fast):
-    plan = kinds()["local_sgd"](period=period).plan(Job(4, 2, n_steps, (250,), delay_channels=frozenset({"host"})))
+    plan = kinds()["local_sgd"](period=period).plan(
+        Job(4, 2, n_steps, tensor_counts=(250,), delay_channels=frozenset({"host"}))
+    )
     line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
     workload = Workload(tensors=(Tensor(name="w", count=250),), batch_size=1, forward_s=0.1, backward_s=0.2)
     costs = price(plan, Cluster(nodes=2, gpus_per_node=2, fabric=line, network=line), workload)

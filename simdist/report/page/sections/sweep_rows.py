@@ -9,7 +9,7 @@ from simdist.report.page.html import Html, controls, framed_table, join, tag
 from simdist.report.page.sections.sweep_chart import measured_metrics
 from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.studies.statistics import Interval
-from simdist.sweep.table import ResultRow
+from simdist.sweeps.table import ResultRow
 from simdist.traces.breakdown import STATES
 
 _DIGITS = 6  # of a number in the page's data; its tables have all

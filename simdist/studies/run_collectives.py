@@ -1,0 +1,177 @@
+"""What the collectives of runs achieved, in the columns of nccl-tests: answers as JSON and as text."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from simdist.runs import run_directory
+from simdist.settings.base import picked
+from simdist.settings.units import format_share
+from simdist.studies.columns import Column, count, seconds
+from simdist.studies.tables import table_text
+from simdist.traces.collectives import CollectiveRow, collective_rows, waiting_share
+
+
+def _in(unit: float, spec: str) -> Callable[[float], str]:
+    """Return what prints a number in a unit, or a dash for NaN."""
+    return lambda value: "-" if math.isnan(value) else format(value / unit, "," + spec)
+
+
+_COLUMNS = (
+    Column("operation", "op"),
+    Column("group"),
+    Column("algorithm"),
+    Column("size (B)", "nbytes", form=count),
+    Column("count", form=count),
+    Column("type"),
+    Column("trace"),
+    Column("calls", form=count),
+    Column("time (us)", "time_s", form=_in(1e-6, ".1f")),
+    Column("algbw (GB/s)", "algbw_Bps", form=_in(1e9, ".2f")),
+    Column("busbw (GB/s)", "busbw_Bps", form=_in(1e9, ".2f")),
+    Column("wait, median", "wait_median_s", form=seconds),
+    Column("mean", "wait_mean_s", form=seconds),
+    Column("share", "wait_share", form=format_share),
+)
+
+
+@dataclass(frozen=True)
+class _TraceCollectives:
+    """Achievements of the collectives of one trace."""
+
+    which: str
+    path: Path
+    source: str
+    rows: tuple[CollectiveRow, ...]
+
+
+@dataclass(frozen=True)
+class RunCollectives:
+    """What the collectives of a run achieved.
+
+    Args:
+        run: The run.
+        traces: Its simulated and its measured trace, where present.
+    """
+
+    run: run_directory.RunDirectory
+    traces: tuple[_TraceCollectives, ...]
+
+    def document(self) -> dict[str, object]:
+        """Return the collectives of a run as JSON.
+
+        Columns:
+            schedule (str): Label.
+            run (str): Its directory.
+            digest (str): Digest of the plan.
+            steps (int): Steps.
+            world_size (int): Ranks.
+            traces (list): The simulated and the measured trace, where present: "The collectives of a trace".
+
+        Columns of traces:
+            which (str): `simulated` or `measured`.
+            trace (str): The file.
+            source (str): Program that wrote it.
+            wait_share (float or null): Share of waiting in all the time that ranks spent in collectives.
+            collectives (list): "A kind of collective".
+        """
+        plan = self.run.plan
+        return {
+            "schedule": plan.name,
+            "run": str(self.run.path),
+            "digest": plan.digest(),
+            **picked(plan, "world_size", steps="n_steps"),
+            "traces": [
+                {
+                    "which": each.which,
+                    "trace": str(each.path),
+                    "source": each.source,
+                    "wait_share": waiting_share(each.rows),
+                    "collectives": [_record(row) for row in each.rows],
+                }
+                for each in self.traces
+            ],
+        }
+
+    def text(self) -> str:
+        """Return the same as a table."""
+        plan = self.run.plan
+        sources = "; ".join(_source(each) for each in self.traces)
+        about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps; {sources}"
+        if not any(each.rows for each in self.traces):
+            return f"{about}\nno collectives were done"
+        kinds = dict.fromkeys(row.kind for each in self.traces for row in each.rows)
+        records = [  # the same kind in both traces stands together
+            _record(row)
+            | {"group": str(kind.group), "type": f"{kind.dtype}{' + index' if kind.sparse else ''}"}
+            | {"trace": each.which}
+            for kind in kinds
+            for each in self.traces
+            for row in each.rows
+            if row.kind == kind
+        ]
+        title = "time: median over calls, from when the last member is ready; wait: of members for the last one"
+        return "\n".join([about, table_text(title, _COLUMNS, records), *map(_waiting_text, self.traces)])
+
+
+def run_collectives(run: run_directory.RunDirectory) -> RunCollectives:
+    """Return what the collectives of a run achieved, in each of its traces.
+
+    Raises:
+        TraceError: A trace is damaged, or of another plan.
+    """
+    return RunCollectives(run, tuple(_collectives(run)))
+
+
+def no_trace(run: run_directory.RunDirectory) -> str | None:
+    """Say what to do if a run holds no trace; None if it does."""
+    if any((run.path / file).exists() for file in run_directory.TRACES.values()):
+        return None
+    if (run.path / run_directory.PARTIAL).exists():
+        early = f"only {run_directory.PARTIAL}, of a run that ended early"
+        return f"holds no trace yet; {early}: run it again, or `simdist simulate {run.path}`"
+    return f"holds no trace yet; `simdist simulate {run.path}` writes one"
+
+
+def _collectives(run: run_directory.RunDirectory) -> Iterator[_TraceCollectives]:
+    for which, file in zip(("simulated", "measured"), run_directory.TRACES.values(), strict=True):
+        path = run.path / file
+        if path.exists():
+            trace = run_directory.read_trace(path, plan=run.plan)
+            yield _TraceCollectives(which, path, trace.source, collective_rows(trace))
+
+
+def _record(row: CollectiveRow) -> dict[str, object]:
+    """Return a kind of collective as JSON.
+
+    Columns:
+        op (str): Name, such as `all_reduce`.
+        group (object): `size` (int, ranks) and `stride` (int, distance between members).
+        algorithm (str): As the plan asks. `auto` leaves it to the cluster's library.
+        nbytes (int): Size of the whole, including the indices of sparse data.
+        count (int): Elements. For all_gather and reduce_scatter, of one rank.
+        dtype (str): Type of the elements.
+        sparse (bool): As many indices come with the elements.
+        calls (int): Calls in all groups. A call that some member did not finish does not count.
+        time_s (float): From the arrival of the last member to the end of the last one, median over calls.
+        algbw_Bps (float or null): `nbytes` over that time.
+        busbw_Bps (float or null): `algbw_Bps` times the factor of nccl-tests.
+        wait_median_s (float): Waiting for the last member, median over calls and members.
+        wait_mean_s (float): The same, mean.
+        transfer_total_s (float): Sum of the calls' times, over members.
+        wait_total_s (float): Sum of the waiting, over members.
+        wait_share (float or null): Share of waiting in the sum of both.
+    """
+    achieved = {name: value for name, value in asdict(row).items() if name != "kind"}
+    return asdict(row.kind) | achieved | {"wait_share": row.wait_share}
+
+
+def _source(each: _TraceCollectives) -> str:
+    return each.source if each.source.startswith(each.which) else f"{each.which}: {each.source}"
+
+
+def _waiting_text(each: _TraceCollectives) -> str:
+    return (
+        f"waiting, {each.which}: {format_share(waiting_share(each.rows))} of the time that ranks spent in collectives"
+    )

@@ -1,0 +1,312 @@
+"""The table of results: a row is a schedule of a point, computed in a sweep or run by itself.
+
+The same columns serve pandas, CSV and JSON; `columns` makes them. Columns that a row lacks are None there.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from simdist.errors import SimdistError, require
+from simdist.scenario import strict_yaml
+from simdist.settings.base import plural
+from simdist.studies import facets
+from simdist.studies.comparison import Row, find_label, row
+from simdist.studies.facets import GRADIENTS, GradientsUsed
+from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.statistics import Interval
+from simdist.sweeps.fields import Choice
+from simdist.traces.breakdown import STATES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+Source: TypeAlias = Literal["simulated", "real"]
+#: Name -> a value for each row; None where there is none.
+Columns: TypeAlias = dict[str, list[object]]
+
+#: Endings of columns that are float64 even where nothing stands in them.
+_FLOATS = ("_s", "_low", "_high", "speedup", "_ratio")
+_COUNTS = ("point", "seeds")
+
+#: The folder for run directories in the folder of a sweep: RUNS/POINT/LABEL.
+RUNS = "runs"
+
+_DRAWN = re.compile(r"(\d+\.\d{4,})(?=\s|%|[A-Za-z]|$)")
+
+#: Columns that stand only in tables that have something in them, as those of facets.
+OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"})
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """A row: one schedule of one point.
+
+    Args:
+        point: Number in its sweep; of runs, the folder that they are in.
+        case: Of the sweep.
+        choices: Settings of the point, by column.
+        source: Whether its times were simulated or measured.
+        schedule: Label.
+        kind: Of the schedule.
+        n_seeds: Over which it was averaged, or would have been.
+        measured: Step times of every seed and so on; None if it failed.
+        row: The same against the baseline; `row.speedup` means nothing if `has_baseline` is False.
+        has_baseline: Whether there was a baseline to compare with.
+        failed: Kind of the error, or empty.
+        error: Its message.
+        run: Run directory, relative to the folder; empty for a row of a sweep.
+        error_ratio: (simulated - real) / real of the step times of this run, if it has both traces.
+        folder: Where it was found.
+    """
+
+    point: int | str
+    case: str
+    choices: dict[str, Choice]
+    source: Source
+    schedule: str
+    kind: str
+    n_seeds: int
+    measured: ScheduleTimes | None = None
+    row: Row | None = None
+    has_baseline: bool = False
+    failed: str = ""
+    error: str = ""
+    run: str = ""
+    error_ratio: float | None = None
+    folder: str = ""
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Key of a point, common to rows of a sweep and of runs in its folder."""
+        return self.folder, self.point, f"/{self.run}".rpartition(f"/{RUNS}/")[0]
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Key that rows have in common that may be compared with each other: with their seeds."""
+        return *self.place, self.source, bool(self.run)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Results and their common properties.
+
+    Args:
+        varied: Columns of fields that differ between points, in their order.
+        results: Rows.
+        n_missing: Rows that are not there yet.
+        extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, and those of
+            facets.
+        notes: Notes for the reader, a sentence each.
+        baseline: Label or kind of the schedule that speed-ups are over; empty if there are several.
+    """
+
+    varied: tuple[str, ...]
+    results: tuple[ResultRow, ...]
+    n_missing: int = 0
+    extras: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    baseline: str = ""
+
+    @property
+    def n_failed(self) -> int:
+        """How many rows failed."""
+        return sum(bool(each.failed) for each in self.results)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the results as a pandas frame, with the columns of `values_of`."""
+        return frame_of(columns(self))
+
+    def plot(self) -> "Figure":
+        """Draw the speed-ups over the first varied number, with their intervals."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
+
+
+def uses_kinds(results: Sequence[ResultRow]) -> bool:
+    """Tell whether a kind says which schedule is meant where labels change from point to point, such as local-2."""
+    labels = {(each.schedule, each.kind) for each in results}
+    if len({kind for _, kind in labels}) == len(labels):
+        return False
+    return len({(each.point, each.kind) for each in results}) == len(results)
+
+
+def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
+    """Return which of the columns that only some tables have rows need."""
+    found = {
+        "run": any(each.run for each in results),
+        "case": any(each.case for each in results),
+        "error_ratio": any(each.error_ratio is not None for each in results),
+    }
+    measured = [each.measured for each in results if each.measured]
+    found |= {name: True for facet in facets.told(measured) for name in facet.names}
+    return frozenset(name for name, there in found.items() if there)
+
+
+def used_notes(results: Sequence[ResultRow]) -> list[str]:
+    """Return notes on schedules with updates that omit gradients."""
+    shares: dict[str, list[float]] = {}
+    for each in results:
+        shares.setdefault(each.schedule, []).append(each.measured.of(GRADIENTS).share if each.measured else 1.0)
+    return [
+        text for label, used in shares.items() for text in GradientsUsed(min(used)).sentences(label, most=max(used))
+    ]
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return one table with the rows of all, one after the other."""
+    baselines = {table.baseline for table in tables}
+    return Table(
+        tuple(dict.fromkeys(column for table in tables for column in table.varied)),
+        tuple(each for table in tables for each in table.results),
+        sum(table.n_missing for table in tables),
+        frozenset().union(*(table.extras for table in tables)),
+        tuple(dict.fromkeys(note for table in tables for note in table.notes)),
+        baselines.pop() if len(baselines) == 1 else "",
+    )
+
+
+def compared(results: Sequence[ResultRow], baseline: str) -> list[ResultRow]:
+    """Compare the schedules of one point with the baseline among them.
+
+    Args:
+        results: Rows of a point and source, with their measurements.
+        baseline: Label or, failing that, kind.
+    """
+    found = find_label([(each.schedule, each.kind) for each in results], baseline)
+    base = results[found].measured if found is not None else None
+    return [_compared(each, base) for each in results]
+
+
+def lonely(n_points: int, baseline: str) -> str:
+    """Return the note about points where there is nothing to compare with."""
+    points = f"{n_points:,} {plural(n_points, 'point')}"
+    return f"no speed-ups at {points}: no schedule called {baseline!r} was measured there"
+
+
+def _compared(result: ResultRow, base: ScheduleTimes | None) -> ResultRow:
+    if result.measured is None:
+        return result
+    try:
+        return replace(result, row=row(result.measured, base or result.measured), has_baseline=base is not None)
+    except SimdistError as error:
+        return replace(result, measured=None, failed=type(error).__name__, error=str(error))
+
+
+def columns(table: Table) -> Columns:
+    """Return the columns of a table, each with a value for every row."""
+    nothing = ResultRow("", "", {}, "simulated", "", "", 0)  # its row has the names of all columns
+    rows = [values_of(each, table.varied) for each in (nothing, *table.results)]
+    left_out = OPTIONAL.union(*(facet.names for facet in facets.FACETS)) - table.extras
+    return {name: [row[name] for row in rows[1:]] for name in rows[0] if name not in left_out}
+
+
+def values_of(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
+    """Return the value of a row in each column.
+
+    Columns:
+        folder (str): Of several folders: the row's own.
+        point (int or str): Number of the point in its sweep, from 0. Of runs, their folder.
+        case (str): In sweeps with cases: the case.
+        source (str): `simulated`, or `real` for measured rows.
+        run (str): Of runs: the run directory, relative to the folder.
+        schedule (str): Label.
+        kind (str): Kind of the schedule.
+        step_s (float or null): Seconds per step, averaged over seeds.
+        step_s_low, step_s_high (float or null): Ends of the 95 % confidence interval over seeds. Empty with one seed.
+        speedup (float or null): Step time of the baseline / step time of this schedule, at the same point.
+        speedup_low, speedup_high (float or null): Ends of its interval.
+        compute_s, comm_s, wait_s, io_s, host_s (float or null): Time per step in each state, averaged over ranks and
+            seeds.
+        staging_s (float or null): With a data set: time before the first epoch in which files are staged in.
+        epoch_first_s, epoch_last_s (float or null): With a data set: the first and the last epoch.
+        gradients_used (float or null): Where some row is below 1: share of the batches that contribute to updates.
+        engine (str): `fast` or `des`. Of runs, the program that wrote the trace.
+        seeds (int): Number of seeds.
+        error_ratio (float or null): Of a measured run with a simulation of its own or of its sweep: (simulated - real)
+            / real of the step times.
+        failed (str): Kind of the error. Empty without one.
+        error (str): Its message.
+    """
+    row = result.row
+    of_facets = row.facets.cells(facets.FACETS) if row else {}
+    compared = row if result.has_baseline else None
+    return {
+        "folder": result.folder,
+        "point": result.point,
+        "case": result.case,
+        **{name: result.choices[name].number if name in result.choices else None for name in varied},
+        "source": result.source,
+        "run": result.run,
+        "schedule": result.schedule,
+        "kind": result.kind,
+        **_with_interval("step_s", (row.step_s, row.step_s_ci95) if row else None),
+        **_with_interval("speedup", (compared.speedup, compared.speedup_ci95) if compared else None),
+        **{f"{state}_s": row and row.states_s[state] for state in STATES},
+        **{name: of_facets.get(name) for facet in facets.FACETS for name in facet.names},
+        "engine": row.engine if row else "",
+        "seeds": result.n_seeds,
+        "error_ratio": result.error_ratio,
+        "failed": result.failed,
+        "error": result.error,
+    }
+
+
+def frame_of(columns: Columns) -> "pd.DataFrame":
+    """Return a frame: numbers as int64 or float64 with NaN where there is none, truth values as bool, others as str."""
+    require("pandas", extra="tables", what="a frame of results")
+    import pandas as pd
+
+    return pd.DataFrame({name: _series(name, values) for name, values in columns.items()})
+
+
+def _series(name: str, values: Sequence[object]) -> "pd.Series":
+    import pandas as pd
+
+    if not values and name in _COUNTS:
+        return pd.Series([], dtype="int64")
+    if all(value is None for value in values) and name.endswith(_FLOATS):
+        return pd.Series(values, dtype="float64")
+    found: pd.Series = pd.Series(list(values))
+    return found if found.dtype.kind in "bif" else pd.Series(list(map(text_of, values)), dtype=str)
+
+
+def text_of(value: object) -> str:
+    """Return a value as CSV has it: nothing for None, truth values in small letters."""
+    if value is None:
+        return ""
+    text = str(value).replace("\r", "\n")  # which the writer does not quote
+    return text.lower() if isinstance(value, bool) else text
+
+
+def _with_interval(name: str, found: tuple[float, Interval | None] | None) -> dict[str, object]:
+    value, interval = found or (None, None)
+    low, high = interval or (None, None)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+def written_text(choice: Choice) -> str:
+    """Return a value as a scenario file has it, on one line."""
+    return choice.written if isinstance(choice.written, str) else strict_yaml.dump_line(choice.written)
+
+
+def shown_text(choice: Choice) -> str:
+    """Return a value for people: as written; drawn values with four digits.
+
+    >>> shown_text(Choice("1.4589213 GB/s", 1458921300.0)), shown_text(Choice(0.00257267, 0.00257267))
+    ('1.459 GB/s', '0.002573')
+    """
+    return _DRAWN.sub(lambda match: f"{float(match[1]):.4g}", written_text(choice))
+
+
+def source_text(source: Source) -> str:
+    """Return the name of a source."""
+    return "measured" if source == "real" else "simulated"

@@ -1,0 +1,284 @@
+"""Work of a worker: measuring rows. It needs only this package and its arguments.
+
+A row that cannot be measured becomes a record of its error; others are not touched. The same row gives the same bytes
+on every machine, so it does not say when or where it was computed.
+"""
+
+import ctypes
+import json
+import math
+import platform
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pydantic import ValidationError
+
+from simdist.engines.run import Engine
+from simdist.errors import RunError, ScenarioError, SimdistError
+from simdist.runs.building import build, in_steps
+from simdist.scenario import Scenario
+from simdist.scenario.strict_yaml import path_text
+from simdist.settings.base import FromFile
+from simdist.studies import facets
+from simdist.studies.measuring import ScheduleTimes, measure
+from simdist.sweeps.definition import RowKey
+from simdist.sweeps.keys import code_version, file_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A point, and which rows of it are missing.
+
+    Args:
+        point: Its number, for messages.
+        tree: The scenario as a file has it.
+        rows: Rows to measure.
+    """
+
+    point: int
+    tree: Mapping[str, Any]
+    rows: tuple[RowKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tasks that travel to a worker together.
+
+    Args:
+        version: Of simdist and its code; a worker of another one refuses.
+        folder: Files in scenarios are relative to it.
+        digests: Hashes of files when rows were named, by their names in scenarios.
+        tasks: Tasks to do.
+        n_seeds: Seeds of delays, counted up from the scenario's.
+        engine: `auto` takes the fast engine wherever it is exact.
+        time_limit_s: Seconds after which a row is given up.
+    """
+
+    version: str
+    folder: Path
+    digests: Mapping[str, str]
+    tasks: tuple[Task, ...]
+    n_seeds: int
+    engine: Engine
+    time_limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Stored result of a row.
+
+    Args:
+        line: JSON.
+        failed: Whether it says why there is no measurement.
+    """
+
+    line: bytes
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBatch:
+    """Results of a batch.
+
+    Args:
+        records: Of all its rows.
+        seconds: How long it took.
+    """
+
+    records: tuple[Record, ...]
+    seconds: float
+
+
+def evaluate(batch: Batch) -> FinishedBatch:
+    """Measure all rows of a batch; a row that fails becomes a record of its error.
+
+    Raises:
+        RunError: This is another version of simdist than the one that asks, or a file is another one.
+    """
+    if batch.version != code_version():
+        raise RunError(f"a worker has simdist {code_version()}; this is {batch.version}: install the same everywhere")
+    began_s = time.perf_counter()
+    _check_files(batch)
+    records = [item for task in batch.tasks for item in _records(task, batch)]
+    _check_files(batch)  # what was edited meanwhile is in the records
+    return FinishedBatch(tuple(records), time.perf_counter() - began_s)
+
+
+def _check_files(batch: Batch) -> None:
+    for name, digest in batch.digests.items():
+        path = batch.folder / name
+        if file_digest(path) != digest:
+            raise RunError(
+                f"{path}: has changed since the sweep began, or is another file on {platform.node()}, where a worker "
+                "is: see that it is the same everywhere, and run the sweep again; what is done is saved"
+            )
+
+
+def _records(task: Task, batch: Batch) -> Iterator[Record]:
+    scenario = _read(task.tree, batch)
+    for row in task.rows:
+        try:
+            with _limited(batch.time_limit_s):
+                found = _measure(task, row, scenario, batch)
+        except SimdistError as error:
+            found = failure(type(error).__name__, str(error))
+        except MemoryError as error:
+            found = failure("RunError", f"not enough memory: {error}; vary fewer steps, ranks or samples")
+        except (Exception, SystemExit) as error:  # a defect of one row must not take thousands of others with it
+            found = failure(type(error).__name__, str(error) or "no message")
+        yield written(row.key, found)
+
+
+def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -> dict[str, object]:
+    one, position = (scenario, row.position) if scenario else (alone(task.tree, row, batch.folder), 0)
+    schedule = one.schedules[position]
+    its = in_steps(one, schedule)
+    built = build(its, schedule)
+    return record(measure(its, built, n_seeds=batch.n_seeds, engine=batch.engine, facets=facets.FACETS))
+
+
+def record(measured: ScheduleTimes) -> dict[str, object]:
+    """Return the stored record of a measured row: seconds per step with every seed, and the means of its parts.
+
+    Columns:
+        key (str): As in the design.
+        schedule (str): Label.
+        engine (str): `fast` or `des`.
+        step_s (list): Step time (float) with each seed.
+        compute_s, comm_s, wait_s, io_s, host_s (float): Time per step in each state, averaged over ranks and seeds.
+        gradients_used (float): Only below 1: share of the batches that contribute to updates.
+        staging_s (float): Only with a data set: time before the first epoch.
+        epochs_s (list): Only with a data set: time of each epoch (float), averaged over seeds.
+        failed (str): Kind of the error.
+        error (str): Its message.
+        crc32 (int): CRC-32 (zlib) of the line before `, "crc32"`, with `}` appended.
+
+    Raises:
+        ScenarioError: A step takes no time, or for ever.
+    """
+    step_s = measured.step_s.tolist()
+    if not all(0 < each < math.inf for each in step_s):
+        raise ScenarioError(f"{measured.label}: a step takes {step_s[0]:g} s, so nothing can be compared with it")
+    return {
+        "schedule": measured.label,
+        "engine": measured.engine,
+        "step_s": step_s,
+        **{f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()},
+        **measured.facets.kept(),
+    }
+
+
+def written(key: str, found: dict[str, object]) -> Record:
+    """Return a measurement, or the failure of one, as it is kept."""
+    return Record(json.dumps({"key": key, **found}, allow_nan=False).encode(), "failed" in found)
+
+
+def failure(kind: str, message: str) -> dict[str, object]:
+    """Return the stored record of a failed row."""
+    return {"failed": kind, "error": message}
+
+
+def _read(tree: Mapping[str, Any], batch: Batch) -> Scenario | None:
+    """Return the scenario of a point, or None if it is wrong as a whole: then each schedule is tried alone.
+
+    The error is then found, and told, once more.
+    """
+    try:
+        with _limited(batch.time_limit_s):
+            return Scenario.model_validate({"name": "point", **tree}, context=FromFile(batch.folder))
+    except (Exception, SystemExit):
+        return None
+
+
+def alone(tree: Mapping[str, Any], row: RowKey, folder: Path) -> Scenario:
+    """Return the scenario of a point with one schedule.
+
+    Raises:
+        ScenarioError: It is wrong; a line for every problem.
+    """
+    schedules = tree.get("schedules")
+    one = schedules[row.position : row.position + 1] if isinstance(schedules, list) else schedules
+    try:
+        return Scenario.model_validate({"name": "point", **tree, "schedules": one}, context=FromFile(folder))
+    except ValidationError as error:
+        lines = []
+        for each in error.errors(include_url=False, include_context=False, include_input=False):
+            loc = each["loc"]
+            if loc[:2] == ("schedules", 0):
+                loc = ("schedules", row.position, *loc[2:])
+            lines.append(f"{path_text(loc)}: {each['msg']}")
+        raise ScenarioError("\n".join(lines)) from None
+
+
+def late(limit_s: float) -> RunError:
+    """Return the error of a row that takes too long."""
+    return RunError(f"not done after {limit_s:g} s: vary fewer steps, ranks or seeds, or write a longer time_limit")
+
+
+@contextmanager
+def _limited(limit_s: float) -> Iterator[None]:
+    """Interrupt longer work: by a signal where there are any, in threads as Python can."""
+    in_main = threading.current_thread() is threading.main_thread()
+    with _alarm(limit_s) if in_main and hasattr(signal, "setitimer") else _interrupted(limit_s):
+        yield
+
+
+@contextmanager
+def _alarm(limit_s: float) -> Iterator[None]:
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise late(limit_s)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, _timer_s(limit_s))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class _Late(BaseException):
+    """Raised inside a thread by another one."""
+
+
+@contextmanager
+def _interrupted(limit_s: float) -> Iterator[None]:
+    """Raise an exception in this thread from a timer's.
+
+    Source:
+        `PyThreadState_SetAsyncExc` in the reference of Python's C interface.
+    """
+    thread = ctypes.c_ulong(threading.get_ident())
+    lock = threading.Lock()
+    is_over = False
+
+    def ring() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_Late))
+
+    timer = threading.Timer(_timer_s(limit_s), ring)
+    timer.daemon = True
+    timer.start()
+    try:
+        try:
+            yield
+        finally:
+            with lock:
+                is_over = True
+            timer.cancel()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # one that rang, but has not come yet
+    except _Late:
+        raise late(limit_s) from None
+
+
+def _timer_s(limit_s: float) -> float:
+    """Return seconds that every timer takes; 0 would switch one off."""
+    return min(max(limit_s, 1e-6), threading.TIMEOUT_MAX)

@@ -1,0 +1,281 @@
+"""Find the fastest schedule for a scenario, and say whether to change to it.
+
+First search all candidates with a few seeds. Then simulate the finalists again, with seeds that the search has not
+seen. Only the second numbers are reported as results.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError
+from simdist.runs.building import Built, in_steps
+from simdist.runs.memory import not_counted
+from simdist.scenario import AnyScenario, Scenario, load
+from simdist.schedules import Schedule, Sync
+from simdist.settings.base import plural
+from simdist.settings.units import format_nbytes
+from simdist.studies import comparison, measuring
+from simdist.studies.comparison import find_baseline, find_label
+from simdist.studies.draws import with_draws
+from simdist.studies.measuring import ScheduleTimes
+from simdist.studies.resampling import Runs, longest_period, runs_of
+from simdist.tuning.candidates import Candidate, Extras
+from simdist.tuning.constraints import Constraints, broken
+from simdist.tuning.evaluating import Evaluated, Evaluator, Finalist, finalists, measure_finalists
+from simdist.tuning.searching import search
+from simdist.tuning.space import Progress, space
+from simdist.tuning.verdict import Verdict, verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+#: Up to this many candidates are all tried, unless the user sets another number.
+MOST_EXHAUSTIVE = 200
+
+_SEEDS = 20
+_SEEDS_OF_A_RECORDING = 200
+_GLOBAL_EVERY = 8
+_EVALUATIONS = 100  # if there are more candidates than that
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """Request for a search.
+
+    Args:
+        constraints: Limits that a schedule must keep to.
+        extras: The schedules that may be tried.
+        baseline: Label or kind of the schedule that the others are compared with. None: the scenario's first.
+        n_seeds: Seeds of the finalists. If absent, 20, or 200 if a recording is resampled: the spread of single runs
+            gives the uncertainty, and a few runs estimate it only roughly.
+        n_search_seeds: Seeds of the search.
+        evaluations: Most candidates to evaluate; all if there are no more. None: all if there are few, 100 if many.
+        seed: Seed of the search's sampler.
+    """
+
+    constraints: Constraints
+    extras: Extras = field(default_factory=Extras)
+    baseline: str | None = None
+    n_seeds: int | None = None
+    n_search_seeds: int = 5
+    evaluations: int | None = None
+    seed: int = 0
+
+    @property
+    def per(self) -> Literal["step", "micro-batch"]:
+        """The unit of compared times."""
+        return "micro-batch" if self.extras.micro_batches else "step"
+
+    def budget(self, n_candidates: int) -> int | None:
+        """Return the number of candidates to evaluate; None: all."""
+        return None if n_candidates <= (self.evaluations or MOST_EXHAUSTIVE) else self.evaluations or _EVALUATIONS
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Result of the first part of a search: candidates, simulated with the seeds of the search.
+
+    Args:
+        runs: The runs of the simulation.
+        baseline: The schedule that they are compared with.
+        evaluated: Different plans, including the baseline if it is a candidate.
+        nearest: If neither a candidate nor the baseline keeps to the constraints, the candidate that exceeds one least.
+        n_candidates: Legal candidates that keep to the constraints on exchanges.
+        excluded: Number of candidates that each constraint excluded.
+        n_illegal: Number of candidates that the schedules or the scenario refused.
+    """
+
+    runs: Runs
+    baseline: Evaluated
+    evaluated: tuple[Evaluated, ...]
+    nearest: Evaluated | None
+    n_candidates: int
+    excluded: Counter[str]
+    n_illegal: int
+
+    @property
+    def n_evaluated(self) -> int:
+        """Number of different plans that were simulated."""
+        return len(self.evaluated)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Result of a search.
+
+    Args:
+        runs: The runs of the finalists.
+        finalists: The finalists, including the baseline; the fastest first.
+        verdict: Whether to change, and why.
+        search: Results of the search.
+        per: Unit of times: seconds per step, or per micro-batch.
+    """
+
+    runs: Runs
+    finalists: tuple[Finalist, ...]
+    verdict: Verdict
+    search: Searched
+    per: Literal["step", "micro-batch"] = "step"
+
+    def frame(self) -> "pd.DataFrame":
+        """Return a row per finalist, with the columns of `simdist.studies.comparison.frame`, the fastest first."""
+        return comparison.frame([each.row for each in self.finalists])
+
+    def plot(self) -> "Figure":
+        """Draw the speed-ups of the finalists, and where their step time goes."""
+        from simdist import plot
+
+        return plot(self)
+
+    def _repr_html_(self) -> str:
+        from simdist import html_of
+
+        return html_of(self)
+
+
+def simulate_candidates(scenario: Scenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Searched:
+    """Simulate candidates with the seeds of the search: all, or as many as the budget allows.
+
+    Args:
+        scenario: The scenario to tune. Its recorded disturbances are resampled.
+        wanted: The request.
+        progress: See `Progress`.
+
+    Raises:
+        ScenarioError: No candidate is legal, global exchanges may be further apart than the scenario has steps, memory
+            is limited but counted in part only, or the budget is too small for all without Optuna.
+        PlanError: The baseline does not fit the cluster.
+    """
+    base = baseline_of(scenario, wanted.baseline)
+    scenario = in_steps(scenario, base)  # files are as many steps apart under every schedule
+    constraints = wanted.constraints
+    _check_global_every(scenario, constraints.global_every)
+    _check_memory(scenario, constraints.memory_nbytes)
+    own = longest_period(scenario, [base])
+    found = space(runs_of(scenario, constraints.global_every).scenario, constraints, wanted.extras, progress=progress)
+    between = wanted.extras.checkpoint_every
+    runs = runs_of(scenario, max(found.longest_gap, own), checkpoint_every=max(between, default=0))
+    drawn = runs.scenario
+    budget = wanted.budget(len(found.candidates))
+    n_expected = len(found.candidates) if budget is None else min(budget, len(found.candidates))
+    n_seeds = wanted.n_search_seeds if drawn.is_random else 1
+
+    def times_s(its: Scenario, built: Built) -> NDArray[np.float64]:
+        n_parts = 1 if wanted.per == "step" else its.workload.micro_batches
+        return measuring.step_times_s(its, built, n_seeds=n_seeds) / n_parts
+
+    evaluator = Evaluator(runs, constraints, times_s)
+
+    def evaluate(candidate: Candidate) -> Evaluated | None:
+        if progress:
+            progress("search", min(evaluator.n_simulated, n_expected), n_expected)
+        return evaluator.evaluate(candidate)
+
+    baseline = evaluator.baseline(base)
+    evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
+    n_illegal = found.n_illegal + evaluator.n_illegal
+    excluded = found.excluded + evaluator.excluded
+    if not (evaluated or excluded):
+        raise _none_is_legal(drawn, n_illegal, found.refusal or evaluator.refusal)
+    is_broken = not evaluated and broken(baseline.facts, constraints)
+    nearest = evaluator.nearest(found.broken) if is_broken else None
+    return Searched(runs, baseline, tuple(evaluated), nearest, len(found.candidates), excluded, n_illegal)
+
+
+def _check_memory(scenario: Scenario, limit_nbytes: float) -> None:
+    """Refuse a limit of memory that is counted in part only.
+
+    Raises:
+        ScenarioError: See above.
+    """
+    in_part = not_counted(scenario.workload)
+    if in_part and math.isfinite(limit_nbytes):
+        raise ScenarioError(f"{scenario.name}: --memory '{format_nbytes(limit_nbytes)}': {in_part}")
+
+
+def usual_global_every(scenario: Scenario, baseline: str | None) -> int:
+    """Return the most steps between exchanges of all ranks if the user sets none: 8, or as many as the baseline has.
+
+    Raises:
+        ScenarioError: See `baseline_of`.
+    """
+    own = longest_period(scenario, [baseline_of(scenario, baseline)])
+    return min(scenario.steps, max(_GLOBAL_EVERY, own))
+
+
+def _check_global_every(scenario: Scenario, global_every: int) -> None:
+    """Refuse periods that do not fit into the steps.
+
+    Raises:
+        ScenarioError: See above.
+    """
+    if global_every > scenario.steps:
+        raise ScenarioError(
+            f"{scenario.name}: --global-every {global_every}: the scenario has {scenario.steps:,} "
+            f"{plural(scenario.steps, 'step')}, so all ranks might never exchange: write {scenario.steps} or less, or "
+            f"more steps"
+        )
+
+
+def tune(scenario: AnyScenario, wanted: TuneOptions, *, progress: Progress | None = None) -> Tuned:
+    """Find the fastest schedule that keeps to the constraints.
+
+    Args:
+        scenario: The scenario to tune, or what `simdist.scenario.load` takes for one. Its recorded
+            disturbances are resampled.
+        wanted: The request.
+        progress: See `Progress`.
+
+    Raises:
+        ScenarioError: See `simulate_candidates`.
+        PlanError: See `simulate_candidates`.
+    """
+    scenario = load(scenario)
+    found = simulate_candidates(scenario, wanted, progress=progress)
+    drawn = found.runs.scenario
+    n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if found.runs.recording else _SEEDS)
+    n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)
+    fresh = found.runs.from_seed(drawn.seed + n_search_seeds)
+    again = [found.nearest] if found.nearest else finalists(found.evaluated, found.baseline.schedule)
+
+    def measure_again(its: Scenario, built: Built) -> ScheduleTimes:
+        if progress:
+            progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
+        return _simulated(wanted, its, built, n_seeds)
+
+    numbers = iter(range(len(again) + 1))
+    shown = measure_finalists(fresh, wanted.constraints, found.baseline, again, measure_again)
+    return Tuned(fresh, tuple(shown), verdict(fresh, shown), found, wanted.per)
+
+
+def _simulated(wanted: TuneOptions, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
+    found = measuring.measure(scenario, built, n_seeds=n_seeds)
+    found = with_draws(scenario, built, found, quiet=True)
+    return found if wanted.per == "step" else found.divided(scenario.workload.micro_batches)
+
+
+def baseline_of(scenario: Scenario, name: str | None) -> Schedule:
+    """Return the schedule of that label or kind; the scenario's first if no name is given.
+
+    A scenario without synchronous SGD can still be compared with its default: `sync`. If it was imported from a job
+    with a sharded model, `sync` stands for the schedule of the job.
+
+    Raises:
+        ScenarioError: There is none, and the name is not `sync`.
+    """
+    if name is None:
+        return scenario.schedules[0]
+    found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], name)
+    is_absent = found is None and name == "sync" and scenario.traced_sharding is None
+    return Sync() if is_absent else find_baseline(scenario, name)
+
+
+def _none_is_legal(scenario: Scenario, n_illegal: int, refusal: str) -> ScenarioError:
+    why = f"; the first: {refusal}" if refusal else ""
+    return ScenarioError(f"{scenario.name}: none of {n_illegal} candidates is legal on this cluster{why}")
