@@ -132,7 +132,7 @@ def _alone_s(calls: Sequence[TracedCollective]) -> list[float]:
 
 
 #: No rank finishes these before all have arrived.
-HEARS_ALL: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")
+_HEARS_ALL: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")
 _FEWEST = 9  # calls that show a drift
 _LEAST_DRIFT_S = 100e-6  # over the whole trace; less counts as none
 
@@ -170,7 +170,7 @@ class RankClocks:
 
 def synchronize(matched: Matched) -> RankClocks:
     """Find the skew of all clocks, and their drift if they have one."""
-    end_s = matched.end_s[[each.kind in HEARS_ALL for each in matched.collectives]]
+    end_s = matched.end_s[[each.kind in _HEARS_ALL for each in matched.collectives]]
     n_ranks = matched.end_s.shape[1]
     offset_s = np.zeros(n_ranks)
     drift = np.zeros(n_ranks)
@@ -272,7 +272,7 @@ def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None
 
 def _by_step(matched: Matched, clocks: RankClocks, rank: int) -> tuple[Floats, Floats]:
     """Return how much later the collectives of each step end on a rank than on the others, and their end there."""
-    heard = np.array([each.kind in HEARS_ALL for each in matched.collectives])
+    heard = np.array([each.kind in _HEARS_ALL for each in matched.collectives])
     end_s = clocks.corrected_s(matched.end_s)
     others = np.delete(end_s, rank, axis=1)
     heard &= np.isfinite(end_s[:, rank]) & np.isfinite(others).any(axis=1)
