@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs
 from simdist.cost.traffic import Traffic
-from simdist.engines.observers import FirstRank, StepTimes, WhereTimeWent, WholeTrace
+from simdist.engines.observers import FirstRank, StepSeconds, WhereTimeWent, WholeTrace
 from simdist.engines.run import AnyEngine, Live, run
 from simdist.plan import Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, SeedDelays
@@ -66,7 +66,7 @@ class EngineRun:
         courses: Any = None,
     ) -> NDArray[np.float64]:
         n = n_seeds or (1 if isinstance(costs, Costs) else len(costs))
-        return run(plan, costs, of_seeds(delays, n), observe=StepTimes(), engine=self.name, courses=courses)
+        return run(plan, costs, of_seeds(delays, n), observe=StepSeconds(), engine=self.name, courses=courses)
 
     def times_of_first_rank(
         self, plan: Plan, costs: Costs, delays: Delays | DelaySource, *, courses: Any = None

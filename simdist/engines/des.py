@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import simpy
@@ -41,9 +41,6 @@ from simdist.plan.first_come import FirstCome, sits_out
 from simdist.plan.ops import drops, entering, is_passed_over, tick_s
 from simdist.plan.walk import walk
 from simdist.traces.trace import Trace, ended_with_its_last_result
-
-if TYPE_CHECKING:
-    from simdist.engines.run import Live
 
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700
@@ -65,7 +62,9 @@ class EventRun:
         costs: Its price list.
         delays: The delays of the seeds.
         progress: Called with the steps that the first rank has completed and the steps of all seeds.
-        live: Actors, observers and traffic.
+        actors: See `simdist.engines.run.Live`; likewise the others.
+        observers: See there.
+        traffic: See there.
     """
 
     name = "des"
@@ -76,15 +75,20 @@ class EventRun:
         costs: Costs,
         delays: SeedDelays,
         progress: Callable[[int, int], None] | None,
-        live: "Live",
+        *,
+        actors: Sequence[Actor],
+        observers: Sequence[Observer],
+        traffic: Callable[[int], Traffic | None] | None,
     ) -> None:
         self.plan = plan
         self.costs = costs
-        self.delays = delays if live.actors else delays.different
+        self.delays = delays if actors else delays.different
         self.n_repeats = len(delays.seeds) // len(self.delays.seeds)
         """How often the seeds that are simulated make all seeds."""
         self._progress = progress
-        self._live = live
+        self._actors = actors
+        self._observers = observers
+        self._traffic = traffic
 
     def traces(self) -> Iterator[Trace]:
         """Yield the times of each seed.
@@ -99,10 +103,9 @@ class EventRun:
     def _trace(self, number: int, seed: int) -> Trace:
         plan = self.plan
         costs = self.costs
-        live = self._live
         delays = self.delays.draw([seed]).take(plan.n_steps)
         check_delays(plan, delays)
-        traffic = live.traffic(seed) if live.traffic else None
+        traffic = self._traffic(seed) if self._traffic else None
         traffic = traffic or Traffic()
         if unknown := traffic.causes.keys() - costs.disturbed.keys():
             names = ", ".join(map(costs.resources.name, sorted(unknown)))
@@ -110,14 +113,14 @@ class EventRun:
                 f"plan {plan.name}: its prices do not know that {names} is disturbed: see `price(disturbed=)`"
             )
         segmented = [op for op, cost in costs.of.items() if isinstance(cost, Shared) and cost.segments]
-        if live.actors and segmented:
+        if self._actors and segmented:
             raise UnsupportedError(
                 f"{_text(segmented[0])}: its members end one by one, which actors cannot disturb: set "
                 f"cluster.chunkwise: false"
             )
         progress = self._report(number)
         with rare_collections():
-            world = _World(plan, costs, delays, traffic, live.actors, live.observers, progress)
+            world = _World(plan, costs, delays, traffic, self._actors, self._observers, progress)
             world.run()
         if progress:
             progress(plan.n_steps)

@@ -112,7 +112,7 @@ class WhereTimeWent(Observer[tuple[Breakdown, ...]]):
         return tuple(break_down(trace) for trace in run.traces()) * run.n_repeats
 
 
-class StepTimes(Observer[Times]):
+class StepSeconds(Observer[Times]):
     """The seconds per step of each seed, `[n_seeds]`. This is less work than where the time went.
 
     Args:

@@ -94,7 +94,10 @@ def run(
     def by_events() -> ObservedT:
         from simdist.engines.des import EventRun
 
-        return observe.by_events(EventRun(plan, costs[0], delays, progress, live or Live()))
+        its = live or Live()
+        return observe.by_events(
+            EventRun(plan, costs[0], delays, progress, actors=its.actors, observers=its.observers, traffic=its.traffic)
+        )
 
     if engine != "auto":
         return {"fast": by_vectors, "alike": by_kinds, "des": by_events}[engine]()

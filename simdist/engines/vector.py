@@ -24,12 +24,12 @@ from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.delays import SeedDelays
 from simdist.plan.walk import Stretch, drops_late, stretches
-from simdist.traces.breakdown import Observer
+from simdist.traces.breakdown import Collector
 from simdist.traces.links import LinkRecorder
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
 Progress: TypeAlias = Callable[[int, int], None]
-_CollectorT = TypeVar("_CollectorT", bound=Observer)
+_CollectorT = TypeVar("_CollectorT", bound=Collector)
 #: Makes what gets all times, given the ranks and the seeds.
 CollectorOf: TypeAlias = Callable[[int, int], _CollectorT]
 

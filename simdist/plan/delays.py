@@ -55,7 +55,7 @@ class SideBySide:
         return {channel: np.concatenate([each[channel] for each in taken]) for channel in taken[0]}
 
 
-class Chosen:
+class SomeSeeds:
     """The delays of some seeds of a source, by number. A number may recur."""
 
     def __init__(self, source: DelaySource, numbers: NDArray[np.int64]) -> None:
@@ -94,7 +94,7 @@ class SeedDelays:
 
         def draw(seeds: Sequence[int]) -> DelaySource:
             source = DrawnDelays(delays)
-            return source if len(seeds) == n_seeds else Chosen(source, np.array(seeds))
+            return source if len(seeds) == n_seeds else SomeSeeds(source, np.array(seeds))
 
         n_seeds = next((len(each) for each in delays.values()), 1)
         return cls(range(n_seeds), draw)

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import tensor_backward_s
-from simdist.engines.observers import StepTimes
+from simdist.engines.observers import StepSeconds
 from simdist.engines.run import Engine, run
 from simdist.errors import UnsupportedError
-from simdist.plan.delays import Chosen, Delays, DelaySource, Draw, DrawnDelays, SeedDelays, SideBySide, no_delays
+from simdist.plan.delays import Delays, DelaySource, Draw, DrawnDelays, SeedDelays, SideBySide, SomeSeeds, no_delays
 from simdist.runs.building import Built, build, delay_sampler, job, price_of
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.strict_yaml import Path
@@ -124,7 +124,7 @@ def _side_by_side(runs: Sequence[Scenario], places: Sequence[int]) -> DelaySourc
 def _like_stated(draw: Draw, seeds: Sequence[int], numbers: NDArray[np.int64], places: Sequence[int]) -> DelaySource:
     """Return the delays of draws that have the delays of the seeds with these numbers."""
     source = draw(seeds)
-    return source if len(places) == len(seeds) else Chosen(source, numbers[places])
+    return source if len(places) == len(seeds) else SomeSeeds(source, numbers[places])
 
 
 def _together_s(built: Built, draws: Sequence[Built], draw: Draw) -> NDArray[np.float64] | None:
@@ -133,7 +133,7 @@ def _together_s(built: Built, draws: Sequence[Built], draw: Draw) -> NDArray[np.
         return None
     delays = SeedDelays(range(len(draws)), draw)
     try:
-        return run(built.plan, [each.costs for each in draws], delays, observe=StepTimes(), engine="fast")
+        return run(built.plan, [each.costs for each in draws], delays, observe=StepSeconds(), engine="fast")
     except UnsupportedError:
         return None
 
@@ -150,7 +150,7 @@ def _step_s(scenario: Scenario, built: Built, engine: Engine, progress: Progress
     if not built.actors:
         try:
             delays = SeedDelays([scenario.seed], draw)
-            return float(run(built.plan, built.costs, delays, observe=StepTimes(), engine="alike")[0])
+            return float(run(built.plan, built.costs, delays, observe=StepSeconds(), engine="alike")[0])
         except UnsupportedError:
             pass
     found = measure(scenario, built, n_seeds=1, engine=engine, progress=progress, draw=draw, facets=())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines.observers import Observer, StepTimes, WhereTimeWent
+from simdist.engines.observers import Observer, StepSeconds, WhereTimeWent
 from simdist.engines.run import Engine, Live, run
 from simdist.errors import ScenarioError
 from simdist.plan.delays import Draw, SeedDelays, no_delays
@@ -115,7 +115,7 @@ def step_times_s(scenario: Scenario, built: Built, *, n_seeds: int) -> NDArray[n
     drawn = SeedDelays.of(delay_sampler(scenario, seeds).take(scenario.steps))
     delays = SeedDelays(seeds, lambda some: drawn.draw([seed - scenario.seed for seed in some]))
     live = Live(built.actors, traffic=partial(traffic, scenario, built.costs))
-    return run(built.plan, built.costs, delays, observe=StepTimes(), live=live, courses=built.courses)
+    return run(built.plan, built.costs, delays, observe=StepSeconds(), live=live, courses=built.courses)
 
 
 def calm_step_s(built: Built) -> float:
@@ -125,7 +125,7 @@ def calm_step_s(built: Built) -> float:
         UnsupportedError: Ranks of each kind cannot be simulated once.
     """
     none = no_delays(built.plan)
-    found = run(built.plan, built.costs, none, observe=StepTimes(), engine="alike", courses=built.courses)
+    found = run(built.plan, built.costs, none, observe=StepSeconds(), engine="alike", courses=built.courses)
     return float(found[0])
 
 
