@@ -52,7 +52,7 @@ _MOST_SEEN = 512  # keys of instances that may come again
 _MOST_REPETITIONS = 64  # kept, with all that is open after them
 
 
-class Observer(Protocol):
+class Collector(Protocol):
     """Receives the times of each instance, in program order, each `[world_size, n_seeds]` or packed.
 
     Packed times `[n, n_seeds]` are those of n blocks of ranks, which follow one another and are alike: see `unpacked`.
