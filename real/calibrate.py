@@ -23,8 +23,8 @@ from real.calibration.tables import OPS, OpName
 from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
+from real.processes.beats import boot_id
 from real.processes.exit_codes import run_command
-from real.processes.heartbeat import boot_id
 from real.processes.launch import Connection, RankPlace, connect, place
 from real.recording.timing import share_cores
 from simdist.errors import RunError, ScenarioError

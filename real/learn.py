@@ -203,7 +203,6 @@ class _Learning:
         self._plan = plan
         self._say = say
         self._device = torch.device(order.device)
-        self._precision = torch.autocast(order.device, dtype=task.autocast, enabled=task.autocast is not None)
         self._n_passes = max(1, *(len(ops.forward_passes(body)) for body in plan.bodies))
         self._losses: list[float] = []
         self._noise = self._signal = 0.0
@@ -364,7 +363,7 @@ class _Learning:
             return [StackedModule(modules)] if self._batched else map(self._copy, modules)
 
         def total(module: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-            with self._precision:
+            with torch.autocast(device.type, dtype=self._task.autocast, enabled=self._task.autocast is not None):
                 return loss(module(inputs), targets).sum()
 
         squares = together = apart = 0.0

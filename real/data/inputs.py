@@ -27,7 +27,7 @@ from real.data.sample_index import SampleIndex, check_index
 from real.data.sources import Sources, choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.data.tallies import Tally
-from real.processes.heartbeat import machine, ranks_have
+from real.processes.beats import machine, ranks_have
 from real.processes.rendezvous import RankPlace, own_address
 from real.programs.base import Batch, Feed
 from simdist.caching import look_up, on_disk_at_first, staged_samples

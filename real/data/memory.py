@@ -38,7 +38,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from real.processes.heartbeat import ranks_have
+from real.processes.beats import ranks_have
 from simdist.errors import RunError
 
 _LOOK_AGAIN_S = 0.002
