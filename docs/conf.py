@@ -40,6 +40,7 @@ highlight_language = "text"  # of blocks that name none
 repository_pages = {
     "README.md": "readme",
     "CHANGELOG.md": "changelog",
+    "experiments/README.md": "experiments/README",
     "experiments/*/README.md": "experiments/*",
     "notebooks/README.md": "notebooks/README",
     "notebooks/*.ipynb": "notebooks/*",
@@ -55,7 +56,9 @@ repository_pages = {
     "simdist/studies/*.py": "reference/api/simdist.studies.*",
     "simdist/traces/*.py": "reference/api/simdist.traces.*",
     "simdist/engines/des.py": "reference/api/simdist.engines.des",
-    "simdist/engines/fast.py": "reference/api/simdist.engines.fast",
+    "simdist/engines/observers.py": "reference/api/simdist.engines.observers",
+    "simdist/engines/run.py": "reference/api/simdist.engines.run",
+    "simdist/engines/vector.py": "reference/api/simdist.engines.vector",
     "simdist/scenario/presets.py": "reference/api/simdist.scenario.presets",
     "simdist/schedules/averaging.py": "reference/api/simdist.schedules.averaging",
     "simdist/schedules/parts.py": "reference/api/simdist.schedules.parts",

@@ -139,7 +139,7 @@ def state_counts(schedule: Schedule) -> int:
         for step in worker.steps():
             one_step(module, optimizer, step)
         worker._executor.drain()
-        state = worker._resuming.state
+        state = worker._conclusion.resuming.state
         found = (state.updating or optimizer).state_dict()
         states = found.get("pieces", found)["state"].values()
         return sum(each.numel() for one in states for name, each in one.items() if name != "step")

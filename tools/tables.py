@@ -13,6 +13,7 @@ import functools
 import json
 import math
 import operator
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "experiments" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NUMBER = re.compile(r"([+-]?[\d.]+)%?")
 MARKED = re.compile(r"(<!-- table ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.S)
 
@@ -78,8 +79,7 @@ def _signed(value: int) -> str:
 
 def link(experiment: str, *, where: Path) -> str:
     path = ROOT / "experiments" / experiment / "README.md"
-    up = len(where.parent.relative_to(ROOT).parts)
-    return f"[{experiment}]({'../' * up}{path.relative_to(ROOT).as_posix()})"
+    return f"[{experiment}]({Path(os.path.relpath(path, where.parent)).as_posix()})"
 
 
 # ---------------------------------------------------------------- the tables
@@ -322,18 +322,30 @@ def near(page: Path, _: str) -> list[str]:
         "plain ring",
     )
     lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
-    worse = []
     for experiment, families in FAMILIES.items():
         shown = link(experiment, where=page)
         for each in families:
-            if each.found(experiment).is_worse_than_plain:
-                worse.append(each.what)
             what = each.what if each.counts else f"*{each.what}*"
             lines.append(f"| {shown} | {what} | {' | '.join(each.found(experiment).cells())} |")
             shown = ""
-    sums = {"training, storage": all_rows(collectives=False), "single all-reduces": all_rows(collectives=True)}
-    lines += [f"| | **{what}** | {' | '.join(every.cells())} |" for what, every in sums.items()]
-    lines.append("")
+    return lines + [f"| | **{what}** | {' | '.join(every.cells())} |" for what, every in _sums().items()]
+
+
+def _sums() -> dict[str, Found]:
+    """Return all rows that count, by what they are about."""
+    return {"training, storage": all_rows(collectives=False), "single all-reduces": all_rows(collectives=True)}
+
+
+def near_in_short(_: Path, __: str) -> list[str]:
+    """Return how near all published rows are, in a few lines."""
+    sums = _sums()
+    worse = [
+        each.what
+        for experiment, families in FAMILIES.items()
+        for each in families
+        if each.found(experiment).is_worse_than_plain
+    ]
+    lines = []
     for what, every in sums.items():
         n_rows = len(every.errors)
         lines.append(
@@ -522,7 +534,7 @@ def trust_overview(page: Path, _: str) -> list[str]:
             "papers, benchmarks and logs, up to 512 GPUs",
             str(len(training.errors)),
             near(training),
-            "[every row](docs/background/validity.md#how-near-to-published-numbers)",
+            "[every row](experiments/README.md#how-near-to-published-numbers)",
         ),
         (
             "single all-reduces of NCCL, 8 B to 16 GiB",
@@ -562,10 +574,10 @@ def trust(_: Path, old: str) -> list[str]:
         "step times of sharded models (`fsdp`, `hsdp`), calibrated": known.sharded,
         "how many ranks should share a copy of a model, calibrated": f"right in {known.degrees} scenarios",
         "the step of a job under `fully_shard` on CPUs, imported: its collectives block": known.serial,
-        "what backup workers gain, from how much longer a step takes than one worker's": (
+        "what backup workers gain, from the mean delay alone": (
             f"normalised speed-up {percent(numbers('backup_workers', 'steps', 'error'))}"
         ),
-        "what garbage collection costs that is not synchronised, from the pauses": (
+        "what unsynchronised garbage collection costs, from its pauses": (
             "seconds saved by synchronising it "
             + percent(numbers("garbage_collection", "saved", "error", _is_any_moment))
         ),
@@ -693,6 +705,7 @@ TABLES: Mapping[str, Callable[[Path, str], list[str]]] = {
     "trust overview": trust_overview,
     "trust": trust,
     "near": near,
+    "near in short": near_in_short,
     "speed": speed,
     "questions": questions,
     "overhead": overhead,

@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from real.execution.executor import Executor
 from real.loops.bound_model import BoundModel
+from real.loops.conclusion import Conclusion
 from real.loops.feeding import LoopBatches, open_batches
 from real.loops.hooks import Hooks
 from real.loops.options import Averaging
 from real.loops.planning import ENDLESS_STEPS
-from real.loops.ranks import Peers, average, everyone, last_of, patient_group, wait
+from real.loops.ranks import Peers, last_of, patient_group, wait
 from real.loops.resuming import Resuming
 from real.loops.tracing import Measuring
+from real.processes.launch import Connection
 from real.session import Session
 from simdist.errors import RunError, UnsupportedError
-from simdist.plan import Load
 from simdist.plan.ops import entering
 
 _LAST_COLLECTIVE_S = 5.0  # for one that fails because another rank has
@@ -40,11 +41,7 @@ class Worker(nn.Module):
 
     Attributes:
         module: The model that was wrapped.
-        rank: Number of this rank, from 0.
-        world_size: Number of ranks.
-        device: Device of the model.
         plan: The plan that the loop performs.
-        n_steps: Steps in all. None if the end is not known.
         watch: Reports late ranks. None without `Experiment(watching=...)`.
     """
 
@@ -60,31 +57,18 @@ class Worker(nn.Module):
         until_closed: ExitStack,
     ) -> None:
         super().__init__()
-        plan = session.plan
-        connection = session.connection
         self.module = model.module
-        self.rank = session.rank
-        self.world_size = connection.place.world_size
-        self.device = connection.device
-        self.plan = plan
-        self.n_steps = None if plan.n_steps == ENDLESS_STEPS else plan.n_steps
-        self._connection = connection
-        self._executor = executor
-        self._resuming = resuming
+        self.plan = session.plan
         self.watch = measuring.watch
+        self._session = session
         self._tracing = measuring.tracing
         self._until_closed = until_closed
-        self._model = model
-        self._peers = peers
-        self._averaging = averaging
-        self._concluded = resuming.first_step
+        self._is_sharded = model.shards is not None
         self._iterating = False
-        self._ended = False
         self._closed = False
-        self._told = False
-        self._reads = not any(isinstance(op, Load) for body in plan.bodies for op in body)  # as the plan says, or not
         self._join_group: dist.ProcessGroup | None = None
         self._hooks = Hooks(session, model, executor, first_step=resuming.first_step, after_step=self._after_step)
+        self._conclusion = Conclusion(session, model, self._hooks, resuming, averaging, peers)
         until_closed.callback(self._hooks.release)
         atexit.register(self._part_unclosed)
 
@@ -99,9 +83,37 @@ class Worker(nn.Module):
         return copy.deepcopy(self.module, memo)
 
     @property
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._connection.place.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self._connection.device
+
+    @property
+    def n_steps(self) -> int | None:
+        """Steps in all. None if the end is not known."""
+        return None if self.plan.n_steps == ENDLESS_STEPS else self.plan.n_steps
+
+    @property
     def step(self) -> int:
         """The current step, or the next one between two steps."""
-        return self._hooks.step
+        return self._hooks.position.step
+
+    @property
+    def _connection(self) -> Connection:
+        return self._session.connection
+
+    @property
+    def _executor(self) -> Executor:
+        return self._hooks.position.executor
 
     def feed(self, url: str, *, cache: Path | str | None = None, timeout_s: float = 60.0) -> LoopBatches:
         """Read the plan's data set for this rank, from the next step on. All ranks call this.
@@ -124,7 +136,7 @@ class Worker(nn.Module):
             RunError: The data set cannot be reached, or a rank is missing.
             UnsupportedError: The model is under `fully_shard`.
         """
-        if self._model.shards is not None:
+        if self._is_sharded:
             raise UnsupportedError(
                 "worker.feed() of a model under fully_shard: its plan deals no samples to ranks; read the data set in "
                 "the loop"
@@ -134,7 +146,7 @@ class Worker(nn.Module):
             opened = open_batches(
                 self.plan, self._connection, first_step=self.step, url=url, cache=folder, timeout_s=timeout_s
             )
-        self._reads = True
+        self._conclusion.reads = True
         return self._until_closed.enter_context(opened)
 
     def steps(self) -> Iterator[int]:
@@ -149,32 +161,32 @@ class Worker(nn.Module):
         """
         self._check_open("worker.steps()")
         self._iterating = True
-        self._hooks.settle()
-        self._conclude()
-        self._resuming.rewind_random()
+        self._hooks.updates.settle()
+        self._conclusion.conclude()
+        self._conclusion.resuming.rewind_random()
         while self.step < self.plan.n_steps:
-            if self._hooks.pass_over_step():
-                self._conclude()
+            if self._hooks.position.pass_over_step():
+                self._conclusion.conclude()
                 continue
             step = self.step
             yield step
-            self._hooks.settle()
+            self._hooks.updates.settle()
             if self.step != step + 1:
                 raise RunError(
-                    f"step {step}: the loop asks for the next one {self._hooks.where}; a step is one forward pass in "
-                    f"training mode, one loss.backward() and one optimizer.step(); in another epoch, call "
-                    f"worker.steps() again; to leave a batch out, call worker.skip()"
+                    f"step {step}: the loop asks for the next one {self._hooks.position.at.value}; a step is one "
+                    f"forward pass in training mode, one loss.backward() and one optimizer.step(); in another "
+                    f"epoch, call worker.steps() again; to leave a batch out, call worker.skip()"
                 )
-            self._conclude()
+            self._conclusion.conclude()
 
     @property
     def require_backward_grad_sync(self) -> bool:
         """Whether the next pass belongs to the plan. Other passes only add up gradients, as in `no_sync`."""
-        return not self._hooks.accumulate
+        return not self._hooks.passes.accumulate
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, value: bool) -> None:
-        self._hooks.accumulate = not value
+        self._hooks.passes.accumulate = not value
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -219,7 +231,7 @@ class Worker(nn.Module):
         """
         self._check_open("worker.skip()")
         with self._calling("worker.skip()"):
-            self._hooks.skip(update)
+            self._hooks.updates.skip(update)
 
     @contextmanager
     def join(self) -> Iterator[None]:
@@ -234,8 +246,8 @@ class Worker(nn.Module):
         step costs one additional exchange.
         """
         self._check_open("worker.join()")
-        self._hooks.check_unshared("worker.join()")
-        self._hooks.check_alone("worker.join()")
+        self._hooks.guards.check_unshared("worker.join()")
+        self._hooks.guards.check_alone("worker.join()")
         if any(map(entering, self.plan.bodies)):
             raise RunError(f"worker.join(): ranks of {self.plan.name} sit steps out; give all of them enough data")
         if self._join_group is None:
@@ -251,16 +263,16 @@ class Worker(nn.Module):
             last = last if found is None else found
             return found is not None
 
-        with self._hooks.joined(meet):
+        with self._hooks.position.joined(meet):
             yield
-        self._hooks.settle()
-        self._conclude()
+        self._hooks.updates.settle()
+        self._conclusion.conclude()
         active = False
         while meet():
-            self._hooks.idle_step()
-            self._conclude()
+            self._hooks.updates.idle_step()
+            self._conclusion.conclude()
         self._executor.drain()
-        wait(self._connection, lambda: self._resuming.take_over(last, group), "the end of joined ranks")
+        wait(self._connection, lambda: self._conclusion.resuming.take_over(last, group), "the end of joined ranks")
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clip the gradients as `torch.nn.utils.clip_grad_norm_` does, also where ranks share updates.
@@ -278,7 +290,7 @@ class Worker(nn.Module):
             RunError: The backward pass is not over, or a rank is missing.
         """
         with self._calling("worker.clip_grad_norm_()"):
-            return self._hooks.clip_grad_norm(max_norm, self._connection.group)
+            return self._hooks.updates.clip_grad_norm(max_norm, self._connection.group)
 
     def average(self, *, buffers: bool = False) -> None:
         """Replace the parameters by their means over all ranks, such as for an evaluation.
@@ -296,8 +308,8 @@ class Worker(nn.Module):
         self._hooks.check_between_steps("worker.average()")
         with self._calling("worker.average()"):
             self._executor.drain()
-            self._average(buffers=buffers)
-            self._tell_left_out()
+            self._conclusion.average(buffers=buffers)
+            self._conclusion.warn_of_left_out()
 
     def close(self) -> None:
         """Complete the operations of the plan, write the trace, and disconnect from the other ranks.
@@ -322,9 +334,9 @@ class Worker(nn.Module):
                 self._until_closed.__exit__(kind, error, traceback)
                 return
             with self._until_closed, self._calling("worker.close()", self._hint_at_skip):
-                self._hooks.settle()
+                self._hooks.updates.settle()
                 self._executor.drain()
-                self._conclude(at_end=True)
+                self._conclusion.conclude(at_end=True)
                 if self._tracing:
                     self._tracing.finish()
         finally:
@@ -339,22 +351,11 @@ class Worker(nn.Module):
         is_early = self.n_steps is None or self.step < self.n_steps
         return " (a rank that leaves out a batch calls worker.skip())" if is_early else ""
 
-    @contextmanager
-    def _leaving_early(self) -> Iterator[None]:
-        """If the other ranks do not end their loops, say in the error that this rank left."""
-        try:
-            yield
-        except RunError as error:
-            if self.n_steps is None or self.step == self.n_steps:
-                raise
-            left = f"this rank left its loop before step {self.step} of {self.n_steps}"
-            raise RunError(f"{left}; all ranks have to leave before the same one: {error}") from None
-
     def _part_unclosed(self) -> None:
         """Disconnect when a script ends without closing its loop. Rank 0 warns that the end of the loop was skipped."""
         if error := vars(sys).get("last_value"):
             self._connection.guard.fail(str(error) or type(error).__name__)
-        elif self.rank == 0 and not self._ended:
+        elif self.rank == 0 and not self._conclusion.is_ended:
             warnings.warn(
                 f"{self.plan.name}: the loop was not closed, so nothing was averaged or saved at its end: call "
                 f"worker.close() on all ranks, before the model is saved and the process group is destroyed",
@@ -374,60 +375,5 @@ class Worker(nn.Module):
         if self.watch is not None:
             self.watch.step()
         if not self._iterating:
-            self._resuming.check_also()
-            self._conclude()
-
-    def _conclude(self, *, at_end: bool = False) -> None:
-        """Write a checkpoint that is due after the last step. At the end of the loop, average. Do each only once."""
-        is_new = self.step > self._concluded
-        self._concluded = self.step
-        is_last = self.step == self.plan.n_steps or (at_end and self.n_steps is None)
-        ends = meets = (at_end or is_last) and not self._ended
-        call = "ended its loop" if ends else "wrote a checkpoint"
-        with self._connection.guard.calling(f"{call} before step {self.step}"):
-            if ends:
-                self._ended = True
-                with self._leaving_early():
-                    self._connection.agree("the step at the end of the loop", str(self.step))
-            if is_new and not is_last:
-                meets |= self._resuming.after(self.step, self._executor)
-            if ends:
-                self._executor.drain()
-                if self._averaging.final_average:
-                    self._average(buffers=self._averaging.average_buffers)
-                if is_last and self.step > self._resuming.first_step:
-                    self._resuming.after(self.step, self._executor, is_last=True)
-            if meets:
-                self._tell_left_out()
-        if is_new and not self._reads and self.rank == 0:
-            self._reads = True
-            warnings.warn(
-                f"{self.plan.name} reads its batches, and the loop brings its own, so what the plan says of that has "
-                f"no effect and takes no time in a trace: use worker.feed(...), with `data` in the scenario",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def _average(self, *, buffers: bool) -> None:
-        sits_out = any(map(entering, self.plan.bodies))  # then ranks count different steps
-        what = "the average" if sits_out else f"the average before step {self.step}"
-        with self._model.staged():
-            average(self._connection, self._model.binding.parameter_buffers, self._peers, what=what)
-        if buffers:
-            floating = [each for each in self.module.buffers() if each.is_floating_point()]
-            average(self._connection, floating, everyone(self._connection), what=f"{what}, of buffers")
-
-    def _tell_left_out(self) -> None:
-        """Warn once if ranks have skipped different updates. All ranks take part."""
-        found = self._connection.exchange("updates that were left out", self._hooks.left_out)
-        if len(set(found)) == 1 or self._told:
-            return
-        self._told = True
-        if self.rank == 0:
-            named = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(found) if each != "0")
-            warnings.warn(
-                f"{self.plan.name} until step {self.step}: ranks have left out different optimizer.step(), as gradient "
-                f"scalers do after an overflow, so the scales of their scalers may differ: {named}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._conclusion.resuming.check_also()
+            self._conclusion.conclude()

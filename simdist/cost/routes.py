@@ -17,11 +17,11 @@ from simdist.cost.costs import Resources
 
 #: How a message counts on a resource: its bytes in the fabric, at the sending or the receiving end of the network, or
 #: as they are.
-Way: TypeAlias = Literal["fabric", "sent", "received", "plain"]
+_Way: TypeAlias = Literal["fabric", "sent", "received", "plain"]
 #: Which sends depend on each other: none in a round, those along a ring, or all of them.
 Order: TypeAlias = Literal["slowest", "ring", "line"]
 #: Sends inside a domain, sends between domains, and how many of the latter are between leaves.
-Chain: TypeAlias = tuple[int, int, int]
+_Chain: TypeAlias = tuple[int, int, int]
 #: Resources, each once, and the bytes on each.
 Load: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
@@ -79,13 +79,13 @@ class Routes:
         self._dst = dst
         self._is_outside = wiring.resources.domain(src) != wiring.resources.domain(dst)
         self._is_far = wiring.resources.leaf(src) != wiring.resources.leaf(dst)
-        self._chains: dict[tuple[Order, int], tuple[Chain, ...]] = {}
+        self._chains: dict[tuple[Order, int], tuple[_Chain, ...]] = {}
         parts = self._parts()
         used = np.concatenate([each.resources for each in parts])
         self._resources, self._places = np.unique(used, return_inverse=True)
         self._uses = [each.use for each in parts]
 
-    def load(self, nbytes: Mapping[Way, NDArray[np.float64]]) -> Load:
+    def load(self, nbytes: Mapping[_Way, NDArray[np.float64]]) -> Load:
         """Return the bytes on each resource, without resources that carry none.
 
         Args:
@@ -98,7 +98,7 @@ class Routes:
             return self._resources, totals
         return self._resources[flows], totals[flows]
 
-    def chains(self, order: Order, rounds: int) -> tuple[Chain, ...]:
+    def chains(self, order: Order, rounds: int) -> tuple[_Chain, ...]:
         """Return sends inside a domain, between domains, and between leaves, of the chains among which the slowest is.
 
         Args:
@@ -109,7 +109,7 @@ class Routes:
             self._chains[order, rounds] = tuple(dict.fromkeys(self._new_chains(order, rounds)))
         return self._chains[order, rounds]
 
-    def _new_chains(self, order: Order, rounds: int) -> list[Chain]:
+    def _new_chains(self, order: Order, rounds: int) -> list[_Chain]:
         n = len(self._is_outside)
         n_outside = int(np.count_nonzero(self._is_outside))
         n_far = int(np.count_nonzero(self._is_far))
@@ -174,7 +174,7 @@ class Routes:
         return parts
 
     def _over_domain(
-        self, way: Way, ranks: NDArray[np.int64], messages: NDArray[np.int64]
+        self, way: _Way, ranks: NDArray[np.int64], messages: NDArray[np.int64]
     ) -> "tuple[NDArray[np.int64], _Carried]":
         """Return the nodes that carry the bytes of ranks: the nodes of their domains that take part, in equal parts."""
         resources = self._wiring.resources
@@ -190,7 +190,7 @@ class Routes:
         taking_part = np.unique(np.concatenate([self._src, self._dst]))
         gpus = taking_part[taking_part < resources.world_size]
         of_gpus = resources.domain(gpus)
-        ends: tuple[tuple[Way, NDArray[np.int64], NDArray[np.int64]], ...] = (
+        ends: tuple[tuple[_Way, NDArray[np.int64], NDArray[np.int64]], ...] = (
             ("sent", self._src, resources.rail_out(gpus)),
             ("received", self._dst, resources.rail_in(gpus)),
         )
@@ -229,7 +229,7 @@ class _Carried:
         sharing: If nodes share the bytes of their domain: the domain of each message, and that of each node.
     """
 
-    way: Way
+    way: _Way
     messages: NDArray[np.int64]
     factor: float = 1.0
     sharing: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None

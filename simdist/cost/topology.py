@@ -120,7 +120,7 @@ class Paths:
     far_hops: NDArray[np.int64]
 
 
-Latency: TypeAlias = Order | Paths
+_Latency: TypeAlias = Order | Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Messages:
     dst: NDArray[np.int64]
     nbytes: float | NDArray[np.float64]
     rounds: int = 1
-    latency: Latency = "slowest"
+    latency: _Latency = "slowest"
 
 
 @dataclass(frozen=True, slots=True)

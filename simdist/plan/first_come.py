@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from simdist.plan.ops import AllReduce
 
-Times: TypeAlias = NDArray[np.float64]
+_Times: TypeAlias = NDArray[np.float64]
 
 
 def n_in(op: AllReduce) -> int:
@@ -68,12 +68,12 @@ class FirstCome:
         start_s, _ = first[-1]
         return In(tuple(sorted(member for _, member in first)), tuple(member for _, member in late), start_s)
 
-    def end_s(self, come_s: Times | float, over_s: Times | float) -> Times:
+    def end_s(self, come_s: _Times | float, over_s: _Times | float) -> _Times:
         """Return when the members that are not in have the result."""
         return np.asarray(np.maximum(come_s + self.late_s, over_s))
 
 
-def sits_out(begin_s: Times | float, over_s: Times | float) -> NDArray[np.bool_]:
+def sits_out(begin_s: _Times | float, over_s: _Times | float) -> NDArray[np.bool_]:
     """Tell which members sit a step out, given when they could begin it."""
     return np.asarray(begin_s >= over_s)
 

@@ -42,7 +42,7 @@ Body: TypeAlias = tuple[Op, ...]
 Shuffle: TypeAlias = Literal["global", "node", "none"]
 Eviction: TypeAlias = Literal["none", "lru"]
 
-FORMAT = "simdist-plan-1"
+_FORMAT = "simdist-plan-1"
 #: Fields that few operations set. Files and digests omit them at these values.
 _UNWRITTEN: dict[str, object] = {
     "padding": 0,
@@ -318,7 +318,7 @@ class Plan:
     def document(self) -> dict[str, Any]:
         """Return the content of `plan.json`, in dicts and lists. Each operation is tagged with its class in `op`."""
         return {
-            "format": FORMAT,
+            "format": _FORMAT,
             "name": self.name,
             "world_size": self.world_size,
             "buffers": [_fields_of(buffer) for buffer in self.buffers],

@@ -75,7 +75,7 @@ def _sorted(paths: Iterable[Path]) -> list[Path]:
 _LITTLE_NBYTES = 16 << 20  # reading this takes about a second, like the start of a process, if it is not compressed
 
 #: The steps of a file's rank, or the reason why it could not be read.
-Outcome: TypeAlias = RankProfile | TraceError
+_Outcome: TypeAlias = RankProfile | TraceError
 
 
 def profile_all(
@@ -84,7 +84,7 @@ def profile_all(
     n_workers: int | None = None,
     reading: Callable[[Path], RankProfile] = profile_rank,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Outcome]:
+) -> list[_Outcome]:
     """Read trace files; a file that cannot be read does not affect the others.
 
     Args:
@@ -106,7 +106,7 @@ def profile_all(
     n_workers = min(n_workers, len(paths))
     here = ((number, _outcome(reading, path)) for number, path in enumerate(paths))
     finished = here if n_workers <= 1 else _elsewhere(paths, reading, n_workers)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, _Outcome] = {}
     for number, outcome in finished:
         outcomes[number] = outcome
         if progress:
@@ -116,7 +116,7 @@ def profile_all(
 
 def _elsewhere(
     paths: Sequence[Path], reading: Callable[[Path], RankProfile], n_workers: int
-) -> Iterator[tuple[int, Outcome]]:
+) -> Iterator[tuple[int, _Outcome]]:
     """Read in processes that get one file at a time, so a process that dies loses only one file."""
     with LocalPool(n_workers) as pool:
         read = partial(_outcome_of, reading)
@@ -124,19 +124,19 @@ def _elsewhere(
             yield number, _result(done, path)
 
 
-def _result(done: Future[Outcome], path: Path) -> Outcome:
+def _result(done: Future[_Outcome], path: Path) -> _Outcome:
     try:
         return done.result()
     except BrokenExecutor:
         return TraceError(f"{path}: the process that read it died, perhaps for lack of memory; take fewer --workers")
 
 
-def _outcome_of(reading: Callable[[Path], RankProfile], numbered: tuple[int, Path]) -> Outcome:
+def _outcome_of(reading: Callable[[Path], RankProfile], numbered: tuple[int, Path]) -> _Outcome:
     _, path = numbered
     return _outcome(reading, path)
 
 
-def _outcome(reading: Callable[[Path], RankProfile], path: Path) -> Outcome:
+def _outcome(reading: Callable[[Path], RankProfile], path: Path) -> _Outcome:
     try:
         return reading(path)
     except TraceError as error:

@@ -58,7 +58,7 @@ def write_scenario(imported: ImportedJob, path: Path, *, force: bool = False) ->
             arrays = {str(channel): seconds for channel, seconds in imported.delays.items()}
             write_npz(files.enter_context(replacing(delays)), arrays)
             written.append(delays)
-        if has_own_workload(imported):
+        if _has_own_workload(imported):
             text = dump_workload(imported.scenario.workload)
             files.enter_context(replacing(workload)).write_text(text, encoding="utf-8")
             written.append(workload)
@@ -80,7 +80,7 @@ _TOLD = 10  # number of stragglers listed, the largest first
 _WIDTH = 118
 
 
-def has_own_workload(imported: ImportedJob) -> bool:
+def _has_own_workload(imported: ImportedJob) -> bool:
     """Tell whether the workload has a file of its own."""
     return len(imported.model.tensors) > _MANY_TENSORS
 
@@ -95,7 +95,7 @@ def scenario_text(imported: ImportedJob, *, delays: str, workload: str) -> str:
     """
     scenario = imported.scenario
     document = _changed(scenario)
-    if has_own_workload(imported):
+    if _has_own_workload(imported):
         document["workload"] = {"file": workload}
     document["disturbances"] = [{"kind": "recorded", "on": channel, "file": delays} for channel in imported.delays]
     document["schedules"] = [_schedule(each) for each in scenario.schedules]

@@ -36,6 +36,7 @@ from simdist.schedules.job import Job, Policy, Shape, uses_disk, uses_memory
 from simdist.settings.base import Fault, Settings, choose, folder_of, refuse, shown, unchecked_copy
 from simdist.settings.units import EpochSteps, StepsOrTime, Whole, parse_seconds
 
+_MOST_SHOWN = 8  # schedules in a `repr`
 MAX_STEPS = 10_000_000  # a plan names the body of each
 _SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"
 
@@ -356,6 +357,21 @@ class Scenario(Settings):
             raise _named(self.name, error) from None
         except ValueError as error:
             raise ScenarioError(f"{self.name}: {error}") from None
+
+    def __repr__(self) -> str:
+        cluster = self.cluster
+        names = [each.name for each in self.schedules]
+        more = [f"{len(names) - _MOST_SHOWN} more"] if len(names) > _MOST_SHOWN else []
+        parts = {
+            "name": f"{self.name!r}",
+            "cluster": f"<{cluster.name or 'unnamed'}: {cluster.nodes} x {cluster.gpus_per_node} GPUs>",
+            "workload": f"<{self.workload.name or 'unnamed'}: batch_size {self.workload.batch_size}>",
+            "schedules": f"<{', '.join([*names[:_MOST_SHOWN], *more])}>",
+            "steps": f"{int(self.steps)}",
+        }
+        return f"Scenario({', '.join(f'{key}={text}' for key, text in parts.items())})"
+
+    __str__ = __repr__
 
     def _repr_html_(self) -> str:
         from simdist import html_of

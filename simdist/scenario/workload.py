@@ -84,6 +84,13 @@ class Activations:
     again_nbytes: tuple[float, ...]
 
 
+class _Short(str):
+    """Text that `repr` shows as it is."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class Workload(Settings):
     """A model and its batch. Compute time is stated in seconds, or follows from FLOPs and `utilization`.
 
@@ -276,6 +283,11 @@ class Workload(Settings):
         """FLOPs per sample of a forward and a backward pass, with what the latter computes again."""
         pairs = zip(self.tensors, self.recomputed_shares, strict=True)
         return math.fsum(tensor.flops * (3 + share) for tensor, share in pairs)
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Return attributes and values for `repr`, of the tensors just their number."""
+        for name, value in super().__repr_args__():
+            yield name, _Short(f"<{len(self.tensors)} tensors>") if name == "tensors" else value
 
     def unused(self, uses: Uses) -> Iterator[str]:
         """Yield a sentence for each setting without effect."""

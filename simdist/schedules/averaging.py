@@ -22,7 +22,7 @@ _OVERLAPS = (0, 1, 2, 4)  # overlaps that `tune` tries
 
 AVERAGING_TRAITS: tuple[Piece, ...] = (piece("overlap_steps", before="-overlap", default=0),)
 
-Average: TypeAlias = tuple[Group, int]  # the group, and the number of the model's fragment
+_Average: TypeAlias = tuple[Group, int]  # the group, and the number of the model's fragment
 
 
 class Turn(NamedTuple):
@@ -34,8 +34,8 @@ class Turn(NamedTuple):
         ends_warmup: The step is the last of the warm-up.
     """
 
-    sent: Average | None
-    taken: Average | None
+    sent: _Average | None
+    taken: _Average | None
     ends_warmup: bool
 
 
@@ -179,7 +179,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         """Return the group that averages gradients in a step; None if none does."""
         return Group(job.world_size) if step < self.warmup_steps else self.local_gradients(job)
 
-    def _average(self, step: int, job: Job) -> Average | None:
+    def _average(self, step: int, job: Job) -> _Average | None:
         """Return the average that is sent at a step."""
         group = self.average(step, job) if step >= 0 else None
         return (group, self.fragment(step)) if group else None

@@ -12,16 +12,16 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules.job import Job, levels
 
 Bucket: TypeAlias = tuple[int, int]  # half-open range of tensors
-Names: TypeAlias = tuple[str, ...]
+_Names: TypeAlias = tuple[str, ...]
 
 FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small, so that communication begins early
 BUCKET_NBYTES = 25 * 1024**2  # its bucket_cap_mb
 WHOLE_MODEL_NBYTES = 2**62  # larger than any model: one bucket
 PARAM = "param"
-FLAT = "flat"
-SENT = "sent"
+_FLAT = "flat"
+_SENT = "sent"
 MASTER = "master"
-RATIOS = "ratios"
+_RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 
 #: The algorithms that can also reduce-scatter and all-gather. The others move whole buffers.
@@ -132,7 +132,7 @@ def loss_buffers(job: Job) -> tuple[Buffer, ...]:
 
 def _ratio_buffers(job: Job, raters: Group) -> tuple[Buffer, ...]:
     share = math.ceil(len(job.tensor_counts) / raters.size)
-    whole = Buffer(RATIOS, share * raters.size)
+    whole = Buffer(_RATIOS, share * raters.size)
     return (Buffer(_RATIOS_SHARE, share), whole) if raters.size > 1 else (whole,)
 
 
@@ -159,7 +159,7 @@ def begins_like(job: Job, step: int) -> int:
     return step if job.input_path.source == "storage" or step < first else first + (step - first) % turns
 
 
-def begin_step(job: Job, step: int, buckets: Sequence[Bucket], params: Names = (PARAM,)) -> Body:
+def begin_step(job: Job, step: int, buckets: Sequence[Bucket], params: _Names = (PARAM,)) -> Body:
     """Return a step's operations up to the last backward pass: input, forward, the host's wait for a loss, delays.
 
     Passes before the last only compute, as under `no_sync` of PyTorch's DistributedDataParallel. The host delay comes
@@ -181,7 +181,7 @@ def loss_name(job: Job, step: int) -> str:
     return f"loss.{step % _n_losses(job)}"
 
 
-def input_names(job: Job) -> Names:
+def input_names(job: Job) -> _Names:
     """Return the buffer of the input on the device, if the job has an input."""
     return () if job.input_path.source == "device" else ("input",)
 
@@ -244,13 +244,13 @@ def _copy_input(job: Job, batch: str) -> Body:
     return (copy, ops.Wait("input")) if job.input_path.copy == "pageable" else (copy,)
 
 
-def bucket_backward(number: int, params: Names = (PARAM,), *, adds: bool) -> ops.Backward:
+def bucket_backward(number: int, params: _Names = (PARAM,), *, adds: bool) -> ops.Backward:
     """Return the backward pass of a bucket. It may add to the gradients of earlier passes of the step."""
     return ops.Backward((*params, "activations"), f"grad.{number}", adds)
 
 
 def last_backward(
-    job: Job, buckets: Sequence[Bucket], params: Names = (PARAM,), *, all_reduce: Group | None, algorithm: Algorithm
+    job: Job, buckets: Sequence[Bucket], params: _Names = (PARAM,), *, all_reduce: Group | None, algorithm: Algorithm
 ) -> Body:
     """Return the last backward pass, with each bucket's all-reduce over the group `all_reduce`, if any."""
     body: list[Op] = []
@@ -289,7 +289,7 @@ def late_backward(
 def optimize(
     job: Job,
     buckets: Sequence[Bucket],
-    params: Names = (PARAM,),
+    params: _Names = (PARAM,),
     *,
     raters: Group = ALONE,
     algorithm: Algorithm = "auto",
@@ -304,19 +304,19 @@ def optimize(
         algorithm: Algorithm of the all-gather of shared ratios, if it can gather. Otherwise the library chooses.
     """
     grads = tuple(f"grad.{number}" for number in range(len(buckets)))
-    ratios = RATIOS if OPTIMIZERS[job.optimizer].has_trust_ratios else None
+    ratios = _RATIOS if OPTIMIZERS[job.optimizer].has_trust_ratios else None
     rating = _rate(params, grads, raters, algorithm) if ratios else ()
     return (*rating, ops.Optimize(params, grads, ratios), *wait_for_update(job, params))
 
 
-def wait_for_update(job: Job, params: Names) -> Body:
+def wait_for_update(job: Job, params: _Names) -> Body:
     """Return the host's wait for its own update, if it waits for updates."""
     waits = job.host_waits_for == "update" and job.run_ahead_steps == 0
     return tuple(map(ops.Wait, params)) if waits else ()
 
 
 def optimize_slices(
-    job: Job, grads: Names, params: Names, sharers: Group, algorithm: Algorithm, *, keeps: bool = False
+    job: Job, grads: _Names, params: _Names, sharers: Group, algorithm: Algorithm, *, keeps: bool = False
 ) -> Body:
     """Return an update with one slice of all parameters for each of `sharers`, and the all-gathers of the results.
 
@@ -335,12 +335,12 @@ def optimize_slices(
     return (update, *copies, *gathers, *wait_for_update(job, params))
 
 
-def _rate(params: Names, grads: Names, raters: Group, algorithm: Algorithm) -> Body:
+def _rate(params: _Names, grads: _Names, raters: Group, algorithm: Algorithm) -> Body:
     if raters.size == 1:
-        return (ops.TrustRatios(params, grads, RATIOS, raters),)
+        return (ops.TrustRatios(params, grads, _RATIOS, raters),)
     return (
         ops.TrustRatios(params, grads, _RATIOS_SHARE, raters),
-        ops.AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if carries_slices(algorithm) else "auto"),
+        ops.AllGather(_RATIOS_SHARE, _RATIOS, raters, algorithm=algorithm if carries_slices(algorithm) else "auto"),
     )
 
 
@@ -354,7 +354,7 @@ def tensor_buffer(
 
 def flat_buffers(job: Job, pieces: Mapping[str, Bucket], *, late: bool) -> tuple[Buffer, ...]:
     """Return the buffers in which `send_parameters` averages the pieces of a model, `late` or not."""
-    names = (FLAT, SENT) if late else (FLAT,)
+    names = (_FLAT, _SENT) if late else (_FLAT,)
     return tuple(tensor_buffer(job, name + piece, tensors) for name in names for piece, tensors in pieces.items())
 
 
@@ -382,10 +382,10 @@ def send_parameters(
     """
     kept = pieces if late else ()
     return (
-        *(ops.Copy(PARAM + piece, SENT + piece) for piece in kept),
-        *(ops.Copy(PARAM + piece, FLAT + piece) for piece in pieces),
-        *((ops.Wait(FLAT + pieces[-1]),) if synchronize else ()),
-        *(ops.AllReduce(FLAT + piece, group, algorithm=algorithm, lane=lane) for piece in pieces),
+        *(ops.Copy(PARAM + piece, _SENT + piece) for piece in kept),
+        *(ops.Copy(PARAM + piece, _FLAT + piece) for piece in pieces),
+        *((ops.Wait(_FLAT + pieces[-1]),) if synchronize else ()),
+        *(ops.AllReduce(_FLAT + piece, group, algorithm=algorithm, lane=lane) for piece in pieces),
     )
 
 
@@ -401,9 +401,9 @@ def take_parameters(pieces: Sequence[str], *, late: bool) -> Body:
         Descent, IJCAI 2019, arXiv 1906.12043: CoCoD-SGD does so after a whole period.
     """
     if late:
-        terms = {piece: (PARAM + piece, FLAT + piece, SENT + piece) for piece in pieces}
+        terms = {piece: (PARAM + piece, _FLAT + piece, _SENT + piece) for piece in pieces}
         return tuple(ops.Combine(each, (1.0, 1.0, -1.0), PARAM + piece) for piece, each in terms.items())
-    return tuple(ops.Copy(FLAT + piece, PARAM + piece) for piece in pieces)
+    return tuple(ops.Copy(_FLAT + piece, PARAM + piece) for piece in pieces)
 
 
 def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:

@@ -33,15 +33,15 @@ from simdist.settings.units import Whole, parse_whole
 #: Where slices are copied together before they are gathered, beside the gathers on the wire.
 COPY_IN = Lane("copy in", "comm", "copy in")
 #: Reduce-scatters, if they have a communicator of their own.
-REDUCE = Lane("reduce", "comm", "reduce")
+_REDUCE = Lane("reduce", "comm", "reduce")
 #: Sums and conversions of reduced slices, beside the reduce-scatters on the wire.
-SUM = Lane("sum", "comm", "sum")
+_SUM = Lane("sum", "comm", "sum")
 #: Gathers of the backward pass among some of the ranks that share a unit.
-REGATHER = Lane("regather", "comm", "regather")
+_REGATHER = Lane("regather", "comm", "regather")
 #: All-reduces between replicas.
-REPLICATE = Lane("replicate", "comm", "replicate")
+_REPLICATE = Lane("replicate", "comm", "replicate")
 
-Reshard: TypeAlias = bool | int | None
+_Reshard: TypeAlias = bool | int | None
 SHARDED_TRAITS: tuple[Piece, ...] = (
     piece("param_dtype", [(each, f"-{each}") for each in get_args(FloatType)]),
     piece("reshard_after_forward", [(False, "-keep"), (True, "-reshard")], before="-reshard-"),
@@ -65,7 +65,7 @@ class ShardedSchedule(Schedule, abc.ABC):
     shards: ClassVar[bool] = True
     permit: ClassVar[Permit | None] = SHARDING
 
-    reshard_after_forward: Reshard = None
+    reshard_after_forward: _Reshard = None
     """`true` frees units after their forward pass and gathers them again (ZeRO-3). `false` keeps them (ZeRO-2). A
     number keeps a slice for that many ranks, among which they are gathered again (hpZ of ZeRO++). By default all but
     the root are freed."""
@@ -351,7 +351,7 @@ class _Shards:
         for op in between.exchange(turn, of_copies):
             spread = copies.spread(op, self.n_sharers, self.schedule.name)
             if isinstance(spread, ops.AllReduce) and spread.lane == COMM:
-                spread = replace(spread, lane=REPLICATE)
+                spread = replace(spread, lane=_REPLICATE)
             found.append(spread)
         return tuple(found)
 
@@ -424,7 +424,7 @@ class _Step:
 
     @property
     def _reduce_lane(self) -> Lane:
-        return COMM if self.schedule.communicators == 1 else REDUCE
+        return COMM if self.schedule.communicators == 1 else _REDUCE
 
     @property
     def _algorithm(self) -> str:
@@ -496,8 +496,8 @@ class _Step:
         if kept_over is None:
             self._gather(number)
             return
-        self._wait_for_gates(REGATHER)
-        gather = ops.AllGather(f"kept.{number}", f"gathered.{number}", kept_over, self._algorithm, lane=REGATHER)
+        self._wait_for_gates(_REGATHER)
+        gather = ops.AllGather(f"kept.{number}", f"gathered.{number}", kept_over, self._algorithm, lane=_REGATHER)
         self._ops.append(gather)
 
     def _wait_for_gates(self, lane: Lane) -> None:
@@ -611,7 +611,7 @@ class _Step:
         reduced = f"reduced.{number}"
         partial = f"partial.{number}"
         mean = self.shards.grad(number)
-        lane = SUM
+        lane = _SUM
         is_last = micro_batch == self.job.micro_batches - 1
         if self.shards.defers:
             if not is_last:
@@ -620,7 +620,7 @@ class _Step:
                 return
             self._ops.append(ops.Combine((reduced, partial), (1.0, 1.0), reduced, lane=lane))
         if self.replicas.size > 1 and self.schedule.all_reduces(self.job, micro_batch):
-            lane = REPLICATE
+            lane = _REPLICATE
             self._ops.append(ops.AllReduce(reduced, self.replicas, algorithm=self.schedule.algorithm, lane=lane))
         if mean == reduced:
             return

@@ -74,6 +74,14 @@ class Settings(BaseModel):
         alias_generator=lambda name: key_of(name),
     )
 
+    def __hash__(self) -> int:
+        return hash((type(self), *map(_hashable, dict(self).values())))
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Return attributes and values for `repr`, without defaults."""
+        fields = type(self).model_fields
+        return [(name, value) for name, value in self if _is_changed(fields[name], value)]
+
     @model_validator(mode="wrap")
     @classmethod
     def _reword(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
@@ -354,6 +362,19 @@ def key_of(name: str) -> str:
         if name.endswith(ending):
             return name.removesuffix(ending) + replacement
     return name
+
+
+def _hashable(value: object) -> object:
+    """Return a value to hash in place of one that has mappings or lists in it."""
+    match value:
+        case Mapping():
+            return frozenset((key, _hashable(item)) for key, item in value.items())
+        case list() | tuple():
+            return tuple(map(_hashable, value))
+        case np.ndarray():
+            return value.shape, value.dtype.str, value.tobytes()
+        case _:
+            return value
 
 
 def _is_changed(field: FieldInfo, value: object) -> bool:

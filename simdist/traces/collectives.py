@@ -32,7 +32,7 @@ from simdist.plan.ops import Algorithm
 from simdist.plan.text import op_name
 from simdist.traces.trace import Trace
 
-Seconds: TypeAlias = NDArray[np.float64]
+_Seconds: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +165,5 @@ def _row(kind: CollectiveKind, trace: Trace, rows: NDArray[np.int64]) -> Collect
     )
 
 
-def _median(values: Seconds) -> float:
+def _median(values: _Seconds) -> float:
     return float(np.median(values)) if values.size else np.nan

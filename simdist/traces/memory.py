@@ -103,7 +103,7 @@ def kinds_of(plan: Plan) -> dict[str, MemoryKind]:
     return {buffer.name: kind(buffer) for buffer in owned}
 
 
-def nbytes_of(buffer: Buffer, kind: MemoryKind) -> int:
+def _nbytes_of(buffer: Buffer, kind: MemoryKind) -> int:
     """Return the bytes of a buffer. Whole gradients have no padding before they are copied together."""
     if kind == "gradients" and buffer.padding:
         return buffer.nbytes * (buffer.count - buffer.padding) // buffer.count
@@ -170,7 +170,7 @@ def occupancy_of_times(
         if life.buffer.name not in kinds:
             continue
         kind = kinds[life.buffer.name]
-        nbytes = known.get(life.buffer.name, nbytes_of(life.buffer, kind))
+        nbytes = known.get(life.buffer.name, _nbytes_of(life.buffer, kind))
         begin_s = starts_s[life.begin]
         last_s = max(ends_s[row] for row in life.ends)
         if last_s > begin_s:

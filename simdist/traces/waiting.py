@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Seconds: TypeAlias = NDArray[np.float64]
+_Seconds: TypeAlias = NDArray[np.float64]
 
 
-def step_end_s(trace: Trace) -> Seconds:
+def step_end_s(trace: Trace) -> _Seconds:
     """Return when each rank was done with each step and all before it.
 
     Loads and saves do not count, because they belong to later steps or to no step.
@@ -50,7 +50,7 @@ def step_end_s(trace: Trace) -> Seconds:
     return np.asarray(np.maximum.accumulate(ends_s, axis=0))
 
 
-def step_s(trace: Trace) -> Seconds:
+def step_s(trace: Trace) -> _Seconds:
     """Return the length of each step, from the moment when the last rank ended the step before, float64 `[n_steps]`."""
     return np.diff(step_end_s(trace).max(axis=1), prepend=0.0)
 
@@ -79,14 +79,14 @@ def first_steps(trace: Trace, n_steps: int) -> Trace:
     return Trace(shorter, *times_s, trace.source, links=trace.links, late=late)
 
 
-def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
+def injected_s(plan: Plan, delays: Delays) -> dict[Channel, _Seconds]:
     """Return the drawn delays that a plan performs, by channel, `[n_steps, world_size]`; 0 if it performs none.
 
     Args:
         plan: The plan.
         delays: Those of one seed, see `simdist.plan.delays`.
     """
-    found: dict[Channel, Seconds] = {}
+    found: dict[Channel, _Seconds] = {}
     for each in occurrences(plan):
         if isinstance(each.op, Delay):
             drawn_s = seconds_of(each.op, delays)[0]
@@ -104,8 +104,8 @@ class Waiting:
         by_link_s: Link -> seconds that ranks waited for others that it held up; not part of `caused_s`.
     """
 
-    caused_s: Seconds
-    suffered_s: Seconds
+    caused_s: _Seconds
+    suffered_s: _Seconds
     by_link_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -114,12 +114,12 @@ class Waiting:
         return float(self.suffered_s.sum())
 
     @property
-    def caused_by_rank_s(self) -> Seconds:
+    def caused_by_rank_s(self) -> _Seconds:
         """Seconds that others waited for each rank in the whole run, `[world_size]`."""
         return np.asarray(self.caused_s.sum(axis=0))
 
     @property
-    def suffered_by_rank_s(self) -> Seconds:
+    def suffered_by_rank_s(self) -> _Seconds:
         """Seconds that each rank waited for others in the whole run, `[world_size]`."""
         return np.asarray(self.suffered_s.sum(axis=0))
 
@@ -186,7 +186,7 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
     return Waiting(caused_s, suffered_s, by_link_s)
 
 
-def _share_within(wait_s: Seconds, late_s: Seconds, group: Group) -> Seconds:
+def _share_within(wait_s: _Seconds, late_s: _Seconds, group: Group) -> _Seconds:
     """Return the waiting of each group, limited to the delay of its last rank, `[n, world_size]`."""
     shape = (len(wait_s), *group.shape(wait_s.shape[1]))
     each_s = wait_s.reshape(shape)
@@ -196,7 +196,7 @@ def _share_within(wait_s: Seconds, late_s: Seconds, group: Group) -> Seconds:
     return np.broadcast_to(share, shape).reshape(wait_s.shape)
 
 
-def _held_before(trace: Trace, held: Held) -> tuple[Seconds, NDArray[np.int64]]:
+def _held_before(trace: Trace, held: Held) -> tuple[_Seconds, NDArray[np.int64]]:
     """Return how late links made each instance ready, and the last such link or -1, both shaped like `held.seconds`.
 
     An instance inherits the lateness of its predecessor, plus the time that links held the predecessor up.
@@ -218,7 +218,7 @@ def _held_before(trace: Trace, held: Held) -> tuple[Seconds, NDArray[np.int64]]:
     return late_s, link
 
 
-def _caused_s(wait_s: Seconds, ready_s: Seconds, group: Group) -> Seconds:
+def _caused_s(wait_s: _Seconds, ready_s: _Seconds, group: Group) -> _Seconds:
     """Charge the waiting in each group to the members that were ready last; all arrays are `[n, world_size]`."""
     shape = (len(wait_s), *group.shape(wait_s.shape[1]))
     ready_s = ready_s.reshape(shape)
@@ -241,8 +241,8 @@ class HostWaits:
     """
 
     rows: NDArray[np.int64]
-    begin_s: Seconds
-    end_s: Seconds
+    begin_s: _Seconds
+    end_s: _Seconds
 
 
 def host_waits(trace: Trace) -> HostWaits:
@@ -300,7 +300,7 @@ def rank_table(trace: Trace) -> "pd.DataFrame":
     )
 
 
-def _transfer_s(trace: Trace) -> Seconds:
+def _transfer_s(trace: Trace) -> _Seconds:
     """Return the seconds in which each rank's collectives moved bytes, `[world_size]`."""
     transfer_s = np.zeros(trace.plan.world_size)
     for each in occurrences(trace.plan):

@@ -308,7 +308,7 @@ def copied(folder: Path) -> Iterator[Player]:
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=compiled)
     shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=compiled)
     demo = folder / "experiments" / "demo" / "scenario.yaml"  # is performed, and no page shows a number of it
-    demo.write_text(demo.read_text(encoding="utf-8").replace("steps: 100", "steps: 24"), encoding="utf-8")
+    demo.write_text(demo.read_text(encoding="utf-8").replace("steps: 24", "steps: 8"), encoding="utf-8")
     before = list(sys.path)
     player = Player()
     try:

@@ -27,7 +27,7 @@ from simdist.plan.algorithms import CollectiveAlgorithm
 _MOST_MEMBERS = 4096  # 16 million messages
 
 
-def direct(call: Call) -> Iterator[Messages]:
+def _direct(call: Call) -> Iterator[Messages]:
     """Yield the messages of a direct exchange.
 
     Raises:
@@ -48,7 +48,7 @@ def direct(call: Call) -> Iterator[Messages]:
             assert_never(call.op)
 
 
-ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather, Reduce, Broadcast), direct)
+ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather, Reduce, Broadcast), _direct)
 
 
 def _everybody(call: Call) -> Messages:

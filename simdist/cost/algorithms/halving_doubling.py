@@ -20,7 +20,7 @@ from simdist.plan import AllGather, AllReduce, ReduceScatter
 from simdist.plan.algorithms import CollectiveAlgorithm
 
 
-def halving_doubling(call: Call) -> Iterator[Messages]:
+def _halving_doubling(call: Call) -> Iterator[Messages]:
     """Yield the messages of halving, of doubling, or of both."""
     match call.op:
         case AllReduce():
@@ -32,7 +32,7 @@ def halving_doubling(call: Call) -> Iterator[Messages]:
             yield from reversed(list(_exchanges(call)))
 
 
-ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather), halving_doubling, needs_power_of_two=True)
+ALGORITHM = CollectiveAlgorithm((AllReduce, ReduceScatter, AllGather), _halving_doubling, needs_power_of_two=True)
 
 
 def _exchanges(call: Call) -> Iterator[Messages]:

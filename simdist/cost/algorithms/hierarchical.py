@@ -24,7 +24,7 @@ from simdist.plan import AllReduce, op_text
 from simdist.plan.algorithms import CollectiveAlgorithm
 
 
-def hierarchical(call: Call) -> Iterator[Messages]:
+def _hierarchical(call: Call) -> Iterator[Messages]:
     """Yield the messages of the three steps; empty ones, of a single node or member, are omitted.
 
     Raises:
@@ -41,7 +41,7 @@ def hierarchical(call: Call) -> Iterator[Messages]:
         yield inside
 
 
-ALGORITHM = CollectiveAlgorithm((AllReduce,), hierarchical)
+ALGORITHM = CollectiveAlgorithm((AllReduce,), _hierarchical)
 
 
 def _grid(call: Call) -> NDArray[np.int64]:

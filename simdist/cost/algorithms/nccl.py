@@ -83,8 +83,8 @@ from simdist.errors import PlanError
 from simdist.plan import AllReduce, op_text
 from simdist.scenario.cluster import Cluster
 
-NcclLibrary: TypeAlias = Literal["nccl", "nccl_simple"]
-NcclAlgorithm: TypeAlias = Literal["ring", "double_tree", "nvls", "auto"]
+_NcclLibrary: TypeAlias = Literal["nccl", "nccl_simple"]
+_NcclAlgorithm: TypeAlias = Literal["ring", "double_tree", "nvls", "auto"]
 
 _TREE_SHARE = 0.9  # tuning.cc: busBw*.9 of every tree
 _SMALLEST_NBYTES = 64  # tuning.cc: the factors belong to powers of two from 64 B to 128 MB
@@ -162,7 +162,7 @@ _NVLS_TREE_CHUNKS = ((4, 2**16), (1, 2**15))
 
 
 def nccl_transfer(
-    call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
+    call: Call, cluster: Cluster, library: _NcclLibrary, algorithm: _NcclAlgorithm, capacity_Bps: NDArray[np.float64]
 ) -> Transfer:
     """Return the transfer of a group by NCCL's fastest protocol and, with `auto`, algorithm.
 
@@ -223,7 +223,7 @@ class _Candidate:
 
 
 def _candidates(
-    call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
+    call: Call, cluster: Cluster, library: _NcclLibrary, algorithm: _NcclAlgorithm, capacity_Bps: NDArray[np.float64]
 ) -> Iterator[_Candidate]:
     """Yield the transfer by each protocol of each algorithm."""
     capability = cluster.device.compute_capability
@@ -273,7 +273,7 @@ def _as_estimated(transfer: Transfer) -> _Candidate:
     return _Candidate(transfer, transfer)
 
 
-def _protocols(call: Call, cluster: Cluster, library: NcclLibrary) -> tuple[str, ...]:
+def _protocols(call: Call, cluster: Cluster, library: _NcclLibrary) -> tuple[str, ...]:
     """Return the protocols that NCCL may choose. Over Slingshot, cards are too far from GPUs for LL128."""
     if library == "nccl_simple":
         return ("Simple",)

@@ -16,7 +16,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from simdist.cost import Shared, price
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import PlanError, TraceError
 from simdist.plan import AllGather, AllReduce, Buffer, Plan, ReduceScatter
 from simdist.plan.group import Group
@@ -27,14 +28,14 @@ from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, presets
 from simdist.settings.units import format_nbytes
 
-Which: TypeAlias = Literal["fabric", "network"]
+_Which: TypeAlias = Literal["fabric", "network"]
 
 #: The kinds of collectives that tell the links of a job whose gradients are averaged.
 AVERAGED: tuple[CollectiveKind, ...] = ("all_reduce",)
 #: The same if its model is sharded.
 SHARDED: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
-_WHICH: tuple[Which, ...] = ("fabric", "network")
+_WHICH: tuple[_Which, ...] = ("fabric", "network")
 _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 _SAME_SIZE = 1.25  # sizes within this factor determine one rate, not a latency and a rate
 _BEYOND = 1024  # times the largest size; larger messages are not sent
@@ -91,7 +92,7 @@ class Links:
 
     fabric: Link
     network: Link
-    measured: tuple[Which, ...]
+    measured: tuple[_Which, ...]
     notes: tuple[str, ...]
     fabric_source: str = ""
     is_complete: bool = True
@@ -150,13 +151,13 @@ def derive_links(
             f"fast the links are: give --cluster FILE|PRESET"
         )
     notes: list[str] = []
-    links: dict[Which, Link] = {}
+    links: dict[_Which, Link] = {}
     has_both = cluster.nodes > 1 and cluster.gpus_per_node > 1
     stated = (given or (usual if not inside else None)) if has_both and between else None
     if stated:
         links["fabric"] = stated.link
         notes.append(f"fabric is not measured but {stated.source}; network is what then explains the collectives")
-    measured: list[Which] = []
+    measured: list[_Which] = []
     for name, points in zip(_WHICH, ([] if stated else inside, between), strict=True):
         if points:
             links[name], more = _fitted(name, points, cluster, links)
@@ -202,7 +203,7 @@ def predicted_s(cluster: Cluster, group: Group, nbytes: int, kind: CollectiveKin
     plan = Plan.from_steps(kind, world_size=cluster.world_size, buffers=buffers, steps=[(op,)])
     costs = price(plan, cluster, _WORKLOAD)
     if group.size < cluster.world_size:
-        return simulate(plan, costs, {}).makespan_s
+        return run(plan, costs, {}, observe=WholeTrace()).makespan_s
     cost = costs.of[op]
     assert isinstance(cost, Shared)  # as for every collective
     return float(np.max(cost.alone_s))
@@ -245,7 +246,7 @@ def _mean(block: Sequence[_Point]) -> _Point:
     return replace(block[0], nbytes=nbytes, seconds=seconds, calls=calls)
 
 
-def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Which, Link]) -> tuple[Link, list[str]]:
+def _fitted(name: _Which, points: list[_Point], cluster: Cluster, known: dict[_Which, Link]) -> tuple[Link, list[str]]:
     """Return the link with which the cost model reproduces the measured times best."""
     hops_s = _growing(points, [point.hop_s for point in points])
     targets_s = [hop_s * point.seconds / point.hop_s for hop_s, point in zip(hops_s, points, strict=True)]
@@ -301,7 +302,7 @@ def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:
     return Link(latency_s=max(0.0, small_s - small / rate_Bps), bandwidth_Bps=rate_Bps)
 
 
-def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tuple[Link, list[str]]:
+def _link(name: _Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tuple[Link, list[str]]:
     """Return a table through the points, or a line if all have one size."""
     by_size = {point.hop_nbytes: float(f"{hop_s:.6g}") for point, hop_s in zip(points, hops_s, strict=True)}
     sizes = list(by_size)

@@ -124,7 +124,7 @@ def _free(residual_s: Floats) -> float:
     return float((1 - r) / (1 + r))
 
 
-def widths(delay_s: Floats) -> Floats:
+def _widths(delay_s: Floats) -> Floats:
     """Return the width of each rank's noise, relative to a typical rank, `[n_ranks]`.
 
     The width is the mean distance from the median, over the half of a rank's delays that are nearest to it. It is at
@@ -208,7 +208,7 @@ def late_once(delay_s: Floats, *, alarm: float = FALSE_ALARM) -> NDArray[np.bool
         alarm: Probability of a false alarm from noise alone.
     """
     spread_s = _without_ties(delay_s)
-    in_widths = spread_s / widths(spread_s)
+    in_widths = spread_s / _widths(spread_s)
     return np.asarray(in_widths > by_chance_once_s(in_widths, alarm=alarm))
 
 

@@ -20,7 +20,7 @@ from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankStep
 
-Phase: TypeAlias = Literal["input", "forward", "backward", "update"]
+_Phase: TypeAlias = Literal["input", "forward", "backward", "update"]
 
 _MOST_OF_IT = 0.8
 
@@ -37,7 +37,7 @@ class Place:
         follows: The collective that exchanges these buckets.
     """
 
-    phase: Phase | None
+    phase: _Phase | None
     bucket: int | None = None
     n_buckets: int = 0
     follows: str = "all_reduce"
@@ -105,7 +105,7 @@ class Places:
         if not total_s:
             return None
         buckets_s = more_s[1:-1]
-        phases: dict[Phase, float] = {
+        phases: dict[_Phase, float] = {
             "forward": float(more_s[0]),
             "backward": float(buckets_s.sum()),
             "update": float(more_s[-1]),

@@ -96,7 +96,7 @@ def sharded_model(sharding: Sharding, base: BaseTimes, *, before_s: float, is_bl
         )
     forward_s[0] += before_s
     dtype, stored = _dtype(sharding)
-    schedule, unlike = schedule_of(sharding, dtype, is_blocking=is_blocking)
+    schedule, unlike = _schedule_of(sharding, dtype, is_blocking=is_blocking)
     order = list(range(n_units))
     if sharding.root is not None and not sharding.root_comes_first:
         order.append(order.pop(sharding.root))
@@ -117,7 +117,7 @@ def sharded_model(sharding: Sharding, base: BaseTimes, *, before_s: float, is_bl
     )
 
 
-def schedule_of(sharding: Sharding, dtype: DType, *, is_blocking: bool) -> tuple[ShardedSchedule, list[str]]:
+def _schedule_of(sharding: Sharding, dtype: DType, *, is_blocking: bool) -> tuple[ShardedSchedule, list[str]]:
     """Return the schedule of a sharded job, and what of the job it does not have.
 
     Args:

@@ -12,14 +12,21 @@ from itertools import chain
 
 import numpy as np
 
-from simdist.profiles.job.fixed_exchanges import OF_UNITS, FixedExchange, are_fixed, find_fixed, is_covered
-from simdist.profiles.job.transfers import SentCall, transfers_of
+from simdist.profiles.job.exchanges import (
+    OF_UNITS,
+    FixedExchange,
+    SentCall,
+    are_fixed,
+    find_fixed,
+    is_covered,
+    transfers_of,
+)
 from simdist.profiles.kineto.events import Hint
 from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, RankStep
 from simdist.settings.units import format_share
 
-MOST_LEFT_OUT = 0.02  # of a step; beyond it, schedules of the scenario say nothing about the job
+_MOST_LEFT_OUT = 0.02  # of a step; beyond it, schedules of the scenario say nothing about the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class JobKind:
     @property
     def is_modelled(self) -> bool:
         """Whether the scenario covers nearly all of a step."""
-        return self.share <= MOST_LEFT_OUT
+        return self.share <= _MOST_LEFT_OUT
 
     @property
     def sentence(self) -> str:
@@ -57,7 +64,7 @@ class JobKind:
             for kind, (calls, share) in sorted(self.left_out.items(), key=lambda item: -item[1][1])
         ]
         names = f"{' and '.join(self.names) or 'other collectives'}: " if told else ""
-        if self.unseen_share > MOST_LEFT_OUT:
+        if self.unseen_share > _MOST_LEFT_OUT:
             told.append(f"{format_share(self.unseen_share)} of a step idle for what the traces do not show")
         return f"{names}{', '.join(told)}"
 

@@ -21,7 +21,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 UNKNOWN = -1
-NOTHING = -1
+_NOTHING = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class _Reading:
     def read(self, batch: Sequence[Event]) -> None:
         """Keep the relevant parts of some events, in whole columns, because there are millions of events."""
         kinds = np.array(self._kinds(batch), np.int8)
-        kept = np.flatnonzero(kinds != NOTHING)
+        kept = np.flatnonzero(kinds != _NOTHING)
         events = [batch[i] for i in kept.tolist()]
         kind = kinds[kept]
         link = np.full(len(events), UNKNOWN, np.int64)
@@ -210,13 +210,13 @@ class _Reading:
     def _kinds(self, batch: Sequence[Event]) -> list[int]:
         meanings = self._meanings
         try:
-            return [meanings[event.cat][event.name] if event.ph == "X" else NOTHING for event in batch]
+            return [meanings[event.cat][event.name] if event.ph == "X" else _NOTHING for event in batch]
         except KeyError:
             for event in batch:
                 if event.name not in meanings.setdefault(event.cat, {}):
                     kind = meaning_of(event.cat, event.name)
                     self.hints.update(hints_of(event.name))
-                    meanings[event.cat][event.name] = NOTHING if kind is None else int(kind)
+                    meanings[event.cat][event.name] = _NOTHING if kind is None else int(kind)
             return self._kinds(batch)
 
     def _told(self, kind: int, event: Event) -> int:

@@ -65,11 +65,11 @@ _WORKER = re.compile(r"worker[-_]?(\d{1,6})", re.IGNORECASE)
 _HANDLER = re.compile(r"(?P<host>.+)_\d+\.\d{13,19}\.pt\.trace\.json(?:\.gz)?")  # in ms, or ns since torch 2.1
 
 
-def rank_in_name(path: Path) -> int | None:
+def _rank_in_name(path: Path) -> int | None:
     """Return the rank in the name of a file; None if it contains none or several.
 
     Example:
-        >>> rank_in_name(Path("rank-70.Mar_25_09_12.json.gz")), rank_in_name(Path("node1_4711.1690.pt.trace.json"))
+        >>> _rank_in_name(Path("rank-70.Mar_25_09_12.json.gz")), _rank_in_name(Path("node1_4711.1690.pt.trace.json"))
         (70, None)
     """
     found = {int(digits) for digits in _RANK.findall(path.name)}
@@ -78,10 +78,10 @@ def rank_in_name(path: Path) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def hostname_in_name(path: Path) -> str | None:
+def _hostname_in_name(path: Path) -> str | None:
     """Return the host in a name that `torch.profiler.tensorboard_trace_handler` gave: host, process, time."""
     found = _HANDLER.fullmatch(path.name)
-    return found["host"] if found and rank_in_name(path) is None else None
+    return found["host"] if found and _rank_in_name(path) is None else None
 
 
 class _Metadata(Struct, rename={"job": "distributedInfo", "gpus": "deviceProperties"}):
@@ -108,11 +108,11 @@ class _ProcessGroup(Struct):
     group_size: int | None = None  # its name in older traces
 
 
-def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: list[str], is_cut: bool) -> Header:
+def _header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: list[str], is_cut: bool) -> Header:
     """Make a header from the keys next to the events; values of unexpected types count as missing."""
     told = lenient(metadata, _Metadata)
     job = lenient(told.job, _Job)
-    named = rank_in_name(path)
+    named = _rank_in_name(path)
     if None not in (job.rank, named) and job.rank != named:
         notes = [*notes, f"the name says rank {named}, the trace says rank {job.rank}, which counts"]
     gpus = [lenient(each, _Gpu) for each in told.gpus]
@@ -124,7 +124,7 @@ def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: 
         backend=job.backend,
         groups=tuple(_ranks(lenient(each, _ProcessGroup)) for each in groups),
         hostname=told.host_name or None,
-        file_host=hostname_in_name(path),
+        file_host=_hostname_in_name(path),
         gpus={gpu.id: gpu.name for gpu in gpus if gpu.id is not None},
         n_events=n_events,
         notes=tuple(notes),
@@ -139,9 +139,9 @@ def _ranks(group: _ProcessGroup) -> tuple[int, ...] | None:
 
 
 #: Categories that say nothing about steps: Python's call stack, arrows between events, and the profiler's own work.
-SKIPPED = frozenset({"python_function", "fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "Trace", "overhead"})
+_SKIPPED = frozenset({"python_function", "fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "Trace", "overhead"})
 
-EVENT_NBYTES = 32 << 20  # if an event, or the text before or after all events, is larger, the file is damaged
+_EVENT_NBYTES = 32 << 20  # if an event, or the text before or after all events, is larger, the file is damaged
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ARROWS = frozenset("sft")
 _KEY = re.compile(rb'"([^"\\\n]{1,40})"\s*:')
@@ -154,7 +154,7 @@ _OLDER_CATS = {  # of PyTorch 1.8 to 1.11
     "User Annotation": "user_annotation",
 }
 _WORK = {"cpu_op", "kernel", "gpu_memcpy", "cuda_runtime", "user_annotation", "gpu_user_annotation"}
-_NO_WORK = SKIPPED | {"cpu_instant_event", "gpu_memset", "cuda_driver", "cuda_sync", ""}
+_NO_WORK = _SKIPPED | {"cpu_instant_event", "gpu_memset", "cuda_driver", "cuda_sync", ""}
 _OTHER_DEVICE = re.compile(r"(?<![a-z])(?:mtia|xpu|hpu|npu|mlu|gcu|privateuse1)(?![a-z])")
 _JSON = json.JSONDecoder(strict=False)
 _LONGEST_US = 1e12  # 11 days
@@ -175,7 +175,7 @@ class TraceFile:
         event_nbytes: Maximum bytes of one event.
     """
 
-    def __init__(self, path: Path, *, chunk_nbytes: int = CHUNK_NBYTES, event_nbytes: int = EVENT_NBYTES) -> None:
+    def __init__(self, path: Path, *, chunk_nbytes: int = CHUNK_NBYTES, event_nbytes: int = _EVENT_NBYTES) -> None:
         self.path = path
         self._chunks = Chunks(path, chunk_nbytes=chunk_nbytes)
         self._event_nbytes = event_nbytes
@@ -221,7 +221,7 @@ class TraceFile:
             raise TraceError(f"{self.path}: the header is known after the last of the events; read them all first")
         n_events = self._n_events
         notes = self._notes
-        return header_of(self.path, self._metadata, n_events=n_events, notes=notes, is_cut=self._is_cut)
+        return _header_of(self.path, self._metadata, n_events=n_events, notes=notes, is_cut=self._is_cut)
 
     def _start(self, chunks: Iterator[bytes]) -> bytes:
         """Read the part before the events; return the events that were read with it."""
@@ -258,7 +258,7 @@ class TraceFile:
         if self._cats & _OLDER_CATS.keys():
             events = [replace(event, cat=_OLDER_CATS.get(event.cat, event.cat)) for event in events]
             self._cats |= {event.cat for event in events}
-        chosen = [event for event in events if event.cat not in SKIPPED and event.ph not in _ARROWS]
+        chosen = [event for event in events if event.cat not in _SKIPPED and event.ph not in _ARROWS]
         timed = [event for event in chosen if _is_timed(event) or event.ph == "M"]
         self._n_untimed += len(chosen) - len(timed)
         return timed

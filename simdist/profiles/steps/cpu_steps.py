@@ -24,7 +24,7 @@ from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, ove
 from simdist.profiles.steps.step_parts import OPERATORS, PAUSE_S, cpu_parts
 from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window
 
-LATE_S = 0.2e-3  # a thread of the backend may report the beginning or end of a collective this late
+_LATE_S = 0.2e-3  # a thread of the backend may report the beginning or end of a collective this late
 
 
 def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
@@ -96,7 +96,7 @@ class _Pauses:
 
     def running(self, transfers: Transfers) -> list[int]:
         """Return the pauses that began while a collective was running."""
-        n_issued = np.searchsorted(transfers.issued_s, self.start_s + LATE_S, side="right")
+        n_issued = np.searchsorted(transfers.issued_s, self.start_s + _LATE_S, side="right")
         n_done = np.searchsorted(np.sort(transfers.end_s), self.start_s, side="right")
         return np.flatnonzero(n_issued > n_done).tolist()
 
@@ -113,8 +113,8 @@ def _waits(pauses: _Pauses, transfers: Transfers, passes: Passes, *, finishing: 
         of_pass = pauses.of_pass[i]
         if (of_pass >= 0) != finishing:
             continue
-        runs = (transfers.issued_s <= start_s + LATE_S) & (transfers.end_s > start_s)
-        runs &= transfers.issued_s >= passes.start_s[of_pass] if finishing else transfers.end_s <= end_s + LATE_S
+        runs = (transfers.issued_s <= start_s + _LATE_S) & (transfers.end_s > start_s)
+        runs &= transfers.issued_s >= passes.start_s[of_pass] if finishing else transfers.end_s <= end_s + _LATE_S
         if np.any(runs):
             is_copied = finishing and end_s <= passes.end_s[of_pass]
             done_s = end_s if is_copied else min(end_s, float(transfers.end_s[runs].max()))

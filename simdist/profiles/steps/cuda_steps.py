@@ -29,7 +29,7 @@ from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, ove
 from simdist.profiles.steps.step_parts import CLOCKS_S, PAUSE_S, gpu_parts
 from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window, left_out
 
-NEARLY = 0.9  # a share that allows for a step that differs
+_NEARLY = 0.9  # a share that allows for a step that differs
 
 
 def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
@@ -195,7 +195,7 @@ def _launch_in_order(
         threads[n_before:] = launches.thread[:n]
 
 
-NESTED = 6  # largest depth of nested operators of one collective: c10d, the parameters, the annotation
+_NESTED = 6  # largest depth of nested operators of one collective: c10d, the parameters, the annotation
 
 
 def _filled(
@@ -204,7 +204,7 @@ def _filled(
     """Add information from operators around the launch; for a group of sends, since the last one."""
     before_s, at_s = between_s
     last = int(np.searchsorted(issues.start_s, at_s, side="right"))
-    for i in range(last - 1, max(last - 1 - NESTED, -1), -1):
+    for i in range(last - 1, max(last - 1 - _NESTED, -1), -1):
         is_grouped = message.kind == "other" and issues.start_s[i] > before_s
         if issues.thread[i] == thread and (issues.end_s[i] >= at_s or is_grouped):
             message = message.filled_from(told[int(issues.link[i])])
@@ -232,7 +232,7 @@ def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
     shares = np.diff(n_seen[borders], axis=1)[:, 0] / np.maximum(np.diff(borders, axis=1)[:, 0], 1)
     missing_s = np.append(launches.start_s, np.inf)[np.flatnonzero(np.append(True, is_seen))[-1]]
     ends_s = np.array([window.end_s for window in windows])
-    whole: list[bool] = ((shares >= NEARLY * shares.max()) & (ends_s <= missing_s)).tolist()
+    whole: list[bool] = ((shares >= _NEARLY * shares.max()) & (ends_s <= missing_s)).tolist()
     return whole
 
 
@@ -325,4 +325,4 @@ def _host_waits(own: EventColumns, windows: Sequence[Window], kernels: _Kernels)
     done_s = kernels.computed(blocks.start_s)
     blocks = blocks.where((done_s <= blocks.end_s + CLOCKS_S) & np.isfinite(done_s))
     counts = [int(np.diff(np.searchsorted(blocks.start_s, [w.start_s, w.end_s]))[0]) for w in windows]
-    return sum(count > 0 for count in counts) >= max(1, math.floor(NEARLY * len(windows)))
+    return sum(count > 0 for count in counts) >= max(1, math.floor(_NEARLY * len(windows)))

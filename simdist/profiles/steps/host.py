@@ -16,7 +16,7 @@ from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.phase_spans import PhaseSpan, StepPhase
 
-HOOK_S = 0.5e-3  # from the end of a node to the hand-over of the bucket that it filled
+_HOOK_S = 0.5e-3  # from the end of a node to the hand-over of the bucket that it filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def _nodes(host: EventColumns) -> EventColumns:
         return wrapped
     ended_s = np.append(np.maximum.accumulate(bare.end_s), -np.inf)
     before_s = ended_s[np.searchsorted(bare.start_s, host.start_s, side="right") - 1]
-    is_hook = np.isin(host.kind, (EventKind.ISSUE, EventKind.TRANSFER)) & (host.start_s - before_s < HOOK_S)
+    is_hook = np.isin(host.kind, (EventKind.ISSUE, EventKind.TRANSFER)) & (host.start_s - before_s < _HOOK_S)
     nodes = host.where(is_hook | np.isin(host.kind, (EventKind.NODE, EventKind.READY)))
     return replace(nodes, end_s=np.where(nodes.kind == EventKind.TRANSFER, nodes.start_s, nodes.end_s))
 

@@ -22,7 +22,7 @@ from simdist.profiles.steps.host import HostRun, gaps_between
 from simdist.profiles.steps.phase_spans import Phases, StepPhase, cut
 
 PAUSE_S = 0.5e-3  # a longer gap is more than the time of a launch
-SWITCH_S = 25e-6  # a profiled GPU needs this long from a kernel to the next, even if that is queued: mostly 1 to 10
+_SWITCH_S = 25e-6  # a profiled GPU needs this long from a kernel to the next, even if that is queued: mostly 1 to 10
 CLOCKS_S = 50e-6  # the clocks of host and device may still disagree by this much after the profiler's conversion
 
 
@@ -79,7 +79,9 @@ def gpu_parts(host: HostRun, queue_s: Floats, transfers: Transfers, phases: Phas
         StepPart.SHORT_GAP,
     )
     seconds = np.diff(edges_s)
-    part[(part == StepPart.QUEUED) & (_run_lengths_s(part == StepPart.QUEUED, seconds) < SWITCH_S)] = StepPart.SHORT_GAP
+    part[(part == StepPart.QUEUED) & (_run_lengths_s(part == StepPart.QUEUED, seconds) < _SWITCH_S)] = (
+        StepPart.SHORT_GAP
+    )
     is_long = _run_lengths_s(part == StepPart.SHORT_GAP, seconds) > PAUSE_S
     part[is_long] = np.where(is_idle, StepPart.HOST_PAUSE, StepPart.LONG_GAP)[is_long]
     return cut(edges_s, part.astype(np.int8), BESIDE + 1)

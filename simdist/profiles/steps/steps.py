@@ -77,7 +77,7 @@ def _last_updates_s(updates: EventColumns, passes: Passes) -> Floats:
 
 
 #: Maps instants on the host to the time at which the device had finished all work launched before.
-Computed: TypeAlias = Callable[[Floats], Floats]
+_Computed: TypeAlias = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class DeviceRun:
     phases: Phases
     parts: Phases
     transfers: Transfers
-    computed: Computed
+    computed: _Computed
     host_waits: bool
     notes: list[str]
 

@@ -348,3 +348,34 @@ def test_what_is_no_bandwidth_is_refused_under_either_name(value: object) -> Non
     for name in ("bandwidth", "bandwidth_Bps"):
         with pytest.raises(ValidationError):
             Link(latency_s=0, **{name: value})
+
+
+@pytest.mark.parametrize("name", presets.names("scenarios"))
+def test_equal_scenarios_have_one_hash(name: str) -> None:
+    first = load(name)
+    again = loads(dump(first))
+    assert {first: "found"}[again] == "found"
+    assert len({first, first.changed("seed", first.seed + 1)}) == 2
+
+
+def test_hash_takes_mappings() -> None:
+    levels = {2: 4, 4: "world"}
+    assert len({HierarchicalSGD(levels=levels), HierarchicalSGD(levels=dict(levels))}) == 1
+    assert len({HierarchicalSGD(levels=levels), HierarchicalSGD(levels={2: 2, 4: "world"})}) == 2
+
+
+def test_repr_of_a_scenario_names_its_parts() -> None:
+    scenario = load("cloud-stragglers").changed(schedules=[f"local-{period}" for period in range(2, 102)], name="many")
+    assert (
+        repr(scenario)
+        == str(scenario)
+        == (
+            "Scenario(name='many', cluster=<v100x8-25gbit: 16 x 8 GPUs>, workload=<ResNet-50: batch_size 64>, "
+            "schedules=<local-2, local-3, local-4, local-5, local-6, local-7, local-8, local-9, 92 more>, steps=400)"
+        )
+    )
+
+
+def test_repr_of_settings_leaves_out_defaults() -> None:
+    assert repr(Link(latency_s=1e-6, bandwidth_Bps=1e9)) == "Link(latency_s=1e-06, bandwidth_Bps=1000000000.0)"
+    assert "tensors=<161 tensors>" in repr(load("cloud-stragglers").workload)
