@@ -9,8 +9,9 @@ import pytest
 
 import simdist
 from simdist.errors import RunError, ScenarioError, UnsupportedError
+from simdist.learning.answer import LearnedSchedules
 from simdist.learning.curves import Curve, parse_target
-from simdist.learning.summary import Learned, LearnedSchedules
+from simdist.learning.summary import Learned
 from simdist.learning.timing import TimedSchedule
 from simdist.runs.building import delays
 from simdist.scenario import load
