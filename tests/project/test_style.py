@@ -243,6 +243,7 @@ AMBIGUOUS_NAMES: set[str] = {
     "read_runs",
     "read_table",
     "reduced",
+    "run",
     "save",
     "select",
     "send",
