@@ -150,13 +150,6 @@ LARGE_CLASSES: dict[str, int] = {
     "simdist/engines/alike.py:_Events": 15,
     "simdist/engines/des.py:_World": 18,
     "simdist/scenario/sampling.py:_Source": 14,
-    "real/learn.py:_Learning": 13,
-    "real/processes/heartbeat.py:Guard": 32,
-    "real/programs/module.py:ModuleProgram": 25,
-    "real/programs/sharing.py:SharedUpdate": 18,
-    "real/programs/units.py:UnitHooks": 14,
-    "real/watching/background.py:WatchThread": 15,
-    "real/watching/watch.py:StepWatch": 15,
 }
 
 # Names that say the same in each package: a command, a format, an interface.
