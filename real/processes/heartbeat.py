@@ -35,9 +35,9 @@ from real.processes.beats import BEAT_S, BeatTable, Heartbeat, compare_calls, ma
 from real.processes.signing import SignedStore
 from simdist.errors import RunError
 
-SILENT_BEATS = 12
+_SILENT_BEATS = 12
 SETTLE_S = 3.0  # time for the report of another process's failure to arrive: two beats there, two here, and a reserve
-LAST_WORDS_S = 2.0  # for the last message of a rank that fails
+_LAST_WORDS_S = 2.0  # for the last message of a rank that fails
 
 
 @final
@@ -236,7 +236,7 @@ class Guard:
     def fail(self, reason: str) -> None:
         """Report to the others that this rank ends, and why, unless another rank is known to have failed before it."""
         self._failure.own = f"{self._me} failed: {reason}"
-        self._pulse.await_beat(LAST_WORDS_S)
+        self._pulse.await_beat(_LAST_WORDS_S)
         self._failure.blame(self._failure.own)
 
     def explain(self, error: BaseException | None, doing: str) -> RunError:
@@ -289,11 +289,11 @@ class Guard:
         self._leaving = True
         if self._pulse.said == "alive" and not self._failure:
             self._pulse.await_beat(self._timeout_s)
-        elif self._pulse.said == "alive" and self._pulse.since_beat_s < LAST_WORDS_S:
-            self._pulse.await_beat(LAST_WORDS_S)
+        elif self._pulse.said == "alive" and self._pulse.since_beat_s < _LAST_WORDS_S:
+            self._pulse.await_beat(_LAST_WORDS_S)
         if self._hosts_store:
             self._outlast_others()
-        self._pulse.end(LAST_WORDS_S)
+        self._pulse.end(_LAST_WORDS_S)
 
     def _outlast_others(self) -> None:
         """Keep the store until no rank needs it any more, or the timeout is over. Then say who is missing."""
@@ -347,7 +347,7 @@ class Guard:
     @property
     def _patient_beats(self) -> int:
         """Beats for which another rank may be silent while nothing is known to have failed."""
-        return max(SILENT_BEATS, math.ceil(self._timeout_s / BEAT_S))
+        return max(_SILENT_BEATS, math.ceil(self._timeout_s / BEAT_S))
 
     def _store_has_left(self) -> bool:
         """Return whether the host of the store has said that it leaves, so the store may be gone at any time."""
@@ -405,7 +405,7 @@ class Guard:
         for beat in others:
             if beat.state == "alive" and beat.rank in gone:
                 self._failure.blame(f"{beat} ended without a word (killed?)")
-        n_silent = SILENT_BEATS if self._failure.is_sought else self._patient_beats
+        n_silent = _SILENT_BEATS if self._failure.is_sought else self._patient_beats
         for beat in others:
             n_quiet = self._table.n_quiet(beat.rank)
             if beat.state == "alive" and n_quiet >= n_silent:
@@ -418,7 +418,7 @@ class Guard:
         print(f"{self._me}: the process that started it is gone; it ends too", file=sys.stderr, flush=True)  # noqa: T201
         self._failure.blame(f"{self._me} lost the process that started it")
         os.kill(self._me.pid, signal.SIGTERM)
-        time.sleep(LAST_WORDS_S + SETTLE_S)
+        time.sleep(_LAST_WORDS_S + SETTLE_S)
         os._exit(1)  # the main thread is blocked in native code
 
     def _await_news(self) -> None:
@@ -429,7 +429,7 @@ class Guard:
             waited_s = time.monotonic() - begin_s
             alive = [beat for beat in self._table.beats.values() if beat.state == "alive"]
             doubtful = any(self._table.n_quiet(beat.rank) > 3 for beat in alive)
-            if waited_s > SETTLE_S + (SILENT_BEATS * BEAT_S if doubtful else 0.0):
+            if waited_s > SETTLE_S + (_SILENT_BEATS * BEAT_S if doubtful else 0.0):
                 return
 
     def _need_store(self, counts: Mapping[int, int]) -> list[Heartbeat]:
@@ -440,7 +440,7 @@ class Guard:
         gone = self._table.gone()
         alive = [beat for beat in self._table.others if beat.rank not in gone and beat.state == "alive"]
         if self._failure:
-            heard = [beat for beat in alive if self._table.n_quiet(beat.rank) < SILENT_BEATS]
+            heard = [beat for beat in alive if self._table.n_quiet(beat.rank) < _SILENT_BEATS]
             return [beat for beat in heard if not _has_read(beat, counts)]
         return [beat for beat in alive if not (_has_read(beat, counts) and beat.n_exchanges >= self.n_exchanges)]
 
