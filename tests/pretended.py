@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from real.buffers.memory import Memory
-from real.execution.executor import Executor, Lanes
+from real.execution.executor import Executor
+from real.execution.streams import Lanes
 from real.programs.base import Program
 from real.recording.recorder import Recorder
 from simdist.errors import RunError

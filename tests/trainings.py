@@ -28,7 +28,8 @@ from real.checkpoints.planned import CheckpointFiles
 from real.collectives.servers import sum_by_servers
 from real.collectives.worlds import ProcessWorld, groups_of, late_servers
 from real.execution import virtual
-from real.execution.executor import Executor, Lanes
+from real.execution.executor import Executor
+from real.execution.streams import Lanes
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import Lars

@@ -1686,7 +1686,7 @@ _STUDIES = (
     ),
 )
 
-_EXECUTOR = "real/execution/executor.py"
+_EXECUTOR, _REMAINING = "real/execution/executor.py", "real/execution/remaining.py"
 _TEST_EXECUTOR = "tests/real/execution/test_executor.py"
 _CLOCK, _RECORDER = "real/recording/clock.py", "real/recording/recorder.py"
 _TEST_CLOCK = ("tests/real/recording/test_clock.py", _CLOCK)
@@ -1710,15 +1710,15 @@ _REAL = (
     Mutant(
         "real: executor",
         "loads before the first step are not waited for",
-        _EXECUTOR,
-        "if index >= self._first_index or index in self._loads.early:",
-        "if index >= self._first_index:",
+        _REMAINING,
+        "return index >= self._first_index or index in self.loads.early",
+        "return index >= self._first_index",
         (_TEST_EXECUTOR, "-k", "begin"),
     ),
     Mutant(
         "real: executor",
         "a batch that the first step reads is not loaded",
-        _EXECUTOR,
+        _REMAINING,
         "if self._loads.before(step) + nth >= first_step",
         "if self._loads.before(step) + nth > first_step",
         (_TEST_EXECUTOR, "-k", "batch"),
@@ -1726,7 +1726,7 @@ _REAL = (
     Mutant(
         "real: executor",
         "two loads of a step load the same batch",
-        _EXECUTOR,
+        _REMAINING,
         "self._loads.before(instance.step) + places.index(instance.position)",
         "self._loads.before(instance.step)",
         (_TEST_EXECUTOR, "-k", "batch"),
@@ -1734,7 +1734,7 @@ _REAL = (
     Mutant(
         "real: executor",
         "a backward pass leaves out its first bucket",
-        _EXECUTOR,
+        _REMAINING,
         "[first.position :]",
         "[first.position + 1 :]",
         (_TEST_EXECUTOR, "-k", "bucket"),

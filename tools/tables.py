@@ -574,10 +574,10 @@ def trust(_: Path, old: str) -> list[str]:
         "step times of sharded models (`fsdp`, `hsdp`), calibrated": known.sharded,
         "how many ranks should share a copy of a model, calibrated": f"right in {known.degrees} scenarios",
         "the step of a job under `fully_shard` on CPUs, imported: its collectives block": known.serial,
-        "what backup workers gain, from how much longer a step takes than one worker's": (
+        "what backup workers gain, from the mean delay alone": (
             f"normalised speed-up {percent(numbers('backup_workers', 'steps', 'error'))}"
         ),
-        "what garbage collection costs that is not synchronised, from the pauses": (
+        "what unsynchronised garbage collection costs, from its pauses": (
             "seconds saved by synchronising it "
             + percent(numbers("garbage_collection", "saved", "error", _is_any_moment))
         ),

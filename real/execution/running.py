@@ -16,7 +16,8 @@ import torch
 from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_texts
 from real.collectives.worlds import ProcessWorld, check_servers
-from real.execution.executor import Executor, Lanes, World
+from real.execution.executor import Executor, World
+from real.execution.streams import Lanes
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
 from real.programs.base import Program

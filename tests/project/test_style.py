@@ -156,7 +156,6 @@ LARGE_CLASSES: dict[str, int] = {
     "simdist/scenario/sampling.py:_Source": 14,
     "simdist/sweeps/driver.py:_Driver": 15,
     "simdist/traces/breakdown.py:Attribution": 18,
-    "real/execution/executor.py:Executor": 25,
     "real/learn.py:_Learning": 13,
     "real/processes/heartbeat.py:Guard": 32,
     "real/programs/module.py:ModuleProgram": 25,

@@ -25,7 +25,8 @@ from real import models
 from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.collectives.worlds import ProcessWorld, groups_of
-from real.execution.executor import Executor, Lanes
+from real.execution.executor import Executor
+from real.execution.streams import Lanes
 from real.processes.launch import connect
 from real.programs.base import Program
 from real.programs.binding import Binding

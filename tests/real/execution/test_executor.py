@@ -13,7 +13,8 @@ from pretended import CPU, IN_THREAD, STEP, Pretended, QuietWatch, execute
 from traces import plan_of
 
 from real.buffers.memory import Memory
-from real.execution.executor import Executor, Lanes
+from real.execution.executor import Executor
+from real.execution.streams import Lanes
 from real.programs.emulated import EmulatedProgram
 from real.recording.recorder import Recorder
 from real.recording.timing import now_s

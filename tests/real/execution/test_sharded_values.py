@@ -16,8 +16,8 @@ from trainings import Training, in_virtual_world, loss
 
 from real.buffers.memory import Memory
 from real.execution import virtual
-from real.execution.executor import Lanes
 from real.execution.lifetimes import Lifetimes, short_lived
+from real.execution.streams import Lanes
 from real.programs.binding import Binding, GradientBuckets
 from real.programs.module import ModuleProgram
 from simdist.errors import PlanError, RunError
