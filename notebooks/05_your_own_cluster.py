@@ -31,8 +31,8 @@ from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm
 from matplotlib.patches import Patch, Rectangle
 
 from simdist.cost import price
-from simdist.engines import DrawnDelays
 from simdist.plan import AllReduce, occurrences
+from simdist.plan.delays import DrawnDelays
 from simdist.report import palette, speedup_figure
 from simdist.report.figures import panels
 from simdist.runs.building import build, delays, simulate

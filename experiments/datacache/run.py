@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from simdist.cost import price
-from simdist.engines import des
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.report import print_tables, write_tables
 from simdist.runs.building import delays, job
 from simdist.scenario import Scenario, load
@@ -54,7 +55,13 @@ def epochs_s(scenario: Scenario, schedule: Schedule) -> list[float]:
     Plans are not proved here, as `simdist.runs.building.build` would do: a test proves one.
     """
     plan = schedule.plan(job(scenario))
-    trace = des.simulate(plan, price(plan, scenario.cluster, scenario.workload), delays(scenario))
+    trace = run(
+        plan,
+        price(plan, scenario.cluster, scenario.workload),
+        delays(scenario),
+        observe=WholeTrace(),
+        engine="des",
+    )
     assert scenario.data
     per_epoch = scenario.data.n_samples // (scenario.cluster.world_size * scenario.workload.batch_size)
     end_s = step_end_s(trace).max(axis=1)[per_epoch - 1 :: per_epoch]

@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 from study import HERE, RESULTS
 
 from simdist.cost import price
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run as run_engine
 from simdist.plan import Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
@@ -278,7 +279,8 @@ def write_run(path: Path, scenario: Scenario) -> None:
 def compare(path: Path, case: Case) -> Result:
     """Compare what was measured in a run with a simulation of it."""
     run = run_directory.read(path)
-    simulated = simulate(run.plan, price(run.plan, run.scenario.cluster, run.scenario.workload), run.delays)
+    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+    simulated = run_engine(run.plan, costs, run.delays, observe=WholeTrace())
     if case.sleeps:
         wanted = found = _nothing(run.plan)
     else:

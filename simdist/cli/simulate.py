@@ -1,14 +1,18 @@
 """`simdist simulate`."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from simdist.cli import common, inputs
-from simdist.engines import DrawnDelays, Engine, alike, choose_engine, fast, simulate
+from simdist.cost import Costs
+from simdist.engines.observers import Observer, WhereTimeWent
+from simdist.engines.run import Engine, run
 from simdist.errors import naming
+from simdist.plan.delays import Delays, SeedDelays
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler
@@ -19,8 +23,13 @@ from simdist.studies.facets import LINKS, Simulated
 from simdist.studies.held import find_held, steady_held
 from simdist.studies.measuring import ScheduleTimes, times_of
 from simdist.studies.tables import facets_text, table_text
-from simdist.traces.breakdown import Breakdown, break_down
+from simdist.traces.breakdown import Breakdown, HeldUp, break_down
 from simdist.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from simdist.engines.alike import KindsRun
+    from simdist.engines.des import EventRun
+    from simdist.engines.vector import VectorRun
 
 _COLUMNS = (SCHEDULE, PLAIN_STEP_TIME, *STATES, ENGINE)
 
@@ -32,6 +41,32 @@ class _Simulated:
     where: Breakdown
     engine: str
     trace: Trace | None
+
+
+class _Kept(Observer[_Simulated]):
+    """Keeps the trace if it is wanted or made anyway."""
+
+    of_one_seed = True
+
+    def __init__(self, costs: Costs, held: HeldUp | None, *, wants_trace: bool) -> None:
+        self._costs = costs
+        self._wants_trace = wants_trace
+        self.held = held
+
+    def by_vectors(self, run: "VectorRun") -> _Simulated:
+        if self._wants_trace:
+            return self._with(run.trace(run.delays.seeds[0]), run.name)
+        [where] = WhereTimeWent(self.held).by_vectors(run)
+        return _Simulated(where, run.name, None)
+
+    def by_kinds(self, run: "KindsRun") -> _Simulated:
+        return self._with(run.trace(), run.name)
+
+    def by_events(self, run: "EventRun") -> _Simulated:
+        return self._with(next(run.traces()), run.name)
+
+    def _with(self, trace: Trace, engine: str) -> _Simulated:
+        return _Simulated(break_down(trace, find_held(trace, self._costs)), engine, trace)
 
 
 @click.command("simulate")
@@ -101,33 +136,20 @@ def _write(session: common.Session, planned: PlannedSchedule, *, force: bool) ->
 
 
 def _simulate(planned: PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
+    def progress(step: int, n_steps: int) -> None:
+        bar.update(planned.schedule.name, step, n_steps)
+
     plan = planned.plan
     costs = planned.costs
-
-    def progress(step: int) -> None:
-        bar.update(planned.schedule.name, step, plan.n_steps)
-
-    progress(0)
-
-    def by_fast() -> _Simulated:
-        if planned.delays is not None:
-            return _traced(fast.simulate(plan, costs, planned.delays, progress=progress))
-        sampler = delay_sampler(planned.scenario, [planned.scenario.seed])
-        held = steady_held(plan, costs)
-        return _Simulated(fast.measure(plan, costs, sampler, n_seeds=1, progress=progress, held=held), "fast", None)
-
-    def by_alike() -> _Simulated:
-        return _traced(alike.simulate(plan, costs, DrawnDelays(planned.drawn_delays()), progress=progress))
-
-    def by_des() -> _Simulated:
-        links = planned.traffic()
-        return _traced(simulate(plan, costs, planned.drawn_delays(), engine="des", traffic=links, progress=progress))
-
-    def _traced(trace: Trace) -> _Simulated:
-        where = break_down(trace, find_held(trace, costs))
-        return _Simulated(where, trace.source.removeprefix("simulated by "), trace)
-
-    return choose_engine(engine, by_fast=by_fast, by_alike=by_alike, by_des=by_des)
+    progress(0, plan.n_steps)
+    wants_trace = planned.delays is not None
+    delays: Delays | SeedDelays
+    if planned.delays is not None:
+        delays = planned.delays
+    else:
+        delays = SeedDelays([planned.scenario.seed], partial(delay_sampler, planned.scenario))
+    keep = _Kept(costs, None if wants_trace else steady_held(plan, costs), wants_trace=wants_trace)
+    return run(plan, costs, delays, observe=keep, engine=engine, live=planned.live, progress=progress)
 
 
 def _record(planned: PlannedSchedule, times: ScheduleTimes, makespan_s: float, file: Path | None) -> dict[str, Any]:

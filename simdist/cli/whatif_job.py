@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from simdist.cli import common, inputs
-from simdist.engines import simulate
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import PlanError, ScenarioError, TraceError, naming
 from simdist.runs import run_directory
-from simdist.runs.building import build, delays, traffic
+from simdist.runs.building import build, delays, live_of
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule, settings_of_name
 from simdist.studies.comparison import find_label
@@ -177,8 +178,8 @@ def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps:
     with naming(name):
         _refuse_large(simulated, baseline)
         built = build(simulated, baseline)
-        links = traffic(simulated, built.costs, simulated.seed)
-        trace = simulate(built.plan, built.costs, delays(simulated), traffic=links)
+        live = live_of(simulated, built.costs)
+        trace = run(built.plan, built.costs, delays(simulated), observe=WholeTrace(), live=live)
     others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
     return WhatifJob(name, scenario, baseline, others, trace, None, steps)
 

@@ -207,7 +207,7 @@ class _Pricing:
             return cost
         return Local(cost.seconds + self._cluster.ranks_per_core * host.handover_s)
 
-    def _cost(self, op: ops.Op) -> OpCost:
+    def _cost(self, op: ops.Op) -> OpCost:  # noqa: C901 (one `match` over all operations)
         match op:
             case ops.Forward():
                 return Local(self._compute.forward([buffer for buffer in map(self._buffer, op.srcs) if buffer.tensors]))

@@ -33,14 +33,14 @@ from simdist.engines.network.max_min import TOGETHER
 from simdist.engines.symmetry import Meetings, Partition, Symmetry, mixed
 from simdist.errors import UnsupportedError, standstill
 from simdist.plan import Delay, Enter, Op, Plan, Tick, op_text
-from simdist.plan.delays import DelaySource, delays_of, seconds_of
+from simdist.plan.delays import DelaySource, SeedDelays, delays_of, seconds_of
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import Stretch, Template, drops_late, stretches
 from simdist.traces.breakdown import Attribution, Breakdown
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
 Times: TypeAlias = NDArray[np.float64]
-Progress: TypeAlias = Callable[[int], None]
+Progress: TypeAlias = Callable[[int, int], None]
 
 _MOST_KINDS = 0.5  # of the ranks; with more, it does not pay
 _MOST_LATER = 64  # kinds after the first span, if the ranks are few
@@ -56,73 +56,115 @@ _BLOCK = 32  # instances with times that are spread over ranks at once
 _NAN = float("nan")
 
 
-def simulate(plan: Plan, costs: Costs, delays: DelaySource, *, progress: Progress | None = None) -> Trace:
-    """Simulate a plan and keep every time.
+class KindsRun:
+    """A run of one rank of each kind, for the seeds that differ.
 
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Source of the delays of the seed.
-        progress: Called with the number of steps done.
-
-    Raises:
-        UnsupportedError: Few ranks are alike, or the plan has what ranks that are alike cannot show.
+        delays: The delays of the seeds.
+        progress: Called with the steps done and the steps of all seeds.
+        courses: What earlier runs with these prices found.
     """
-    times_s = np.empty((3, plan.n_instances, plan.world_size))
-    for (told,) in _side_by_side(plan, costs, delays, 1, progress):
-        index = told.step.index
-        end = index + len(told.step.pattern.templates)
-        for row, found in zip(times_s, told.times_s, strict=True):
-            row[index:end] = told.base_s + found[:, told.partition.of_ranks]
-    ready_s, start_s, end_s = times_s
-    return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
 
+    name = "des"
 
-def times_of_first_rank(
-    plan: Plan, costs: Costs, delays: DelaySource, *, courses: "Courses | None" = None
-) -> tuple[Times, Times, Times]:
-    """Return when each instance was ready, started and ended on rank 0, `[n_instances]` each.
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs,
+        delays: SeedDelays,
+        progress: Progress | None,
+        courses: "Courses | None",
+    ) -> None:
+        self.plan = plan
+        self.delays = delays.different
+        self.n_repeats = len(delays.seeds) // len(self.delays.seeds)
+        """How often the seeds that differ make all seeds."""
+        self._costs = costs
+        self._progress = progress
+        self._courses = courses or Courses(costs, plan.world_size)
 
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-        delays: Source of the delays of the seed.
-        courses: Those of the price list that are known already.
+    def trace(self) -> Trace:
+        """Return all times of the first seed.
 
-    Raises:
-        UnsupportedError: See `simulate`.
-    """
-    rows: list[list[Times]] = [[], [], []]
-    for (told,) in _side_by_side(plan, costs, delays, 1, courses=courses):
-        for row, found in zip(rows, told.times_s, strict=True):
-            row.append(told.base_s + found[:, told.partition.of_ranks[0]])
-    ready_s, start_s, end_s = (np.concatenate(row) for row in rows)
-    return ready_s, start_s, end_s
+        Raises:
+            UnsupportedError: Few ranks are alike, or the plan has what ranks that are alike cannot show.
+        """
+        plan = self.plan
+        times_s = np.empty((3, plan.n_instances, plan.world_size))
+        for told, *_ in self._steps():
+            index = told.step.index
+            end = index + len(told.step.pattern.templates)
+            for row, found in zip(times_s, told.times_s, strict=True):
+                row[index:end] = told.base_s + found[:, told.partition.of_ranks]
+        ready_s, start_s, end_s = times_s
+        return ended_with_its_last_result(Trace(plan, ready_s, start_s, end_s, source="simulated by des"))
 
+    def times_of_first_rank(self) -> tuple[Times, Times]:
+        """Return when each operation started and ended on rank 0 with the first seed, `[n_instances]` each.
 
-def measure(
-    plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, progress: Progress | None = None
-) -> Breakdown:
-    """Simulate a plan for many seeds and keep only where the time went.
+        Raises:
+            UnsupportedError: See `trace`.
+        """
+        rows: tuple[list[Times], list[Times]] = ([], [])
+        for told, *_ in self._steps():
+            for row, found in zip(rows, told.times_s[1:], strict=True):
+                row.append(told.base_s + found[:, told.partition.of_ranks[0]])
+        start_s, end_s = (np.concatenate(row) for row in rows)
+        return start_s, end_s
 
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-        delays: Source of the delays of all seeds.
-        n_seeds: Seeds.
-        progress: Called with the number of steps done.
+    def breakdown(self) -> Breakdown:
+        """Return where the time went.
 
-    Raises:
-        UnsupportedError: See `simulate`.
-    """
-    attribution = Attribution(plan.world_size, n_seeds)
-    n_before = 0
-    for of_seeds in _side_by_side(plan, costs, delays, n_seeds, progress):
-        attribution.turn(np.array([told.by_s for told in of_seeds]), n_before)
-        key = tuple([(told.course, told.first, told.partition) for told in of_seeds])
-        attribution.repeat(key, partial(_attribute, attribution, of_seeds, plan.world_size))
-        n_before = len(of_seeds[0].step.pattern.templates)
-    return attribution.finish(plan.n_steps)
+        Raises:
+            UnsupportedError: See `trace`.
+        """
+        world_size = self.plan.world_size
+        attribution = Attribution(world_size, len(self.delays.seeds))
+        n_before = 0
+        for of_seeds in self._steps():
+            attribution.turn(np.array([told.by_s for told in of_seeds]), n_before)
+            key = tuple([(told.course, told.first, told.partition) for told in of_seeds])
+            attribution.repeat(key, partial(_attribute, attribution, of_seeds, world_size))
+            n_before = len(of_seeds[0].step.pattern.templates)
+        return attribution.finish(self.plan.n_steps)
+
+    def makespan_s(self) -> Times:
+        """Return when the last rank is done, `[n_seeds]`.
+
+        Raises:
+            UnsupportedError: See `trace`.
+        """
+        makespan_s = np.zeros(len(self.delays.seeds))
+        for of_seeds in self._steps():
+            for seed, told in enumerate(of_seeds):
+                makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)
+        return makespan_s
+
+    def _steps(self) -> "Iterator[tuple[_Told, ...]]":
+        """Simulate the plan, and yield each step, of all seeds."""
+        plan = self.plan
+        _refuse(plan, self._costs)
+        self._courses.begin()
+        n_seeds = len(self.delays.seeds)
+        seeds = [_Seed(self._courses) for _ in range(n_seeds)]
+        told: list[deque[_Told]] = [deque() for _ in seeds]
+
+        def ready() -> "Iterator[tuple[_Told, ...]]":
+            while all(told):
+                found = tuple(each.popleft() for each in told)
+                yield found
+                if self._progress:
+                    self._progress(n_seeds * (found[0].step.step + 1), n_seeds * plan.n_steps)
+
+        for steps in _steps(plan, self.delays.draw(self.delays.seeds), n_seeds):
+            for seed, its, step in zip(seeds, told, steps, strict=True):
+                its.extend(seed.add(step))
+            yield from ready()
+        for seed, its in zip(seeds, told, strict=True):
+            its.extend(seed.finish())
+        yield from ready()
 
 
 def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size: int) -> None:
@@ -137,57 +179,6 @@ def _attribute(attribution: Attribution, of_seeds: "Sequence[_Told]", world_size
                 row[..., seed] = of_kinds if of_kinds.shape[1] == 1 else of_kinds[:, told.partition.of_ranks]
         for number, template in enumerate(some, first):
             attribution.add(number, template, *times_s[:, number - first])
-
-
-def step_s(plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, courses: "Courses | None" = None) -> Times:
-    """Return the seconds per step of each seed, `[n_seeds]`.
-
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-        delays: Source of the delays of all seeds.
-        n_seeds: Seeds.
-        courses: Those of the price list that are known already.
-
-    Raises:
-        UnsupportedError: See `simulate`.
-    """
-    makespan_s = np.zeros(n_seeds)
-    for of_seeds in _side_by_side(plan, costs, delays, n_seeds, courses=courses):
-        for seed, told in enumerate(of_seeds):
-            makespan_s[seed] = max(makespan_s[seed], told.base_s + told.last_s)
-    return makespan_s / plan.n_steps
-
-
-def _side_by_side(
-    plan: Plan,
-    costs: Costs,
-    delays: DelaySource,
-    n_seeds: int,
-    progress: Progress | None = None,
-    courses: "Courses | None" = None,
-) -> "Iterator[tuple[_Told, ...]]":
-    """Simulate a plan, and yield each step, of all seeds."""
-    _refuse(plan, costs)
-    courses = courses or Courses(costs, plan.world_size)
-    courses.begin()
-    seeds = [_Seed(courses) for _ in range(n_seeds)]
-    told: list[deque[_Told]] = [deque() for _ in seeds]
-
-    def ready() -> "Iterator[tuple[_Told, ...]]":
-        while all(told):
-            found = tuple(each.popleft() for each in told)
-            yield found
-            if progress:
-                progress(found[0].step.step + 1)
-
-    for steps in _steps(plan, delays, n_seeds):
-        for seed, its, step in zip(seeds, told, steps, strict=True):
-            its.extend(seed.add(step))
-        yield from ready()
-    for seed, its in zip(seeds, told, strict=True):
-        its.extend(seed.finish())
-    yield from ready()
 
 
 def _refuse(plan: Plan, costs: Costs) -> None:

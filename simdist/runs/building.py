@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist import engines
 from simdist.cost import Costs, compute_s, price, tensor_backward_s
-from simdist.engines import Engine, fast
+from simdist.engines import vector
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import Engine, Live, run
 from simdist.errors import ScenarioError
 from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
@@ -186,6 +187,20 @@ def traffic(scenario: Scenario, costs: Costs, seed: int) -> "Traffic | None":
     return link_traffic(scenario, costs.resources, seed)
 
 
+def live_of(
+    scenario: Scenario, costs: Costs, *, actors: "Sequence[Actor]" = (), observers: "Sequence[Observer]" = ()
+) -> Live:
+    """Return what runs beside the plan with the scenario's own seed.
+
+    Args:
+        scenario: The scenario.
+        costs: Prices from `price_of`.
+        actors: The user's processes.
+        observers: See `Live`.
+    """
+    return Live(actors, observers, lambda _: traffic(scenario, costs, scenario.seed))
+
+
 def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
     """Return the source of the injected delays of many seeds."""
     return sampler(
@@ -254,7 +269,7 @@ def _one_machine_s(settings: tuple[tuple[str, object], ...], workload: Workload,
     cluster = Cluster.model_validate(dict(settings))
     scenario = Scenario(cluster=cluster, workload=workload, host=host, schedules=(schedule,), steps=n_steps)
     plan = schedule.plan(job(scenario))
-    return engines.simulate(plan, price(plan, cluster, workload), {}).makespan_s / n_steps
+    return run(plan, price(plan, cluster, workload), {}, observe=WholeTrace()).makespan_s / n_steps
 
 
 def simulate(
@@ -286,16 +301,13 @@ def simulate(
         labels = ", ".join(schedule.name for schedule in scenario.schedules)
         raise ScenarioError(f"{scenario.name}: no schedule is called {label!r}; there are: {labels}")
     built = build(scenario, chosen[0])
-    drawn = delays(scenario)
-    links = traffic(scenario, built.costs, scenario.seed)
-    return engines.simulate(
-        built.plan, built.costs, drawn, engine=engine, traffic=links, actors=actors, observers=observers
-    )
+    live = live_of(scenario, built.costs, actors=actors, observers=observers)
+    return run(built.plan, built.costs, delays(scenario), observe=WholeTrace(), engine=engine, live=live)
 
 
 def ranks_are_alike(built: Built) -> bool:
     """Tell whether all ranks surely have the same times, so that none waits for another."""
-    return fast.are_alike(built.plan, built.costs)
+    return vector.are_alike(built.plan, built.costs)
 
 
 def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:

@@ -7,9 +7,11 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines import alike, des, fast, first_exact
+from simdist.engines.observers import FirstRank
+from simdist.engines.run import AnyEngine, run
+from simdist.errors import UnsupportedError
 from simdist.plan import Plan, ops
-from simdist.plan.delays import DrawnDelays, no_delays
+from simdist.plan.delays import no_delays
 from simdist.plan.optimizers import OPTIMIZERS
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.runs.building import Built
@@ -52,24 +54,19 @@ def _occupancy(plan: Plan, start_s: NDArray[np.float64], end_s: NDArray[np.float
 def _times(built: Built) -> _PlanTimes:
     """Return the first steps of a plan, and when their instances start and end on the first rank."""
     plan = _first_steps(built.plan, n_more=_STEPS_AFTER)
+    engines: tuple[AnyEngine, ...] = ("alike", "fast")
+    for engine in engines:
+        try:
+            return plan, *_of_first_rank(plan, built, engine)
+        except UnsupportedError:
+            pass
+    shorter = _first_steps(built.plan, n_more=0)
+    return shorter, *_of_first_rank(shorter, built, "des")
+
+
+def _of_first_rank(plan: Plan, built: Built, engine: AnyEngine) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     none = no_delays(plan)
-
-    def by_alike() -> _PlanTimes:
-        _, start_s, end_s = alike.times_of_first_rank(plan, built.costs, DrawnDelays(none), courses=built.courses)
-        return plan, start_s, end_s
-
-    def by_fast() -> _PlanTimes:
-        return _of_first_rank(fast.simulate(plan, built.costs, none))
-
-    def by_des() -> _PlanTimes:
-        shorter = _first_steps(built.plan, n_more=0)
-        return _of_first_rank(des.simulate(shorter, built.costs, no_delays(shorter)))
-
-    return first_exact(by_alike, by_fast, by_des)
-
-
-def _of_first_rank(trace: Trace) -> _PlanTimes:
-    return trace.plan, trace.start_s[:, 0], trace.end_s[:, 0]
+    return run(plan, built.costs, none, observe=FirstRank(), engine=engine, courses=built.courses)
 
 
 def most_nbytes(built: Built, workload: Workload) -> int:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines import Engine
+from simdist.engines.run import Engine
 from simdist.errors import ScenarioError, naming
+from simdist.plan.delays import Draw
 from simdist.runs.building import Built, build, in_steps
 from simdist.scenario.scenario import AnyScenario, Scenario, load
 from simdist.scenario.warnings import unstated
@@ -22,7 +23,7 @@ from simdist.settings.units import format_seconds
 from simdist.studies.draws import shared_delays, with_draws
 from simdist.studies.facets import FACETS, RANGES, Facet, FacetValues, Line, Simulated, ValueT, sentences, told
 from simdist.studies.facets import doubts as doubts_of_facets
-from simdist.studies.measuring import TIMES_OF_DRAWS, Draw, Progress, ScheduleTimes, measure, times_of
+from simdist.studies.measuring import TIMES_OF_DRAWS, Progress, ScheduleTimes, measure, times_of
 from simdist.studies.remarks import remarks_of
 from simdist.studies.statistics import Interval, is_wide, positive_interval, ratio_interval
 from simdist.traces.breakdown import STATES, break_down

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simdist import engines
-from simdist.engines import Delays
+from simdist.engines.observers import WholeTrace
+from simdist.engines.run import run
 from simdist.errors import ScenarioError
-from simdist.runs.building import build, dataset, traffic
+from simdist.plan.delays import Delays
+from simdist.runs.building import build, dataset, live_of
 from simdist.scenario import Scenario
 from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
@@ -209,13 +210,13 @@ def knob_effects(
     total = (1 + len(possible)) * scenario.steps
 
     def simulated(knob: Knob, number: int) -> Epochs:
-        def report(step: int) -> None:
+        def report(step: int, _: int) -> None:
             if progress:
                 progress(f"{schedule.name}: {knob.name}", number * scenario.steps + step, total)
 
         built = build(knob.scenario, knob.schedule)
-        links = traffic(knob.scenario, built.costs, knob.scenario.seed)
-        return find_epochs(engines.simulate(built.plan, built.costs, delays, traffic=links, progress=report))
+        live = live_of(knob.scenario, built.costs)
+        return find_epochs(run(built.plan, built.costs, delays, observe=WholeTrace(), live=live, progress=report))
 
     baseline = simulated(Knob("as it is", scenario, schedule), 0)
     turned = ((knob, simulated(knob, number)) for number, knob in enumerate(possible, 1))

@@ -34,6 +34,7 @@ _COUNTS = ("point", "seeds")
 #: The folder for run directories in the folder of a sweep: RUNS/POINT/LABEL.
 RUNS = "runs"
 
+_UNIT = re.compile(r"_(per_s|s|Bps|nbytes)$")
 _DRAWN = re.compile(r"(\d+\.\d{4,})(?=\s|%|[A-Za-z]|$)")
 
 #: Columns that stand only in tables that have something in them, as those of facets.
@@ -305,6 +306,26 @@ def shown_text(choice: Choice) -> str:
     ('1.459 GB/s', '0.002573')
     """
     return _DRAWN.sub(lambda match: f"{float(match[1]):.4g}", written_text(choice))
+
+
+def short_names(columns: Sequence[str]) -> list[str]:
+    """Return the last parts of columns, as few as tell them apart, without units.
+
+    >>> short_names(["cluster.fabric.latency_s", "cluster.network.latency_s", "cluster.nodes", "schedules[1].period"])
+    ['fabric.latency', 'network.latency', 'nodes', 'schedules[1].period']
+    """
+    return [_short_name(column, [other for other in columns if other != column]) for column in columns]
+
+
+def _short_name(column: str, others: Sequence[str]) -> str:
+    parts = column.split(".")
+    for count in range(1, len(parts) + 1):
+        tail = ".".join(parts[-count:])
+        is_alone = not any(f".{other}".endswith(f".{tail}") for other in others)
+        of_item = count == 1 and len(parts) > 1 and parts[-2].endswith("]")  # a period is a period of something
+        if is_alone and not of_item:
+            break
+    return _UNIT.sub("", tail)
 
 
 def source_text(source: Source) -> str:

@@ -20,10 +20,10 @@ import run  # noqa: E402
 import storage  # noqa: E402
 import storage_run  # noqa: E402
 from data_set import SampleSet, generate  # noqa: E402
+from engine_runs import simulate  # noqa: E402
 
 from simdist.caching import epoch_order  # noqa: E402
 from simdist.cost import price  # noqa: E402
-from simdist.engines import simulate  # noqa: E402
 from simdist.plan import LEVELS  # noqa: E402
 from simdist.report import insert_tables  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402

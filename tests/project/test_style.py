@@ -144,18 +144,13 @@ MOST_ATTRIBUTES = 12  # that a constructor sets; fields of dataclasses do not co
 # What is larger, with its size. An entry goes when its code is small enough.
 LONG_FUNCTIONS: dict[str, int] = {
     "simdist/engines/des.py:_stream": 54,
-    "simdist/plan/check.py:_op_problems": 46,
-    "simdist/proof/prover.py:_execute": 49,
 }
 LARGE_CLASSES: dict[str, int] = {
-    "simdist/cost/loads.py:LoadCosts": 14,
     "simdist/engines/alike.py:Courses": 13,
     "simdist/engines/alike.py:_Events": 15,
     "simdist/engines/des.py:_World": 18,
-    "simdist/proof/prover.py:_Proof": 25,
     "simdist/scenario/sampling.py:_Source": 14,
     "simdist/sweeps/driver.py:_Driver": 15,
-    "simdist/traces/breakdown.py:Attribution": 18,
     "real/learn.py:_Learning": 13,
     "real/processes/heartbeat.py:Guard": 32,
     "real/programs/module.py:ModuleProgram": 25,
@@ -192,7 +187,6 @@ AMBIGUOUS_NAMES: set[str] = {
     "MAX_NBYTES",
     "Model",
     "OPS",
-    "Observer",
     "Order",
     "Outcome",
     "Precision",
@@ -256,7 +250,6 @@ AMBIGUOUS_NAMES: set[str] = {
     "select",
     "send",
     "sentences",
-    "simulate",
     "spread",
     "step_end_s",
     "step_s",

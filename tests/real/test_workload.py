@@ -8,7 +8,8 @@ from commandline import Answer, call
 
 torch = pytest.importorskip("torch")
 
-from simdist.engines import simulate  # noqa: E402
+from engine_runs import simulate  # noqa: E402
+
 from simdist.runs.building import build  # noqa: E402
 from simdist.scenario import load, load_workload  # noqa: E402
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from chakra_messages import read_trace
 from commandline import SMALL, Answer, call, edited, write
+from engine_runs import des, fast
 
 from simdist import scenario as scenarios
-from simdist.engines import des, fast
 from simdist.errors import PlanError, ScenarioError
 from simdist.plan import AllReduce, Broadcast, Group, algorithms
 from simdist.runs import run_directory

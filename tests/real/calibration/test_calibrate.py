@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 from calibrations import command  # noqa: E402
 from data_files import SampleSet, generate, read_index  # noqa: E402
+from engine_runs import des  # noqa: E402
 from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
@@ -30,7 +31,6 @@ from real.data.storages import DataStorage, open_storage  # noqa: E402
 from real.processes.launch import RankPlace  # noqa: E402
 from simdist.cost import price  # noqa: E402
 from simdist.cost.topology import LinkCost  # noqa: E402
-from simdist.engines import des  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402

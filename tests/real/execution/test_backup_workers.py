@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from engine_runs import simulate
 from pool import Pool
 from trainings import Training, by_arrival, by_plan, comes_alone, in_virtual_world, loss
 
@@ -13,7 +14,6 @@ from real.collectives.first_come import ArrivalClient, ArrivalServer
 from real.collectives.worlds import check_servers
 from real.execution import virtual
 from real.loops.step_shape import check_shape
-from simdist.engines import simulate
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Plan, Servers
 from simdist.plan.walk import drops_late

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from simdist.cost import Shared, price, pricing
 from simdist.cost.algorithms.double_tree import parents
-from simdist.engines import des, fast
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Plan, Reduce, ReduceScatter, Servers
 from simdist.plan.group import Group

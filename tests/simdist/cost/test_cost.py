@@ -5,10 +5,10 @@ from pathlib import Path
 import closed_forms
 import numpy as np
 import pytest
+from engine_runs import des, fast
 from pydantic import ValidationError
 
 from simdist.cost import Local, Shared, compute_s, price, tensor_backward_s
-from simdist.engines import des, fast
 from simdist.errors import PlanError, ScenarioError
 from simdist.plan import (
     AllGather,

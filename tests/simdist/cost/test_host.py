@@ -1,11 +1,11 @@
 """What communication takes of CPU cores: closed forms, and nothing where a cluster does not say."""
 
 import pytest
+from engine_runs import des, fast
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simdist.cost import price
-from simdist.engines import des, fast
 from simdist.plan import AllGather, AllReduce, Backward, Buffer, Forward, Optimize, Plan, ReduceScatter, Wait
 from simdist.plan.group import Group
 from simdist.scenario import Cluster, Link, Tensor, Workload

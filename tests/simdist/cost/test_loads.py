@@ -11,12 +11,12 @@ import tracemalloc
 import numpy as np
 import pytest
 from data_sets import data_plans, loads_plan
+from engine_runs import des, fast
 from hypothesis import given
 from numpy.typing import NDArray
 
 from simdist.caching import look_up
 from simdist.cost import Varying, price
-from simdist.engines import des, fast
 from simdist.errors import PlanError, UnsupportedError
 from simdist.plan import LEVELS, AllReduce, Buffer, Dataset, Load, Plan, Save
 from simdist.plan.group import Group

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from pydantic import ValidationError
 
 from simdist.cost import Shared, price
-from simdist.engines import simulate
 from simdist.plan import AllReduce, Broadcast, Buffer, Plan
 from simdist.plan.group import Group
 from simdist.runs.building import build, delays

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from simdist.cost import Shared, price
-from simdist.engines import des, fast
 from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.runs.building import build, delays, simulate

@@ -4,15 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from priced_runs import delays_of, workloads
 
 from simdist.cost import price
-from simdist.engines import DrawnDelays, contention, des, fast, recurrence
+from simdist.engines import contention, recurrence
 from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Optimize, Plan
 from simdist.plan.check import check
+from simdist.plan.delays import DrawnDelays
 from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload

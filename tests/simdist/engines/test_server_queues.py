@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 
 from simdist.cost import price
-from simdist.engines import des, fast
 from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Broadcast, Buffer, Group, Plan, Reduce, Server
 from simdist.scenario import Cluster, Link, Tensor, Workload

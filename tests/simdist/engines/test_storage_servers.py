@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from commandline import call, write
+from engine_runs import des, fast
 
-from simdist.engines import des, fast
 from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays, traffic
 from simdist.scenario import dump, loads

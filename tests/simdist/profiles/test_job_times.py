@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_runs import simulate
 from profiled_jobs import Bucket, Delay, Truth, profiles_of, without_input
 
-from simdist.engines import simulate
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan.group import Group
 from simdist.profiles.estimates.base import base_times, parts

@@ -19,8 +19,8 @@ from simdist.report.page.sections.sweep_fastest import fastest_conclusion
 from simdist.report.page.sections.sweep_rows import sweep_data
 from simdist.report.page.sweep_model import read_sweep_report, varying_fields
 from simdist.sweeps import InProcess, frame, load, read_results, run
+from simdist.sweeps.fastest import fastest
 from simdist.sweeps.fields import Choice
-from simdist.sweeps.selection import fastest
 
 GRID = """\
 scenario: small.yaml

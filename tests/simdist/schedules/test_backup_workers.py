@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_runs import des, fast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.chakra.export import Export
-from simdist.engines import DrawnDelays, des, fast
 from simdist.engines.replay import timing
 from simdist.errors import PlanError, TraceError
 from simdist.plan import AllReduce, Enter, Group, Plan, Result, Servers
 from simdist.plan.check import check
-from simdist.plan.delays import delay_shapes
+from simdist.plan.delays import DrawnDelays, delay_shapes
 from simdist.plan.ops import entering
 from simdist.plan.walk import drops_late
 from simdist.proof import prove

@@ -4,10 +4,10 @@ import math
 
 import pytest
 from data_sets import DATA_SCENARIO, data_plans, loads_plan
+from engine_runs import des
 from hypothesis import given
 
 from simdist.cost import price
-from simdist.engines import des
 from simdist.errors import PlanError
 from simdist.plan import Dataset, Plan
 from simdist.runs.building import build

@@ -11,131 +11,126 @@ Operations of one lane may share resources: see `simdist.engines.contention`. Ev
 `UnsupportedError`; the discrete-event engine can simulate it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from simdist import plan as plans
 from simdist.cost.costs import Costs, Local, Shared, Varying
-from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times, in_columns, one_for_all
+from simdist.engines.recurrence import GroupMeeting, Price, Recurrence, Times, in_columns, one_for_all
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
-from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
-from simdist.plan.walk import Stretch, Template, drops_late, stretches
-from simdist.traces.breakdown import Attribution, Breakdown, HeldUp, break_down, side_by_side
+from simdist.plan.delays import SeedDelays
+from simdist.plan.walk import Stretch, drops_late, stretches
+from simdist.traces.breakdown import Collector
 from simdist.traces.links import LinkRecorder
 from simdist.traces.trace import Trace, ended_with_its_last_result
 
+Progress: TypeAlias = Callable[[int, int], None]
+_CollectorT = TypeVar("_CollectorT", bound=Collector)
+#: Makes what gets all times, given the ranks and the seeds.
+CollectorOf: TypeAlias = Callable[[int, int], _CollectorT]
+
+_BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 _FEW = 8  # up to this many members, numpy is faster member by member than by a reduction along a short axis
 
 
-def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | None = None) -> Trace:
-    """Simulate a plan and keep every time.
+class VectorRun:
+    """A run of a plan by recurrences, for all seeds.
 
     Args:
         plan: A legal plan.
-        costs: Its price list.
-        delays: Those of one seed, see `simdist.plan.delays`.
-        progress: Called with the number of steps done.
-
-    Raises:
-        PlanError: The delays do not fit the plan.
-        UnsupportedError: Operations of several lanes may meet on a resource, or loads differ from one another.
+        costs: The price list of all seeds, or one for each.
+        delays: The delays of the seeds.
+        progress: Called with the steps done and the steps of all seeds.
     """
-    check_delays(plan, delays)
-    times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough for Linux to use huge pages
-    ready_s, start_s, end_s = times_s
-    walked = list(stretches(plan))
-    table = end_s[:, :, np.newaxis]
-    recurrence = Recurrence(plan, 1, _prices(plan, [costs], 1), delays=DrawnDelays(delays), table=table)
-    recurrence.run(walked, progress)
-    for stretch in walked:
-        _recover_ready_and_start(stretch, ready_s, start_s, end_s)
-    for row in drops_late(plan):
-        late = recurrence.late[row]
-        start_s[row] = np.delete(ready_s[row], late).max()
-        start_s[row, late] = ready_s[row, late]
-    links = LinkRecorder(costs.slow).table()
-    trace = Trace(plan, ready_s, start_s, end_s, source="simulated by fast", links=links, late=recurrence.late)
-    return ended_with_its_last_result(trace)
 
+    name = "fast"
 
-def measure(
-    plan: Plan,
-    costs: Costs,
-    delays: DelaySource,
-    *,
-    n_seeds: int,
-    progress: Progress | None = None,
-    held: HeldUp | None = None,
-) -> Breakdown:
-    """Simulate a plan for many seeds at once and keep only where the time went.
+    def __init__(self, plan: Plan, costs: Sequence[Costs], delays: SeedDelays, progress: Progress | None) -> None:
+        self.plan = plan
+        self.delays = delays
+        self._costs = costs[:1] if all(each is costs[0] for each in costs) else costs
+        self._progress = progress
 
-    Memory is that of a few steps, whatever the number of steps.
+    @property
+    def has_late(self) -> bool:
+        """Whether ranks may come too late for an update. Then seeds are simulated one by one."""
+        return bool(drops_late(self.plan))
 
-    Args:
-        plan: A legal plan.
-        costs: Its price list.
-        delays: Source of the delays of all seeds.
-        n_seeds: Seeds.
-        progress: Called with the number of steps done.
-        held: Names the links that hold up operations.
+    def batches(self) -> Iterator[Sequence[int]]:
+        """Yield the seeds, in batches whose vectors stay in a core's cache."""
+        seeds = self.delays.seeds
+        n = max(1, _BATCH_VALUES // self.plan.world_size)
+        for first in range(0, len(seeds), n):
+            yield seeds[first : first + n]
 
-    Raises:
-        UnsupportedError: See `simulate`.
-    """
-    if drops_late(plan):
-        if held:
-            raise UnsupportedError("links that are slow throughout hold up who comes first: use --engine des (or auto)")
-        taken = delays.take(plan.n_steps)
-        drawn = ({channel: each[[seed]] for channel, each in taken.items()} for seed in range(n_seeds))
-        return side_by_side([break_down(simulate(plan, costs, each, progress=progress)) for each in drawn])
-    n = n_seeds if held or _has_delays(plan) else 1  # without delays, all seeds are alike
-    prices = _prices(plan, [costs], n)
-    of_one = None if held else _of_one_rank(plan, prices)
-    n_ranks = plan.world_size
-    if of_one is not None:
-        prices = of_one
-        n_ranks = 1
-    attribution = Attribution(n_ranks, n, held=held)
-    recurrence = Recurrence(plan, n, prices, delays=delays, observer=attribution, n_ranks=n_ranks)
-    recurrence.run(stretches(plan), progress)
-    found = attribution.finish(plan.n_steps)
-    if (n_ranks, n) == (plan.world_size, n_seeds):
-        return found
-    return found.spread(plan.world_size, n_seeds)
+    def trace(self, seed: int) -> Trace:
+        """Return all times of a seed.
 
+        Raises:
+            UnsupportedError: Operations of several lanes may meet on a resource, or loads differ from one another.
+        """
+        plan = self.plan
+        if len(self._costs) > 1:
+            raise UnsupportedError(
+                "who comes first depends on prices, which differ from seed to seed: use --engine des"
+            )
+        times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough for Linux's huge pages
+        ready_s, start_s, end_s = times_s
+        walked = list(stretches(plan))
+        table = end_s[:, :, np.newaxis]
+        prices = _prices(plan, self._costs, 1)
+        recurrence = Recurrence(plan, 1, prices, delays=self.delays.draw([seed]), table=table)
+        recurrence.run(walked, self._report([seed]))
+        for stretch in walked:
+            _recover_ready_and_start(stretch, ready_s, start_s, end_s)
+        for row in drops_late(plan):
+            late = recurrence.late[row]
+            start_s[row] = np.delete(ready_s[row], late).max()
+            start_s[row, late] = ready_s[row, late]
+        links = LinkRecorder(self._costs[0].slow).table()
+        trace = Trace(plan, ready_s, start_s, end_s, source="simulated by fast", links=links, late=recurrence.late)
+        return ended_with_its_last_result(trace)
 
-def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
-    """Return the seconds per step of many seeds, each with its own prices, `[n_seeds]`.
+    def tell(self, collector_of: CollectorOf[_CollectorT], seeds: Sequence[int], *, each_rank: bool) -> _CollectorT:
+        """Return a collector that was told the times of every instance.
 
-    Args:
-        plan: A legal plan.
-        costs: A price list for each seed, which may be the same object.
-        delays: Source of the delays of all seeds.
+        Memory is that of a few steps, whatever the number of steps.
 
-    Raises:
-        UnsupportedError: See `measure`.
-    """
-    n_seeds = len(costs)
-    if all(each is costs[0] for each in costs):
-        costs = costs[:1]
-    if drops_late(plan):
-        if len(costs) == 1:
-            return measure(plan, costs[0], delays, n_seeds=n_seeds).step_s
-        raise UnsupportedError("who comes first depends on prices, which differ from seed to seed: use --engine des")
-    ends = _LastEnds()
-    prices = _prices(plan, costs, n_seeds)
-    n_ranks = plan.world_size
-    of_one = _of_one_rank(plan, prices)
-    if of_one is not None:
-        prices = of_one
-        n_ranks = 1
-    Recurrence(plan, n_seeds, prices, delays=delays, observer=ends, n_ranks=n_ranks).run(stretches(plan))
-    last_s = (each.max(axis=0) for each in ends.of.values())
-    makespan_s: Times = reduce(np.maximum, last_s, np.zeros(n_seeds))
-    return makespan_s / plan.n_steps
+        Args:
+            collector_of: Makes it, given the ranks and the seeds of the times. One rank may stand for all.
+            seeds: Some of the seeds.
+            each_rank: Whether it needs each rank and seed.
+
+        Raises:
+            UnsupportedError: See `trace`.
+        """
+        plan = self.plan
+        n = len(seeds)
+        if len(self._costs) == 1 and not each_rank and not _has_delays(plan):
+            n = 1  # all seeds are alike
+        prices = _prices(plan, self._costs, n)
+        of_one = None if each_rank else _of_one_rank(plan, prices)
+        n_ranks = plan.world_size if of_one is None else 1
+        collector = collector_of(n_ranks, n)
+        source = self.delays.draw(seeds)
+        Recurrence(plan, n, of_one or prices, delays=source, observer=collector, n_ranks=n_ranks).run(
+            stretches(plan), self._report(seeds)
+        )
+        return collector
+
+    def _report(self, seeds: Sequence[int]) -> Callable[[int], None] | None:
+        """Return what turns steps of some seeds into steps of all."""
+        progress = self._progress
+        if progress is None:
+            return None
+        n_steps = self.plan.n_steps
+        before = self.delays.seeds.index(seeds[0]) * n_steps
+        total = len(self.delays.seeds) * n_steps
+        return lambda step: progress(before + len(seeds) * step, total)
 
 
 def are_alike(plan: Plan, costs: Costs) -> bool:
@@ -166,17 +161,6 @@ def _of_one_rank(plan: Plan, prices: Mapping[Op, Price]) -> dict[Op, Price] | No
             return None
         found[op] = alike
     return found
-
-
-class _LastEnds:
-    """Keeps when the last operation of each lane ended, of each rank or packed."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, Times] = {}  # name of the lane -> end
-
-    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
-        """Add the times of the next instance."""
-        self.of[template.lane.name] = end_s
 
 
 def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, end_s: Times) -> None:
