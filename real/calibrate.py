@@ -23,8 +23,8 @@ from real.calibration.tables import OPS, OpName
 from real.data.filecache import default_folder
 from real.data.sources import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
+from real.processes.beats import boot_id
 from real.processes.exit_codes import run_command
-from real.processes.heartbeat import boot_id
 from real.processes.launch import Connection, RankPlace, connect, place
 from real.recording.timing import share_cores
 from simdist.errors import RunError, ScenarioError
@@ -99,7 +99,7 @@ def _command(**given: Any) -> None:
     # unless only a workload is wanted
     options.measures_links = bool(options.cluster or options.raw or not options.workload)
     here = place(os.environ)
-    sizes = sizes_of(options.min_nbytes, options.max_nbytes)
+    sizes = _sizes_of(options.min_nbytes, options.max_nbytes)
     _check(options, here)
     usual_batch_size = machine.preset_batch_size(options.model) if options.model else 1
     share_cores(here.local_world_size)
@@ -124,10 +124,10 @@ def _command(**given: Any) -> None:
             _model(connection, options.model, options.workload, batch_size, options, measured)
 
 
-def sizes_of(least: int, most: int) -> tuple[int, ...]:
+def _sizes_of(least: int, most: int) -> tuple[int, ...]:
     """Return the sizes from `least` up to `most`, each 4 times the one before.
 
-    >>> sizes_of(1000, 20_000)
+    >>> _sizes_of(1000, 20_000)
     (1000, 4000, 16000)
 
     Raises:

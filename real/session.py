@@ -151,12 +151,12 @@ def open_session(
         RunError: There is not enough memory, times cannot be recorded, or a rank is missing.
     """
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan), in_place=in_place)
-    world = make_world(connection, plan)
-    recorder = None if recording is None else make_recorder(connection, plan, recording)
+    world = _make_world(connection, plan)
+    recorder = None if recording is None else _make_recorder(connection, plan, recording)
     return Session(connection, plan, delays, memory, world, recorder, connection.guard)
 
 
-def make_world(connection: Connection, plan: Plan) -> ProcessWorld:
+def _make_world(connection: Connection, plan: Plan) -> ProcessWorld:
     """Make the process groups of a plan, which end with the connection. All ranks take part."""
     world = ProcessWorld(
         groups_of(plan),
@@ -168,7 +168,7 @@ def make_world(connection: Connection, plan: Plan) -> ProcessWorld:
     return world
 
 
-def make_recorder(connection: Connection, plan: Plan, recording: Recording) -> Recorder:
+def _make_recorder(connection: Connection, plan: Plan, recording: Recording) -> Recorder:
     """Make the recorder of this rank. All ranks take part.
 
     Raises:

@@ -98,7 +98,7 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
 
     ops = _FITTED if first.host else _FITTED[:1]
     measured = [each for each in measurements if each.task.op in ops and each.task.where != "all per node"]
-    known_s = message_s_per_byte(measurements) if first.host else None
+    known_s = _message_s_per_byte(measurements) if first.host else None
     start = _values(first)
     least = np.zeros(len(_USUAL))
     least[2] = _LEAST_FABRIC_S
@@ -124,7 +124,7 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
     return Fit(_with(first, found), tuple(measured), tuple(solved.fun.tolist()), tuple(at_bounds))
 
 
-def message_s_per_byte(measurements: Sequence[Measurement]) -> float | None:
+def _message_s_per_byte(measurements: Sequence[Measurement]) -> float | None:
     """Return the seconds per byte of a message between nodes, from the two largest sizes; None if there are fewer."""
     found = sorted(
         (each.task.nbytes, each.median_s)

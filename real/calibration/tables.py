@@ -180,11 +180,11 @@ def _fit(points: Sequence[Hop], *, least_s_per_byte: float = 0.0) -> tuple[float
     time_s = np.array([hop.time_s for hop in points])
     weights = np.sqrt([hop.weight for hop in points]) / time_s
     columns = np.stack([weights, nbytes * weights], axis=1)
-    latency_s, slope_s = non_negative(columns, (time_s - least_s_per_byte * nbytes) * weights).tolist()
+    latency_s, slope_s = _non_negative(columns, (time_s - least_s_per_byte * nbytes) * weights).tolist()
     return latency_s, least_s_per_byte + slope_s
 
 
-def non_negative(factors: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+def _non_negative(factors: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the non-negative least-squares solution; columns are scaled first, because units differ.
 
     Args:

@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class VirtualResult:
+class _VirtualResult:
     """Holds the outcome of training.
 
     Args:
@@ -58,7 +58,7 @@ def train(
     outer_optimizer: MakeOptimizer = nesterov,
     late: Mapping[int, Sequence[int]] | None = None,
     batched: bool = False,
-) -> VirtualResult:
+) -> _VirtualResult:
     """Train a user's model on all ranks of a plan, on the CPU.
 
     Args:
@@ -89,7 +89,7 @@ def train(
     perform(plan, world.programs, world.memory, seed=seed, on_step=end, late=late)
     world.bring_home()
     vectors = [torch.cat([each.detach().flatten() for each in trained_parameters(module)]) for module in world.modules]
-    return VirtualResult(torch.stack(vectors), losses, tuple(world.modules))
+    return _VirtualResult(torch.stack(vectors), losses, tuple(world.modules))
 
 
 @final

@@ -138,7 +138,7 @@ def resume(
         if shards is None:
             take_over(state, 0, connection.place.rank, connection.group)
         else:
-            take_over_slices(state, connection, peers)
+            _take_over_slices(state, connection, peers)
     else:
         begins = f"{folder}: its newest checkpoint is of {resumed.step} steps"
         first_step = resumed.step
@@ -194,7 +194,7 @@ def take_over(state: RankState, src: int, rank: int, group: dist.ProcessGroup | 
 
 
 @torch.no_grad()
-def take_over_slices(state: RankState, connection: Connection, peers: Peers) -> None:
+def _take_over_slices(state: RankState, connection: Connection, peers: Peers) -> None:
     """Give all copies of a sharded model the state of the first one, and all ranks the buffers of rank 0.
 
     All ranks take part.

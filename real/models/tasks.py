@@ -142,7 +142,7 @@ def _generator(*numbers: int) -> torch.Generator:
     return torch.Generator().manual_seed(hash(numbers) % 2**63)
 
 
-def draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_digits(labels: Tensor, generator: torch.Generator) -> Tensor:
     """Return images of digits at random places, with random contrasts, in noise.
 
     Args:
@@ -172,9 +172,9 @@ def _digits(*, split: bool = False) -> dict[str, Any]:
     """
     generator = _generator(1)
     labels = torch.arange(10).repeat_interleave(300)
-    images = draw_digits(labels, generator)
+    images = _draw_digits(labels, generator)
     test_labels = torch.arange(1000) % 10
-    test_images = draw_digits(test_labels, generator)
+    test_images = _draw_digits(test_labels, generator)
 
     def layer(n_in: int, n_out: int, *, stride: int) -> nn.Sequential:
         conv = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1, bias=False)

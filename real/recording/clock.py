@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from real.collectives.byte_transfer import gather_texts
-from real.processes.heartbeat import boot_id
+from real.processes.beats import boot_id
 from real.recording.timing import now_s, sleep_s
 
 Clock = Callable[[], float]

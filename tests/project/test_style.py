@@ -151,13 +151,6 @@ LARGE_CLASSES: dict[str, int] = {
     "simdist/engines/des.py:_World": 18,
     "simdist/scenario/sampling.py:_Source": 14,
     "simdist/sweeps/driver.py:_Driver": 15,
-    "real/learn.py:_Learning": 13,
-    "real/processes/heartbeat.py:Guard": 32,
-    "real/programs/module.py:ModuleProgram": 25,
-    "real/programs/sharing.py:SharedUpdate": 18,
-    "real/programs/units.py:UnitHooks": 14,
-    "real/watching/background.py:WatchThread": 15,
-    "real/watching/watch.py:StepWatch": 15,
 }
 
 # Names that say the same in each package: a command, a format, an interface.
