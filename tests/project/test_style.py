@@ -150,7 +150,6 @@ LARGE_CLASSES: dict[str, int] = {
     "simdist/engines/alike.py:_Events": 15,
     "simdist/engines/des.py:_World": 18,
     "simdist/scenario/sampling.py:_Source": 14,
-    "simdist/sweeps/driver.py:_Driver": 15,
 }
 
 # Names that say the same in each package: a command, a format, an interface.
@@ -174,7 +173,6 @@ AMBIGUOUS_NAMES: set[str] = {
     "MAX_NBYTES",
     "Model",
     "Order",
-    "Outcome",
     "Progress",
     "Record",
     "STATES",
