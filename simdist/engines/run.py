@@ -86,9 +86,7 @@ def run(
             barred[choice.engine] = str(error)
 
 
-def _observed(
-    asked: "RunToChoose[ObservedT]", choice: ChosenEngine, live: Live, progress: Progress | None
-) -> ObservedT:
+def _observed(asked: RunToChoose[ObservedT], choice: ChosenEngine, live: Live, progress: Progress | None) -> ObservedT:
     """Simulate a plan with the engine that was chosen."""
     plan = asked.plan
     match choice.engine:

@@ -381,7 +381,11 @@ def test_without_a_trace_auto_does_by_events_what_fast_refuses(small, capsys, mo
         numbers = {key: value for key, value in other.items() if isinstance(value, float)}
         assert {key: row[key] for key in numbers} == pytest.approx(numbers, rel=1e-12)
     answer = call(capsys, "simulate", small, "--engine", "fast")
-    assert (answer.code, answer.out, answer.err) == (2, "", f"error: {small}: sync: not exact\n")
+    assert (answer.code, answer.out, answer.err) == (
+        2,
+        "",
+        f"error: {small}: sync: not exact: use --engine des (or auto)\n",
+    )
 
 
 def test_plan_just_made_is_not_priced_again(small, capsys, monkeypatch):
