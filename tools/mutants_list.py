@@ -1496,7 +1496,7 @@ _PROFILES = (
     Mutant(
         "profiles",
         "waiting counts as the transfer",
-        _JOB + "transfers.py",
+        _JOB + "exchanges.py",
         "if key[1] in _APART else least_s[key]",
         "if key[1] else least_s[key]",
         ("tests/simdist/profiles/test_waiting.py",),
@@ -1504,7 +1504,7 @@ _PROFILES = (
     Mutant(
         "profiles",
         "the update of a slice counts as that of the whole model",
-        "simdist/profiles/importing.py",
+        "simdist/profiles/stages.py",
         "optimize_s *= model.whole_per_slice",
         "optimize_s *= 1",
         (*_TEST_SHARDED, "-k", "plan_again and 1"),

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from real.calibration.line_fit import Fit, fit
-from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, table
+from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, link_table
 from simdist.scenario import Cluster, Device, Library, Link
 from simdist.scenario.cluster import HostWork
 from simdist.scenario.uncertain import Range
@@ -48,7 +48,7 @@ class LinkForm:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class _Derived:
     """A cluster, and notes on it."""
 
     cluster: Cluster
@@ -65,7 +65,7 @@ def derive(
     library: Library,
     name: str,
     source: str,
-) -> Derived:
+) -> _Derived:
     """Return the cluster that explains the all_reduces.
 
     Tables come from the all_reduces inside nodes, and from those between one rank of each node. Lines are fitted to
@@ -95,7 +95,7 @@ def derive(
         fitted = fit(_with_cores(cluster, form.cores), measurements)
         cluster = fitted.cluster.model_copy(update={"uncertain": _ranges(fitted)})
         notes += _fit_notes(fitted)
-    return Derived(cluster, (*notes, *missing))
+    return _Derived(cluster, (*notes, *missing))
 
 
 def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
@@ -163,7 +163,7 @@ def _link(name: str, points: list[Hop], form: LinkForm) -> tuple[Link, list[str]
         return Link.ideal(), []
     if form.links == "line":
         return line(points, form.rate_Bps), []
-    link = table(points)
+    link = link_table(points)
     return link, _table_notes(name, points, link)
 
 

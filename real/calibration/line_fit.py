@@ -30,7 +30,7 @@ from simdist.scenario import Cluster, Link, Tensor, Workload
 _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 
 
-def predicted_s(cluster: Cluster, task: MeasuringTask) -> float | None:
+def predicted_task_s(cluster: Cluster, task: MeasuringTask) -> float | None:
     """Return the predicted time of a collective; None for a message, which is not an operation of a plan.
 
     Groups that share a link share it evenly, as in the simulator.
@@ -98,7 +98,7 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
 
     ops = _FITTED if first.host else _FITTED[:1]
     measured = [each for each in measurements if each.task.op in ops and each.task.where != "all per node"]
-    known_s = message_s_per_byte(measurements) if first.host else None
+    known_s = _message_s_per_byte(measurements) if first.host else None
     start = _values(first)
     least = np.zeros(len(_USUAL))
     least[2] = _LEAST_FABRIC_S
@@ -111,7 +111,7 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
         found = start.copy()
         found[free] = values * usual
         cluster = _with(first, found)
-        return np.array([(predicted_s(cluster, each.task) or 0.0) / each.median_s - 1 for each in measured])
+        return np.array([(predicted_task_s(cluster, each.task) or 0.0) / each.median_s - 1 for each in measured])
 
     usual = np.array(_USUAL)[free]
     lowest = least[free]
@@ -124,7 +124,7 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
     return Fit(_with(first, found), tuple(measured), tuple(solved.fun.tolist()), tuple(at_bounds))
 
 
-def message_s_per_byte(measurements: Sequence[Measurement]) -> float | None:
+def _message_s_per_byte(measurements: Sequence[Measurement]) -> float | None:
     """Return the seconds per byte of a message between nodes, from the two largest sizes; None if there are fewer."""
     found = sorted(
         (each.task.nbytes, each.median_s)

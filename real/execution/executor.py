@@ -55,13 +55,15 @@ class World(Protocol):
 class Watch(Protocol):
     """Knows whether the run has failed, here or on another rank, and reports the progress of this rank.
 
-    Args:
+    Attributes:
         position: Instance index of the last operation of the comm stream that has begun.
-        failed: Set when the run has failed, which ends all waits.
     """
 
     position: int
-    failed: threading.Event
+
+    @property
+    def failed(self) -> threading.Event:
+        """Set when the run has failed, which ends all waits."""
 
     def check(self) -> None:
         """Raise RunError if the run has failed."""

@@ -13,12 +13,21 @@ from pydantic import ValidationError
 from simdist.cli import common, inputs
 from simdist.cli.where import lost_record, lost_text, where_text
 from simdist.errors import ScenarioError, TraceError
+from simdist.profiles import (
+    ImportedJob,
+    ImportOptions,
+    SlowedJob,
+    find_traces,
+    import_job,
+    profile_all,
+    what_slowed,
+    write_scenario,
+)
 from simdist.profiles.estimates.collectives import CollectiveTimes
 from simdist.profiles.estimates.links import AVERAGED, SHARDED, Fabric, as_group, predicted_s
 from simdist.profiles.estimates.places import Place
 from simdist.profiles.estimates.sharded_model import ShardedModel
 from simdist.profiles.estimates.stragglers import CommonDelay, Noise, Repeated, Straggler, repeated
-from simdist.profiles.importing import ImportedJob, ImportOptions, SlowedJob, import_job, what_slowed
 from simdist.profiles.job.job import grouped
 from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import UnknownLayoutError
@@ -28,8 +37,7 @@ from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.steps.step_parts import StepPart
 from simdist.profiles.summaries import CollectiveSummary, JobSummary, is_summary, read_summary
-from simdist.profiles.trace_files import find_traces, profile_all
-from simdist.profiles.writing import check_free, write_scenario
+from simdist.profiles.writing import check_free
 from simdist.scenario import Link, Tensor, load_workload, strict_yaml
 from simdist.settings.base import listed, picked, plural
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds

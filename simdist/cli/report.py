@@ -8,9 +8,9 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.learn import LEARNED
-from simdist.cli.learn import columns as learned_columns
 from simdist.errors import RunError, ScenarioError
 from simdist.files import read_content
+from simdist.learning.answer import learned_columns
 from simdist.report.page import pages
 from simdist.report.page.model import RunsReport
 from simdist.report.page.reading import read_report

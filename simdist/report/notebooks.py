@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 import numpy as np
 
 from simdist.errors import ScenarioError
+from simdist.learning.answer import LearnedSchedules
 from simdist.learning.curves import TRAINING_LOSS
-from simdist.learning.summary import LearnedSchedules, curves_record
+from simdist.learning.summary import curves_record
 from simdist.plan import LEVELS
 from simdist.report.bars import bars_figure
 from simdist.report.figures import literal_text, panels, shortened
@@ -49,7 +50,7 @@ from simdist.sweeps.table import ResultRow, Table, shown_text, uses_kinds
 from simdist.traces.breakdown import Breakdown, break_down
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting
-from simdist.tuning.tuning import Tuned
+from simdist.tuning.answer import Tuned
 from simdist.whatif.gains import Gains
 from simdist.whatif.slowdown import Slowdown
 

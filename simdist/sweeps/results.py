@@ -37,10 +37,10 @@ def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
         RunError: A file cannot be read, or is damaged.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from simdist.sweeps import InProcess, loads, run
-    >>> sweep = loads("{scenario: cloud-stragglers, vary: {cluster.nodes: [2, 4], steps: [8]}, seeds: 2}")
+    >>> from simdist.sweeps import InProcess, loads, sweep
+    >>> what = loads("{scenario: cloud-stragglers, vary: {cluster.nodes: [2, 4], steps: [8]}, seeds: 2}")
     >>> with TemporaryDirectory() as folder:
-    ...     _ = run(sweep, Path(folder), workers=InProcess())
+    ...     _ = sweep(what, folder, workers=InProcess())
     ...     table = frame(folder)
     >>> table[table.schedule == "local-4"][["cluster.nodes", "steps", "seeds"]].values.tolist()
     [[2, 8, 2], [4, 8, 2]]

@@ -10,8 +10,10 @@ import numpy as np
 from simdist.plan import COLLECTIVES, occurrences
 from simdist.runs.building import build, ranks_are_alike, simulate
 from simdist.scenario import Scenario, strict_yaml
+from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.warnings import unstated
 from simdist.schedules import Schedule
+from simdist.settings.base import unchecked_copy
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import row
 from simdist.studies.facets import GRADIENTS, RANGES
@@ -172,6 +174,34 @@ def entry(schedule: Schedule) -> str:
     if "levels" in written:  # their periods are text in JSON
         written["levels"] = {int(period): size for period, size in written["levels"].items()}
     return "- " + strict_yaml.dump_line({"kind": schedule.kind_in_files()} | written)
+
+
+def lines_of_scenario(
+    scenario: Scenario,
+    schedule: Schedule,
+    n_passes: int,
+    saved: CheckpointSettings | None,
+    *,
+    own: CheckpointSettings | None,
+) -> str:
+    """Return the lines that a scenario takes to change to a candidate.
+
+    Args:
+        scenario: As the user wrote it.
+        schedule: The candidate's.
+        n_passes: Its micro-batches.
+        saved: Its checkpoint, as it was simulated, every so many steps.
+        own: The scenario's checkpoint, as it was simulated.
+    """
+    lines = ["schedules:", f"  {entry(schedule)}"]
+    if n_passes != scenario.workload.micro_batches:
+        lines.append(f"workload: {{micro_batches: {n_passes}}}  # and its other keys")
+    if saved and own and scenario.checkpoint and saved.every == own.every:  # the search has not varied the interval
+        saved = unchecked_copy(saved, every=scenario.checkpoint.every)
+    if saved and saved != scenario.checkpoint:
+        every = saved.model_dump(mode="json")["every"]
+        lines.append(f"checkpoint: {{every: {every}, mode: {saved.mode}}}  # and its other keys")
+    return "\n".join(lines)
 
 
 def _factor(finalist: Finalist) -> str:

@@ -14,10 +14,8 @@ torch = pytest.importorskip("torch")
 
 import processes  # noqa: E402
 
-from simdist.profiles.importing import ImportOptions, import_job  # noqa: E402
+from simdist.profiles import ImportOptions, find_traces, import_job, write_scenario  # noqa: E402
 from simdist.profiles.steps.ranks import profile_rank  # noqa: E402
-from simdist.profiles.trace_files import find_traces  # noqa: E402
-from simdist.profiles.writing import write_scenario  # noqa: E402
 from simdist.report import insert_tables  # noqa: E402
 from simdist.scenario import load  # noqa: E402
 

@@ -9,6 +9,7 @@ from profiled_jobs import Bucket, Delay, Truth, profiles_of, without_input
 
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan.group import Group
+from simdist.profiles import ImportedJob, ImportOptions, import_job
 from simdist.profiles.estimates.base import base_times, parts
 from simdist.profiles.estimates.collectives import (
     CollectiveTimes,
@@ -17,7 +18,6 @@ from simdist.profiles.estimates.collectives import (
     on_shared_cores,
 )
 from simdist.profiles.estimates.links import SHARDED, Fabric, derive_links, predicted_s
-from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
 from simdist.profiles.job.job import assemble
 from simdist.profiles.job.layout import find_layout
 from simdist.profiles.job.matching import CollectiveKey, Matched, RankClocks, match, synchronize

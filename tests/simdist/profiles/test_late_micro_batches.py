@@ -16,7 +16,7 @@ from traced_plans import step_s, write_traces
 
 from simdist.plan.delays import Delays
 from simdist.plan.ops import Channel
-from simdist.profiles.importing import ImportedJob, import_job
+from simdist.profiles import ImportedJob, import_job
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.runs.building import build
 from simdist.scenario import Scenario, load, loads

@@ -8,7 +8,7 @@ import pytest
 from engine_runs import simulate
 from profiled_jobs import Delay, Truth, profiles_of, without_input
 
-from simdist.profiles.importing import ImportedJob, import_job
+from simdist.profiles import ImportedJob, import_job
 from simdist.runs.building import build
 from simdist.whatif import find_slowdown
 

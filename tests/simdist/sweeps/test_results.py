@@ -13,6 +13,7 @@ import pytest
 from commandline import SMALL, call, edited, write
 from data_sets import DATA_CLUSTER
 
+from simdist import sweeps
 from simdist.cli import main
 from simdist.errors import RunError, ScenarioError
 from simdist.files import read_jsonl
@@ -21,7 +22,7 @@ from simdist.runs import run_directory
 from simdist.scenario import loads as scenario_of
 from simdist.studies.comparison import compare
 from simdist.studies.facets import EPOCHS
-from simdist.sweeps import InProcess, LocalPool, frame, load, read_results, run, write_plans
+from simdist.sweeps import InProcess, LocalPool, frame, load, read_results, write_plans
 from simdist.sweeps.fastest import fastest
 from simdist.sweeps.results import csv_text
 from simdist.sweeps.table import columns
@@ -51,7 +52,7 @@ def computed(folder: Path, sweep: str = SWEEP, scenario: str = TWO) -> Path:
     """Compute a sweep in this process; return its folder."""
     folder.mkdir(exist_ok=True)
     write(folder / "small.yaml", scenario)
-    run(load(write(folder / "study.yaml", sweep)), folder / "out", workers=InProcess())
+    sweeps.sweep(load(write(folder / "study.yaml", sweep)), folder / "out", workers=InProcess())
     return folder / "out"
 
 
@@ -287,7 +288,7 @@ def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
     table = read_results([folder])
     assert table.n_missing == 1
     assert any(f"{folder / ROWS}: line 3 is torn or damaged" in note for note in table.notes)
-    outcome = run(load(tmp_path / "study.yaml"), folder, workers=InProcess())
+    outcome = sweeps.sweep(load(tmp_path / "study.yaml"), folder, workers=InProcess())
     assert (outcome.n_new, outcome.damaged) == (1, (3,))
     assert [json.loads(line)["key"] for line in whole.splitlines()] == [
         json.loads(line)["key"] for line in (folder / ROWS).read_bytes().splitlines()
@@ -299,7 +300,7 @@ def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
 def test_csv_is_the_same_however_many_processes_computed_it(swept, tmp_path):
     write(tmp_path / "small.yaml", TWO)
     with LocalPool(2) as pool:
-        run(load(write(tmp_path / "study.yaml", SWEEP)), tmp_path / "pool", workers=pool)
+        sweeps.sweep(load(write(tmp_path / "study.yaml", SWEEP)), tmp_path / "pool", workers=pool)
     of_pool, of_one = (csv_text(columns(read_results([folder]))) for folder in (tmp_path / "pool", swept))
     assert of_pool.encode() == of_one.encode()
 
