@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from real.execution.batching import Made, StackedModule, per_rank
-from real.execution.virtual import World, perform
+from real.execution.virtual import World, perform_together
 from real.models.tasks import TaskFunctions
 from real.programs.binding import Binding, trained_parameters
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
@@ -176,7 +176,7 @@ def _learn(task: TaskFunctions, order: _TrainingRequest, say: Say) -> None:
     _set_seeds(order.seed)
     run = _Learning(task, order, plan, say)
     run.tell(0)
-    perform(plan, run.world.programs, run.world.memory, seed=order.seed, on_step=run.end, late=order.late)
+    perform_together(plan, run.world.programs, run.world.memory, seed=order.seed, on_step=run.end, late=order.late)
     say({"done": True})
 
 

@@ -22,8 +22,8 @@ from real.collectives import byte_transfer
 from real.collectives.worlds import ProcessWorld, groups_of, late_servers, scratch_nbytes
 from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
-from real.recording.clock import Clocks, common_start_s, compare
-from real.recording.recorder import RecordedPart, Recorder, gather, part_path, write_part
+from real.recording.clock import Clocks, agree_on_start_s, compare_clocks
+from real.recording.recorder import RecordedPart, Recorder, gather_trace, part_path, write_part
 from simdist.errors import RunError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
@@ -95,8 +95,8 @@ class Session:
             begins: Called with the common start, on this rank's own clock.
         """
         group = self.connection.group
-        clocks = compare(group=group)
-        start_s = common_start_s(clocks, group=group)
+        clocks = compare_clocks(group=group)
+        start_s = agree_on_start_s(clocks, group=group)
         if begins is not None:
             begins(start_s)
         if self.recorder is not None and self.recorder.path is not None:
@@ -122,9 +122,11 @@ class Session:
             raise RunError(f"plan {self.plan.name}: no times were noted, so there is no trace of it")
         recorder.forget_unended()
         group = self.connection.group
-        clocks = start.clocks, compare(group=group)
+        clocks = start.clocks, compare_clocks(group=group)
         late = self.world.late(self.plan)
-        trace = gather(recorder, self.plan, start_s=start.start_s, clocks=clocks, source=source, group=group, late=late)
+        trace = gather_trace(
+            recorder, self.plan, start_s=start.start_s, clocks=clocks, source=source, group=group, late=late
+        )
         return trace, clocks
 
 

@@ -24,7 +24,7 @@ from simdist.errors import RunError
 from simdist.machine import free_memory_nbytes
 from simdist.plan import Buffer, Plan, ops
 
-DTYPES: Mapping[str, torch.dtype] = {
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
     "float32": torch.float32,
     "float16": torch.float16,
@@ -86,7 +86,7 @@ class Memory:
         self._dense: dict[str, Tensor] = {}
         self._sparse: dict[str, _SparseTensor] = {}
         for buffer in wanted:
-            values = self._zeros(buffer, DTYPES[buffer.dtype])
+            values = self._zeros(buffer, TORCH_DTYPES[buffer.dtype])
             if buffer.sparse:
                 self._sparse[buffer.name] = _SparseTensor(values, self._zeros(buffer, torch.int32), units[buffer.name])
             else:

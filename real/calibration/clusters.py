@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from real.calibration.line_fit import Fit, fit
-from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, table
+from real.calibration.tables import Hop, Measurement, hops, is_flat_at_end, line, link_table
 from simdist.scenario import Cluster, Device, Library, Link
 from simdist.scenario.cluster import HostWork
 from simdist.scenario.uncertain import Range
@@ -163,7 +163,7 @@ def _link(name: str, points: list[Hop], form: LinkForm) -> tuple[Link, list[str]
         return Link.ideal(), []
     if form.links == "line":
         return line(points, form.rate_Bps), []
-    link = table(points)
+    link = link_table(points)
     return link, _table_notes(name, points, link)
 
 

@@ -30,7 +30,7 @@ from simdist.scenario import Cluster, Link, Tensor, Workload
 _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 
 
-def predicted_s(cluster: Cluster, task: MeasuringTask) -> float | None:
+def predicted_task_s(cluster: Cluster, task: MeasuringTask) -> float | None:
     """Return the predicted time of a collective; None for a message, which is not an operation of a plan.
 
     Groups that share a link share it evenly, as in the simulator.
@@ -111,7 +111,7 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
         found = start.copy()
         found[free] = values * usual
         cluster = _with(first, found)
-        return np.array([(predicted_s(cluster, each.task) or 0.0) / each.median_s - 1 for each in measured])
+        return np.array([(predicted_task_s(cluster, each.task) or 0.0) / each.median_s - 1 for each in measured])
 
     usual = np.array(_USUAL)[free]
     lowest = least[free]

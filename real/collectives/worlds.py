@@ -37,7 +37,6 @@ from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_serv
 from real.processes.rendezvous import own_address
 from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, op_text, ops
-from simdist.plan.first_come import n_in
 from simdist.plan.group import Group
 from simdist.plan.lanes import COMM
 from simdist.plan.walk import drops_late
@@ -257,7 +256,7 @@ class ProcessWorld:
                 if op.drop and op.servers:
                     self.arrivals.sum_of_first(buffer, op.drop, op.servers)
                     if op.reduction == "mean":
-                        buffer /= n_in(op)
+                        buffer /= op.n_in
                     return
                 _scaled(buffer, op, buffer)
                 if op.servers:

@@ -22,7 +22,7 @@ from real.buffers.memory import Memory
 from real.data.filecache import FileCache, cold_folder, default_folder, folder_of_set, warm_folder
 from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Board, Geometry, MemoryStore, wait_until_all_staged
-from real.data.peers import PeerClient, PeerServer, connections_per_peer, key_of, most_connections
+from real.data.peers import PeerClient, PeerServer, connections_per_peer, most_connections, peer_key
 from real.data.sample_index import SampleIndex, check_index
 from real.data.sources import Sources, choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
@@ -97,7 +97,7 @@ def open_input(
         decode = choose_decode(index, shape, options.url)
         run, token = _meet(others, place, index)
         files = _file_cache(stack, plan, dataset, options, index, run, place) if _uses_disk(plan) else None
-        key = key_of(token, f"{_digest(index)} {shape}".encode())
+        key = peer_key(token, f"{_digest(index)} {shape}".encode())
         store, peers = _open_memories(stack, plan, dataset, place, others, key)
         sources = Sources(index, storage, decode, shape, files)
         limits = LoaderLimits(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.data.memory import Loan, MemoryStore, Pixels, Want, flat, wait_for
-from real.processes.messages import greet, receive, send, welcome
+from real.processes.messages import greet, receive, send_message, welcome
 from simdist.errors import RunError
 
 # Number of wants that follow, and the seconds that the server may wait for samples that are about to arrive.
@@ -33,7 +33,7 @@ HEAD = struct.Struct("<qd")
 _WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
 
 
-def key_of(token: bytes, data_set: bytes) -> bytes:
+def peer_key(token: bytes, data_set: bytes) -> bytes:
     """Return the key that ranks of a run must know to read a data set from each other.
 
     Args:
@@ -43,13 +43,13 @@ def key_of(token: bytes, data_set: bytes) -> bytes:
     return hmac.digest(token, data_set, "sha256")
 
 
-def packed(wants: Sequence[Want]) -> bytes:
+def pack_wants(wants: Sequence[Want]) -> bytes:
     """Write wants."""
     return np.array([(want.sample, want.local_rank, want.number) for want in wants], _WANT).tobytes()
 
 
-def unpacked(data: bytes | bytearray) -> list[Want]:
-    """Read what `packed` wrote."""
+def unpack_wants(data: bytes | bytearray) -> list[Want]:
+    """Read what `pack_wants` wrote."""
     return [Want(*fields) for fields in np.frombuffer(data, _WANT).tolist()]
 
 
@@ -169,12 +169,12 @@ class PeerServer(AbstractContextManager["PeerServer"]):
             raise ConnectionAbortedError(f"a request for {n_wants} samples, to wait {wait_s} s")
         body = bytearray(n_wants * _WANT.itemsize)
         receive(connection, body, deadline_s=time.monotonic() + self._timeout_s)
-        loans = self._find(unpacked(body), wait_s)
+        loans = self._find(unpack_wants(body), wait_s)
         found = [loan for loan in loans if loan is not None]
         deadline_s = time.monotonic() + self._timeout_s
         flags = bytes(loan is not None for loan in loans)
-        send(connection, [flags, *(loan.data.data for loan in found)], deadline_s=deadline_s)
-        send(connection, [bytes(loan.is_intact() for loan in found)], deadline_s=deadline_s)
+        send_message(connection, [flags, *(loan.data.data for loan in found)], deadline_s=deadline_s)
+        send_message(connection, [bytes(loan.is_intact() for loan in found)], deadline_s=deadline_s)
 
     def _find(self, wants: Sequence[Want], wait_s: float) -> list[Loan | None]:
         """Wait for all samples that may still arrive, then look them up."""
@@ -322,7 +322,7 @@ def _ask(
     deadline_s: float,
 ) -> list[bool]:
     """Send a request, and receive its answer."""
-    send(connection, [HEAD.pack(len(wants), wait_s) + packed(wants)], deadline_s=deadline_s)
+    send_message(connection, [HEAD.pack(len(wants), wait_s) + pack_wants(wants)], deadline_s=deadline_s)
     found = bytearray(len(wants))
     receive(connection, found, deadline_s=deadline_s)
     for _, target in filter(lambda pair: pair[0], zip(found, targets, strict=True)):

@@ -28,7 +28,7 @@ from simdist.plan import Plan, ops
 
 Scheduler: TypeAlias = torch.optim.lr_scheduler.LRScheduler
 Made: TypeAlias = tuple[nn.Module, torch.optim.Optimizer, Scheduler | None]
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @final
@@ -95,7 +95,7 @@ def stacked_batch(batch: Callable[[int, int], Batch], n_ranks: int, number: int)
 def problem_at_once(
     plan: Plan,
     made: Sequence[Made],
-    loss: Loss,
+    loss: LossFunction,
     batch: Callable[[int, int], Batch],
     *,
     outer: MakeOptimizer,
@@ -168,7 +168,7 @@ def stack(made: Sequence[Made]) -> tuple[StackedModule, torch.optim.Optimizer]:
 
 def _difference(
     modules: Sequence[nn.Module],
-    loss: Loss,
+    loss: LossFunction,
     batch: Callable[[int, int], Batch],
     device: torch.device,
     autocast: torch.dtype | None,

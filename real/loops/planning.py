@@ -147,7 +147,7 @@ def plan_for(
     if optimizer is not None:
         optimizer = optimizer_of(module, optimizer)
     request = PlanRequest(module, optimizer, n_steps, ranks_per_node, world_size, shards=shards)
-    return planned(schedule, delays, request).plan
+    return plan_loop(schedule, delays, request).plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Planned:
     doubts: tuple[str, ...]
 
 
-def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: PlanRequest) -> Planned:
+def plan_loop(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: PlanRequest) -> Planned:
     """Return the plan and the delays.
 
     Args:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from real.checkpoints.distributed import DistributedEncoding, LearnedOfCopy
-from real.checkpoints.rank_state import LEARNED, RankState, fingerprint
+from real.checkpoints.rank_state import LEARNED_SECTIONS, RankState, fingerprint
 from real.checkpoints.store import CheckpointStore, Encoding, JobIdentity
 from real.checkpoints.zip_file import ZipEncoding
 from real.collectives import byte_transfer
@@ -188,8 +188,8 @@ def take_over(state: RankState, src: int, rank: int, group: dist.ProcessGroup | 
         rank: This rank.
         group: Group of all ranks that can move host tensors.
     """
-    sent = _packed(state, LEARNED) if rank == src else {}
-    for section in LEARNED:
+    sent = _packed(state, LEARNED_SECTIONS) if rank == src else {}
+    for section in LEARNED_SECTIONS:
         state.restore(section, byte_transfer.broadcast(sent.get(section), src=src, group=group))
 
 

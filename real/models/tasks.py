@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from real.execution.batching import Made, Scheduler
 from real.models import cross_entropy
-from real.models.classifiers import named
+from real.models.classifiers import named_layers
 from real.models.gpt import Gpt
 from real.programs.base import Batch
 from simdist.errors import ScenarioError
@@ -179,11 +179,11 @@ def _digits(*, split: bool = False) -> dict[str, Any]:
     def layer(n_in: int, n_out: int, *, stride: int) -> nn.Sequential:
         conv = nn.Conv2d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
         norm = nn.GroupNorm(2, n_out) if split else nn.BatchNorm2d(n_out)
-        return named({"conv": conv, "norm": norm, "silu": nn.SiLU()})
+        return named_layers({"conv": conv, "norm": norm, "silu": nn.SiLU()})
 
     def make(rank: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         layers = {"first": layer(1, 8, stride=1), "second": layer(8, 16, stride=2)}
-        module = named(layers | {"flatten": nn.Flatten(), "linear": nn.Linear(16 * 4 * 4, 10)})
+        module = named_layers(layers | {"flatten": nn.Flatten(), "linear": nn.Linear(16 * 4 * 4, 10)})
         return module, torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
 
     def batch(step: int, rank: int, seed: int) -> Batch:

@@ -50,7 +50,7 @@ def greet(connection: socket.socket, key: bytes, *, deadline_s: float) -> None:
         OSError: See `_hear_hello`.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    send(connection, [hello(key, "client")], deadline_s=deadline_s)
+    send_message(connection, [hello(key, "client")], deadline_s=deadline_s)
     _hear_hello(connection, key, "server", deadline_s=deadline_s)
 
 
@@ -62,10 +62,10 @@ def welcome(connection: socket.socket, key: bytes, *, deadline_s: float) -> None
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _hear_hello(connection, key, "client", deadline_s=deadline_s)
-    send(connection, [hello(key, "server")], deadline_s=deadline_s)
+    send_message(connection, [hello(key, "server")], deadline_s=deadline_s)
 
 
-def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:
+def send_message(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:
     """Send buffers one after the other, without copying them.
 
     Args:

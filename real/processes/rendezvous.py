@@ -26,7 +26,7 @@ from real.processes.heartbeat import Guard
 from real.processes.signing import SignedStore
 from simdist.errors import RunError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _TOLD_NBYTES = 256
 _TOLD_TAG = 0x5D157  # a tag that the script's messages do not use
 _SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -242,12 +242,12 @@ def _port(text: str) -> int:
     raise RunError(f"MASTER_PORT must be a port from 1 to 65535, found {text!r}")
 
 
-def bounded(function: Callable[[], T], timeout_s: float, late: Callable[[], str], guard: Guard | None = None) -> T:
+def bounded(function: Callable[[], _T], timeout_s: float, late: Callable[[], str], guard: Guard | None = None) -> _T:
     """Call a function that native code may block for ever, and give up after a time limit.
 
     It runs in a separate thread, so that signals still reach the main thread. If it is late, the thread is abandoned.
     """
-    results: list[T] = []
+    results: list[_T] = []
     errors: list[BaseException] = []
 
     def call() -> None:

@@ -97,7 +97,7 @@ class ModuleProgram(Program):
         self._binding.forget_gradients()
         for buffer, before in zip(self._module.buffers(), state, strict=True):
             buffer.copy_(before)
-        transforms.warm_up(self._plan, self._memory)
+        transforms.warm_up_transforms(self._plan, self._memory)
 
     def load(self, op: ops.Load, number: int) -> None:
         """Read or make batch `number` of the data, on the host."""

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 from real.watching.lateness import LatenessWindow
 from simdist.errors import RunError, ScenarioError, naming_file
 
-COLUMNS = (
+LATENESS_COLUMNS = (
     "first_step",
     "last_step",
     "step_ms",
@@ -74,7 +74,7 @@ def check_csv(path: Path) -> None:
         ScenarioError: The file has other columns.
         RunError: It cannot be written.
     """
-    header = ",".join(COLUMNS) + "\n"
+    header = ",".join(LATENESS_COLUMNS) + "\n"
     with naming_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:

@@ -31,7 +31,7 @@ from torch.profiler import ProfilerAction
 
 from real.watching.background import WatchThread, WindowMoments
 from real.watching.exchange import StoreExchange
-from real.watching.lateness import LatenessWindow, warm_up
+from real.watching.lateness import LatenessWindow, import_lateness
 from real.watching.meetings import attach, unseen
 from real.watching.module_hooks import Handle
 from real.watching.output import Report, check_csv, check_report, tell
@@ -163,7 +163,7 @@ class StepWatch:
         if world_size > 1:
             exchange = StoreExchange(dist.distributed_c10d._get_default_store(), rank, world_size)
         if rank == 0:
-            warm_up()
+            import_lateness()
         self._handles: Sequence[Handle] = attach(module, self._recorder) if module is not None else ()
         self._thread: WatchThread[Any] = WatchThread(
             clock,

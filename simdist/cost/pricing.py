@@ -33,7 +33,7 @@ from simdist.cost.costs import (
 from simdist.cost.topology import Call, HostCost, LinkCost, Messages, Topology
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, ops
-from simdist.plan.first_come import FirstCome, n_in, spread_late
+from simdist.plan.first_come import FirstCome, spread_late
 from simdist.plan.group import Group
 from simdist.plan.lanes import Lane
 from simdist.scenario.cluster import Cluster
@@ -332,7 +332,7 @@ class _Pricing:
             ask, answer, _, pulled = among(np.array([n - 1])).stages
             late = Transfer((ask, answer, pulled))
         shared = Shared.of(op.group, [among(first)], self.capacity_Bps)
-        rule = FirstCome(n_in(op), late.alone_s(self.capacity_Bps))
+        rule = FirstCome(op.n_in, late.alone_s(self.capacity_Bps))
         return replace(shared, first_come=rule)
 
     def _asked(self, some: NDArray[np.int64]) -> tuple[Stage, ...]:

@@ -55,7 +55,6 @@ from numpy.typing import NDArray
 from simdist.errors import PlanError
 from simdist.plan import Plan, ops
 from simdist.plan.check import fail_at
-from simdist.plan.first_come import n_in
 from simdist.plan.group import Group, Result
 from simdist.proof.layout import AtomLayout, BrokenError
 from simdist.proof.symbols import (
@@ -126,9 +125,9 @@ def _in_proportion(one: dict[Tag, Weights], other: dict[Tag, Weights]) -> bool:
     return one.keys() == other.keys() and all((a * b.sum() == b * a.sum()).all() for a, b in pairs)
 
 
-def _total_of_first(view: NDArray[np.int64], drop: int) -> NDArray[np.int64]:
-    """Return on all members the sum over all but the last `drop` of them."""
-    return total(view) if drop == 0 else spread(view[:, :-drop].sum(1, keepdims=True), view)
+def _total_of_first(view: NDArray[np.int64], n_first: int) -> NDArray[np.int64]:
+    """Return on all members the sum over the first `n_first` of them."""
+    return spread(view[:, :n_first].sum(1, keepdims=True), view)
 
 
 def _of_weights(move: Move, n_atoms: int) -> Move:
@@ -289,7 +288,7 @@ class _Proof:
             case ops.Unpack():
                 self._unpack(op, state)
             case ops.AllReduce():
-                state[op.buffer] = self._map(op, state[op.buffer], partial(_total_of_first, drop=op.drop))
+                state[op.buffer] = self._map(op, state[op.buffer], partial(_total_of_first, n_first=op.n_in))
             case ops.Reduce():
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: at_root(view, op.root))
             case ops.Broadcast():
@@ -572,7 +571,7 @@ class _Proof:
         if isinstance(op, ops.ReduceScatter) and n_atoms % op.group.size:
             raise BrokenError(f"scatters {n_atoms} slices over a {op.group}; a buffer is scattered once over a group")
         mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
-        size = n_in(op) if isinstance(op, ops.AllReduce) else op.group.size
+        size = op.n_in if isinstance(op, ops.AllReduce) else op.group.size
         divisor = size if mean else 1
         of_weights = _of_weights(move, n_atoms)
         weights = {}
@@ -647,7 +646,7 @@ class _Proof:
 
     def _mean(self, weights: Weights, group: Group, drop: int = 0) -> Weights:
         view = weights.numerators.reshape(*group.shape(self._plan.world_size), *weights.numerators.shape[1:])
-        means = _total_of_first(view, drop)
+        means = _total_of_first(view, group.size - drop)
         return reduced(means.reshape(weights.numerators.shape), weights.denominator * (group.size - drop))
 
     def _difference(self, name: str, found: Value, expected: dict[Tag, Weights]) -> str | None:

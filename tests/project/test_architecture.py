@@ -329,7 +329,7 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
 @pytest.mark.parametrize(
     ("code", "most"),
     [
-        ("import simdist.schedules.hierarchical_sgd", 23),
+        ("import simdist.schedules.hierarchical_sgd", 22),
         ("import simdist.engines.des", 27),
         ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 95),
     ],
