@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from simdist.cli import common, inputs
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError, naming
 from simdist.scenario import Scenario
 from simdist.scenario.disturbances import Transient

@@ -48,7 +48,7 @@ _TITLES: dict[Kind, str] = {
     "storage": "reading that takes longer than computing",
     "input": "from a step without reading to one that reads from storage",
 }
-_TOOLS = "e.g. with real.calibrate or simdist calibrate --from-nccl-tests"
+_TOOLS = "e.g. with real.calibrate or simdist init --from TABLE"
 _MEASURE: dict[Kind, str] = {
     "batch": "a step of this batch size, and add it to workload.step_times",
     "machine": "samples/s of one machine, and write interference: {machine_rate: ...}",

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, final
 
 from simdist import __version__
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.scenario import Scenario
 from simdist.scenario.fields import ANYWHERE, ScenarioField
 from simdist.schedules import KINDS, settings_of_name

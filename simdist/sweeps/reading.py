@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic import Field as Setting
 
 from simdist import scenario as scenarios
-from simdist.engines.run import Engine
+from simdist.engines.choose import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
 from simdist.scenario.fields import ScenarioField, parse_path, path_in_files
