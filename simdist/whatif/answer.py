@@ -214,7 +214,10 @@ class WhatifAnswer:
             slowdown (float or null): The ratio. `null` if the ideal is 0.
             slowest_rank (int): The rank that alone costs this step most.
         """
-        job, found, spread, compared = self.job, self.slowdown, self.pattern, self.gains
+        job = self.job
+        found = self.slowdown
+        spread = self.pattern
+        compared = self.gains
         ranks = loss_records(found.rank_slowdowns, found.ideal_s)
         nodes = loss_records(found.node_slowdowns, found.ideal_s)
         return {
@@ -252,7 +255,9 @@ class WhatifAnswer:
     def text(self) -> str:
         """Return the analysis of a job, and what other schedules would gain, as tables."""
         document = self.document()
-        job, found, compared = self.job, self.slowdown, self.gains
+        job = self.job
+        found = self.slowdown
+        compared = self.gains
         return "\n".join(
             [
                 *_heading(job, found),
@@ -279,7 +284,9 @@ class WhatifAnswer:
 
     def warnings(self) -> Iterator[str]:
         """Yield where numbers that should be the same are not."""
-        job, found, compared = self.job, self.slowdown, self.gains
+        job = self.job
+        found = self.slowdown
+        compared = self.gains
         traced = format_seconds(found.traced_s)
         replayed = format_seconds(found.replayed_s)
         if abs(found.replayed_s - found.traced_s) > _REPLAY_ERROR * found.traced_s:
