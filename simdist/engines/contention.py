@@ -210,22 +210,31 @@ class Contention:
 
     def _leave_before_gap(self, component: int, seed: int, until_s: float) -> None:
         """Let transfers leave that ended before a moment without any in flight, at or before a time."""
-        together: list[_Flight] = []
-        ended_s = 0.0
-        for flight in sorted(self._flights(component, seed), key=lambda each: each.start_s):
-            if together and flight.start_s >= ended_s:
-                for each in together:
-                    each.entry.is_open[each.group, seed] = False
-                self._busy_s[component, seed] = ended_s
-                together.clear()
-            together.append(flight)
-            ended_s = max(ended_s, flight.end_s)
-            if ended_s > until_s:
-                return
+        places = list(self._open(component, seed))
+        start_s = np.concatenate([entry.start_s[groups, seed] for _, entry, groups in places])
+        end_s = np.concatenate([entry.end_s[groups, seed] for _, entry, groups in places])
+        order = np.argsort(start_s, kind="stable")
+        ended_s = np.maximum.accumulate(end_s[order])
+        n = int(np.searchsorted(ended_s, until_s, side="right"))  # ended by then
+        gaps = np.flatnonzero(start_s[order][1 : n + 1] >= ended_s[:-1][:n])
+        if not len(gaps):
+            return
+        last = int(gaps[-1])
+        self._busy_s[component, seed] = ended_s[last]
+        leaves = np.zeros(len(order), dtype=bool)
+        leaves[order[: last + 1]] = True
+        first = 0
+        for _, entry, groups in places:
+            entry.is_open[groups[leaves[first : first + len(groups)]], seed] = False
+            first += len(groups)
+
+    def _open(self, component: int, seed: int) -> "Iterator[tuple[int, _Entry, _Numbers]]":
+        """Yield the instances with transfers in the window, and their groups."""
+        for index, entry in self._window.items():
+            yield index, entry, np.flatnonzero(entry.is_open[:, seed] & (entry.use.component == component))
 
     def _flights(self, component: int, seed: int) -> "Iterator[_Flight]":
-        for index, entry in self._window.items():
-            groups = np.flatnonzero(entry.is_open[:, seed] & (entry.use.component == component))
+        for index, entry, groups in self._open(component, seed):
             for group in groups.tolist():
                 yield _Flight(index, entry, group, float(entry.start_s[group, seed]), float(entry.end_s[group, seed]))
 
@@ -235,11 +244,12 @@ class Contention:
         for entry in self._window.values():
             entry.end_s = entry.end_s.copy()
         for component, seed in np.argwhere(self._is_stale).tolist():
-            flights = list(self._flights(component, seed))
-            if len(flights) > _MOST_FLIGHTS:
-                raise UnforeseenError(f"{_where(op, step)}: {len(flights)} transfers share links")
+            n_flights = sum(len(groups) for *_, groups in self._open(component, seed))
+            if n_flights > _MOST_FLIGHTS:
+                raise UnforeseenError(f"{_where(op, step)}: {n_flights} transfers share links")
             if self._estimates:
                 continue
+            flights = list(self._flights(component, seed))
             ends_s = self._links.network(component, seed).ends_s(flights)
             for flight, end_s in zip(flights, ends_s, strict=True):
                 if end_s != flight.end_s:
