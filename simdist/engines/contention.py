@@ -250,7 +250,7 @@ class Contention:
         return changed
 
 
-class Estimate:
+class MeetingEstimate:
     """Finds where operations of several lanes meet, or many transfers, as if no transfer slowed down another.
 
     Args:
@@ -296,7 +296,7 @@ class Estimate:
 class _EstimateOf:
     """Tells the ends of an operation's groups, or of one that stands for all, as an estimate."""
 
-    estimate: Estimate
+    estimate: MeetingEstimate
     op: Op
     use: "_Use"
     is_of_one: bool = False
