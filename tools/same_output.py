@@ -298,6 +298,7 @@ def digest(path: Path) -> str:
         return state.hexdigest()[:16]
     if path.suffix in (".html", ".jsonl", ".yaml"):
         text = timeless(path.read_text(encoding="utf-8"))
+        text = re.sub(r"jsonl</th><td[^>]*>[\d,]+</td><td[^>]*><code>[0-9a-f]{16}", "FILE", text)  # its rows have keys
         text = re.sub(r"\b[0-9a-f]{32}\b", "KEY", text)  # of a row of a sweep: a hash of the code, too
         return hashlib.sha256(re.sub(r'"crc32": \d+', "", text).encode()).hexdigest()[:16]
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -308,7 +309,7 @@ def timeless(text: str) -> str:
     text = re.sub(r"^[^\n]*: \d+%(, [^\n]* (so far|left))?\n", "", text, flags=re.M)  # progress
     text = re.sub(r"[\d.]+ [kMGT]?B are free", "SIZE are free", text)
     text = re.sub(r'"(wall|elapsed|cpu|training)_s": [\d.e+-]+', r'"\1_s": TIME', text)
-    return re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d| UTC)?", "DATE", text)
+    return re.sub(r"\b20\d\d-\d\d-\d\d([ T]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|[+-]\d\d:\d\d| UTC)?)?", "DATE", text)
 
 
 def outputs(options: argparse.Namespace) -> dict[str, Any]:
